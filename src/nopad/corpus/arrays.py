@@ -77,7 +77,7 @@ class ArrayLayout:
 
     @property
     def files(self) -> list[NpyFile]:
-        """All arrays, sorted by file name."""
+        """The files of all arrays, sorted by file name."""
         return sorted([self.offsets, *self.columns.values()], key=lambda array: array.path.name)
 
     def check_clear(self, all_of_one: bool, carried: Sequence[str] | None = None) -> None:
@@ -142,14 +142,19 @@ class ArrayFolder(TableSource):
         self._carried_per_token = [column.name for column in self.carried if column.per == "token"]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield batches of whole sequences, of about `block_bytes` / 8 tokens each (by default half a million)."""
+        """Yield batches of whole sequences, of about `block_bytes` / 8 tokens each (by default half a million).
+
+        Raises:
+            SourceError: the offsets fall, a sequence is too long, it is unclear whether a carried column is per token,
+                or a file cannot be read.
+        """
         with ExitStack() as stack:
             columns = {name: stack.enter_context(self._arrays[name].opened()) for name in self.selection.columns}
             for begin, offsets in self._cuts(stack.enter_context(self._offsets.opened())):
                 yield self._batch(begin, offsets, columns)
 
     def inventory(self) -> list[tuple[str, int]]:
-        """Return the name and size of each array's file."""
+        """Return ``(name, bytes)`` of each array's file, sorted by file name."""
         return [(array.path.name, array.bytes) for array in self._layout.files]
 
     def _cuts(self, read: Read) -> Iterator[tuple[int, NDArray[np.int64]]]:
@@ -159,7 +164,8 @@ class ArrayFolder(TableSource):
         reads the file of offsets (`NpyFile.opened`).
 
         Raises:
-            SourceError: the offsets fall, or a sequence is too long; or it is unclear which columns are per token.
+            SourceError: the offsets fall, a sequence has more than 2^31 - 1 tokens, or it is unclear whether a carried
+                column is per token (`ArrayLayout.check_clear`).
         """
         sequences = self._offsets.size - 1
         for first in range(0, sequences, _OFFSETS_AT_ONCE):

@@ -26,10 +26,10 @@ class Content:
         chat: whether records are chats; None: the first record decides, but if `fields`, `pair` or `other` is given,
             records are no chats.
         chat_options: options of chats by name (`nopad.corpus.encoders.CHAT_OPTIONS`).
-        other: name of an option that says that records hold something else, such as ``ids_field``; "": there is none.
+        other: name of another option that the user gave and that decides what is read, such as ``ids_field``; "": none.
 
     Raises:
-        OptionError: two of `fields`, `pair` and a true `chat` are given; one field is named twice; or `other` is given
+        OptionError: two of `fields`, `pair` and a true `chat` are given; a field is named twice; or `other` is given
             beside several fields, a pair or a true `chat`.
     """
 

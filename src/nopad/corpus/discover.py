@@ -108,7 +108,7 @@ class FileSource(Source):
         return None if None in found else [one for files in found for one in files or ()]
 
     def settings(self) -> dict[str, Any]:
-        """Return by name, as JSON values, the `ReaderOptions`, and the encoder's settings if there is an encoder."""
+        """Return the settings by name, as JSON values: the `ReaderOptions`, and the encoder's if there is one."""
         return self._settings
 
 
@@ -185,7 +185,9 @@ def _opened(found: InputFile | Path | str, options: ReaderOptions, encoder: Enco
 
     Raises:
         SourceError: the input cannot be read, or is a folder of arrays beside an encoder, which needs texts.
-        OptionError: an option has no effect beside the encoder.
+        RecordError: a CSV, TSV or JSON file is broken in its first records.
+        OptionError: an option has no effect beside the encoder, or a column to carry is one that the encoder makes.
+        MissingExtraError: a dataset of the hub needs a package that is not installed.
     """
     if isinstance(found, str):
         if encoder is not None:

@@ -97,7 +97,7 @@ class JsonlFile(Source):
         return self._file.meter.read
 
     def inventory(self) -> list[tuple[str, int]]:
-        """Return this file's name and size."""
+        """Return one ``(name, bytes)`` pair: this file's name, and its stored size."""
         return [(self._file.name, self._file.size)]
 
     def files(self) -> list[InputFile]:
@@ -147,7 +147,7 @@ def _typical(file: InputFile, field: Field) -> Iterator[tuple[int, dict[str, Any
 
 
 def _check_somewhere(file: InputFile, field: str) -> None:
-    """Check that an object of the file has `field`, unless the file has no objects.
+    """Check that at least one object of the file has `field`, unless the file has no objects.
 
     Raises:
         SourceError: there are objects, and none has the field; the message names the keys of the first one.
@@ -172,10 +172,10 @@ def json_objects(file: InputFile) -> Iterator[tuple[int, dict[str, Any]]]:
 def decode_columns(
     data: bytes, first_line: int, *, schema: pa.Schema, selection: Selection
 ) -> Iterator[Records | BadRecord]:
-    """Decode lines to records with carried columns, and remove padding; empty lines are skipped.
+    """Yield the records of the lines in `data`, with carried columns and without padding; empty lines are skipped.
 
-    Adjacent good records become one `Records`. `first_line` is the 1-based number of the first line; `schema` has the
-    types of the columns that `selection` names.
+    Adjacent good records become one `Records`; any other line becomes a `BadRecord`. `first_line` is the 1-based number
+    of the first line; `schema` has the types of the columns that `selection` names.
     """
     items: list[dict[str, Any]] = []
     lines: list[int] = []
@@ -201,11 +201,12 @@ def _in_columns(
 def decode_objects(
     data: bytes, first_line: int, *, field: Field, selection: Selection | None = None
 ) -> Iterator[Records | Record | BadRecord]:
-    """Decode lines to records of one field, without carried columns; empty lines are skipped.
+    """Yield the records of the lines in `data`, read from one field, without carried columns; empty lines are skipped.
 
-    The texts of adjacent good lines become one `Records`. `first_line` is the 1-based number of the first line, and
-    `field` the field that is read. With `selection`, an object is a `BadRecord` if it is not read as a text, and has a
-    column that `Selection.unforeseen` refuses.
+    The texts of adjacent good lines become one `Records`; a list of ids becomes a `Record`; any other line becomes a
+    `BadRecord`. `first_line` is the 1-based number of the first line, and `field` the field that is read. If
+    `selection` is given, its `Selection.unforeseen` checks each object from which no text was read; an object that it
+    refuses becomes a `BadRecord`.
     """
     texts: list[str] = []
     lines: list[int] = []
@@ -258,9 +259,9 @@ def _parse(raw: bytes, line: int) -> Any:
 
 
 def _may_be_rounded(value: Any) -> bool:
-    """Whether a number in a JSON value may be an integer beyond 64 bits, which orjson rounds to a float.
+    """Return whether a number in a JSON value may be an integer beyond 64 bits, which orjson rounds to a float.
 
-    Two such integers, say numbers of records, could then be one number.
+    Two different integers, such as the numbers of two records, could become the same float.
     """
     left = [value]
     while left:
@@ -298,7 +299,7 @@ def described(value: object) -> str:
 
 
 def _keys(value: dict[str, Any], limit: int = 8) -> str:
-    """Return a text that lists the keys of an object, for a message; of more than `limit`, the first ones."""
+    """Return a text for a message that lists the first `limit` keys of an object, and how many more there are."""
     names = ", ".join(shown(key) for key in list(value)[:limit])
     more = f" and {len(value) - limit} more" if len(value) > limit else ""
     return f"its keys are {names}{more}" if value else "it has no keys"

@@ -203,8 +203,8 @@ class Counts:
         truncated_tokens, dropped_tokens: number of content tokens lost by truncating and by dropping records.
         empty_skipped, bad_skipped: number of records skipped because they were empty, or could not be decoded.
         stripped, stripped_tokens: number of records that had padding, and number of padding tokens removed from them.
-        other_split, other_split_tokens: if some records are held out: number of records that went to the other dataset
-            (training or held-out), and number of their tokens, special tokens included.
+        other_split, other_split_tokens: number of records that are not in this dataset but in the other one (training
+            or held-out), and number of their tokens, special tokens included.
         documents, documents_empty: number of documents from which pre-training pairs were made, and of documents
             without a sentence (`nopad.corpus.pretraining`, for which a record is one pair).
         long_sentences, long_sentences_tokens: number of sentences that were too long for a pair, and number of their

@@ -209,7 +209,7 @@ class Sentences(NamedTuple):
 
 
 def sentences_in(texts: Sequence[str], tokenizer: Tokenizer, unit: SentenceUnit) -> Sentences:
-    """Divide documents into sentences, and tokenise them; a sentence without a token is left out.
+    """Divide documents into sentences, tokenise these, and return them; a sentence without a token is left out.
 
     The name of a special token in a text, such as "[SEP]", is text like any other, as in BERT's own code.
     """

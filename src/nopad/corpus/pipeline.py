@@ -211,9 +211,10 @@ def _runs(blocks: Iterable[Block], group_bytes: int) -> Iterator[list[Block]]:
 
 
 def _gather(blocks: list[Block], first_record: int, options: CorpusOptions) -> Gathered:
-    """Decode a group up to the first bad record that is not allowed.
+    """Return the decoded records of a group, up to the first bad record if bad records are not allowed.
 
-    The error of this record is stored, not raised: an earlier record may still fail because of its length.
+    The error of this bad record is stored, not raised, since an earlier record may still be refused for its length.
+    `first_record` is the number of the group's first record in its source.
     """
     out = Gathered(blocks)
     for block in blocks:
@@ -272,7 +273,10 @@ def check_kind(gathered: Gathered, first: dict[bool, str]) -> None:
 
 
 def start_tokenising(gathered: Gathered, tokenizer: Tokenizer | None, pool: Executor) -> Content:
-    """Start tokenising a group in `pool`; return a function that waits for the tokens, which are not cut yet.
+    """Start tokenising a group in `pool`; return a function that waits for the result and returns it.
+
+    The result holds one sequence per good record, without special tokens, and not cut yet. If the group holds ids,
+    nothing is started, and the function returns these ids.
 
     Raises:
         OptionError: the group holds text, and `tokenizer` is None.

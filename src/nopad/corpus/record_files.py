@@ -49,7 +49,8 @@ class RecordFile(Source):
         block_bytes: size of a block of lines, in bytes.
 
     Raises:
-        SourceError: no record has a column that is read, or the type of a column cannot be packed.
+        SourceError: a column that is read is in none of the records, the type of a column cannot be packed, the column
+            of labels is null in the first thousand records, or the input cannot be read.
         RecordError: the input is broken in its first thousand records, so that nothing after that point can be read.
         OptionError: an option is given that has no effect together with the encoder, or a column to carry is one that
             the encoder makes.
@@ -171,7 +172,7 @@ def _chosen(
 
     Raises:
         OptionError: an option has no effect beside the encoder, or a column to carry is one that the encoder makes.
-        SourceError: the column of labels that would be found is null in all records.
+        SourceError: the column of labels that would be found is null in all records that were looked at.
     """
     if encoder is None:
         return found, options

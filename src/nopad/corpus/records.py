@@ -180,7 +180,7 @@ class Records:
 
 
 def run_of(records: Sequence[Record]) -> Iterator[Records]:
-    """Combine single records into columns: one run, or more if texts and ids alternate.
+    """Yield single records combined into columns, in order: one `Records`, or more if texts and ids alternate.
 
     >>> [run] = run_of([Record(line=1, text="a"), Record(line=2, text="b")])
     >>> run.texts, run.lines.tolist()
@@ -304,6 +304,6 @@ def ids_record(values: list[Any], line: int, label: str) -> Record | BadRecord:
 
 
 def shown(value: object, limit: int = 40) -> str:
-    """Return a value as JSON, cut to `limit` characters and "..." if it is longer."""
+    """Return a value as ASCII JSON for a message; text beyond `limit` characters is replaced by "..."."""
     text = json.dumps(value, ensure_ascii=True, default=repr)
     return text if len(text) <= limit else text[:limit] + "..."

@@ -108,7 +108,7 @@ class Block:
         return content_digest(self.data)
 
     def records(self) -> Iterator[Record | Records | BadRecord]:
-        """Decode the records lazily; a record that cannot be decoded is a `BadRecord`, not an exception.
+        """Yield the records, decoded only as they are asked for; one that cannot be decoded is a `BadRecord`, no error.
 
         Raises:
             RecordError: no pre-training pairs can be made of the documents in the block (`PretrainingSource`), or one
@@ -199,7 +199,10 @@ class Source(ABC):
         return islice(self.blocks(), at[0], None)
 
     def read_bytes(self) -> int | None:
-        """Return how many bytes of `total_bytes` the latest pass has read so far; None: `Block.progress` tells."""
+        """Return how many bytes of `total_bytes` the latest pass has read so far.
+
+        None: the source does not count them; the sum of `Block.progress` tells instead.
+        """
         return None
 
     def inventory(self) -> list[tuple[str, int]]:
@@ -270,7 +273,8 @@ def located(sources: Sequence[Source], at: tuple[int, ...] = (0,)) -> Iterator[B
     """Yield the blocks of several sources in turn, with the source's number in front of each block's `at`.
 
     The first block is of source number ``at[0]``: the one that ``at[1:]`` stands for (see `Source.blocks_from`). If
-    a source counts its `read_bytes`, each of its blocks without a `Block.read` gets the increase of this count.
+    a source counts its `read_bytes`, each of its blocks without a `Block.read` gets as `read` the bytes that were read
+    since the block before.
     """
     for number in range(at[0], len(sources)):
         inside = at[1:] if number == at[0] else ()

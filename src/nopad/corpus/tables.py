@@ -52,7 +52,8 @@ class TableSource(Source):
         options: which columns are read.
 
     Raises:
-        SourceError: a wanted column is missing, or has a type that cannot be read.
+        SourceError: a wanted column is missing, occurs twice, or has a type that cannot be read, or another reason of
+            `nopad.corpus.selection.select`.
     """
 
     def __init__(self, name: str, path: str, schema: pa.Schema, options: ReaderOptions) -> None:
@@ -128,7 +129,7 @@ class ParquetFile(TableSource):
         return parquet_batches(self._file, self._metadata, self._block_bytes, self.selection.columns)
 
     def inventory(self) -> list[tuple[str, int]]:
-        """Return this file's name and size."""
+        """Return one ``(name, bytes)`` pair: this file's name, and its stored size."""
         return [(self._file.name, self._file.size)]
 
     def files(self) -> list[InputFile]:
@@ -137,7 +138,7 @@ class ParquetFile(TableSource):
 
 
 class ArrowFile(TableSource):
-    """One Arrow (Feather) file, or one Arrow stream, as `datasets` saves it."""
+    """One Arrow (Feather) file as a source, or one file that holds an Arrow stream, as `datasets` saves it."""
 
     def __init__(self, file: InputFile, options: ReaderOptions, *, block_bytes: int = BLOCK_BYTES) -> None:
         """Read the schema of the file, and choose the columns to read."""
@@ -160,7 +161,7 @@ class ArrowFile(TableSource):
         return self._file.meter.read
 
     def inventory(self) -> list[tuple[str, int]]:
-        """Return this file's name and size."""
+        """Return one ``(name, bytes)`` pair: this file's name, and its stored size."""
         return [(self._file.name, self._file.size)]
 
     def files(self) -> list[InputFile]:

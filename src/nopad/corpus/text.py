@@ -73,12 +73,12 @@ class TextFile(Source):
         return self._file.meter.read
 
     def inventory(self) -> list[tuple[str, int]]:
-        """Return this file's name and size."""
+        """Return one ``(name, bytes)`` pair: this file's name, and its stored size."""
         return [(self._file.name, self._file.size)]
 
 
 def _whole_paragraphs(blocks: Iterator[tuple[bytes, int, int]]) -> Iterator[tuple[bytes, int, int]]:
-    """Yield the same bytes as the given blocks of whole lines, cut only at blank lines: no block ends in a paragraph.
+    """Yield the same bytes as the given blocks of whole lines, cut at blank lines only, never inside a paragraph.
 
     A given or yielded block is (data, offset in bytes, number of the first line).
     """

@@ -94,10 +94,12 @@ class Choice:
 
 
 def choose(record: NDArray[np.int64], records: Mapping[str, int], *, validation: float, seed: int) -> Choice:
-    """Choose which of n sequences, in source order, are held out.
+    """Choose which of n sequences are held out, and return the choice.
+
+    All sequences of a record are held out, or none of them.
 
     Args:
-        record: record number of each sequence, counted through all sources, ascending; int64 ``[n]``.
+        record: number of each sequence's record, counted on through all sources, ascending; int64 ``[n]``.
         records: number of records of each source by name, skipped ones included, in reading order.
         validation: share of records to hold out, at least 0 and below 1.
         seed: random seed of the choice.

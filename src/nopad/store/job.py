@@ -152,7 +152,7 @@ class _Job:
         return SPLITS if self.packing.validation else (None,)
 
     def is_finished(self) -> bool:
-        """Whether all datasets of the job have a manifest."""
+        """Return whether all datasets of the job have a manifest."""
         return all(self.workspace.half(split).has_manifest() for split in self.splits)
 
     def finished(self) -> Manifest:
@@ -177,7 +177,10 @@ class _Job:
         return digest.hex()
 
     def settings(self, split: str | None = None) -> dict[str, Any]:
-        """Return the manifest fields that are known beforehand: all that the result depends on besides the source."""
+        """Return the manifest fields that are known before the source is read, for one split (None: the only dataset).
+
+        Besides the content of the source, the dataset depends on these fields only.
+        """
         tokenizer = self.tokenizer and {
             "sha256": self.tokenizer.fingerprint,
             "vocab_size": self.tokenizer.vocab_size,
@@ -321,6 +324,7 @@ class _Job:
 
         Raises:
             OptionError: the job is not index-only.
+            SourceError: a file cannot be read, or has changed since it was opened.
             LengthError: a length is invalid, or above the capacity.
             RecordError: there is no length.
         """

@@ -51,7 +51,7 @@ _SEED = Option(default=0, low=0, high=2**64 - 1, help="of an order")
 
 
 def open_packed(path: str | Path, *, cached_row_groups: int = 16) -> PackedDataset:
-    """Open a packed or index-only dataset.
+    """Open and return a packed or index-only dataset.
 
     Only the manifest is read at first. Reading packs checks the checksums of pages and the lengths of packs; only
     `nopad.verify` checks the SHA-256 of shards. The files of an index-only dataset are checked by SHA-256 when read.
@@ -132,7 +132,7 @@ class PackedDataset:
         self._reset()
 
     def __len__(self) -> int:
-        """Number of packs."""
+        """Return the number of packs."""
         return self.manifest.packs
 
     def __repr__(self) -> str:
