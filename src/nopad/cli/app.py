@@ -96,7 +96,7 @@ def _options(
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line and exit.
+    """Run the command line with the arguments `argv` (None: those of the process), and exit.
 
     Exit codes: 0 fine; 1 a check failed; 2 wrong use or bad input; 3 the disk is full or a file cannot be read or
     written; 4 a bug in nopad; 130 interrupted.

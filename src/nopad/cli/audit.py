@@ -1,4 +1,7 @@
-"""``nopad audit``: check that a model gives packed sequences the same results as alone, or audit a training step."""
+"""``nopad audit``: check that a model's results for each sequence of a pack are those it gives the sequence alone.
+
+Or audit a training step, which a file defines.
+"""
 
 from __future__ import annotations
 
@@ -243,9 +246,10 @@ def _collator(name: str, model: Any) -> Any:
 
 
 class _AsTrained:
-    """A collator that adds ``use_cache=False`` to its batches, as TRL's trainer does.
+    """A collator that adds ``use_cache=False`` to the batches of another, as TRL's trainer does.
 
-    With a cache, causal models ignore where sequences begin in a batch of TRL's collator.
+    With a cache, causal models ignore where sequences begin in a batch of TRL's collator. Nothing is added if the
+    model's forward has no such parameter.
     """
 
     def __init__(self, collate: Any, model: Any) -> None:

@@ -124,10 +124,12 @@ def read_given(
     Raises:
         StorageError: the lengths cannot be saved.
         OptionError: neither the files nor `capacity` state one capacity, and `apart` is False; histograms or files of
-            lengths are given with another kind of input or with corpus options; a histogram is given with `as_pairs` or
-            a `validation` above 0; or `validation` is not from 0 to below 1.
+            lengths are given with another kind of input or with corpus options; a histogram is given with `as_pairs`,
+            `keep` or a `validation` above 0; or an option has an invalid value.
         RecordError: `policies` do not allow a record, or no record is left to plan for.
         SourceError: there is no such file, it holds no sequences, or `apart` is True and all are above the capacity.
+        FormatError: a histogram, a file of lengths or the tokenizer cannot be read.
+        MissingExtraError: an input or the tokenizer needs a package that is not installed.
     """
     check_share(validation)
     file = inputs[0] if len(inputs) == 1 else f"{len(inputs)} inputs"
@@ -233,7 +235,7 @@ def _elsewhere(file: str) -> bool:
 
 
 def _named(given: str) -> bool:
-    """Whether an input has the form NAME=INPUT."""
+    """Return whether an input has the form NAME=INPUT, and is not the path of a file."""
     return "=" in given and not Path(given).exists()
 
 
@@ -253,6 +255,7 @@ def _read_histogram(
         OptionError: another kind of input or options of a corpus are given with them, or they and `capacity` do not
             state one capacity.
         SourceError: there are no sequences.
+        FormatError: a histogram cannot be read.
     """
     file = inputs[0] if len(inputs) == 1 else f"{len(inputs)} inputs"
     if other := [given for given in inputs if not _is_histogram(given)]:
@@ -291,6 +294,7 @@ def _lengths(
 
     Raises:
         RecordError: `options` do not allow a record.
+        SourceError, FormatError, OptionError: as for `nopad.corpus.sequences`.
     """
     monitor.stage("tokenising", source.total_bytes, "bytes")
     lengths, record = [np.zeros(0, dtype=np.int32)], [np.zeros(0, dtype=np.int64)]

@@ -347,7 +347,11 @@ def _ways(given: Given) -> str:
 
 
 def _npy(path: Path | None) -> Path | None:
-    """Check the value of ``--save-lengths``, and return it."""
+    """Return the value of ``--save-lengths`` after checking it.
+
+    Raises:
+        OptionError: the name does not end with ``.npy``, or its folder does not exist.
+    """
     if path is not None and path.suffix != ".npy":
         raise OptionError(f"--save-lengths {path}: lengths are read from files that end with .npy; name it so")
     if path is not None and not path.parent.is_dir():

@@ -205,6 +205,8 @@ def _loaded(
         MissingExtraError: torch or transformers is not installed.
         OptionError: a `text_unit` other than "line" is given, and the files are not text; `empty` is not "skip", and
             the task has no such option; no task is given or stored; or as `nopad.tasks.registry.load_task`.
+        FormatError: the model cannot be loaded.
+        SourceError: the records cannot be opened.
     """
     try:
         import torch  # noqa: F401

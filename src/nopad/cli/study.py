@@ -227,6 +227,7 @@ def _histogram(file: Path) -> tuple[Histogram, int]:
     """Read a histogram file; return the histogram and its capacity.
 
     Raises:
+        FormatError: the file cannot be read, or is no histogram.
         OptionError: the file states no capacity, or holds no sequences.
     """
     histogram, capacity = read_histogram(file)

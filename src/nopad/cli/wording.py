@@ -124,7 +124,7 @@ def worded(message: str, verb: str) -> str:
 def _named(name: str, verb: str) -> str | None:
     """Return how a verb (a command) names an option: "--FLAG", "FIELD =", "--set NAME=" or "nopad pack --FLAG".
 
-    None: it has no name for the option.
+    None: the verb has no name for the option.
     """
     flag = f"--{name.replace('_', '-')}"
     if verb == "train" and name in FIELDS:
