@@ -136,7 +136,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _ended(stop: SystemExit, debug: bool) -> int:
-    """Print that other code than nopad's tried to end the program, so there is no result; return the exit code."""
+    """Print that code outside nopad ended the program, so that there is no result; return the exit code."""
     said = f"SystemExit: {stop.code}; there is no result, for code that is not nopad's ended the program"
     return _failed(said, WRONG_USE, debug)
 

@@ -1,6 +1,6 @@
-"""``nopad audit``: check that a model's results for each sequence of a pack are those it gives the sequence alone.
+"""``nopad audit``: check that a model computes the same for a sequence in a pack as for the sequence alone.
 
-Or audit a training step, which a file defines.
+The command can also audit a training step that a Python file defines.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _step(file: str, more: More, as_json: bool, **options: Any) -> None:
 
 
 def _derive(model: str | None, as_json: bool) -> None:
-    """Find out how a model's sequences can be kept apart, and print the result: ``--derive``.
+    """Find out how a model's sequences can be kept apart, and print the result, as ``--derive`` asks for.
 
     Raises:
         typer.Exit: the model is not admitted; the exit code is 1.
@@ -286,10 +286,10 @@ def _imported(name: str) -> Any:
 
 
 def load_model(spec: str, attention: str | None = None) -> Any:
-    """Return a transformers model in its own dtype, with the head that its configuration names, or without one.
+    """Return a transformers model in its own dtype, with the head that its configuration names.
 
-    `spec` is a folder or a name on the hub. `attention` is passed as transformers' `attn_implementation`; None:
-    transformers chooses.
+    If the configuration names no class of transformers, the model has no head. `spec` is a folder or a name on the hub.
+    `attention` is passed as transformers' `attn_implementation`; None: transformers chooses.
 
     Raises:
         MissingExtraError: torch or transformers is not installed.

@@ -146,7 +146,7 @@ def _facts(
 
 
 def _table(whole: Given, found: Sequence[Mapping[str, Any]], left_out: Sequence[str]) -> Table:
-    """Return the table without the columns in `left_out`; `found` has the facts of each capacity, a line each."""
+    """Return the table without the columns in `left_out`: a line for each capacity, whose facts are in `found`."""
     ways = {"fixed": "fixed", "dynamic": "dynamic", "length-sorted": "length_sorted", "packed": "packed"}
     heads = [head for head in ("packs", *ways, "factor", "above", "their tokens") if head not in left_out]
     table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False, caption_justify="left")

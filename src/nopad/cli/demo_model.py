@@ -118,7 +118,10 @@ def _measured(path: Path, monitor: Monitor) -> list[str]:
 
 
 def _padded(model: Any, sequences: list[NDArray[Any]]) -> NDArray[np.float32]:
-    """Return one vector per sequence, float32 ``[n, H]``, computed in batches of 32 padded to the longest of each."""
+    """Return one vector per sequence, float32 ``[n, H]``, computed in batches of 32.
+
+    Each batch is padded to its longest sequence.
+    """
     import torch
 
     found = []

@@ -116,8 +116,8 @@ def read_given(
     says what the records hold; None: a text, or ids.
 
     If `apart` is True, sequences above the capacity are counted and left out; otherwise they are handled as `policies`
-    say, or are an error. If `apart` is True and neither `capacity` nor the input gives a capacity, it is the smallest
-    power of two that holds the longest sequence.
+    say, or are an error. If `apart` is True and neither `capacity` nor the input gives a capacity, the capacity is the
+    smallest power of two that holds the longest sequence.
 
     If `keep` is given, the lengths are saved in this ``.npy`` file, those above the capacity included if `apart`.
 
@@ -252,8 +252,8 @@ def _read_histogram(
     If `apart` is True and no capacity is given, one is chosen as in `read_given`.
 
     Raises:
-        OptionError: another kind of input or options of a corpus are given with them, or they and `capacity` do not
-            state one capacity.
+        OptionError: another kind of input or options of a corpus are given with the histograms; `capacity` is invalid;
+            or it is None, and the histograms state different capacities, or none although `apart` is False.
         SourceError: there are no sequences.
         FormatError: a histogram cannot be read.
     """

@@ -176,9 +176,10 @@ def parse_options(given: list[str] | None, even: bool = False) -> dict[str, Any]
 
 
 def parse_pairs(option: str, example: str, given: list[str] | None) -> dict[str, Any]:
-    """Return the values in the ``NAME=VALUE`` pairs of a repeatable option, by name; a value that is no JSON is a text.
+    """Return the values in the ``NAME=VALUE`` pairs of a repeatable option, by name.
 
-    `option` (the flag) and `example` (a pair such as ``scale=20``) are for error messages.
+    A value is read as JSON, or as Python's ``None``, ``True`` or ``False``; any other value is a text. `option` (the
+    flag) and `example` (a pair such as ``scale=20``) are for error messages.
 
     Raises:
         OptionError: a pair has no name or no ``=``, or a name occurs twice.

@@ -183,10 +183,10 @@ def predict(
 
 
 def _options(given: dict[str, Any], option: list[str] | None) -> dict[str, Any]:
-    """Return the options of the task: those with a flag of their own that are given, and those of ``--set``.
+    """Return the options of the task, by name: those given by a flag of their own, and those given by ``--set``.
 
     Raises:
-        OptionError: one is given both ways.
+        OptionError: an option is given both ways.
     """
     options = {name: value for name, value in given.items() if value is not None}
     for name, value in parse_pairs("--set", "prompt_name=query", option).items():

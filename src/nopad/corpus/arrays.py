@@ -84,8 +84,8 @@ class ArrayLayout:
         """Refuse columns if it is unclear whether they have one value per token or per sequence.
 
         Args:
-            all_of_one: whether every sequence has exactly one token; both readings are then the same, and nothing is
-                refused.
+            all_of_one: whether every sequence has exactly one token. A value per token is then also a value per
+                sequence, and nothing is refused.
             carried: names of the per-token columns that are used beside the ids; None: all of them are used.
 
         Raises:
@@ -109,14 +109,14 @@ class ArrayFolder(TableSource):
 
     Args:
         folder: the folder.
-        options: which columns are read and carried; without a field of ids or text, ``ids`` is read.
+        options: which columns are read and carried; if they name no field of ids or text, ``ids`` is read.
         block_bytes: a block has about ``block_bytes / 8`` tokens.
 
     Raises:
         SourceError: an array is missing or has a wrong shape or type; the offsets do not go from 0 to the number of
-            ids; or a column has neither one value per token nor one per sequence. While reading: the offsets fall;
-            a sequence has more than 2^31 - 1 tokens; or it is unclear whether a carried column is per token
-            (`ArrayLayout.check_clear`).
+            ids; a column has neither one value per token nor one per sequence; or a wanted column is missing or cannot
+            be read. While reading: the offsets fall; a sequence has more than 2^31 - 1 tokens; or it is unclear whether
+            a carried column is per token (`ArrayLayout.check_clear`).
 
     >>> import numpy as np, nopad, pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())

@@ -2,10 +2,10 @@
 
 Each batch is compared with the schema from which columns were chosen: every chosen column must occur once, with a type
 that can be read as the one in the schema. Then Arrow validates these columns in full, so that a damaged file raises an
-error that names the rows, instead of making later code read beyond a buffer and crash the process. Text that is not
-UTF-8 passes, since it affects single records only; `nopad.corpus.rows` marks these as bad. Dictionary columns are
-decoded, so a null among the dictionary's values becomes a null in each row that refers to it. All this takes time
-O(values), about 0.1 ns per byte.
+error that names the rows, instead of making later code read beyond a buffer and crash the process. A column of text
+passes even if some text is not UTF-8: `nopad.corpus.rows` marks only these records as bad. (But in a list or a struct,
+such text counts as damage.) Dictionary columns are decoded, so a null among the dictionary's values becomes a null in
+each row that refers to it. All this takes time O(values), about 0.1 ns per byte.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def rows_of(block_bytes: int, size: int, rows: int) -> int:
 
 
 def _prove(column: pa.Array, place: str) -> None:
-    """Raise SourceError if a column is damaged; text that is not UTF-8 is allowed.
+    """Raise SourceError if a column is damaged; a column of text may have text that is not UTF-8.
 
     `place` names the rows and the column in the message.
     """

@@ -29,8 +29,8 @@ class Content:
         other: name of another option that the user gave and that decides what is read, such as ``ids_field``; "": none.
 
     Raises:
-        OptionError: two of `fields`, `pair` and a true `chat` are given; a field is named twice; or `other` is given
-            beside several fields, a pair or a true `chat`.
+        OptionError: two of these are given: `fields`, `pair`, and `chat` with the value True; a field is named twice;
+            or `other` is given beside several fields, a pair, or `chat` with the value True.
     """
 
     fields: Sequence[str] = ()
@@ -76,6 +76,7 @@ class Content:
         Raises:
             OptionError: an option is not for such records, chats or pairs have no tokenizer, or the first record holds
                 both a text and a chat.
+            FormatError: the tokenizer is one that `nopad.corpus.Tokenizer` refuses.
         """
         chat = self.chat
         if chat is None and not (self.fields or self.pair or self.other):

@@ -123,7 +123,7 @@ def _record(cells: _Cells, names: list[str], readers: list[Callable[[str], Any]]
 
 
 def _not_utf8(cell: str) -> bool:
-    """Whether a cell holds bytes that are not UTF-8, which `_lines` keeps as lone surrogates."""
+    """Return whether a cell holds bytes that are not UTF-8; `_lines` has turned these into lone surrogates."""
     return any("\udc80" <= one <= "\udcff" for one in cell)
 
 

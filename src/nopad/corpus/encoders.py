@@ -110,6 +110,7 @@ class TextPairs(Encoder):
 
     Raises:
         OptionError: `over_long` is "split".
+        FormatError: the tokenizer is one that `nopad.corpus.Tokenizer` refuses.
     """
 
     content = "input_ids"
@@ -164,12 +165,13 @@ class Chats(Encoder):
     Args:
         tokenizer: a tokenizer from transformers, with a chat template if there are chats.
         capacity: number of tokens above which a chat is over-long.
-        over_long: what to do with over-long chats; the packing job does it later. But with "truncate", a sequence is
-            made empty here if cutting off its end would leave no token to learn.
+        over_long: what the packing job will do with over-long chats. With "truncate", a sequence is made empty here if
+            cutting off its end would leave no token to learn.
         options: options of `nopad.tasks.Chat` by name; `CHAT_OPTIONS` lists those allowed. None: their defaults.
 
     Raises:
         OptionError: `over_long` is "split", or an option is unknown or has an invalid value.
+        FormatError: the tokenizer is one that `nopad.corpus.Tokenizer` refuses.
     """
 
     content = "input_ids"
@@ -200,6 +202,9 @@ class Chats(Encoder):
 
         A dict has ``input_ids`` and ``labels``, int32 ``[length]`` each. A list has several dicts if the option
         `rewriting` is "expand" and the chat template rewrites earlier turns of the chat.
+
+        Raises:
+            OptionError: as for `nopad.corpus.chats.ChatEncoder`: the tokenizer cannot encode such records.
         """
         return [self._one(record) for record in records], {}
 

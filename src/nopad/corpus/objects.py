@@ -237,8 +237,8 @@ def schema_of(items: Sequence[Mapping[str, Any]]) -> pa.Schema:
 def _plain(value: Any) -> Any:
     """Return a tensor or array as a NumPy array.
 
-    Without a dimension, it becomes a number; if it is 1-D and empty, it becomes []. All other values, and tensors that
-    NumPy cannot convert, are returned unchanged.
+    If it has no dimension, it becomes a number instead; if it is 1-D and empty, it becomes []. Other values, NumPy
+    scalars, and tensors that NumPy cannot convert are returned unchanged.
     """
     if not hasattr(value, "__array__") or isinstance(value, np.generic):
         return value

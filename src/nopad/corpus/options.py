@@ -186,7 +186,7 @@ class CorpusOptions:
         return self.capacity - special
 
     def special(self, tokenizer: Tokenizer | None) -> int:
-        """Return the number of special tokens in each sequence; 0 if `tokenizer` is None or `special_tokens` False."""
+        """Return how many special tokens each sequence has; 0 if `tokenizer` is None or `special_tokens` is False."""
         return len(tokenizer.prefix) + len(tokenizer.suffix) if tokenizer and self.special_tokens else 0
 
 

@@ -282,7 +282,7 @@ def pairs_of(
 
 
 def _check_plain(given: Sentences, words: Vocabulary, where: str) -> None:
-    """Refuse texts of which the tokenizer makes ``[CLS]``, ``[SEP]`` or ``[MASK]``, since pairs are made with them.
+    """Refuse texts whose tokens include ``[CLS]``, ``[SEP]`` or ``[MASK]``, since these tokens mark parts of pairs.
 
     Raises:
         RecordError: a text has one of these tokens; the message names it, with `where` for the documents.

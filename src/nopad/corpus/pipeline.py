@@ -148,7 +148,7 @@ def sequences(
 
     Raises:
         OptionError: when called: no content token fits the capacity. While iterating: there is text, and no tokenizer
-            was given.
+            was given; or the tokenizer cannot encode chats, for example because it has no chat template.
         RecordError: while iterating: a record is bad, empty or too long, and its policy is "error".
         SourceError: while iterating: text and ids are mixed, or reading fails.
         FormatError: while iterating: the tokenizer cannot encode a text.

@@ -241,6 +241,7 @@ def _decode(
     Raises:
         RecordError: a sentence is too long or a document is empty, and `options` make that an error; or no pairs can be
             made of the documents (`nopad.corpus.pairs.pairs_of`).
+        FormatError: the tokenizer cannot encode a document.
     """
     import pyarrow as pa
 

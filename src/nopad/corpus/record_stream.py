@@ -99,6 +99,7 @@ class RecordStream:
         Raises:
             RecordError: a record is bad, and `on_bad_record` is "error"; or a CSV, TSV or JSON file is broken, so that
                 nothing after that place can be read. The message names the place.
+            FormatError: a SQuAD file is broken.
             SourceError: the input cannot be read, changed since it was opened, has fewer records than `after`, or is an
                 iterator that was read before.
         """
@@ -108,7 +109,7 @@ class RecordStream:
         """Yield the records from number `after` on; in place of each bad record, a `nopad.corpus.runs.Bad`.
 
         Raises:
-            RecordError, SourceError: as for `read`.
+            RecordError, FormatError, SourceError: as for `read`.
         """
         passed = 0
         for run in self._runs():
@@ -129,6 +130,7 @@ class RecordStream:
         Raises:
             SourceError: the input cannot be read, or changed since it was opened.
             RecordError: the first line of a CSV or TSV file, with the names of the columns, is broken.
+            FormatError: a SQuAD file is broken.
         """
         for file, runs in self.parts:
             if file is None:
@@ -149,6 +151,7 @@ class RecordStream:
         Raises:
             SourceError: the input cannot be read, changed since it was opened, or is an iterator that was read before.
             RecordError: the first line of a CSV or TSV file, with the names of the columns, is broken.
+            FormatError: a SQuAD file is broken.
         """
         return sum(run.count for run in self._runs())
 

@@ -160,8 +160,8 @@ def _decoded(batch: pa.RecordBatch, first_row: int, place: str) -> Iterator[dict
 def _values(column: pa.Array) -> list[Any]:
     """Return the values of a column as Python objects, or as Arrow scalars if Python cannot hold all of them.
 
-    Python cannot hold nanoseconds, or the year 12000, for example. Nulls are None either way, and `pyarrow.array` makes
-    the same column from the returned values.
+    Python cannot hold nanoseconds, or the year 12000, for example. Nulls are None either way, and `pyarrow.array` with
+    the column's type makes the same column from the returned values.
     """
     if not (pa.types.is_time64(column.type) and column.type.unit == "ns"):  # Python would cut the nanoseconds off
         try:

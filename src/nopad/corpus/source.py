@@ -108,13 +108,17 @@ class Block:
         return content_digest(self.data)
 
     def records(self) -> Iterator[Record | Records | BadRecord]:
-        """Yield the records, decoded only as they are asked for; one that cannot be decoded is a `BadRecord`, no error.
+        """Yield the records, which are decoded only when they are asked for.
+
+        A record that cannot be decoded raises no error, but is yielded as a `BadRecord`.
 
         Raises:
             RecordError: no pre-training pairs can be made of the documents in the block (`PretrainingSource`), or one
                 of them is empty or has a sentence that is too long, and the options make that an error.
             FormatError: the block is of a file of lengths, which holds no records; or the documents are made into
                 pairs, and the tokenizer cannot encode one.
+            OptionError: the records are chats, and the tokenizer cannot encode them, for example because it has no chat
+                template.
         """
         return self.decoder(self.data, self.first_line)
 
@@ -233,7 +237,7 @@ class IterableSource(Source):
         block_records: number of items in a block.
 
     Raises:
-        SourceError: texts and ids are mixed, or an item is neither.
+        SourceError: texts and ids are mixed, an item is neither, or `items` is itself a text or a dict.
         OptionError: `block_records` is not an integer of at least 1.
 
     >>> from nopad.corpus import IterableSource
