@@ -28,8 +28,8 @@ def audited(
     Raises:
         OptionError: there is no such file, it cannot be run, or it defines neither ``trainer()`` nor ``model()`` and
             ``examples()``; or as for `nopad.audit_step`.
+        BatchError, LengthError: as for `nopad.audit_step`.
         MissingExtraError: torch or transformers is not installed.
-        UnsupportedModelError: as for `nopad.audit_step`.
     """
     try:
         import torch

@@ -99,6 +99,8 @@ _KEY = re.compile(r'"([^"]*)": ')
 def verb_of(arguments: list[str]) -> str:
     """Return the verb (the command) in a command line, such as "pack" or "study glue"; "" if it has none.
 
+    It is the first argument that does not begin with a dash; after "study", the second one belongs to it too.
+
     >>> verb_of(["--debug", "study", "glue", "folder"]), verb_of(["pack", "texts"])
     ('study glue', 'pack')
     """

@@ -79,7 +79,7 @@ class _Window:
         self._chunks = _decoded(file)
 
     def grow(self, at: int) -> bool:
-        """Drop the text before index `at`, then read until the rest is twice as long or the file ends.
+        """Drop the text before index `at`, then read until the rest is at least twice as long or the file ends.
 
         Returns whether any text was read. What was at index `at` is now at index 0.
         """

@@ -4,7 +4,8 @@ If no field is named, the first object of each file decides: ``input_ids`` is re
 But if ``input_ids`` is not a list and ``text`` is a string, ``text`` is read. The first thousand objects with content
 decide the types of carried columns. Empty lines are skipped: they count as lines, not as records. Any other line
 without an object with such content becomes a `BadRecord`. Lines are parsed by orjson on one core, many times faster
-than any tokenizer works. Lines that orjson refuses are parsed by the standard library.
+than any tokenizer works. Lines that orjson refuses, or whose integers it may have rounded, are parsed by the standard
+library.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class JsonlFile(Source):
 
     Raises:
         SourceError: the first object has neither ``input_ids`` nor ``text`` and `options` name no field; no object has
-            the field that `options` name; or a column to carry is missing or cannot be read.
+            the field that `options` name; a column to carry is missing or cannot be read, or another reason of
+            `nopad.corpus.selection.select`; or the file cannot be read.
     """
 
     def __init__(self, file: InputFile, *, options: ReaderOptions | None = None, block_bytes: int = BLOCK_BYTES):
@@ -101,7 +103,7 @@ class JsonlFile(Source):
         return [(self._file.name, self._file.size)]
 
     def files(self) -> list[InputFile]:
-        """Return this file."""
+        """Return a list that holds only this file."""
         return [self._file]
 
 
@@ -250,7 +252,7 @@ def no_object(value: Any, line: int) -> BadRecord:
 
 
 def _parse(raw: bytes, line: int) -> Any:
-    """Return the JSON value of one line, or a BadRecord."""
+    """Return the JSON value of one line, or a BadRecord if the line is broken."""
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -276,7 +278,10 @@ def _may_be_rounded(value: Any) -> bool:
 
 
 def _parse_slowly(raw: bytes, line: int) -> Any:
-    """Parse, by the standard library, a line that orjson refuses: return its value (such as NaN), or a BadRecord."""
+    """Return the JSON value of one line, parsed by the standard library, or a BadRecord if the line is broken.
+
+    The standard library also reads what orjson refuses (such as NaN), and integers beyond 64 bits.
+    """
     try:
         text = raw.decode()
         return json.loads(text.removeprefix(BYTE_ORDER_MARK) if line == 1 else text)

@@ -309,7 +309,10 @@ def to_batch(
 
 
 def _fit(values: Sequence[Any], kind: pa.DataType) -> bool:
-    """Return whether all values fit the type `kind`; Arrow itself would silently turn 0.5 into 0, and True into 1."""
+    """Return whether all values fit the type `kind`; None always does.
+
+    Arrow itself would silently turn 0.5 into 0, and True into 1.
+    """
     if is_list(kind):
         arrays = [value for value in values if isinstance(value, np.ndarray)]
         lists = [value for value in values if value is not None and not isinstance(value, np.ndarray)]

@@ -55,10 +55,10 @@ class Group(NamedTuple):
     """The sequences made from several consecutive blocks, with counts.
 
     Attributes:
-        batch: the sequences. Columns: ``input_ids``, int32; ``seq_index``, int64, the record's number in its source,
-            from 0, counting skipped records too; ``seq_start``, int64, the index in the record's content tokens at
-            which the sequence starts, 0 unless the record was split; and the carried columns, those with one value per
-            sequence as Arrow arrays.
+        batch: the sequences. Columns: ``input_ids``, int32; ``seq_index``, int64, the record's number, from 0, counting
+            skipped records too, and going on through all sources of a mixture; ``seq_start``, int64, the index in the
+            record's content tokens at which the sequence starts, 0 unless the record was split; and the carried
+            columns, those with one value per sequence as Arrow arrays.
         counts: how many records of the blocks were kept, skipped, truncated and so on.
         blocks: the blocks that the sequences were made from.
 
@@ -143,7 +143,7 @@ def sequences(
         blocks: the blocks of a source.
         tokenizer: for text; None if every record is ready-made ids.
         options: capacity and policies.
-        first_record: number of the first record in its source.
+        first_record: number of the first record, from which the others are counted on.
         group_bytes: a group ends when its blocks have at least this many bytes, or where a named source ends.
 
     Raises:

@@ -133,7 +133,7 @@ class ParquetFile(TableSource):
         return [(self._file.name, self._file.size)]
 
     def files(self) -> list[InputFile]:
-        """Return this file."""
+        """Return a list that holds only this file."""
         return [self._file]
 
 
@@ -165,7 +165,7 @@ class ArrowFile(TableSource):
         return [(self._file.name, self._file.size)]
 
     def files(self) -> list[InputFile]:
-        """Return this file."""
+        """Return a list that holds only this file."""
         return [self._file]
 
 

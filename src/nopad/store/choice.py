@@ -71,6 +71,9 @@ class Choice:
     ) -> dict[str, Counts]:
         """Return the counts of each source for the manifest of one split (None: "train").
 
+        The numbers of sequences and tokens, and those that went to the other split, are computed here; the other counts
+        are those of the whole source.
+
         Args:
             by_source: the counts of reading each whole source, by name, in reading order.
             record: record number of each sequence, as for `choose`; int64 ``[n]``.

@@ -133,7 +133,7 @@ class PackedRow(Mapping[str, NDArray[Any]]):
 
     @property
     def seq_index(self) -> NDArray[np.int64]:
-        """Record number of each sequence in the source; int64 ``[sequences]``."""
+        """Number of each sequence's record, from 0, counted through all sources of a mixture; int64 ``[sequences]``."""
         return self["seq_index"]
 
     @property
