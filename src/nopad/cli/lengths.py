@@ -129,6 +129,7 @@ def read_given(
         RecordError: `policies` do not allow a record, or no record is left to plan for.
         SourceError: there is no such file, it holds no sequences, or `apart` is True and all are above the capacity.
         FormatError: a histogram, a file of lengths or the tokenizer cannot be read.
+        LengthError: a length or count of a histogram is not an integer, or is out of range.
         MissingExtraError: an input or the tokenizer needs a package that is not installed.
     """
     check_share(validation)
@@ -256,6 +257,7 @@ def _read_histogram(
             or it is None, and the histograms state different capacities, or none although `apart` is False.
         SourceError: there are no sequences.
         FormatError: a histogram cannot be read.
+        LengthError: a length or count of a histogram is not an integer, or is out of range.
     """
     file = inputs[0] if len(inputs) == 1 else f"{len(inputs)} inputs"
     if other := [given for given in inputs if not _is_histogram(given)]:

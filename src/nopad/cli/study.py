@@ -228,6 +228,7 @@ def _histogram(file: Path) -> tuple[Histogram, int]:
 
     Raises:
         FormatError: the file cannot be read, or is no histogram.
+        LengthError: a length or count in it is not an integer, or is out of range.
         OptionError: the file states no capacity, or holds no sequences.
     """
     histogram, capacity = read_histogram(file)

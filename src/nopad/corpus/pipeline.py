@@ -103,7 +103,7 @@ class Gathered:
 
     @property
     def record(self) -> NDArray[np.int64]:
-        """The number of each good record in its source, from 0; int64 ``[good records]``."""
+        """The number of each good record, from 0 through all sources of a mixture; int64 ``[good records]``."""
         return np.concatenate([np.empty(0, dtype=np.int64), *(part.numbers for part in self.parts)])
 
     def skip(self, block: Block, bad: BadRecord, options: CorpusOptions) -> bool:
@@ -214,7 +214,7 @@ def _gather(blocks: list[Block], first_record: int, options: CorpusOptions) -> G
     """Return the decoded records of a group, up to the first bad record if bad records are not allowed.
 
     The error of this bad record is stored, not raised, since an earlier record may still be refused for its length.
-    `first_record` is the number of the group's first record in its source.
+    `first_record` is the number of the group's first record, counted from 0 through all sources of a mixture.
     """
     out = Gathered(blocks)
     for block in blocks:

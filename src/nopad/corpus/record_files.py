@@ -141,7 +141,7 @@ class RecordFile(Source):
         return None if self._file is None else [self._file]
 
     def settings(self) -> dict[str, Any]:
-        """Return the options and the encoder's settings as JSON values."""
+        """Return the options and the encoder's settings, by name, as JSON values."""
         return {**self._options.settings(), **(self._encoder.settings() if self._encoder else {})}
 
 
