@@ -129,7 +129,7 @@ def read_given(
         RecordError: `policies` do not allow a record, or no record is left to plan for.
         SourceError: there is no such file, it holds no sequences, or `apart` is True and all are above the capacity.
         FormatError: a histogram, a file of lengths or the tokenizer cannot be read.
-        LengthError: a length or count of a histogram is not an integer, or is out of range.
+        LengthError: a length or count in a histogram or a file of lengths is not an integer, or is out of range.
         MissingExtraError: an input or the tokenizer needs a package that is not installed.
     """
     check_share(validation)

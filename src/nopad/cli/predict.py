@@ -205,7 +205,7 @@ def _loaded(
         MissingExtraError: torch or transformers is not installed.
         OptionError: a `text_unit` other than "line" is given, and the files are not text; `empty` is not "skip", and
             the task has no such option; no task is given or stored; or as `nopad.tasks.registry.load_task`.
-        FormatError: the model cannot be loaded.
+        FormatError: the model cannot be loaded, or the task stored with it is damaged.
         SourceError: the records cannot be opened.
     """
     try:
@@ -261,6 +261,7 @@ def _as_trained(task: str | None, model: str, options: dict[str, Any]) -> tuple[
 
     Raises:
         OptionError: no task is given, and none is stored.
+        FormatError: the stored task is damaged.
     """
     from nopad.tasks.settings import stored_task
 

@@ -44,8 +44,8 @@ class ArrayLayout:
         """Return the layout of a folder; only the arrays' headers, and the first and last offset, are read.
 
         Raises:
-            SourceError: an array is missing or has a wrong shape or type; the offsets do not go from 0 to the number of
-                ids; or a column has neither one value per token nor one per sequence.
+            SourceError: an array is missing, cannot be read, or has a wrong shape or type; the offsets do not go from 0
+                to the number of ids; or a column has neither one value per token nor one per sequence.
         """
         arrays = {path.stem: NpyFile(path) for path in sorted(folder.glob("*.npy"))}
         for array in arrays.values():

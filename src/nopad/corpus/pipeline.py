@@ -149,7 +149,9 @@ def sequences(
     Raises:
         OptionError: when called: no content token fits the capacity. While iterating: there is text, and no tokenizer
             was given; or the tokenizer cannot encode chats, for example because it has no chat template.
-        RecordError: while iterating: a record is bad, empty or too long, and its policy is "error".
+        RecordError: while iterating: a record is bad, empty or too long, and its policy is "error"; or as for
+            `Source.blocks`.
+        LengthError: while iterating: as for `Source.blocks`.
         SourceError: while iterating: text and ids are mixed, or reading fails.
         FormatError: while iterating: the tokenizer cannot encode a text.
 

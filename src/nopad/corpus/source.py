@@ -177,6 +177,8 @@ class Source(ABC):
 
         Raises:
             SourceError: reading fails, or the input is an iterator that was read before.
+            RecordError: a CSV, TSV or JSON file is broken, so that nothing after that place can be read.
+            RecordError, LengthError: a task that encodes the records (`nopad.tasks.source.TaskSource`) refuses one.
         """
 
     def __repr__(self) -> str:

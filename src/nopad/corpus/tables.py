@@ -189,7 +189,7 @@ def parquet_batches(
     all columns.
 
     Raises:
-        SourceError: the file is damaged, or was replaced.
+        SourceError: the file is damaged, cannot be read, or changed since it was found.
     """
     with file.random() as opened, library_errors(file, "Parquet"):
         parquet = pq.ParquetFile(opened, page_checksum_verification=True)
@@ -221,7 +221,7 @@ def arrow_batches(file: InputFile) -> Iterator[pa.RecordBatch]:
     """Yield the record batches of an Arrow file or stream, as they are stored.
 
     Raises:
-        SourceError: the file is damaged or cut short, or changed since it was found.
+        SourceError: the file is damaged or cut short, cannot be read, or changed since it was found.
     """
     with file.random() as opened, library_errors(file, "Arrow"):
         found = opened_arrow(opened, file.path)

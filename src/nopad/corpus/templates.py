@@ -167,7 +167,7 @@ class Template:
         template writes for the chat.
 
         Raises:
-            RecordError: the template writes the same text without one of these.
+            RecordError: the template writes the same text without one of these, or refuses the chat without its tools.
         """
         if chat.tools is not None and self._first("tools") and self.text(chat, number, tools=False) == whole:
             raise RecordError(f"record {number} has tools, and the chat template leaves them out; remove them")

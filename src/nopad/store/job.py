@@ -71,10 +71,10 @@ def pack_corpus(
             work since the last commit.
 
     Raises:
-        RecordError: a record is bad, empty or over-long and `corpus` says "error" for such records; or no sequence is
-            left to pack or to train on. The unfinished job is removed.
-        LengthError: a task, or a file of lengths, gives a sequence longer than the capacity. The unfinished job is
-            removed.
+        RecordError: a record is bad, empty or over-long and `corpus` says "error" for such records; a CSV, TSV or JSON
+            file is broken; or no sequence is left to pack or to train on. The unfinished job is removed.
+        LengthError: a task (`nopad.tasks.source.TaskSource`) refuses a record, for example because it is too long; or a
+            file of lengths has an invalid length, or one above the capacity. The unfinished job is removed.
         SourceError: the source cannot be read, was changed meanwhile, or mixes text and ready-made ids.
         FormatError: the tokenizer cannot encode a text, or the dataset in `out` has another format version.
         OptionError: an option has an invalid value; `out` is a URL, or lies in a folder of the source; there is text
@@ -288,9 +288,9 @@ class _Job:
         """Tokenise the blocks that are not in the spool yet; return the progress and all sequences.
 
         Raises:
-            RecordError: a record is not allowed, or there is no sequence.
+            RecordError: as for `nopad.corpus.sequences`, or there is no sequence.
             ResumeError: the source changed since the job started.
-            OptionError, SourceError, FormatError: as for `nopad.corpus.sequences`.
+            LengthError, OptionError, SourceError, FormatError: as for `nopad.corpus.sequences`.
             StorageError: the spool cannot be read or written.
         """
         spool = Spool(
