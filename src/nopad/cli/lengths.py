@@ -126,7 +126,8 @@ def read_given(
         OptionError: neither the files nor `capacity` state one capacity, and `apart` is False; histograms or files of
             lengths are given with another kind of input or with corpus options; a histogram is given with `as_pairs`,
             `keep` or a `validation` above 0; or an option has an invalid value.
-        RecordError: `policies` do not allow a record, or no record is left to plan for.
+        RecordError: `policies` do not allow a record; a CSV, TSV or JSON file is broken; or no record is left to plan
+            for.
         SourceError: there is no such file, it holds no sequences, or `apart` is True and all are above the capacity.
         FormatError: a histogram, a file of lengths or the tokenizer cannot be read.
         LengthError: a length or count in a histogram or a file of lengths is not an integer, or is out of range.
@@ -295,8 +296,7 @@ def _lengths(
     takes 12 bytes of memory per sequence.
 
     Raises:
-        RecordError: `options` do not allow a record.
-        SourceError, FormatError, OptionError: as for `nopad.corpus.sequences`.
+        RecordError, SourceError, FormatError, OptionError: as for `nopad.corpus.sequences`.
     """
     monitor.stage("tokenising", source.total_bytes, "bytes")
     lengths, record = [np.zeros(0, dtype=np.int32)], [np.zeros(0, dtype=np.int64)]

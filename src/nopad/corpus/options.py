@@ -137,7 +137,7 @@ class CorpusOptions:
         special_tokens: whether the tokenizer's special tokens are added to text; none are added to ready-made ids.
         over_long: what to do with records that have more tokens than the capacity, special tokens included: "error"
             raises RecordError, "truncate" keeps their beginning, "split" cuts them into pieces, "drop" leaves them out.
-        empty: what to do with documents without a content token: "skip" leaves them out, "error" raises RecordError.
+        empty: what to do with records without a content token: "skip" leaves them out, "error" raises RecordError.
         on_bad_record: what to do with records that cannot be decoded: "skip" leaves them out, "error" raises
             RecordError.
         vocab_size: a record with a ready-made id of `vocab_size` or more is treated as one that cannot be decoded.

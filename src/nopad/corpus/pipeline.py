@@ -75,7 +75,7 @@ class Group(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A run of good records of one block; `numbers` are their numbers in the source, from 0, int64 ``[records]``."""
+    """A run of good records of one block; `numbers` are their numbers, counted as in `Gathered.record`."""
 
     block: Block
     run: Records

@@ -120,7 +120,7 @@ class Origin:
     Attributes:
         record: number of each sequence's record in the run, from 0, ascending; int64 ``[n]``.
         start: number of tokens in earlier sequences of the same record; int64 ``[n]``.
-        of: number of records that the task read, including those of which it made no sequence.
+        of: number of records that were read, including those of which no sequence was made.
     """
 
     record: NDArray[np.int64]
@@ -140,8 +140,8 @@ class Records:
         padding: number of padding tokens removed from each record; int64 ``[n]``; None if no mask or id marks padding.
         counts: further counts to add to those of the source, such as of the documents from which these records were
             made, by the field names of `Counts`. `part` and `take` do not copy them.
-        origin: for sequences that a task made, the record of each; None: these are records of the source itself. `part`
-            and `take` do not copy it.
+        origin: for sequences that a task or an `Encoder` made, the record of each; None: these are records of the
+            source itself. `part` and `take` do not copy it.
 
     >>> import nopad
     >>> [block] = nopad.open_source([[7, 8, 9], [5]]).blocks()
