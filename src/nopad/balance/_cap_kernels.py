@@ -286,8 +286,8 @@ def cut_capped(
 
     A step takes up to `most` units. For each step, up to `tries` numbers of units are tried, from the largest on. The
     step takes the first number for which the units fit if they are placed largest first. If there is none, it takes
-    the units that fit if they are placed in the given order. Where over a quarter of the room would stay free, this
-    second way comes first, and only larger numbers are then tried.
+    the units that fit if they are placed in the given order, but at least one. If the largest number of units leaves
+    over a quarter of the room free, this second way comes first, and then only larger numbers of units are tried.
     """
     units, begin, steps = sizes.shape[0] // parts, 0, 0
     loads = np.zeros(bins, dtype=np.int64)

@@ -83,7 +83,10 @@ def is_permutation(items: NDArray[Any]) -> bool:
 
 @njit(cache=True, nogil=True, inline="always")
 def derive(key: np.uint64, part: int) -> np.uint64:
-    """Return the random key of `part` below `key`, as `nopad.random` does: ``key(a, b)`` is ``derive(key(a), b)``."""
+    """Return the random key that is derived from `key` for `part`, an integer.
+
+    In the words of `nopad.random`, ``key(a, b)`` is ``derive(key(a), b)``.
+    """
     return mix((key ^ np.uint64(part)) + GOLDEN)
 
 

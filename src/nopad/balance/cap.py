@@ -148,8 +148,8 @@ def deal_step_under_cap(
     """Deal the units of a step with at most `cap` tokens per rank and micro-step.
 
     Returns the indices of the units of each micro-step, each unit once: int64 ``[world_size, accumulation, most]``,
-    where ``most`` is the largest number of units of a micro-step. Places that other micro-steps do not need hold -1; a
-    micro-step may have no unit if there are few.
+    where ``most`` is the largest number of units of a micro-step. A micro-step with fewer units has -1 in the places
+    that are left; it may have no unit if there are few.
 
     If the step has ``shape.per_step`` units and the result of `deal` keeps to the cap, that result is returned.
     Otherwise the units are divided under the cap into ``world_size * accumulation`` parts of nearly equal cost
@@ -226,7 +226,9 @@ def _proven(parts: NDArray[np.int64], sizes: NDArray[np.int64], cap: int) -> NDA
 
 
 def _sized(tokens: ArrayLike, cap: int) -> tuple[NDArray[np.int64], int]:
-    """Return `tokens` as int64 ``[n]``, and `cap`, but at most the sum of `tokens`, so that later sums do not overflow.
+    """Return `tokens` as int64 ``[n]``, and the cap: `cap`, or the sum of `tokens` if that is less.
+
+    A cap above the sum has no other effect, but later sums could overflow.
 
     Raises:
         BalanceError, LengthError: `tokens` are not valid, as in `check_costs`.

@@ -194,7 +194,7 @@ class Measured(CostModel):
         ns_per_batch: constant nanoseconds per batch; not part of the cost of a sequence.
 
     Raises:
-        OptionError: a value is negative or not finite.
+        OptionError: a value is not a number, is negative or is not finite.
     """
 
     ns_per_token: float

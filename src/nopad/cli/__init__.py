@@ -12,7 +12,7 @@ INTERRUPTED = 130
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line and exit."""
+    """Run the command line with the arguments `argv` (None: those of the process), and exit."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # an exception during an import may turn into another error
         signal.signal(signal.SIGINT, _leave)

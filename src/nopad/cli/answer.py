@@ -40,11 +40,11 @@ def least_packs(given: Given, rows: Sequence[Mapping[str, Any]]) -> int:
 
 
 def answer(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what packing gains, in four lines: lengths, padding, packs, and how many times fewer slots packs need.
+    """Return what packing gains, in four lines: lengths, padding, packs, and slots.
 
-    If text files were read, a fifth line says what one record is. A slot is the place of one token in a batch, real or
-    padding. `without` has the numbers of slots without packing; `rows` are those of
-    `nopad.planning.comparison.compare`, one for each plan.
+    The last line says by what factor each way of padding needs more slots than packs do. A slot is the place of one
+    token in a batch, real or padding. If text files were read, a fifth line says what one record is. `without` has the
+    numbers of slots without packing; `rows` are those of `nopad.planning.comparison.compare`, one for each plan.
     """
     best = best_of(rows)
     times = {"fixed": without.fixed, "dynamic": without.dynamic, "length-sorted": without.by_length}
@@ -144,8 +144,8 @@ def became(given: Given) -> list[str]:
 def _from_least(given: Given, rows: Sequence[Mapping[str, Any]]) -> str:
     """Return, as text, by how many packs the best plan is above a proven minimum.
 
-    If the best plan has no depth limit, or as few packs as any plan can have, the minimum is that without a depth
-    limit. Otherwise it is the minimum at the plan's depth.
+    If the best plan has no depth limit, or no plan of any depth can have fewer packs, this is the minimum without a
+    depth limit. Otherwise it is the minimum at the depth of the best plan.
     """
     best, least = best_of(rows), least_packs(given, rows)
     if best["depth"] is None or best["packs"] == least:

@@ -96,7 +96,7 @@ def _options(
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line and exit.
+    """Run the command line with the arguments `argv` (None: those of the process), and exit.
 
     Exit codes: 0 fine; 1 a check failed; 2 wrong use or bad input; 3 the disk is full or a file cannot be read or
     written; 4 a bug in nopad; 130 interrupted.
@@ -143,7 +143,7 @@ def _command() -> Any:
 
 
 def _ended(stop: SystemExit, debug: bool) -> int:
-    """Print that other code than nopad's tried to end the program, so there is no result; return the exit code."""
+    """Print that code outside nopad ended the program, so that there is no result; return the exit code."""
     said = f"SystemExit: {stop.code}; there is no result, for code that is not nopad's ended the program"
     return _failed(said, WRONG_USE, debug)
 

@@ -1,4 +1,7 @@
-"""``nopad audit``: check that a model gives packed sequences the same results as alone, or audit a training step."""
+"""``nopad audit``: check that a model computes the same for a sequence in a pack as for the sequence alone.
+
+The command can also audit a training step that a Python file defines.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +128,7 @@ def _step(file: str, more: More, as_json: bool, **options: Any) -> None:
 
 
 def _derive(model: str | None, as_json: bool) -> None:
-    """Find out how a model's sequences can be kept apart, and print the result: ``--derive``.
+    """Find out how a model's sequences can be kept apart, and print the result, as ``--derive`` asks for.
 
     Raises:
         typer.Exit: the model is not admitted; the exit code is 1.
@@ -243,9 +246,10 @@ def _collator(name: str, model: Any) -> Any:
 
 
 class _AsTrained:
-    """A collator that adds ``use_cache=False`` to its batches, as TRL's trainer does.
+    """A collator that adds ``use_cache=False`` to the batches of another, as TRL's trainer does.
 
-    With a cache, causal models ignore where sequences begin in a batch of TRL's collator.
+    With a cache, causal models ignore where sequences begin in a batch of TRL's collator. Nothing is added if the
+    model's forward has no such parameter.
     """
 
     def __init__(self, collate: Any, model: Any) -> None:
@@ -282,10 +286,10 @@ def _imported(name: str) -> Any:
 
 
 def load_model(spec: str, attention: str | None = None) -> Any:
-    """Return a transformers model in its own dtype, with the head that its configuration names, or without one.
+    """Return a transformers model in its own dtype, with the head that its configuration names.
 
-    `spec` is a folder or a name on the hub. `attention` is passed as transformers' `attn_implementation`; None:
-    transformers chooses.
+    If the configuration names no class of transformers, the model has no head. `spec` is a folder or a name on the hub.
+    `attention` is passed as transformers' `attn_implementation`; None: transformers chooses.
 
     Raises:
         MissingExtraError: torch or transformers is not installed.

@@ -116,7 +116,9 @@ class More:
             raise
 
     def traced(self, model: Any, monitor: Bars, **options: Any) -> Any:
-        """Return the trace of a model, a text if it cannot be traced, or None if the user asks for no trace.
+        """Return the trace of a model, or None if the user asks for no trace.
+
+        If the model cannot be traced, return a text that says why.
 
         `options` are further arguments of `nopad.auditing.trace`.
 

@@ -50,7 +50,8 @@ def planner_of(
     The function returns a list with one row of `nopad.planning.comparison.compare`.
 
     Raises:
-        OptionError: there is no such algorithm, or it does not have one of the `options`.
+        OptionError: there is no such algorithm, it does not have one of the `options`, or an option has an invalid
+            value.
     """
     check_algorithm(algorithm)
     complete_options(algorithm, options)
@@ -82,7 +83,7 @@ def show_capacities(
 
     Raises:
         SourceError: the input cannot be read, or every sequence is above all capacities.
-        OptionError, RecordError: as for `read_given`.
+        OptionError, RecordError, FormatError, LengthError, MissingExtraError, StorageError: as for `read_given`.
     """
     with Bars() as monitor:
         whole = read(MAX_LENGTH, monitor, apart=True)
@@ -146,7 +147,7 @@ def _facts(
 
 
 def _table(whole: Given, found: Sequence[Mapping[str, Any]], left_out: Sequence[str]) -> Table:
-    """Return the table without the columns in `left_out`; `found` has the facts of each capacity, a line each."""
+    """Return the table without the columns in `left_out`: a line for each capacity, whose facts are in `found`."""
     ways = {"fixed": "fixed", "dynamic": "dynamic", "length-sorted": "length_sorted", "packed": "packed"}
     heads = [head for head in ("packs", *ways, "factor", "above", "their tokens") if head not in left_out]
     table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False, caption_justify="left")

@@ -112,7 +112,8 @@ def encoder_for(
     is the value of ``--tokenizer``.
 
     Raises:
-        OptionError: as for `Content.encoder`.
+        OptionError: as for `Content.encoder`, or an option in `policies` is invalid.
+        FormatError, MissingExtraError: the tokenizer cannot be loaded (`load_transformers_tokenizer`).
     """
 
     def loaded() -> Any:
@@ -126,6 +127,9 @@ def encoder_of(settings: Mapping[str, Any], capacity: int, tokenizer: str | None
     """Return the encoder that made a dataset, from its manifest's options `settings`; None: there was none.
 
     `capacity` is that of the dataset; `tokenizer` is the value of ``--tokenizer``.
+
+    Raises:
+        FormatError, MissingExtraError: the tokenizer cannot be loaded (`load_transformers_tokenizer`).
     """
     found = settings.get("encoder")
     if found is None:

@@ -56,10 +56,10 @@ def embedding_lines(path: Path, kept: Path, monitor: Monitor) -> list[str]:
 
 
 def _fingerprint(path: Path) -> str:
-    """Return a hash of all that the measured numbers depend on.
+    """Return a hash by which measured numbers are recognised as still valid.
 
-    That is the file of texts at `path`, nopad's code, the versions of torch, transformers and the model, the machine,
-    and the sizes of the measurement.
+    It covers the file of texts at `path`, nopad's code, the versions of torch, transformers and the model, the machine
+    and its number of CPU cores, and the sizes of the measurement.
     """
     digest = sha256(path.read_bytes())
     for file in sorted(Path(nopad.__file__).parent.rglob("*.py")):
@@ -118,7 +118,10 @@ def _measured(path: Path, monitor: Monitor) -> list[str]:
 
 
 def _padded(model: Any, sequences: list[NDArray[Any]]) -> NDArray[np.float32]:
-    """Return one vector per sequence, float32 ``[n, H]``, computed in batches of 32 padded to the longest of each."""
+    """Return one vector per sequence, float32 ``[n, H]``, computed in batches of 32.
+
+    Each batch is padded to its longest sequence.
+    """
     import torch
 
     found = []

@@ -25,7 +25,7 @@ def open_inputs(
     policies: Mapping[str, Any] | None = None,
     encoder: Encoder | None = None,
 ) -> Source:
-    """Open the user's inputs: ``.npy`` files of lengths, a corpus, or several named inputs.
+    """Open the user's inputs as a source: ``.npy`` files of lengths, a corpus, or several named inputs.
 
     Args:
         inputs: the inputs as given on the command line.

@@ -116,18 +116,22 @@ def read_given(
     says what the records hold; None: a text, or ids.
 
     If `apart` is True, sequences above the capacity are counted and left out; otherwise they are handled as `policies`
-    say, or are an error. If `apart` is True and neither `capacity` nor the input gives a capacity, it is the smallest
-    power of two that holds the longest sequence.
+    say, or are an error. If `apart` is True and neither `capacity` nor the input gives a capacity, the capacity is the
+    smallest power of two that holds the longest sequence.
 
     If `keep` is given, the lengths are saved in this ``.npy`` file, those above the capacity included if `apart`.
 
     Raises:
         StorageError: the lengths cannot be saved.
         OptionError: neither the files nor `capacity` state one capacity, and `apart` is False; histograms or files of
-            lengths are given with another kind of input or with corpus options; a histogram is given with `as_pairs` or
-            a `validation` above 0; or `validation` is not from 0 to below 1.
-        RecordError: `policies` do not allow a record, or no record is left to plan for.
+            lengths are given with another kind of input or with corpus options; a histogram is given with `as_pairs`,
+            `keep` or a `validation` above 0; or an option has an invalid value.
+        RecordError: `policies` do not allow a record; a CSV, TSV or JSON file is broken; or no record is left to plan
+            for.
         SourceError: there is no such file, it holds no sequences, or `apart` is True and all are above the capacity.
+        FormatError: a histogram, a file of lengths or the tokenizer cannot be read.
+        LengthError: a length or count in a histogram or a file of lengths is not an integer, or is out of range.
+        MissingExtraError: an input or the tokenizer needs a package that is not installed.
     """
     check_share(validation)
     file = inputs[0] if len(inputs) == 1 else f"{len(inputs)} inputs"
@@ -233,7 +237,7 @@ def _elsewhere(file: str) -> bool:
 
 
 def _named(given: str) -> bool:
-    """Whether an input has the form NAME=INPUT."""
+    """Return whether an input has the form NAME=INPUT, and is not the path of a file."""
     return "=" in given and not Path(given).exists()
 
 
@@ -250,9 +254,11 @@ def _read_histogram(
     If `apart` is True and no capacity is given, one is chosen as in `read_given`.
 
     Raises:
-        OptionError: another kind of input or options of a corpus are given with them, or they and `capacity` do not
-            state one capacity.
+        OptionError: another kind of input or options of a corpus are given with the histograms; `capacity` is invalid;
+            or it is None, and the histograms state different capacities, or none although `apart` is False.
         SourceError: there are no sequences.
+        FormatError: a histogram cannot be read.
+        LengthError: a length or count of a histogram is not an integer, or is out of range.
     """
     file = inputs[0] if len(inputs) == 1 else f"{len(inputs)} inputs"
     if other := [given for given in inputs if not _is_histogram(given)]:
@@ -290,7 +296,7 @@ def _lengths(
     takes 12 bytes of memory per sequence.
 
     Raises:
-        RecordError: `options` do not allow a record.
+        RecordError, SourceError, FormatError, OptionError: as for `nopad.corpus.sequences`.
     """
     monitor.stage("tokenising", source.total_bytes, "bytes")
     lengths, record = [np.zeros(0, dtype=np.int32)], [np.zeros(0, dtype=np.int64)]

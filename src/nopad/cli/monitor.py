@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar per stage with tokens per second and time left; without a terminal, lines at times."""
+"""Progress on stderr: on a terminal, a bar per stage with tokens per second and time left; elsewhere, a few lines."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ Even = Annotated[
 
 
 def parse_options(given: list[str] | None, even: bool = False) -> dict[str, Any]:
-    """Parse the ``NAME=VALUE`` pairs of ``--option``; if `even` is True, add ``even=true``.
+    """Return the values in the ``NAME=VALUE`` pairs of ``--option``, by name; if `even` is True, ``even`` is True too.
 
     Raises:
         OptionError: as for `parse_pairs`.
@@ -176,9 +176,10 @@ def parse_options(given: list[str] | None, even: bool = False) -> dict[str, Any]
 
 
 def parse_pairs(option: str, example: str, given: list[str] | None) -> dict[str, Any]:
-    """Parse the ``NAME=VALUE`` pairs of a repeatable option; a value that is not JSON is taken as plain text.
+    """Return the values in the ``NAME=VALUE`` pairs of a repeatable option, by name.
 
-    `option` (the flag) and `example` (a pair such as ``scale=20``) are for error messages.
+    A value is read as JSON, or as Python's ``None``, ``True`` or ``False``; any other value is a text. `option` (the
+    flag) and `example` (a pair such as ``scale=20``) are for error messages.
 
     Raises:
         OptionError: a pair has no name or no ``=``, or a name occurs twice.
@@ -252,7 +253,7 @@ def parse_policies(
 
 
 def parse_share(text: str | None) -> float:
-    """Parse a share such as ``1%`` or ``0.01``; None gives 0.
+    """Return a share such as ``1%`` or ``0.01`` as a number; None gives 0.
 
     Raises:
         OptionError: the text is not a number.

@@ -192,10 +192,10 @@ def _one(read: Callable[..., Given], capacity: int | None, wanted: Wanted, seed:
 
 @contextmanager
 def _way_out() -> Iterator[None]:
-    """In a ``with`` block, complete errors about sequences above the capacity.
+    """In a ``with`` block, add an explanation to errors about sequences above the capacity.
 
-    The added words say why these are errors here: a plan that is saved leaves no sequence out, unless the user asks for
-    it.
+    It says why such a sequence is an error here: a plan that is saved leaves no sequence out unless the user asks for
+    that.
 
     Raises:
         RecordError, LengthError: the same error with a longer message; other errors are raised unchanged.
@@ -299,7 +299,8 @@ def _as_saved(given: Given, made: Plan) -> Plan:
 def _ladder(text: str, read: partial[Given], beside: Mapping[str, Any], wanted: Wanted) -> None:
     """Read the input, and make, show and save one plan for the capacities in `text`, the value of ``--ladder``.
 
-    `read` is `read_given` without capacity and monitor; `beside` has the options that ``--ladder`` excludes, by name.
+    `read` is `read_given` with all arguments except capacity and monitor; `beside` has the options that ``--ladder``
+    excludes, by name.
     """
     ladder, options, as_json = parse_ladder(text), wanted.options, wanted.as_json
     refuse_beside(beside, wanted.depth, options)
@@ -340,14 +341,21 @@ def _show(given: Given, without: Padded, rows: list[dict[str, Any]], wanted: Wan
 
 
 def _ways(given: Given) -> str:
-    """Return as text what can be done with sequences above the capacity; ``{it}`` in it stands for "it" or "them"."""
+    """Return as text what can be done with sequences above the capacity.
+
+    The caller replaces ``{it}`` in this text by "it" or "them".
+    """
     if given.policies:
         return f"nopad pack needs --over-long {given.policies} for {{it}}"
     return "cut or remove {it} in the file"
 
 
 def _npy(path: Path | None) -> Path | None:
-    """Check the value of ``--save-lengths``, and return it."""
+    """Return the value of ``--save-lengths`` after checking it.
+
+    Raises:
+        OptionError: the name does not end with ``.npy``, or its folder does not exist.
+    """
     if path is not None and path.suffix != ".npy":
         raise OptionError(f"--save-lengths {path}: lengths are read from files that end with .npy; name it so")
     if path is not None and not path.parent.is_dir():
@@ -389,8 +397,9 @@ def table_rows(
 ) -> list[dict[str, Any]]:
     """Call `nopad.planning.comparison.compare`, show its progress on `monitor`, and return its rows.
 
-    The first arguments, `seed` and `options` are those of `compare`. The plan of `saved_depth` is saved in the file
-    `output`, after `as_saved` has changed it; None: no plan is saved. With `output`, give one algorithm only.
+    The first arguments, `seed` and `options` are those of `compare`. `as_saved` is called with the plan of depth
+    `saved_depth`, and the plan that it returns is saved in the file `output`. If `output` is None, no plan is saved;
+    with `output`, give one algorithm only.
     """
 
     def done(made: Plan) -> None:

@@ -183,10 +183,10 @@ def predict(
 
 
 def _options(given: dict[str, Any], option: list[str] | None) -> dict[str, Any]:
-    """Return the options of the task: those with a flag of their own that are given, and those of ``--set``.
+    """Return the options of the task, by name: those given by a flag of their own, and those given by ``--set``.
 
     Raises:
-        OptionError: one is given both ways.
+        OptionError: an option is given both ways.
     """
     options = {name: value for name, value in given.items() if value is not None}
     for name, value in parse_pairs("--set", "prompt_name=query", option).items():
@@ -205,6 +205,8 @@ def _loaded(
         MissingExtraError: torch or transformers is not installed.
         OptionError: a `text_unit` other than "line" is given, and the files are not text; `empty` is not "skip", and
             the task has no such option; no task is given or stored; or as `nopad.tasks.registry.load_task`.
+        FormatError: the model cannot be loaded, or the task stored with it is damaged.
+        SourceError: the records cannot be opened.
     """
     try:
         import torch  # noqa: F401
@@ -259,6 +261,7 @@ def _as_trained(task: str | None, model: str, options: dict[str, Any]) -> tuple[
 
     Raises:
         OptionError: no task is given, and none is stored.
+        FormatError: the stored task is damaged.
     """
     from nopad.tasks.settings import stored_task
 

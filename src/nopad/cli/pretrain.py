@@ -45,7 +45,8 @@ def parse_pretrain(
 ) -> Wrap | None:
     """Return a function ``(source, capacity)`` that returns a source of pairs; None without ``--pretrain``.
 
-    The function raises `OptionError` if the source holds lengths, or if pairs may be longer than the capacity.
+    The function raises `OptionError` if the source holds lengths, if pairs may be longer than the capacity, or if an
+    option has an invalid value; and all errors of `load_tokenizer` and `PretrainingSource`.
 
     Args:
         pretrain: the value of ``--pretrain``; None: not given.

@@ -24,7 +24,7 @@ _PIPE_WIDTH = 160
 
 
 def console() -> Console:
-    """Return the console for results: stdout, wide enough for any table when piped."""
+    """Return the console for results, which writes to stdout; if stdout is no terminal, it is 160 characters wide."""
     return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, emoji=False, highlight=False, soft_wrap=False)
 
 

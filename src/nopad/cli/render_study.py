@@ -1,4 +1,4 @@
-"""Tables of the studies for a terminal, with the published figure, ours and the difference on separate lines."""
+"""Tables of the studies for a terminal, with the published figures, ours, and the differences."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def remove_spooled() -> None:
 def from_stdin(inputs: Sequence[str], form: Format | None = None) -> list[str]:
     """Return the inputs with ``-`` replaced by the path of a temporary file that holds the bytes of standard input.
 
-    The file is deleted when the process ends.
+    ``NAME=-`` becomes ``NAME=PATH``. The file is deleted when the process ends.
 
     Args:
         inputs: the inputs of a command.

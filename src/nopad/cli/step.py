@@ -22,12 +22,13 @@ def audited(
 ) -> tuple[Any, Any]:
     """Audit the training step that the Python file `path` defines (see `parts_of`); return (`StepVerdict`, `Fix`).
 
-    The `Fix` is None unless `more` asks for one. `monitor` shows the progress of looking for it. The other arguments
-    are those of `nopad.audit_step`; `seed` also seeds torch before the file runs.
+    The `Fix` is None unless `more` asks for one; `monitor` shows how far the search for it is. The other arguments are
+    those of `nopad.audit_step`; `seed` also seeds torch before the file runs.
 
     Raises:
         OptionError: there is no such file, it cannot be run, or it defines neither ``trainer()`` nor ``model()`` and
-            ``examples()``.
+            ``examples()``; or as for `nopad.audit_step`.
+        BatchError, LengthError: as for `nopad.audit_step`.
         MissingExtraError: torch or transformers is not installed.
     """
     try:

@@ -35,8 +35,9 @@ class StrictCommand(HelpedCommand):
         """Parse the arguments; refuse options given twice, empty values, and outputs that cannot be written.
 
         Raises:
-            OptionError: an option is given twice, a value is empty, an output is a URL, a folder is given in place of a
-                file, or an output file exists and ``--force`` is not given.
+            OptionError: an option is given twice; a value is empty; an output is a URL; a folder, or something else
+                that is no regular file, is given in place of a file; or an output file exists and ``--force`` is not
+                given.
         """
         values, _, given = self.make_parser(ctx).parse_args(args=list(args))
         for param in self.params:

@@ -227,6 +227,8 @@ def _histogram(file: Path) -> tuple[Histogram, int]:
     """Read a histogram file; return the histogram and its capacity.
 
     Raises:
+        FormatError: the file cannot be read, or is no histogram.
+        LengthError: a length or count in it is not an integer, or is out of range.
         OptionError: the file states no capacity, or holds no sequences.
     """
     histogram, capacity = read_histogram(file)

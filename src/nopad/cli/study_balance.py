@@ -229,7 +229,11 @@ def scaling_verb(
 
 
 def _crossings(rows: Sequence[ScalingRow]) -> list[str]:
-    """Return lines of text on the number of devices from which packing is faster than un-padding."""
+    """Return lines of text: the distribution of one device's speed-up, then when packing is faster than un-padding.
+
+    Each of three estimates of un-padding has a line that says from how many devices on packing is faster, or no line
+    if packing is never faster. The last line is empty.
+    """
     alpha, beta = of_one_device()
     lines = [f"  One device by equations 19 and 20: location {alpha:.3f}, scale {beta:.3f} (printed: 1.94, 0.108)."]
     for name, attribute in (("as printed", "printed"), ("equations solved", "corrected"), ("simulated", "simulated")):

@@ -1,4 +1,7 @@
-"""``nopad study pretraining``: make BERT's pairs of any text at several lengths, and compare the papers' factors."""
+"""``nopad study pretraining``: make BERT's pairs of any text at several maximum lengths, and pack them.
+
+The packing factors are shown beside the paper's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``nopad study serving``: redo PopRT's tables of packed serving, with the number of batches each policy needs."""
+"""``nopad study serving``: redo the tables of packed serving in the documentation of PopRT, Graphcore's runtime.
+
+The number of batches that each policy needs is counted anew.
+"""
 
 from __future__ import annotations
 

@@ -99,6 +99,8 @@ _KEY = re.compile(r'"([^"]*)": ')
 def verb_of(arguments: list[str]) -> str:
     """Return the verb (the command) in a command line, such as "pack" or "study glue"; "" if it has none.
 
+    It is the first argument that does not begin with a dash; after "study", the second one belongs to it too.
+
     >>> verb_of(["--debug", "study", "glue", "folder"]), verb_of(["pack", "texts"])
     ('study glue', 'pack')
     """
@@ -124,7 +126,7 @@ def worded(message: str, verb: str) -> str:
 def _named(name: str, verb: str) -> str | None:
     """Return how a verb (a command) names an option: "--FLAG", "FIELD =", "--set NAME=" or "nopad pack --FLAG".
 
-    None: it has no name for the option.
+    None: the verb has no name for the option.
     """
     flag = f"--{name.replace('_', '-')}"
     if verb == "train" and name in FIELDS:

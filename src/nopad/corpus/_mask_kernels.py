@@ -1,4 +1,7 @@
-"""The compiled loops that draw masks. Conventions as in `nopad._kernels`."""
+"""The compiled loops that choose tokens at random and mask them, for masked language modelling (BERT).
+
+Conventions as in `nopad._kernels`.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,11 @@ def choose(kinds: NDArray[Any], key: np.uint64, below: np.uint64, count: int, ch
     """Choose which tokens of one sequence are predicted, and set `chosen`, bool ``[T]``.
 
     `kinds` says of each token whether it is never predicted (`NEVER`), continues a word (`GOES_ON`) or begins a word
-    (`BEGINS`); int8 ``[T]``. A word is chosen as a whole. Each word has one random number: number ``3 * t`` of `key`,
-    where t is the index of its first token. If `count` is -1, each word with a random number below `below` is chosen.
-    Otherwise words are chosen in ascending order of their random numbers; a word is passed over if, with it, more than
-    `count` tokens would be chosen.
+    (`BEGINS`); int8 ``[T]``. A word is chosen as a whole, except for any tokens in it that are never predicted. Tokens
+    that continue a word before any word has begun are not chosen. Each word has one random number: number ``3 * t`` of
+    `key`, where t is the index of its first token. If `count` is -1, each word with a random number below `below` is
+    chosen. Otherwise words are chosen in ascending order of their random numbers; a word is passed over if, with it,
+    more than `count` tokens would be chosen.
     """
     words = 0
     for t in range(kinds.shape[0]):
@@ -62,7 +66,10 @@ def choose(kinds: NDArray[Any], key: np.uint64, below: np.uint64, count: int, ch
 
 @njit(cache=True, nogil=True)
 def by_draw(draws: NDArray[Any]) -> NDArray[Any]:
-    """Return the indices that sort `draws` in ascending order (by Shell sort: NumPy's takes longer to compile)."""
+    """Return the indices, int64 ``[n]``, that sort `draws` in ascending order.
+
+    This is Shell sort, since NumPy's sort takes longer to compile. Equal numbers may come in any order.
+    """
     order = np.arange(draws.shape[0])
     gap = 1
     while 9 * gap < draws.shape[0]:
@@ -99,13 +106,13 @@ def mask(
     mask_id: int,
     ordinary: NDArray[Any],
 ) -> None:
-    """Mask tokens in place, and set the labels: the original id of a chosen token, -100 for all others.
+    """Mask tokens of `ids` in place, and set `labels`: the original id of a chosen token, -100 for all others.
 
     The sequences lie one after the other in `ids`, `labels` and `kinds`; sequence i has ``lengths[i]`` tokens. Its
     random key is made from `key` and ``names[i]``, the integers that name the sequence. `choose` chooses its tokens,
     with this random key, `below` and ``counts[i]``. Random number ``3 * t + 1`` of the sequence's key decides whether
     the chosen token t becomes `mask_id` (80 %), is replaced (10 %), or is kept (10 %). Random number ``3 * t + 2``
-    picks the replacement from the `ordinary` ids.
+    picks the replacement from `ordinary`, the ids that may replace a token.
     """
     at = 0
     for i in range(lengths.shape[0]):

@@ -1,4 +1,7 @@
-"""The compiled loops that make pre-training pairs and write their tokens. Conventions as in `nopad._kernels`."""
+"""The compiled loops that make sentence pairs for pre-training (as for BERT), and write the tokens of these pairs.
+
+Conventions as in `nopad._kernels`.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +47,14 @@ def pairs(
     random_below: np.uint64,
     out: NDArray[Any],
 ) -> int:
-    """Make the pairs of one document: fill rows of `out` ``[sentences, COLUMNS]``, and return the number of pairs.
+    """Make the pairs of document number `document`; return their number. Each pair fills a row of `out`.
 
-    Document d has sentences ``first[d]`` to ``first[d + 1]`` (exclusive), and sentence s has tokens ``ends[s]`` to
-    ``ends[s + 1]`` (exclusive); no document and no sentence is empty, and there are at least two documents. All pairs
-    of the document have the same target number of tokens: `room`, or a random number from 2 to `room` if the first
-    random number of `key` is less than `short_below`. A pair is made in these steps, which use the next random numbers
-    of `key` in this order:
+    `out` is ``[sentences, COLUMNS]``, int64; the module's constants `DOCUMENT` to `CUT` number its columns. Document d
+    has sentences ``first[d]`` to ``first[d + 1]`` (exclusive), and sentence s has tokens ``ends[s]`` to ``ends[s + 1]``
+    (exclusive); no document and no sentence is empty, and there are at least two documents. All pairs of the document
+    have the same target number of tokens: `room`, or a random number from 2 to `room` if the first random number of
+    `key` is less than `short_below`. A pair is made in these steps, which use the next random numbers of `key` in this
+    order:
 
     1. The next sentences of the document are taken, until they have the target number of tokens or the document ends.
     2. A random number of them, from the first on, becomes side A (all of them if only one sentence was taken).
@@ -135,8 +139,9 @@ def write(
 ) -> None:
     """Write the tokens of the pairs in `made` to `ids`, pair after pair: `start`, side A, `middle`, side B, `middle`.
 
-    The token types are written to `types`: 0 up to the first `middle` of a pair, 1 after it. `made` has the rows that
-    `pairs` fills; `tokens` are the tokens of all documents.
+    `start` and `middle` are special token ids ([CLS] and [SEP] of BERT). The token types are written to `types`: 0 up
+    to and including the first `middle` of a pair, 1 after it. `made` has the rows that `pairs` fills; `tokens` are the
+    tokens of all documents.
     """
     at = 0
     for i in range(made.shape[0]):

@@ -44,8 +44,8 @@ class ArrayLayout:
         """Return the layout of a folder; only the arrays' headers, and the first and last offset, are read.
 
         Raises:
-            SourceError: an array is missing or has a wrong shape or type; the offsets do not go from 0 to the number of
-                ids; or a column has neither one value per token nor one per sequence.
+            SourceError: an array is missing, cannot be read, or has a wrong shape or type; the offsets do not go from 0
+                to the number of ids; or a column has neither one value per token nor one per sequence.
         """
         arrays = {path.stem: NpyFile(path) for path in sorted(folder.glob("*.npy"))}
         for array in arrays.values():
@@ -77,15 +77,15 @@ class ArrayLayout:
 
     @property
     def files(self) -> list[NpyFile]:
-        """All arrays, sorted by file name."""
+        """The files of all arrays, sorted by file name."""
         return sorted([self.offsets, *self.columns.values()], key=lambda array: array.path.name)
 
     def check_clear(self, all_of_one: bool, carried: Sequence[str] | None = None) -> None:
         """Refuse columns if it is unclear whether they have one value per token or per sequence.
 
         Args:
-            all_of_one: whether every sequence has exactly one token; both readings are then the same, and nothing is
-                refused.
+            all_of_one: whether every sequence has exactly one token. A value per token is then also a value per
+                sequence, and nothing is refused.
             carried: names of the per-token columns that are used beside the ids; None: all of them are used.
 
         Raises:
@@ -109,13 +109,14 @@ class ArrayFolder(TableSource):
 
     Args:
         folder: the folder.
-        options: which columns are read and carried; without a field of ids or text, ``ids`` is read.
+        options: which columns are read and carried; if they name no field of ids or text, ``ids`` is read.
         block_bytes: a block has about ``block_bytes / 8`` tokens.
 
     Raises:
-        SourceError: an array is missing or has a wrong shape or type; the offsets do not go from 0 to the number of
-            ids; or a column has neither one value per token nor one per sequence. While reading: the offsets fall;
-            a sequence has more than 2^31 - 1 tokens; or it is unclear whether a carried column is per token
+        SourceError: an array is missing, cannot be read, or has a wrong shape or type; the offsets do not go from 0 to
+            the number of ids; a column has neither one value per token nor one per sequence; or a wanted column is
+            missing or cannot be packed. While reading: a file cannot be read or has changed; the offsets fall; a
+            sequence has more than 2^31 - 1 tokens; or it is unclear whether a carried column is per token
             (`ArrayLayout.check_clear`).
 
     >>> import numpy as np, nopad, pathlib, tempfile
@@ -142,14 +143,19 @@ class ArrayFolder(TableSource):
         self._carried_per_token = [column.name for column in self.carried if column.per == "token"]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield batches of whole sequences, of about `block_bytes` / 8 tokens each (by default half a million)."""
+        """Yield batches of whole sequences, of about `block_bytes` / 8 tokens each (by default half a million).
+
+        Raises:
+            SourceError: the offsets fall, a sequence is too long, it is unclear whether a carried column is per token,
+                or a file cannot be read.
+        """
         with ExitStack() as stack:
             columns = {name: stack.enter_context(self._arrays[name].opened()) for name in self.selection.columns}
             for begin, offsets in self._cuts(stack.enter_context(self._offsets.opened())):
                 yield self._batch(begin, offsets, columns)
 
     def inventory(self) -> list[tuple[str, int]]:
-        """Return the name and size of each array's file."""
+        """Return ``(name, bytes)`` of each array's file, sorted by file name."""
         return [(array.path.name, array.bytes) for array in self._layout.files]
 
     def _cuts(self, read: Read) -> Iterator[tuple[int, NDArray[np.int64]]]:
@@ -159,7 +165,8 @@ class ArrayFolder(TableSource):
         reads the file of offsets (`NpyFile.opened`).
 
         Raises:
-            SourceError: the offsets fall, or a sequence is too long; or it is unclear which columns are per token.
+            SourceError: the offsets fall, a sequence has more than 2^31 - 1 tokens, or it is unclear whether a carried
+                column is per token (`ArrayLayout.check_clear`).
         """
         sequences = self._offsets.size - 1
         for first in range(0, sequences, _OFFSETS_AT_ONCE):

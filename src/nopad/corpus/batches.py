@@ -2,10 +2,10 @@
 
 Each batch is compared with the schema from which columns were chosen: every chosen column must occur once, with a type
 that can be read as the one in the schema. Then Arrow validates these columns in full, so that a damaged file raises an
-error that names the rows, instead of making later code read beyond a buffer and crash the process. Text that is not
-UTF-8 passes, since it affects single records only; `nopad.corpus.rows` marks these as bad. Dictionary columns are
-decoded, so a null among the dictionary's values becomes a null in each row that refers to it. O(values), about 0.1 ns
-per byte.
+error that names the rows, instead of making later code read beyond a buffer and crash the process. A column of text
+passes even if some text is not UTF-8: `nopad.corpus.rows` marks only these records as bad. (But in a list or a struct,
+such text counts as damage.) Dictionary columns are decoded, so a null among the dictionary's values becomes a null in
+each row that refers to it. All this takes time O(values), about 0.1 ns per byte.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def rows_of(block_bytes: int, size: int, rows: int) -> int:
 
 
 def _prove(column: pa.Array, place: str) -> None:
-    """Raise SourceError if a column is damaged; text that is not UTF-8 is allowed.
+    """Raise SourceError if a column is damaged; a column of text may have text that is not UTF-8.
 
     `place` names the rows and the column in the message.
     """
@@ -86,7 +86,10 @@ def _prove(column: pa.Array, place: str) -> None:
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:
-    """Return a column of texts, or a dictionary of texts, as bytes in the same buffers; other columns unchanged."""
+    """Return a column of texts, or a dictionary of texts, as bytes in the same buffers.
+
+    A column of another type is returned with its type unchanged.
+    """
     if pa.types.is_dictionary(column.type):
         values = column.dictionary
         return pa.DictionaryArray.from_arrays(column.indices, _as_bytes(values), safe=True)
@@ -99,9 +102,10 @@ def _as_bytes(column: pa.Array) -> pa.Array:
 
 
 def _alike(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a column of type `found` can be read as type `wanted`.
+    """Return whether a column of type `found` can be read as type `wanted`.
 
-    It can if the types are equal, `found` is null, or both are types of text. Lists can if their values can.
+    It can if the types are equal, if `found` is the null type, or if both are types of text. A list can be read as
+    another list if the values of the one can be read as the values of the other.
     """
     if found == wanted or pa.types.is_null(found) or (is_string(found) and is_string(wanted)):
         return True
@@ -111,7 +115,7 @@ def _alike(found: pa.DataType, wanted: pa.DataType) -> bool:
 def _plain(column: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Return a validated column with dictionaries and string views decoded, since later code cannot read these types.
 
-    A column of text is string or large_string then. Any other column is cast to `wanted`, or, if `wanted` is a
+    A column of text is returned as string or large_string. Any other column is cast to `wanted`, or, if `wanted` is a
     dictionary, to the type of the dictionary's values. An entry that refers to a null in the dictionary becomes null.
     """
     if pa.types.is_dictionary(wanted):

@@ -1,6 +1,7 @@
 """Turn chats into token ids, and mark the tokens that a model learns: those of the assistant's messages.
 
-Each message of the assistant is a learned turn, unless the record excludes it (``weight`` 0, or ``train`` false).
+Each message of the assistant is a learned turn. Exceptions are messages of the prompt, messages that the record
+excludes (``weight`` 0, or ``train`` false), and with `last_only` all but the last message of the assistant.
 
 If the chat template has ``{% generation %}`` and the tokenizer is a fast one, the learned tokens are those that the
 template marks in the learned turns. Each learned turn must have a marked token; if the message before it is not the
@@ -9,8 +10,8 @@ assistant's, the last token of that message must not be marked.
 For other templates and tokenizers, the learned tokens of message i are those that it adds to its prompt. The prompt is
 ``template(messages[:i], add_generation_prompt=True)``, and the text with the answer is ``template(messages[:i + 1])``.
 White space after the turn's last special token is not learned. The second text must begin with the first, and the text
-of the whole chat must begin with the second; the same must be true of their ids. So a model learns to write the very
-tokens that follow the prompt when it is used.
+of the whole chat must begin with the second; the same must be true of their ids. So the model is trained on exactly the
+tokens that it has to write after the prompt when it answers.
 
 A template that rewrites earlier turns (Qwen3 drops their reasoning) breaks this: the chat is refused, or becomes one
 example for each of the learned turns (`rewriting`). The template must write everything that the assistant says in a
@@ -59,7 +60,7 @@ class Answered:
 
     @property
     def empty(self) -> bool:
-        """Whether no token is learned, apart from the first, which nothing predicts."""
+        """Whether no token is learned. The first token does not count, since no token comes before it to predict it."""
         return not any(self.learned[1:])
 
 
@@ -73,8 +74,8 @@ class ChatEncoder:
     Args:
         tokenizer: a tokenizer from transformers; it needs a chat template if there are chats.
         last_only: whether only the last of the assistant's turns is learned.
-        rewriting: what to do if the template writes a turn differently once other turns follow. "error" raises;
-            "expand" makes one example for each learned turn of the assistant, and the example ends with that turn.
+        rewriting: what to do if the template writes a turn differently once other turns follow. "error" refuses the
+            chat; "expand" makes one example for each learned turn of the assistant, which ends with that turn.
         end_of_turn: "require" refuses a learned turn that does not end with a special token; "any" allows any end.
         options: further arguments of the template, such as ``{"enable_thinking": False}``.
 
@@ -110,7 +111,7 @@ class ChatEncoder:
 
     @cached_property
     def frame(self) -> Frame:
-        """The special tokens that the tokenizer puts around a text."""
+        """The special tokens that the tokenizer puts around a text (`Frame`, with its errors)."""
         return Frame(self.tokenizer)
 
     def __call__(self, given: Conversation | Passage, number: int) -> list[Answered]:
@@ -212,13 +213,15 @@ class ChatEncoder:
         return (self._marked if self.template.marked(chat) else self._prefixed)(chat, whole, ends, number)
 
     def _before(self, chat: Conversation, until: int, whole: str, number: int, turn: int) -> str:
-        """Return the text that the template writes for the messages before number `until`, with which `whole` begins.
+        """Return the text that the template writes for the messages before number `until`.
 
-        `whole` is the text of the chat. An end-of-sequence token that `whole` does not have at this place is removed
-        from the end of the returned text. `number` is the record's number, and `turn` a message, for errors.
+        `whole`, the text of the chat, must begin with this text. An end-of-sequence token that `whole` does not have at
+        this place is removed from the end of the returned text. For errors, `number` is the record's number, and `turn`
+        that of a message.
 
         Raises:
             _RewrittenError: `whole` does not begin with the text; the error holds `turn`.
+            RecordError: the template refuses these messages.
         """
         if not 0 < until < len(chat.messages):
             return whole if until else ""
@@ -232,11 +235,11 @@ class ChatEncoder:
     def _prefixed(self, chat: Conversation, whole: str, ends: Mapping[int, str], number: int) -> Answered:
         """Return the ids of a chat; the tokens that a turn in `ends` adds to its prompt are learned.
 
-        `ends` gives for each of these turns the text of the chat up to its end.
+        `whole` is the text of the chat. `ends` gives for each of these turns the text of the chat up to its end.
 
         Raises:
-            RecordError: a turn is the first message, is written differently than its prompt announces, shares a token
-                with its neighbours, is not written completely, or does not end as `end_of_turn` says.
+            RecordError: a turn is the first message, does not begin with the prompt that asks for it, shares a token
+                with what stands before or after it, is not written completely, or does not end as `end_of_turn` says.
         """
         prompts = {turn: self._prompt(chat, turn, end, number) for turn, end in ends.items()}
         prefixes = [*prompts.values(), *ends.values()]
@@ -261,7 +264,8 @@ class ChatEncoder:
         `end`, the text up to the turn's end, must begin with the returned text.
 
         Raises:
-            RecordError: `end` does not begin with it, or the turn is the first message.
+            RecordError: `end` does not begin with it, the turn is the first message, or the template refuses the
+                messages.
         """
         if not turn:
             raise RecordError(
@@ -290,7 +294,7 @@ class ChatEncoder:
     def _marked(self, chat: Conversation, whole: str, ends: Mapping[int, str], number: int) -> Answered:
         """Return the ids of a chat; the learned tokens are those that its template marks in the turns of `ends`.
 
-        `ends` gives for each of these turns the text of the chat up to its end.
+        `whole` is the text of the chat. `ends` gives for each of these turns the text of the chat up to its end.
 
         Raises:
             RecordError: marks reach into the message before a turn, or no token of a turn is marked; or a turn is not

@@ -23,7 +23,7 @@ def no_column(name: str, columns: Iterable[str]) -> str:
 
 
 def listed_columns(names: Sequence[str], limit: int = 12) -> str:
-    """Return the names of columns as text; of more than `limit`, the first ones and how many more there are.
+    """Return a text that lists the columns: the names of the first `limit`, and how many more there are.
 
     >>> listed_columns(["id", "text"]), listed_columns([])
     ('the columns "id", "text"', 'no columns')

@@ -26,11 +26,11 @@ class Content:
         chat: whether records are chats; None: the first record decides, but if `fields`, `pair` or `other` is given,
             records are no chats.
         chat_options: options of chats by name (`nopad.corpus.encoders.CHAT_OPTIONS`).
-        other: name of an option that says that records hold something else, such as ``ids_field``; "": there is none.
+        other: name of another option that the user gave and that decides what is read, such as ``ids_field``; "": none.
 
     Raises:
-        OptionError: two of `fields`, `pair` and a true `chat` are given; one field is named twice; or `other` is given
-            beside several fields, a pair or a true `chat`.
+        OptionError: two of these are given: `fields`, `pair`, and `chat` with the value True; a field is named twice;
+            or `other` is given beside several fields, a pair, or `chat` with the value True.
     """
 
     fields: Sequence[str] = ()
@@ -76,6 +76,7 @@ class Content:
         Raises:
             OptionError: an option is not for such records, chats or pairs have no tokenizer, or the first record holds
                 both a text and a chat.
+            FormatError: the tokenizer is one that `nopad.corpus.Tokenizer` refuses.
         """
         chat = self.chat
         if chat is None and not (self.fields or self.pair or self.other):

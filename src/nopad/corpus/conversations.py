@@ -132,9 +132,9 @@ def pair_of(
         prompted: whether the prompt must be known, because only the answers count; two strings then need a ``prompt``.
 
     Raises:
-        RecordError: an answer is missing, or empty beside a ``prompt``; the answers or the prompt are of different
-            kinds (string and list); a message, ``tools`` or ``chat_template_kwargs`` is malformed; or two strings have
-            no ``prompt`` although `prompted` is True.
+        RecordError: an answer is missing, or is "" beside a ``prompt``; ``chosen``, ``rejected`` and ``prompt`` are not
+            all of one kind (string or list); a message, ``tools`` or ``chat_template_kwargs`` is malformed; or two
+            strings have no ``prompt`` although `prompted` is True.
 
     >>> from nopad.corpus.conversations import pair_of
     >>> pair_of({"prompt": "is it ?", "chosen": " yes", "rejected": " no"}, 0)[1]
@@ -169,7 +169,8 @@ def messages_of(value: Any, name: str, number: int, roles: Mapping[str, str]) ->
     """Return the messages in column `name` as dicts with ``content`` and a ``role`` that chat templates know.
 
     `value` is the column's value; `number` is the record's number, for messages of errors; `roles` maps the names
-    of roles in the record to known ones. Only a message of the assistant with ``tool_calls`` may lack ``content``.
+    of roles in the record to known ones. Only a message of the assistant with ``tool_calls`` may lack ``content``. Keys
+    whose value is None are left out, and ``weight`` and ``train`` are replaced as in `_weighted`.
 
     Raises:
         RecordError: `value` is no list or is empty; or a message is not a dict, lacks its role or content, has an
@@ -210,9 +211,9 @@ def _message(given: Any, what: str, roles: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _weighted(message: dict[str, Any], what: str) -> dict[str, Any]:
-    """Return a message without ``weight`` and ``train``; if these exclude it from learning, with the key `_SILENT`.
+    """Remove ``weight`` and ``train`` from a message, in place, and return the rest of it as a new dict.
 
-    `what` names the message in errors.
+    If they exclude the message from learning, the new dict has the key `_SILENT`. `what` names the message in errors.
 
     Raises:
         RecordError: ``weight`` or ``train`` is neither 0 nor 1, the two contradict each other, or one is 1 for a
@@ -233,7 +234,9 @@ def _weighted(message: dict[str, Any], what: str) -> dict[str, Any]:
 
 
 def _answered(record: Mapping[str, Any], name: str, number: int, roles: Mapping[str, str]) -> Conversation | Passage:
-    """Return the prompt of a record with the answer in column `name`: both strings, or both lists of messages.
+    """Return the prompt of a record followed by the answer in column `name`.
+
+    The result is a `Passage` if both are strings, and a `Conversation` if both are lists of messages.
 
     Raises:
         RecordError: one is a string and the other is not; the answer is ""; or a message, ``tools`` or

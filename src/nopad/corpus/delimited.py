@@ -29,16 +29,17 @@ _Cells = list[str]
 
 
 def delimited_runs(file: InputFile, strings: Collection[str] = ()) -> Iterator[Run]:
-    """Yield the rows of a file in runs (`Run`); it is TSV if its suffix is ``.tsv``, else CSV.
+    """Yield the rows of a file in runs (`Run`); the file is TSV if its suffix is ``.tsv``, else CSV.
 
-    Columns in `strings` are read as text. A row is a `Bad` record of its run if it has more or fewer cells than there
-    are columns, is not UTF-8, or has a cell that is not a number in a column of numbers. After a row with a broken
-    quote, or with a cell of more than 8,388,608 characters, nothing can be read: it is the last record of the last run.
+    The columns that `strings` names are read as text. A row is a `Bad` record of its run if it has more or fewer cells
+    than there are columns, is not UTF-8, or has a cell that is not a number in a column of numbers. After a row with a
+    broken quote, or with a cell of more than 8,388,608 characters, nothing can be read: that row counts as the last
+    record of the last run.
 
     Raises:
         SourceError: two columns have the same name, or the file cannot be read.
-        RecordError: a name of a column is not UTF-8; or a row has a broken quote, or a cell that is too long. Such a
-            fault in the first line is raised at once, in any other row when the last run is decoded.
+        RecordError: the name of a column is not UTF-8; or a row has a broken quote, or a cell that is too long. If this
+            is the first line, the error is raised before any run is yielded; else when the last run is decoded.
     """
     rows = _rows(file)
     _, names = next(rows, (1, []))
@@ -122,7 +123,7 @@ def _record(cells: _Cells, names: list[str], readers: list[Callable[[str], Any]]
 
 
 def _not_utf8(cell: str) -> bool:
-    """Whether a cell holds bytes that are not UTF-8, which `_lines` keeps as lone surrogates."""
+    """Return whether a cell holds bytes that are not UTF-8; `_lines` has turned these into lone surrogates."""
     return any("\udc80" <= one <= "\udcff" for one in cell)
 
 

@@ -108,7 +108,7 @@ class FileSource(Source):
         return None if None in found else [one for files in found for one in files or ()]
 
     def settings(self) -> dict[str, Any]:
-        """Return by name, as JSON values, the `ReaderOptions`, and the encoder's settings if there is an encoder."""
+        """Return the settings by name, as JSON values: the `ReaderOptions`, and the encoder's if there is one."""
         return self._settings
 
 
@@ -135,6 +135,7 @@ def open_source(
             column that `options` name is missing or cannot be read, or an option is for ids and the input is text; or
             some files hold text and others ready-made ids, or their columns differ. The message says what to do.
         RecordError: a CSV, TSV or JSON file is broken in its first records, which are read to find the columns.
+        FormatError: a file that begins as SQuAD's files do is broken.
         OptionError: an option has no effect beside `encoder`, or a column to carry is one that the encoder makes.
         MissingExtraError: an ``hf:NAME`` or a URL needs a package that is not installed.
 
@@ -185,7 +186,10 @@ def _opened(found: InputFile | Path | str, options: ReaderOptions, encoder: Enco
 
     Raises:
         SourceError: the input cannot be read, or is a folder of arrays beside an encoder, which needs texts.
-        OptionError: an option has no effect beside the encoder.
+        RecordError: a CSV, TSV or JSON file is broken in its first records.
+        FormatError: a file that begins as SQuAD's files do is broken.
+        OptionError: an option has no effect beside the encoder, or a column to carry is one that the encoder makes.
+        MissingExtraError: a dataset of the hub needs a package that is not installed.
     """
     if isinstance(found, str):
         if encoder is not None:

@@ -2,7 +2,7 @@
 
 An encoder turns records (dicts) into dicts with the content to pack, ``input_ids`` or ``text``, and columns that belong
 to this content, such as ``labels``. For chats, `nopad.corpus.chats` decides which tokens there are and which of them
-are learned, the same as in training.
+are learned, here and in training.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Encoder(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """Return all that the result depends on besides the records, as JSON values."""
+        """Return, by name and as JSON values, everything besides the records that the result of `encode` depends on."""
 
 
 class Fields(Encoder):
@@ -93,7 +93,7 @@ class Fields(Encoder):
         return made, {}
 
     def settings(self) -> dict[str, Any]:
-        """Return the names of the fields."""
+        """Return the encoder's name and the names of the fields, under "encoder"."""
         return {"encoder": {"name": "fields", "fields": list(self.reads)}}
 
 
@@ -110,6 +110,7 @@ class TextPairs(Encoder):
 
     Raises:
         OptionError: `over_long` is "split".
+        FormatError: the tokenizer is one that `nopad.corpus.Tokenizer` refuses.
     """
 
     content = "input_ids"
@@ -154,7 +155,7 @@ class TextPairs(Encoder):
         return made, counts
 
     def settings(self) -> dict[str, Any]:
-        """Return the names of the fields, and the tokenizer's fingerprint."""
+        """Return the encoder's name, the names of the fields, and the tokenizer's fingerprint, under "encoder"."""
         return {"encoder": {"name": "pairs", "fields": list(self.reads), "tokenizer": self._fingerprint}}
 
 
@@ -164,12 +165,13 @@ class Chats(Encoder):
     Args:
         tokenizer: a tokenizer from transformers, with a chat template if there are chats.
         capacity: number of tokens above which a chat is over-long.
-        over_long: what to do with over-long chats; the packing job does it later. But with "truncate", a sequence is
-            made empty here if cutting off its end would leave no token to learn.
+        over_long: what the packing job will do with over-long chats. With "truncate", a sequence is made empty here if
+            cutting off its end would leave no token to learn.
         options: options of `nopad.tasks.Chat` by name; `CHAT_OPTIONS` lists those allowed. None: their defaults.
 
     Raises:
         OptionError: `over_long` is "split", or an option is unknown or has an invalid value.
+        FormatError: the tokenizer is one that `nopad.corpus.Tokenizer` refuses.
     """
 
     content = "input_ids"
@@ -200,6 +202,9 @@ class Chats(Encoder):
 
         A dict has ``input_ids`` and ``labels``, int32 ``[length]`` each. A list has several dicts if the option
         `rewriting` is "expand" and the chat template rewrites earlier turns of the chat.
+
+        Raises:
+            OptionError: as for `nopad.corpus.chats.ChatEncoder`: the tokenizer cannot encode such records.
         """
         return [self._one(record) for record in records], {}
 
@@ -226,12 +231,12 @@ class Chats(Encoder):
         return made
 
     def settings(self) -> dict[str, Any]:
-        """Return the options, and the fingerprints of the tokenizer and its chat template."""
+        """Return, under "encoder", its name, the options, and the fingerprints of the tokenizer and the template."""
         return {"encoder": {"name": "chats", "options": self._options, **self._prints}}
 
 
 def has_chat(record: Mapping[str, Any], place: str = "the record") -> bool:
-    """Whether a record holds a chat, or a prompt with its completion, and no ready-made ids.
+    """Return whether a record holds a chat, or a prompt with its completion, and no ready-made ids.
 
     `place` is the name of the input, for messages.
 

@@ -83,7 +83,7 @@ class Suffixes:
     def is_archive(self, file: InputFile) -> bool:
         """Return whether a file is compressed (``.gz``, ``.zst``), and its format cannot be read compressed.
 
-        These are tables (Parquet, Arrow), and formats that nopad never reads (`others`, and tar).
+        Such formats are tables (Parquet, Arrow), and all that nopad never reads (`others`, and tar).
         """
         return bool(file.compression) and file.suffix in (*TABLE_SUFFIXES, *self.others, ".tar")
 
@@ -251,7 +251,7 @@ _PACKED_FOLDER = "a packed dataset already; open it with nopad.open_packed, or g
 
 
 def _no_part(names: Sequence[str], opened: Callable[[str], InputFile], place: Path | str) -> set[str]:
-    """Return the Arrow files among `names` that lie beside a saved dataset and are not a part of it.
+    """Return the Arrow files among `names` that lie in the folder of a saved dataset and are not a part of it.
 
     The state.json of a saved dataset states which files are part of the dataset. The others are caches of
     `datasets.map`, and shards of an earlier `save_to_disk`. A state.json that another program wrote, or that lists no
@@ -281,7 +281,9 @@ def _no_part(names: Sequence[str], opened: Callable[[str], InputFile], place: Pa
 
 
 def _find_in(folder: Path, suffixes: Suffixes) -> tuple[list[InputFile], list[str]]:
-    """Return the files of a folder, sorted and each once, and the names of files not read (without `BESIDE`).
+    """Return the files of a folder that are read, sorted and each once, and the names of the files that are not.
+
+    Files in `BESIDE` are in neither list.
 
     Raises:
         SourceError: the folder has no file that is read, or lacks a file of the saved dataset in it.

@@ -49,13 +49,14 @@ def tokenised(
     over_long: OverLong = "error",
     empty: Empty | Literal["keep"] = "error",
 ) -> Tokenised:
-    """Tokenise texts, and add the special tokens of `tokenizer`, a tokenizer from transformers.
+    """Return the ids of texts, with the special tokens of `tokenizer`, a tokenizer from transformers.
 
-    With `pairs`, each text and its second text in `pairs` become one sequence. Sequences of more than `max_length`
-    tokens (None: unlimited) are truncated, dropped or an error, as `over_long` says. Truncation removes tokens one by
-    one from the longer of the two texts ("longest_first"), at the tokenizer's `truncation_side`, by default the end. A
-    text for which the tokenizer gives no ids at all, not even special ones, is left out and counted ("skip"), kept
-    ("keep"), or an error, as `empty` says.
+    With `pairs`, each text and its second text in `pairs` become one sequence. If a sequence has more than `max_length`
+    tokens (None: unlimited), `over_long` decides: "error" raises, "truncate" shortens it, any other value drops it.
+    Truncation removes tokens at the tokenizer's `truncation_side`, by default the end; from a pair, it removes them one
+    by one from the text that is longer at that moment ("longest_first"). If the tokenizer gives no ids at all for a
+    text, not even special ones, `empty` decides: "error" raises, "skip" leaves the text out and counts it, "keep" keeps
+    it.
 
     Raises:
         LengthError: a sequence has more than `max_length` tokens, and `over_long` is "error"; a text has no ids, and

@@ -1,4 +1,7 @@
-"""The nine GLUE sets: columns and classes as in the hub's ``nyu-mll/glue``; and their training files in a folder."""
+"""The nine GLUE sets: their columns and classes, and a function that finds their training files in a folder.
+
+The names are those of ``nyu-mll/glue`` on the Hugging Face hub.
+"""
 
 from __future__ import annotations
 

@@ -20,15 +20,18 @@ HUB = "hf:"
 
 
 def load_hub(spec: str, options: ReaderOptions) -> DatasetSource:
-    """Load a dataset by name, such as ``hf:NAME``, as a source; see `hub_dataset`."""
+    """Return a dataset with a name such as ``hf:NAME`` as a source.
+
+    It raises what `hub_dataset` and `DatasetSource` raise.
+    """
     return DatasetSource(hub_dataset(spec), options, name=spec)
 
 
 def hub_dataset(spec: str, online: bool | None = None) -> Any:
     """Return the `datasets.Dataset` with a name such as ``hf:NAME@CONFIG:SPLIT``; the default split is "train".
 
-    `online` says whether the hub can be reached, for callers that already are inside `hub_in_reach`; None: this
-    function finds out itself.
+    A dataset that is not cached is downloaded. `online` says whether the hub can be reached, if the caller knows it
+    from `hub_in_reach` already; None: this function finds out itself.
 
     Raises:
         MissingExtraError: `datasets` is not installed.

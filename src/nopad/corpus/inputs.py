@@ -146,7 +146,10 @@ class InputFile:
 
     @contextmanager
     def random(self) -> Iterator[Any]:
-        """Open the stored file for reading at any position; yields a pyarrow file object, without decompressing."""
+        """Open the stored file, and give a ``with`` block a pyarrow file object that reads at any position.
+
+        A compressed file is not decompressed.
+        """
         import pyarrow as pa
 
         with reading(self.path):  # a path as bytes, because not every name is UTF-8
@@ -192,7 +195,7 @@ class InputFile:
         `opened` is the open file. `done` says that reading has ended; a remote file is checked only if it is True.
 
         Raises:
-            SourceError: the size or the stamp of the file is another one.
+            SourceError: the size or the stamp of the file is not what it was when the file was found.
         """
         if self.remote is None:
             info = os.fstat(opened.fileno())
@@ -218,7 +221,11 @@ class _Proven:
     content: Any
 
     def read(self, size: int = -1) -> bytes:
-        """Read at most `size` bytes; with a negative `size`, all that is left."""
+        """Return the next bytes, at most `size` of them; with a negative `size`, all that are left.
+
+        Raises:
+            SourceError: the file has changed since it was found.
+        """
         data: bytes = self.content.read(None if size < 0 else size)
         self.file.prove(self.stored)
         self.file.meter.read = self.stored.tell()

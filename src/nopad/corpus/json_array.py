@@ -1,4 +1,4 @@
-"""Read a JSON file with one array of objects as runs of records, without holding all objects in memory.
+"""Read a JSON file with one array of objects as runs (groups) of records, without holding all objects in memory.
 
 The standard library parses objects one by one from a window of the text, at 50 MB/s. Memory: a few MiB, or more if one
 object needs more. A file that holds one object per line is read by `nopad.corpus.runs.jsonl_runs` instead.
@@ -79,9 +79,9 @@ class _Window:
         self._chunks = _decoded(file)
 
     def grow(self, at: int) -> bool:
-        """Drop the text before `at`, and read on until the rest has doubled or the file ends.
+        """Drop the text before index `at`, then read until the rest is at least twice as long or the file ends.
 
-        Returns whether any text was read.
+        Returns whether any text was read. What was at index `at` is now at index 0.
         """
         self.line += self.text.count("\n", 0, at)
         parts, wanted = [self.text[at:]], max(len(self.text) - at, 1)

@@ -4,7 +4,8 @@ If no field is named, the first object of each file decides: ``input_ids`` is re
 But if ``input_ids`` is not a list and ``text`` is a string, ``text`` is read. The first thousand objects with content
 decide the types of carried columns. Empty lines are skipped: they count as lines, not as records. Any other line
 without an object with such content becomes a `BadRecord`. Lines are parsed by orjson on one core, many times faster
-than any tokenizer works. Lines that orjson refuses are parsed by the standard library.
+than any tokenizer works. Lines that orjson refuses, or whose integers it may have rounded, are parsed by the standard
+library.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class JsonlFile(Source):
 
     Raises:
         SourceError: the first object has neither ``input_ids`` nor ``text`` and `options` name no field; no object has
-            the field that `options` name; or a column to carry is missing or cannot be read.
+            the field that `options` name; a column to carry is missing or cannot be read, or another reason of
+            `nopad.corpus.selection.select`; or the file cannot be read.
     """
 
     def __init__(self, file: InputFile, *, options: ReaderOptions | None = None, block_bytes: int = BLOCK_BYTES):
@@ -97,11 +99,11 @@ class JsonlFile(Source):
         return self._file.meter.read
 
     def inventory(self) -> list[tuple[str, int]]:
-        """Return this file's name and size."""
+        """Return one ``(name, bytes)`` pair: this file's name, and its stored size."""
         return [(self._file.name, self._file.size)]
 
     def files(self) -> list[InputFile]:
-        """Return this file."""
+        """Return a list that holds only this file."""
         return [self._file]
 
 
@@ -147,7 +149,7 @@ def _typical(file: InputFile, field: Field) -> Iterator[tuple[int, dict[str, Any
 
 
 def _check_somewhere(file: InputFile, field: str) -> None:
-    """Check that an object of the file has `field`, unless the file has no objects.
+    """Check that at least one object of the file has `field`, unless the file has no objects.
 
     Raises:
         SourceError: there are objects, and none has the field; the message names the keys of the first one.
@@ -172,10 +174,10 @@ def json_objects(file: InputFile) -> Iterator[tuple[int, dict[str, Any]]]:
 def decode_columns(
     data: bytes, first_line: int, *, schema: pa.Schema, selection: Selection
 ) -> Iterator[Records | BadRecord]:
-    """Decode lines to records with carried columns, and remove padding; empty lines are skipped.
+    """Yield the records of the lines in `data`, with carried columns and without padding; empty lines are skipped.
 
-    Adjacent good records become one `Records`. `first_line` is the 1-based number of the first line; `schema` has the
-    types of the columns that `selection` names.
+    Adjacent good records become one `Records`; any other line becomes a `BadRecord`. `first_line` is the 1-based number
+    of the first line; `schema` has the types of the columns that `selection` names.
     """
     items: list[dict[str, Any]] = []
     lines: list[int] = []
@@ -201,11 +203,12 @@ def _in_columns(
 def decode_objects(
     data: bytes, first_line: int, *, field: Field, selection: Selection | None = None
 ) -> Iterator[Records | Record | BadRecord]:
-    """Decode lines to records of one field, without carried columns; empty lines are skipped.
+    """Yield the records of the lines in `data`, read from one field, without carried columns; empty lines are skipped.
 
-    The texts of adjacent good lines become one `Records`. `first_line` is the 1-based number of the first line, and
-    `field` the field that is read. With `selection`, an object is a `BadRecord` if it is not read as a text, and has a
-    column that `Selection.unforeseen` refuses.
+    The texts of adjacent good lines become one `Records`; a list of ids becomes a `Record`; any other line becomes a
+    `BadRecord`. `first_line` is the 1-based number of the first line, and `field` the field that is read. If
+    `selection` is given, its `Selection.unforeseen` checks each object from which no text was read; an object that it
+    refuses becomes a `BadRecord`.
     """
     texts: list[str] = []
     lines: list[int] = []
@@ -249,7 +252,7 @@ def no_object(value: Any, line: int) -> BadRecord:
 
 
 def _parse(raw: bytes, line: int) -> Any:
-    """Return the JSON value of one line, or a BadRecord."""
+    """Return the JSON value of one line, or a BadRecord if the line is broken."""
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -258,9 +261,9 @@ def _parse(raw: bytes, line: int) -> Any:
 
 
 def _may_be_rounded(value: Any) -> bool:
-    """Whether a number in a JSON value may be an integer beyond 64 bits, which orjson rounds to a float.
+    """Return whether a number in a JSON value may be an integer beyond 64 bits, which orjson rounds to a float.
 
-    Two such integers, say numbers of records, could then be one number.
+    Two different integers, such as the numbers of two records, could become the same float.
     """
     left = [value]
     while left:
@@ -275,7 +278,10 @@ def _may_be_rounded(value: Any) -> bool:
 
 
 def _parse_slowly(raw: bytes, line: int) -> Any:
-    """Parse, by the standard library, a line that orjson refuses: return its value (such as NaN), or a BadRecord."""
+    """Return the JSON value of one line, parsed by the standard library, or a BadRecord if the line is broken.
+
+    The standard library also reads what orjson refuses (such as NaN), and integers beyond 64 bits.
+    """
     try:
         text = raw.decode()
         return json.loads(text.removeprefix(BYTE_ORDER_MARK) if line == 1 else text)
@@ -298,7 +304,7 @@ def described(value: object) -> str:
 
 
 def _keys(value: dict[str, Any], limit: int = 8) -> str:
-    """Return a text that lists the keys of an object, for a message; of more than `limit`, the first ones."""
+    """Return a text for a message that lists the first `limit` keys of an object, and how many more there are."""
     names = ", ".join(shown(key) for key in list(value)[:limit])
     more = f" and {len(value) - limit} more" if len(value) > limit else ""
     return f"its keys are {names}{more}" if value else "it has no keys"

@@ -66,7 +66,7 @@ class LengthsFile(Source):
                     yield Block(name=name, data=chunk.tobytes(), decoder=_no_records)
 
     def inventory(self) -> list[tuple[str, int]]:
-        """Return the name and size of each file."""
+        """Return ``(name, bytes)`` of each file, in reading order."""
         return [(file.path.name, file.bytes) for file in self._files]
 
 

@@ -23,8 +23,8 @@ class MixtureSource(Source):
     sources.
 
     Raises:
-        SourceError: a name has characters other than ASCII letters, digits, ``_``, ``-`` and ``.``, or begins with
-            ``-`` or ``.``.
+        SourceError: a name is not a string, is empty, has characters other than ASCII letters, digits, ``_``, ``-`` and
+            ``.``, or begins with ``-`` or ``.``.
     """
 
     def __init__(self, sources: Mapping[str, Source]) -> None:

@@ -31,14 +31,14 @@ class DatasetSource(TableSource):
     A dataset without features is read like dicts: its first `rows` rows decide the types of its columns.
 
     Args:
-        dataset: the dataset, with the columns that its format selects.
+        dataset: the dataset; of its columns, only those that its format selects are read.
         options: which columns are read; None: the defaults of `ReaderOptions`.
         name: name of the dataset, in fingerprints and messages.
         rows: number of rows in a block.
 
     Raises:
-        SourceError: the dataset is a dict of splits, or has a transform, which would not be applied; or a wanted column
-            is missing or cannot be read.
+        SourceError: the dataset is a dict of splits, has a transform, which would not be applied, or has neither
+            features nor rows; or a wanted column is missing or cannot be read.
         OptionError: `rows` is not an integer of at least 1.
 
     >>> import datasets
@@ -237,8 +237,8 @@ def schema_of(items: Sequence[Mapping[str, Any]]) -> pa.Schema:
 def _plain(value: Any) -> Any:
     """Return a tensor or array as a NumPy array.
 
-    Without a dimension, it becomes a number; if it is 1-D and empty, it becomes []. All other values, and tensors that
-    NumPy cannot convert, are returned unchanged.
+    If it has no dimension, it becomes a number instead; if it is 1-D and empty, it becomes []. Other values, NumPy
+    scalars, and tensors that NumPy cannot convert are returned unchanged.
     """
     if not hasattr(value, "__array__") or isinstance(value, np.generic):
         return value
@@ -309,7 +309,10 @@ def to_batch(
 
 
 def _fit(values: Sequence[Any], kind: pa.DataType) -> bool:
-    """Whether all values fit the type `kind`; Arrow itself would silently turn 0.5 into 0, and True into 1."""
+    """Return whether all values fit the type `kind`; None always does.
+
+    Arrow itself would silently turn 0.5 into 0, and True into 1.
+    """
     if is_list(kind):
         arrays = [value for value in values if isinstance(value, np.ndarray)]
         lists = [value for value in values if value is not None and not isinstance(value, np.ndarray)]
@@ -329,7 +332,10 @@ def _hides(array: np.ndarray[Any, Any]) -> bool:
 
 
 def _exact(found: type, kind: pa.DataType) -> bool:
-    """Whether a Python type fits a column's type; bool fits only booleans, although it is a subclass of int."""
+    """Return False if a Python type is bool and a column's type is not boolean (bool is a subclass of int); else True.
+
+    The caller checks that the Python type fits the column otherwise.
+    """
     return not (issubclass(found, bool) and not pa.types.is_boolean(kind))
 
 

@@ -137,7 +137,7 @@ class CorpusOptions:
         special_tokens: whether the tokenizer's special tokens are added to text; none are added to ready-made ids.
         over_long: what to do with records that have more tokens than the capacity, special tokens included: "error"
             raises RecordError, "truncate" keeps their beginning, "split" cuts them into pieces, "drop" leaves them out.
-        empty: what to do with documents without a content token: "skip" leaves them out, "error" raises RecordError.
+        empty: what to do with records without a content token: "skip" leaves them out, "error" raises RecordError.
         on_bad_record: what to do with records that cannot be decoded: "skip" leaves them out, "error" raises
             RecordError.
         vocab_size: a record with a ready-made id of `vocab_size` or more is treated as one that cannot be decoded.
@@ -186,7 +186,7 @@ class CorpusOptions:
         return self.capacity - special
 
     def special(self, tokenizer: Tokenizer | None) -> int:
-        """Return the number of special tokens in each sequence; 0 if `tokenizer` is None or `special_tokens` False."""
+        """Return how many special tokens each sequence has; 0 if `tokenizer` is None or `special_tokens` is False."""
         return len(tokenizer.prefix) + len(tokenizer.suffix) if tokenizer and self.special_tokens else 0
 
 
@@ -203,8 +203,8 @@ class Counts:
         truncated_tokens, dropped_tokens: number of content tokens lost by truncating and by dropping records.
         empty_skipped, bad_skipped: number of records skipped because they were empty, or could not be decoded.
         stripped, stripped_tokens: number of records that had padding, and number of padding tokens removed from them.
-        other_split, other_split_tokens: if some records are held out: number of records that went to the other dataset
-            (training or held-out), and number of their tokens, special tokens included.
+        other_split, other_split_tokens: number of records that are not in this dataset but in the other one (training
+            or held-out), and number of their tokens, special tokens included.
         documents, documents_empty: number of documents from which pre-training pairs were made, and of documents
             without a sentence (`nopad.corpus.pretraining`, for which a record is one pair).
         long_sentences, long_sentences_tokens: number of sentences that were too long for a pair, and number of their

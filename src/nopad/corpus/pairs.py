@@ -209,7 +209,7 @@ class Sentences(NamedTuple):
 
 
 def sentences_in(texts: Sequence[str], tokenizer: Tokenizer, unit: SentenceUnit) -> Sentences:
-    """Divide documents into sentences, and tokenise them; a sentence without a token is left out.
+    """Divide documents into sentences, tokenise these, and return them; a sentence without a token is left out.
 
     The name of a special token in a text, such as "[SEP]", is text like any other, as in BERT's own code.
     """
@@ -282,7 +282,7 @@ def pairs_of(
 
 
 def _check_plain(given: Sentences, words: Vocabulary, where: str) -> None:
-    """Refuse texts of which the tokenizer makes ``[CLS]``, ``[SEP]`` or ``[MASK]``, since pairs are made with them.
+    """Refuse texts whose tokens include ``[CLS]``, ``[SEP]`` or ``[MASK]``, since these tokens mark parts of pairs.
 
     Raises:
         RecordError: a text has one of these tokens; the message names it, with `where` for the documents.

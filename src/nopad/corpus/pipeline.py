@@ -55,10 +55,10 @@ class Group(NamedTuple):
     """The sequences made from several consecutive blocks, with counts.
 
     Attributes:
-        batch: the sequences. Columns: ``input_ids``, int32; ``seq_index``, int64, the record's number in its source,
-            from 0, counting skipped records too; ``seq_start``, int64, the index in the record's content tokens at
-            which the sequence starts, 0 unless the record was split; and the carried columns, those with one value per
-            sequence as Arrow arrays.
+        batch: the sequences. Columns: ``input_ids``, int32; ``seq_index``, int64, the record's number, from 0, counting
+            skipped records too, and going on through all sources of a mixture; ``seq_start``, int64, the index in the
+            record's content tokens at which the sequence starts, 0 unless the record was split; and the carried
+            columns, those with one value per sequence as Arrow arrays.
         counts: how many records of the blocks were kept, skipped, truncated and so on.
         blocks: the blocks that the sequences were made from.
 
@@ -75,7 +75,7 @@ class Group(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A run of good records of one block; `numbers` are their numbers in the source, from 0, int64 ``[records]``."""
+    """A run of good records of one block; `numbers` are their numbers, counted as in `Gathered.record`."""
 
     block: Block
     run: Records
@@ -103,7 +103,7 @@ class Gathered:
 
     @property
     def record(self) -> NDArray[np.int64]:
-        """The number of each good record in its source, from 0; int64 ``[good records]``."""
+        """The number of each good record, from 0 through all sources of a mixture; int64 ``[good records]``."""
         return np.concatenate([np.empty(0, dtype=np.int64), *(part.numbers for part in self.parts)])
 
     def skip(self, block: Block, bad: BadRecord, options: CorpusOptions) -> bool:
@@ -143,13 +143,15 @@ def sequences(
         blocks: the blocks of a source.
         tokenizer: for text; None if every record is ready-made ids.
         options: capacity and policies.
-        first_record: number of the first record in its source.
+        first_record: number of the first record, from which the others are counted on.
         group_bytes: a group ends when its blocks have at least this many bytes, or where a named source ends.
 
     Raises:
         OptionError: when called: no content token fits the capacity. While iterating: there is text, and no tokenizer
-            was given.
-        RecordError: while iterating: a record is bad, empty or too long, and its policy is "error".
+            was given; or the tokenizer cannot encode chats, for example because it has no chat template.
+        RecordError: while iterating: a record is bad, empty or too long, and its policy is "error"; or as for
+            `Source.blocks`.
+        LengthError: while iterating: as for `Source.blocks`.
         SourceError: while iterating: text and ids are mixed, or reading fails.
         FormatError: while iterating: the tokenizer cannot encode a text.
 
@@ -211,9 +213,10 @@ def _runs(blocks: Iterable[Block], group_bytes: int) -> Iterator[list[Block]]:
 
 
 def _gather(blocks: list[Block], first_record: int, options: CorpusOptions) -> Gathered:
-    """Decode a group up to the first bad record that is not allowed.
+    """Return the decoded records of a group, up to the first bad record if bad records are not allowed.
 
-    The error of this record is stored, not raised: an earlier record may still fail because of its length.
+    The error of this bad record is stored, not raised, since an earlier record may still be refused for its length.
+    `first_record` is the number of the group's first record, counted from 0 through all sources of a mixture.
     """
     out = Gathered(blocks)
     for block in blocks:
@@ -272,7 +275,10 @@ def check_kind(gathered: Gathered, first: dict[bool, str]) -> None:
 
 
 def start_tokenising(gathered: Gathered, tokenizer: Tokenizer | None, pool: Executor) -> Content:
-    """Start tokenising a group in `pool`; return a function that waits for the tokens, which are not cut yet.
+    """Start tokenising a group in `pool`; return a function that waits for the result and returns it.
+
+    The result holds one sequence per good record, without special tokens, and not cut yet. If the group holds ids,
+    nothing is started, and the function returns these ids.
 
     Raises:
         OptionError: the group holds text, and `tokenizer` is None.

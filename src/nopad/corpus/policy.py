@@ -41,9 +41,9 @@ def cut(lengths: NDArray[np.int64], room: int, over_long: OverLong) -> Pieces:
 
 
 def cut_counts(lengths: NDArray[np.int64], room: int, over_long: OverLong) -> dict[str, int]:
-    """Return how many records `cut` truncates, splits or drops, and how many tokens are lost, by names of `Counts`.
+    """Return how many records `cut` truncates, splits or drops, and how many tokens it loses.
 
-    The arguments are those of `cut`.
+    The keys are field names of `Counts`. The arguments are those of `cut`.
     """
     over = lengths[lengths > room]
     if over_long == "truncate":

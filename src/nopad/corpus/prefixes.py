@@ -54,9 +54,9 @@ def prefix_lengths(
 
 
 def _is_whole(tokenizer: Any, text: str, one: int, place: tuple[int, int]) -> bool:
-    """Whether the token with id `one` is exactly the characters at `place`; some special tokens take white space too.
+    """Return whether the token with id `one` covers exactly its own name in `text`, and no white space beside it.
 
-    `place` is (begin, end) in characters of `text`.
+    `place` is (begin, end) of what the token covers, in characters of `text`.
     """
     return bool(text[place[0] : place[1]] == tokenizer.convert_ids_to_tokens(one))
 

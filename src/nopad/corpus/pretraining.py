@@ -136,6 +136,7 @@ class PretrainingSource(Source):
         Raises:
             SourceError: a source has fewer than two documents that are not empty, so side B of a pair cannot come from
                 another document; a record is ready-made ids; or reading fails.
+            RecordError: a CSV, TSV or JSON file is broken, so that nothing after that place can be read.
         """
         before: _Pool | None = None
         for pool in self._pools():
@@ -241,6 +242,7 @@ def _decode(
     Raises:
         RecordError: a sentence is too long or a document is empty, and `options` make that an error; or no pairs can be
             made of the documents (`nopad.corpus.pairs.pairs_of`).
+        FormatError: the tokenizer cannot encode a document.
     """
     import pyarrow as pa
 

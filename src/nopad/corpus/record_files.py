@@ -35,7 +35,8 @@ __all__ = ["RecordFile"]
 class RecordFile(Source):
     """A source of the records of one file or other input; each record is a dict.
 
-    The first thousand records are read here, to see their columns.
+    The first thousand records are read here, to see their columns. More are read if these lack a column that the
+    encoder needs.
 
     Args:
         name: name of the input in fingerprints; for a file, its `InputFile.name`.
@@ -49,8 +50,10 @@ class RecordFile(Source):
         block_bytes: size of a block of lines, in bytes.
 
     Raises:
-        SourceError: no record has a column that is read, or the type of a column cannot be packed.
+        SourceError: a column that is read is in none of the records, the type of a column cannot be packed, the column
+            of labels is null in the first thousand records, or the input cannot be read.
         RecordError: the input is broken in its first thousand records, so that nothing after that point can be read.
+        FormatError: the input is a broken SQuAD file.
         OptionError: an option is given that has no effect together with the encoder, or a column to carry is one that
             the encoder makes.
     """
@@ -138,7 +141,7 @@ class RecordFile(Source):
         return None if self._file is None else [self._file]
 
     def settings(self) -> dict[str, Any]:
-        """Return the options and the encoder's settings as JSON values."""
+        """Return the options and the encoder's settings, by name, as JSON values."""
         return {**self._options.settings(), **(self._encoder.settings() if self._encoder else {})}
 
 
@@ -171,7 +174,7 @@ def _chosen(
 
     Raises:
         OptionError: an option has no effect beside the encoder, or a column to carry is one that the encoder makes.
-        SourceError: the column of labels that would be found is null in all records.
+        SourceError: the column of labels that would be found is null in all records that were looked at.
     """
     if encoder is None:
         return found, options
@@ -277,7 +280,7 @@ def _in_columns(
 
 
 class _Once:
-    """The runs of an iterator, which can be read only once; `ahead` also gives the first run, without reading on.
+    """A function that returns all runs of an iterator, but only once; `ahead` gives the first run before that.
 
     Raises:
         SourceError: when called a second time.

@@ -97,7 +97,9 @@ class RecordStream:
         Bad records have numbers too; they are left out if `on_bad_record` is "skip".
 
         Raises:
-            RecordError: a record is bad, and `on_bad_record` is "error"; the message says where it is.
+            RecordError: a record is bad, and `on_bad_record` is "error"; or a CSV, TSV or JSON file is broken, so that
+                nothing after that place can be read. The message names the place.
+            FormatError: a SQuAD file is broken.
             SourceError: the input cannot be read, changed since it was opened, has fewer records than `after`, or is an
                 iterator that was read before.
         """
@@ -107,7 +109,7 @@ class RecordStream:
         """Yield the records from number `after` on; in place of each bad record, a `nopad.corpus.runs.Bad`.
 
         Raises:
-            RecordError, SourceError: as for `read`.
+            RecordError, FormatError, SourceError: as for `read`.
         """
         passed = 0
         for run in self._runs():
@@ -127,6 +129,8 @@ class RecordStream:
 
         Raises:
             SourceError: the input cannot be read, or changed since it was opened.
+            RecordError: the first line of a CSV or TSV file, with the names of the columns, is broken.
+            FormatError: a SQuAD file is broken.
         """
         for file, runs in self.parts:
             if file is None:
@@ -147,6 +151,7 @@ class RecordStream:
         Raises:
             SourceError: the input cannot be read, changed since it was opened, or is an iterator that was read before.
             RecordError: the first line of a CSV or TSV file, with the names of the columns, is broken.
+            FormatError: a SQuAD file is broken.
         """
         return sum(run.count for run in self._runs())
 
@@ -184,7 +189,8 @@ class RecordStream:
     def as_text(self, columns: Collection[str]) -> RecordStream:
         """Return the same records with further columns of CSV and TSV files read as text, even if they hold numbers.
 
-        For other inputs, whose values have types, the stream itself is returned. Unknown columns are ignored.
+        The stream itself is returned if all these columns are read as text already, and for other inputs, whose values
+        have types. Unknown columns are ignored.
         """
         if self.kind not in ("csv", "tsv") or set(columns) <= set(self._strings):
             return self
@@ -194,10 +200,13 @@ class RecordStream:
         return RecordStream(parts, self.kind, strings=strings, **told)
 
     def types(self) -> dict[str, pa.DataType]:
-        """Return the types of the columns of Parquet and Arrow files, by name; of other inputs, {}.
+        """Return the Arrow type of each column of Parquet and Arrow files, by name; of other inputs, {}.
 
-        A column of which files have different types is left out. That a value has such a type may not be seen in
-        Python: the units of times, the digits of decimals, the bits of numbers.
+        A column is left out if its type differs between files; a dictionary column has the type of its values. Arrow
+        types tell more than the Python values do: the unit of a time, the digits of a decimal, the bits of a number.
+
+        Raises:
+            SourceError: a file cannot be read, or changed since it was opened.
         """
         if self.kind not in ("parquet", "arrow"):
             return {}
@@ -213,7 +222,7 @@ class RecordStream:
         return {name: one for name, (one, *more) in ((name, [*types]) for name, types in found.items()) if not more}
 
     def read_again(self) -> bool:
-        """Return whether the records can be read more than once, which is so unless the input is an iterator."""
+        """Return whether the records can be read more than once: True, unless the input is an iterator."""
         return self._left is None
 
     def _begin_reading(self) -> None:

@@ -120,7 +120,7 @@ class Origin:
     Attributes:
         record: number of each sequence's record in the run, from 0, ascending; int64 ``[n]``.
         start: number of tokens in earlier sequences of the same record; int64 ``[n]``.
-        of: number of records that the task read, including those of which it made no sequence.
+        of: number of records that were read, including those of which no sequence was made.
     """
 
     record: NDArray[np.int64]
@@ -140,8 +140,8 @@ class Records:
         padding: number of padding tokens removed from each record; int64 ``[n]``; None if no mask or id marks padding.
         counts: further counts to add to those of the source, such as of the documents from which these records were
             made, by the field names of `Counts`. `part` and `take` do not copy them.
-        origin: for sequences that a task made, the record of each; None: these are records of the source itself. `part`
-            and `take` do not copy it.
+        origin: for sequences that a task or an `Encoder` made, the record of each; None: these are records of the
+            source itself. `part` and `take` do not copy it.
 
     >>> import nopad
     >>> [block] = nopad.open_source([[7, 8, 9], [5]]).blocks()
@@ -180,7 +180,7 @@ class Records:
 
 
 def run_of(records: Sequence[Record]) -> Iterator[Records]:
-    """Combine single records into columns: one run, or more if texts and ids alternate.
+    """Yield single records combined into columns, in order: one `Records`, or more if texts and ids alternate.
 
     >>> [run] = run_of([Record(line=1, text="a"), Record(line=2, text="b")])
     >>> run.texts, run.lines.tolist()
@@ -304,6 +304,6 @@ def ids_record(values: list[Any], line: int, label: str) -> Record | BadRecord:
 
 
 def shown(value: object, limit: int = 40) -> str:
-    """Return a value as JSON, cut to `limit` characters and "..." if it is longer."""
+    """Return a value as ASCII JSON for a message; text beyond `limit` characters is replaced by "..."."""
     text = json.dumps(value, ensure_ascii=True, default=repr)
     return text if len(text) <= limit else text[:limit] + "..."

@@ -23,21 +23,21 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remote:
-    """A remote file: its `path` in a `pyarrow.fs.FileSystem`."""
+    """A remote file: its `path` in `filesystem`, a `pyarrow.fs.FileSystem`."""
 
     filesystem: Any
     path: str
 
     def random(self) -> Any:
-        """Open the file for reading at any position, as a pyarrow file object."""
+        """Open the file for reading at any position, and return it as a pyarrow file object."""
         return self.filesystem.open_input_file(self.path)
 
     def stream(self) -> Any:
-        """Open the file for reading from start to end, without decompressing it."""
+        """Open the file for reading from start to end, and return it as a pyarrow stream of its stored bytes."""
         return self.filesystem.open_input_stream(self.path, compression=None)
 
     def now(self) -> tuple[int, tuple[int, int] | None]:
-        """Ask the store for the file's present size in bytes, and its present stamp as `stamp_of` returns it."""
+        """Ask the store, and return the file's present size in bytes, and its present stamp (`stamp_of`)."""
         info = self.filesystem.get_file_info(self.path)
         return int(info.size or 0), stamp_of(info)
 

@@ -215,7 +215,7 @@ def _by_mask(
 def _by_pad_id(ids: _Ragged, pad_id: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return where each row's content begins in the values of `ids`, and its length; int64 ``[rows]`` each.
 
-    The content is the row without the runs of `pad_id` at both ends; a row of nothing else has length 0.
+    The content is the row without the runs of `pad_id` at both ends; a row that holds only `pad_id` has length 0.
     """
     real = np.flatnonzero(ids.values != pad_id)
     starts, ends = np.searchsorted(real, ids.begins), np.searchsorted(real, ids.begins + ids.lengths)

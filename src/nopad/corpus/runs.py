@@ -42,7 +42,7 @@ class Bad:
     way: str = "repair it, or leave it out"
 
     def error(self) -> RecordError:
-        """Return the error for callers that need every record."""
+        """Return a `RecordError` with the place, the reason and the way, for callers that need every record."""
         return RecordError(f"{self.place}: {self.reason}; {self.way}")
 
 
@@ -52,7 +52,8 @@ class Run:
 
     Attributes:
         count: number of the records, bad ones included.
-        each: function that yields each record as a dict, or as `Bad` if it cannot be read.
+        each: function that yields each record as a dict, or as `Bad` if it cannot be read; it raises RecordError at a
+            place after which nothing can be read.
         places: function that yields the place of each record, such as ``a.jsonl, line 7``; None: places are not known.
     """
 
@@ -157,9 +158,10 @@ def _decoded(batch: pa.RecordBatch, first_row: int, place: str) -> Iterator[dict
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """Return the values of a column; Arrow's own scalars where Python has none, as for nanoseconds and the year 12000.
+    """Return the values of a column as Python objects, or as Arrow scalars if Python cannot hold all of them.
 
-    From both kinds, `pyarrow.array` makes the same column again.
+    Python cannot hold nanoseconds, or the year 12000, for example. Nulls are None either way, and `pyarrow.array` with
+    the column's type makes the same column from the returned values.
     """
     if not (pa.types.is_time64(column.type) and column.type.unit == "ns"):  # Python would cut the nanoseconds off
         try:

@@ -42,8 +42,8 @@ class Selection:
         carried: further columns that are packed along with the content.
         left_out: names of columns that are not read.
         known: names of all columns of the table from which these were chosen.
-        new: a later record is bad if it has one of certain columns, and this is not among the `known` ones. "all":
-            every column that could be carried; "mask": only ``attention_mask``; "none": no column.
+        new: which columns make a later record bad if they are not among the `known` ones. "all": every column that
+            could be carried; "mask": only ``attention_mask``; "none": no column.
     """
 
     content: str

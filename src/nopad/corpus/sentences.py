@@ -7,7 +7,7 @@ A sentence ends
 * at the full stops of Chinese and Japanese, even without white space;
 * at an empty line, and before a line that begins like an entry of a list.
 
-After a mark of the first kind, it does not end
+After a mark of the first kind, a sentence does not end
 
 * before a lower-case letter: ``"Why?" he asked``, ``approx. five``;
 * inside a word: ``3.14``, ``nopad.plan``, ``example.com``;
@@ -96,7 +96,7 @@ def sentences_of(text: str, unit: SentenceUnit = "rules") -> list[str]:
 
 
 def _ends(text: str, begin: int, match: re.Match[str]) -> bool:
-    """Whether the sentence from `begin` on ends with the stop in `match`; there must be text after the stop."""
+    """Return whether the sentence from `begin` on ends with the stop in `match`; text must follow the stop."""
     at = match.end()
     while at < len(text) - 1 and text[at] in _OPENING:
         at += 1
@@ -122,7 +122,7 @@ def _ends(text: str, begin: int, match: re.Match[str]) -> bool:
 
 
 def _starts(text: str, at: int) -> bool:
-    """Whether the word at index `at` is one that usually begins a sentence."""
+    """Return whether the word at index `at` is one that usually begins a sentence."""
     end = at
     while end < len(text) and text[end].isalpha():
         end += 1

@@ -26,7 +26,7 @@ class SlowEncoding:
     special_tokens_mask: list[int]
 
     def __len__(self) -> int:
-        """Number of tokens."""
+        """Return the number of tokens."""
         return len(self.ids)
 
 
@@ -84,7 +84,7 @@ class SlowBackend:
         return json.dumps(what, sort_keys=True)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> SlowEncoding:
-        """Encode one text; the mask is 1 for the special tokens that the tokenizer adds before and after the text."""
+        """Return the encoding of a text; its mask is 1 for special tokens that the tokenizer adds around the text."""
         ids = self._call(text, add_special_tokens)
         bare = ids if not add_special_tokens else self._call(text, False)
         inside = len(ids) - len(bare)
@@ -93,7 +93,7 @@ class SlowBackend:
         return SlowEncoding(ids, mask)
 
     def encode_batch_fast(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[SlowEncoding]:
-        """Encode texts one after the other, without masks."""
+        """Return the encoding of each text, without masks; the texts are encoded one after the other."""
         return [SlowEncoding(self._call(text, add_special_tokens), []) for text in texts]
 
     def _call(self, text: str, special: bool) -> list[int]:

@@ -108,13 +108,17 @@ class Block:
         return content_digest(self.data)
 
     def records(self) -> Iterator[Record | Records | BadRecord]:
-        """Decode the records lazily; a record that cannot be decoded is a `BadRecord`, not an exception.
+        """Yield the records, which are decoded only when they are asked for.
+
+        A record that cannot be decoded raises no error, but is yielded as a `BadRecord`.
 
         Raises:
             RecordError: no pre-training pairs can be made of the documents in the block (`PretrainingSource`), or one
                 of them is empty or has a sentence that is too long, and the options make that an error.
             FormatError: the block is of a file of lengths, which holds no records; or the documents are made into
                 pairs, and the tokenizer cannot encode one.
+            OptionError: the records are chats, and the tokenizer cannot encode them, for example because it has no chat
+                template.
         """
         return self.decoder(self.data, self.first_line)
 
@@ -173,6 +177,8 @@ class Source(ABC):
 
         Raises:
             SourceError: reading fails, or the input is an iterator that was read before.
+            RecordError: a CSV, TSV or JSON file is broken, so that nothing after that place can be read.
+            RecordError, LengthError: a task that encodes the records (`nopad.tasks.source.TaskSource`) refuses one.
         """
 
     def __repr__(self) -> str:
@@ -199,7 +205,10 @@ class Source(ABC):
         return islice(self.blocks(), at[0], None)
 
     def read_bytes(self) -> int | None:
-        """Return how many bytes of `total_bytes` the latest pass has read so far; None: `Block.progress` tells."""
+        """Return how many bytes of `total_bytes` the latest pass has read so far.
+
+        None: the source does not count them; the sum of `Block.progress` tells instead.
+        """
         return None
 
     def inventory(self) -> list[tuple[str, int]]:
@@ -230,7 +239,7 @@ class IterableSource(Source):
         block_records: number of items in a block.
 
     Raises:
-        SourceError: texts and ids are mixed, or an item is neither.
+        SourceError: texts and ids are mixed, an item is neither, or `items` is itself a text or a dict.
         OptionError: `block_records` is not an integer of at least 1.
 
     >>> from nopad.corpus import IterableSource
@@ -270,7 +279,8 @@ def located(sources: Sequence[Source], at: tuple[int, ...] = (0,)) -> Iterator[B
     """Yield the blocks of several sources in turn, with the source's number in front of each block's `at`.
 
     The first block is of source number ``at[0]``: the one that ``at[1:]`` stands for (see `Source.blocks_from`). If
-    a source counts its `read_bytes`, each of its blocks without a `Block.read` gets the increase of this count.
+    a source counts its `read_bytes`, each of its blocks without a `Block.read` gets as `read` the bytes that were read
+    since the block before.
     """
     for number in range(at[0], len(sources)):
         inside = at[1:] if number == at[0] else ()

@@ -22,7 +22,7 @@ _SQUAD = re.compile(rb'\s*\{\s*(?:%s)*"data"\s*:\s*\[\s*\{\s*(?:%s)*"paragraphs"
 
 
 def read_squad(source: str | os.PathLike[str] | Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Read a SQuAD file, 1.1 or 2.0 (``data``, ``paragraphs``, ``qas``), or its parsed JSON, as flat records.
+    """Return the questions of a SQuAD file, 1.1 or 2.0 (``data``, ``paragraphs``, ``qas``), or of its parsed JSON.
 
     Returns:
         A dict per question: ``id``, ``title``, ``question``, ``context``, and ``answers``, a dict of the lists ``text``

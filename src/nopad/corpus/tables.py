@@ -52,7 +52,8 @@ class TableSource(Source):
         options: which columns are read.
 
     Raises:
-        SourceError: a wanted column is missing, or has a type that cannot be read.
+        SourceError: a wanted column is missing, occurs twice, or has a type that cannot be read, or another reason of
+            `nopad.corpus.selection.select`.
     """
 
     def __init__(self, name: str, path: str, schema: pa.Schema, options: ReaderOptions) -> None:
@@ -128,16 +129,16 @@ class ParquetFile(TableSource):
         return parquet_batches(self._file, self._metadata, self._block_bytes, self.selection.columns)
 
     def inventory(self) -> list[tuple[str, int]]:
-        """Return this file's name and size."""
+        """Return one ``(name, bytes)`` pair: this file's name, and its stored size."""
         return [(self._file.name, self._file.size)]
 
     def files(self) -> list[InputFile]:
-        """Return this file."""
+        """Return a list that holds only this file."""
         return [self._file]
 
 
 class ArrowFile(TableSource):
-    """One Arrow (Feather) file, or one Arrow stream, as `datasets` saves it."""
+    """One Arrow (Feather) file as a source, or one file that holds an Arrow stream, as `datasets` saves it."""
 
     def __init__(self, file: InputFile, options: ReaderOptions, *, block_bytes: int = BLOCK_BYTES) -> None:
         """Read the schema of the file, and choose the columns to read."""
@@ -160,11 +161,11 @@ class ArrowFile(TableSource):
         return self._file.meter.read
 
     def inventory(self) -> list[tuple[str, int]]:
-        """Return this file's name and size."""
+        """Return one ``(name, bytes)`` pair: this file's name, and its stored size."""
         return [(self._file.name, self._file.size)]
 
     def files(self) -> list[InputFile]:
-        """Return this file."""
+        """Return a list that holds only this file."""
         return [self._file]
 
 
@@ -188,7 +189,7 @@ def parquet_batches(
     all columns.
 
     Raises:
-        SourceError: the file is damaged, or was replaced.
+        SourceError: the file is damaged, cannot be read, or changed since it was found.
     """
     with file.random() as opened, library_errors(file, "Parquet"):
         parquet = pq.ParquetFile(opened, page_checksum_verification=True)
@@ -220,7 +221,7 @@ def arrow_batches(file: InputFile) -> Iterator[pa.RecordBatch]:
     """Yield the record batches of an Arrow file or stream, as they are stored.
 
     Raises:
-        SourceError: the file is damaged or cut short, or changed since it was found.
+        SourceError: the file is damaged or cut short, cannot be read, or changed since it was found.
     """
     with file.random() as opened, library_errors(file, "Arrow"):
         found = opened_arrow(opened, file.path)

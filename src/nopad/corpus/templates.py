@@ -50,7 +50,8 @@ class Frame:
         eos: id of the end-of-sequence token; None: the tokenizer has none.
 
     Raises:
-        OptionError: the tokenizer tokenises the text "a" differently when it adds special tokens, or not at all.
+        OptionError: the tokenizer gives no token for the text "a", or gives other tokens for this text when it adds
+            special tokens.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -67,7 +68,9 @@ class Frame:
         self.eos: int | None = tokenizer.eos_token_id
 
     def ended(self, ids: Sequence[int]) -> list[int]:
-        """Return a text's ids with the special tokens before it, and one end-of-sequence token after it.
+        """Return a text's ids with the special tokens before it, and the end-of-sequence token after it.
+
+        If the ids end with this token already, it is not added again.
 
         Raises:
             OptionError: the tokenizer has no end-of-sequence token.
@@ -109,9 +112,12 @@ class Template:
         return frozenset([*self.tokenizer.all_special_ids, *added])
 
     def marked(self, chat: Conversation) -> bool:
-        """Whether the template marks what the assistant says by ``{% generation %}``, and the tokenizer is a fast one.
+        """Return whether the template has ``{% generation %}`` around the assistant's words, and the tokenizer is fast.
 
         Slow tokenizers cannot say which tokens are marked.
+
+        Raises:
+            OptionError: the tokenizer has no chat template.
         """
         return bool(self.tokenizer.is_fast and _MARKERS.search(self._source(chat)))
 
@@ -155,13 +161,13 @@ class Template:
         return list(found["input_ids"]), mask, list(found["offset_mapping"])
 
     def check(self, chat: Conversation, number: int, whole: str) -> None:
-        """Refuse a chat with tools, tool calls, or messages of a role that the template ignores.
+        """Refuse a chat if the template ignores its tools, its tool calls, or the content of one of its roles.
 
         Tools, tool calls and each role are checked only in the first chat that has them. `whole` is the text that the
         template writes for the chat.
 
         Raises:
-            RecordError: the template writes the same text without one of these.
+            RecordError: the template writes the same text without one of these, or refuses the chat without its tools.
         """
         if chat.tools is not None and self._first("tools") and self.text(chat, number, tools=False) == whole:
             raise RecordError(f"record {number} has tools, and the chat template leaves them out; remove them")
@@ -173,7 +179,7 @@ class Template:
                 self._check_read(chat, number, whole, at, {"content": content, "tool_calls": None}, "calls of tools")
 
     def _first(self, what: str) -> bool:
-        """Whether `what` is checked for the first time."""
+        """Return whether `what` is checked for the first time, and remember that it was."""
         asked = what in self._seen
         self._seen.add(what)
         return not asked
@@ -181,7 +187,9 @@ class Template:
     def _check_read(
         self, chat: Conversation, number: int, whole: str, at: int, changed: Mapping[str, Any], what: str
     ) -> None:
-        """Refuse a chat if the template still writes `whole` after the keys in `changed` are set in message `at`.
+        """Refuse a chat if the template still writes `whole` for it when message number `at` is changed.
+
+        `changed` has new values for keys of this message; a key with the value None is removed.
 
         Raises:
             RecordError: the template writes the same text, so it leaves out `what`.

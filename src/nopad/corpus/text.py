@@ -73,12 +73,12 @@ class TextFile(Source):
         return self._file.meter.read
 
     def inventory(self) -> list[tuple[str, int]]:
-        """Return this file's name and size."""
+        """Return one ``(name, bytes)`` pair: this file's name, and its stored size."""
         return [(self._file.name, self._file.size)]
 
 
 def _whole_paragraphs(blocks: Iterator[tuple[bytes, int, int]]) -> Iterator[tuple[bytes, int, int]]:
-    """Yield the same bytes as the given blocks of whole lines, cut only at blank lines: no block ends in a paragraph.
+    """Yield the same bytes as the given blocks of whole lines, cut at blank lines only, never inside a paragraph.
 
     A given or yielded block is (data, offset in bytes, number of the first line).
     """
@@ -96,12 +96,15 @@ def _whole_paragraphs(blocks: Iterator[tuple[bytes, int, int]]) -> Iterator[tupl
 
 
 def decode_document(data: bytes, line: int) -> Iterator[Record | BadRecord]:
-    """Yield all of `data` as one record; `line` is its line number."""
+    """Yield all of `data` as one record, or as one bad record if it is not UTF-8; `line` is its line number."""
     yield _decode(data, line, "file")
 
 
 def decode_lines(data: bytes, first_line: int) -> Iterator[Record | BadRecord]:
-    """Yield one record per line; text after the last line end is a line only if it is not empty."""
+    """Yield one record per line; a line that is not UTF-8 is a bad record.
+
+    What follows the last line end is a line only if it is not empty.
+    """
     lines = data.split(b"\n")
     if not lines[-1]:
         lines.pop()
@@ -110,7 +113,10 @@ def decode_lines(data: bytes, first_line: int) -> Iterator[Record | BadRecord]:
 
 
 def decode_paragraphs(data: bytes, first_line: int) -> Iterator[Record | BadRecord]:
-    """Yield one record per run of lines that are not blank; its line number is that of its first line."""
+    """Yield one record per run of lines that are not blank; a run that is not UTF-8 is a bad record.
+
+    The line number of a record is that of its first line.
+    """
     paragraph: list[bytes] = []
     for line, raw in enumerate([*data.split(b"\n"), b""], first_line):
         raw = raw.removesuffix(b"\r")

@@ -37,7 +37,7 @@ class Lines:
         self._last = sizes.size - 1
 
     def __len__(self) -> int:
-        """Number of lines that are not empty."""
+        """Return the number of lines that are not empty."""
         return self._numbers.size
 
     def only(self, chosen: NDArray[np.int64]) -> bytes:

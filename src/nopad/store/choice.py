@@ -71,6 +71,9 @@ class Choice:
     ) -> dict[str, Counts]:
         """Return the counts of each source for the manifest of one split (None: "train").
 
+        The numbers of sequences and tokens, and those that went to the other split, are computed here; the other counts
+        are those of the whole source.
+
         Args:
             by_source: the counts of reading each whole source, by name, in reading order.
             record: record number of each sequence, as for `choose`; int64 ``[n]``.
@@ -94,10 +97,13 @@ class Choice:
 
 
 def choose(record: NDArray[np.int64], records: Mapping[str, int], *, validation: float, seed: int) -> Choice:
-    """Choose which of n sequences, in source order, are held out.
+    """Choose which of n sequences are held out, and return the choice.
+
+    All sequences of a record are held out, or none of them. If `validation` is above 0, at least one record is held
+    out.
 
     Args:
-        record: record number of each sequence, counted through all sources, ascending; int64 ``[n]``.
+        record: number of each sequence's record, counted on through all sources, ascending; int64 ``[n]``.
         records: number of records of each source by name, skipped ones included, in reading order.
         validation: share of records to hold out, at least 0 and below 1.
         seed: random seed of the choice.

@@ -39,7 +39,7 @@ def to_hf(dataset: PackedDataset, *, causal: bool | None = None) -> Any:
 
 
 def _table(group: RowGroup, causal: bool | None) -> pa.Table:
-    """Return the rows of a row group as a table."""
+    """Return the packs of a row group as a table, one row per pack; `causal` is as in `PackedDataset.to_hf`."""
     found = _labelled(group.sequences, causal)
     lengths = found.seq_lengths
     positions = np.arange(int(lengths.sum(dtype=np.int64)), dtype=np.int32) - np.repeat(

@@ -119,7 +119,7 @@ class Index:
 
 
 def read_index(folder: Path, m: Manifest) -> Index:
-    """Read both index files into memory: 5 to 28 bytes per sequence, at 1 to 2 GB/s.
+    """Read both index files into memory, and return their content: 5 to 28 bytes per sequence, at 1 to 2 GB/s.
 
     The checksums are verified on the bytes in memory, so later changes of the files have no effect.
 

@@ -71,10 +71,10 @@ def pack_corpus(
             work since the last commit.
 
     Raises:
-        RecordError: a record is bad, empty or over-long and `corpus` says "error" for such records; or no sequence is
-            left to pack or to train on. The unfinished job is removed.
-        LengthError: a task, or a file of lengths, gives a sequence longer than the capacity. The unfinished job is
-            removed.
+        RecordError: a record is bad, empty or over-long and `corpus` says "error" for such records; a CSV, TSV or JSON
+            file is broken; or no sequence is left to pack or to train on. The unfinished job is removed.
+        LengthError: a task (`nopad.tasks.source.TaskSource`) refuses a record, for example because it is too long; or a
+            file of lengths has an invalid length, or one above the capacity. The unfinished job is removed.
         SourceError: the source cannot be read, was changed meanwhile, or mixes text and ready-made ids.
         FormatError: the tokenizer cannot encode a text, or the dataset in `out` has another format version.
         OptionError: an option has an invalid value; `out` is a URL, or lies in a folder of the source; there is text
@@ -152,7 +152,7 @@ class _Job:
         return SPLITS if self.packing.validation else (None,)
 
     def is_finished(self) -> bool:
-        """Whether all datasets of the job have a manifest."""
+        """Return whether all datasets of the job have a manifest."""
         return all(self.workspace.half(split).has_manifest() for split in self.splits)
 
     def finished(self) -> Manifest:
@@ -177,7 +177,10 @@ class _Job:
         return digest.hex()
 
     def settings(self, split: str | None = None) -> dict[str, Any]:
-        """Return the manifest fields that are known beforehand: all that the result depends on besides the source."""
+        """Return the manifest fields that are known before the source is read, for one split (None: the only dataset).
+
+        Besides the content of the source, the dataset depends on these fields only.
+        """
         tokenizer = self.tokenizer and {
             "sha256": self.tokenizer.fingerprint,
             "vocab_size": self.tokenizer.vocab_size,
@@ -285,9 +288,9 @@ class _Job:
         """Tokenise the blocks that are not in the spool yet; return the progress and all sequences.
 
         Raises:
-            RecordError: a record is not allowed, or there is no sequence.
+            RecordError: as for `nopad.corpus.sequences`, or there is no sequence.
             ResumeError: the source changed since the job started.
-            OptionError, SourceError, FormatError: as for `nopad.corpus.sequences`.
+            LengthError, OptionError, SourceError, FormatError: as for `nopad.corpus.sequences`.
             StorageError: the spool cannot be read or written.
         """
         spool = Spool(
@@ -321,6 +324,7 @@ class _Job:
 
         Raises:
             OptionError: the job is not index-only.
+            SourceError: a file cannot be read, or has changed since it was opened.
             LengthError: a length is invalid, or above the capacity.
             RecordError: there is no length.
         """

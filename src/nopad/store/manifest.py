@@ -142,7 +142,7 @@ class Manifest:
 
     @classmethod
     def load(cls, folder: str | Path) -> Manifest:
-        """Read the manifest of a packed dataset.
+        """Read the manifest of a packed dataset, and return it.
 
         Raises:
             FormatError: the folder is not a packed dataset, has an unknown format version, or holds two datasets
@@ -231,13 +231,13 @@ def _has(value: object, *keys: str) -> bool:
 
 
 def _are_options(options: Mapping[str, Any]) -> bool:
-    """Whether the options `validation` and `split` have valid values, which verification needs for its computations."""
+    """Return whether the options `validation` and `split` have valid values, which verification computes with."""
     share, split = options.get("validation"), options.get("split")
     return (share is None or (type(share) is float and 0 < share < 1)) and (split in SPLITS if share else split is None)
 
 
 def _is_part(part: object) -> bool:
-    """Whether an entry of ``sources`` has the fields of a named source."""
+    """Return whether an entry of ``sources`` has the fields of a named source."""
     if not isinstance(part, dict) or not isinstance(part.get("name"), str):
         return False
     return all(_is_count(part.get(name)) for name in ("first_record", *(f.name for f in fields(Counts))))

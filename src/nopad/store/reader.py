@@ -51,7 +51,7 @@ _SEED = Option(default=0, low=0, high=2**64 - 1, help="of an order")
 
 
 def open_packed(path: str | Path, *, cached_row_groups: int = 16) -> PackedDataset:
-    """Open a packed or index-only dataset.
+    """Open and return a packed or index-only dataset.
 
     Only the manifest is read at first. Reading packs checks the checksums of pages and the lengths of packs; only
     `nopad.verify` checks the SHA-256 of shards. The files of an index-only dataset are checked by SHA-256 when read.
@@ -132,7 +132,7 @@ class PackedDataset:
         self._reset()
 
     def __len__(self) -> int:
-        """Number of packs."""
+        """Return the number of packs."""
         return self.manifest.packs
 
     def __repr__(self) -> str:
@@ -281,7 +281,9 @@ class PackedDataset:
             yield from map(PackedRow, repeat(row_group), range(len(row_group)))
 
     def order(self, seed: int, epoch: int = 0) -> NDArray[Any]:
-        """Return all pack numbers in a random order that is fast to read: shuffled row groups, shuffled packs in each.
+        """Return all pack numbers in a random order that is fast to read.
+
+        The row groups are shuffled, and the packs within each row group.
 
         The order depends only on the dataset's layout, `seed` and `epoch` (see `nopad.random`). The result is int32
         ``[packs]``, or int64 from 2^31 packs on. To resume an epoch after ``n`` packs, read ``order(seed, epoch)[n:]``.
@@ -464,14 +466,23 @@ class PackedDataset:
         return self._files.read(*self._place(number))
 
     def _place(self, number: int) -> tuple[int, int]:
-        """Return the number of a row group's file, and its number within the file; IndexError if there is none."""
+        """Return the number of a row group's file, and the row group's number within the file.
+
+        Raises:
+            IndexError: there is no such row group.
+        """
         if not 0 <= number < self.row_groups:
             raise IndexError(f"row group {number} of {self.row_groups} row groups")
         file = bisect_right(self._first_of_file, number) - 1
         return file, number - self._first_of_file[file]
 
     def _checked(self, row_group: RowGroup, number: int) -> RowGroup:
-        """Return a row group after checking it against the manifest; CorruptError if it does not agree."""
+        """Return row group `number`, after checking that its content, `row_group`, agrees with the manifest.
+
+        Raises:
+            IndexError: there is no such row group.
+            CorruptError: the content does not agree with the manifest.
+        """
         file, group = self._place(number)
         first = self._first_pack_of_file[file] + group * self.manifest.rows_per_group
         problems = row_group_problems(row_group, first, self.manifest)

@@ -47,7 +47,7 @@ class RowGroup:
         self.token_bounds: list[int] = token_indptr.tolist()
 
     def __len__(self) -> int:
-        """Number of packs."""
+        """Return the number of packs."""
         return self.indptr.size - 1
 
     def take(self, packs: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
@@ -113,7 +113,7 @@ class PackedRow(Mapping[str, NDArray[Any]]):
         return iter([*per_sequence, *per_token])
 
     def __len__(self) -> int:
-        """Number of stored columns."""
+        """Return the number of stored columns."""
         return sum(map(len, self.column_names))
 
     @property
@@ -133,7 +133,7 @@ class PackedRow(Mapping[str, NDArray[Any]]):
 
     @property
     def seq_index(self) -> NDArray[np.int64]:
-        """Record number of each sequence in the source; int64 ``[sequences]``."""
+        """Number of each sequence's record, from 0, counted through all sources of a mixture; int64 ``[sequences]``."""
         return self["seq_index"]
 
     @property

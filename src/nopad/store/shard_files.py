@@ -60,7 +60,7 @@ class ShardFiles:
         self._lock = threading.Lock()
 
     def read(self, file: int, group: int) -> RowGroup:
-        """Decode row group number `group` of shard number `file`, both counted from 0.
+        """Decode row group number `group` of shard number `file`, both counted from 0, and return it.
 
         Raises:
             CorruptError: the file is missing or damaged, or has another size or layout than the manifest states.
@@ -130,7 +130,12 @@ class ShardFiles:
         yield from scanner.to_batches()
 
     def _fragment(self, file: int) -> Any:
-        """Return a Parquet fragment of a file after checking its footer against the manifest."""
+        """Return shard number `file` as a `pyarrow.dataset` fragment, after checking its footer against the manifest.
+
+        Raises:
+            CorruptError: the file is missing or damaged, or has another size or layout than the manifest states.
+            StorageError: the file cannot be read.
+        """
         import pyarrow.dataset as ds
         from pyarrow.fs import LocalFileSystem
 

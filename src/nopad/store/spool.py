@@ -36,7 +36,7 @@ __all__ = ["Progress", "Spool"]
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How much of a spool is committed: the content of one line of its journal.
+    """How far a spool has come. Each line of its journal holds the progress at a commit.
 
     Attributes:
         blocks: number of source blocks consumed.
@@ -44,8 +44,8 @@ class Progress:
         last: name of the last block consumed.
         consumed_bytes: total size of the blocks consumed, in bytes.
         sources: counts of the records of each named source, by name.
-        files: for each file by name, the number of bytes committed, and the SHA-256 of the bytes added since the
-            previous commit.
+        files: for each file by name, its number of bytes at the last commit, and the SHA-256 of the bytes that this
+            commit added.
         complete: whether the whole source is in the spool.
     """
 

@@ -45,9 +45,9 @@ _GOES_ON = (InterruptedJobError, KeyboardInterrupt, StorageError, SourceError, O
 def replaced(out: Path, names: re.Pattern[str], make: Callable[[Path], Made]) -> Made:
     """Write new output in place of nopad's old output in a folder; return what `make` returns.
 
-    If `out` has no complete output, `make` writes to `out` itself. If it has one, `make` writes to the subfolder `NEW`
-    of `out`, and the old files stay as they are until it is done; then the new files take their place. (`NEW` is inside
-    of `out` since `out` may be a mount or a link.)
+    If `out` has no complete output, `make` writes to `out` itself. If it has one, or if `make` refuses the unfinished
+    work there, `make` writes to the subfolder `NEW` of `out`, and the old files stay as they are until it is done; then
+    the new files take their place. (`NEW` is inside of `out` since `out` may be a mount or a link.)
 
     The call may be interrupted or killed at any moment: the same call then goes on where it stopped. A call that makes
     something else begins anew.
@@ -57,7 +57,8 @@ def replaced(out: Path, names: re.Pattern[str], make: Callable[[Path], Made]) ->
         names: the names that nopad writes there, `DATASET` or `PREDICTIONS`. The folder of a job with a held-out share
             may also hold its two datasets' folders, ``train`` and ``validation``.
         make: writes the output to the folder that it gets, and goes on with its own job if one was interrupted there.
-            It raises OutputExistsError, ResumeError or CorruptError if the folder holds other or damaged work.
+            It raises OutputExistsError, ResumeError or CorruptError if the folder holds other or damaged work. Its
+            other errors are passed on.
 
     Raises:
         OutputExistsError: `out` is a file, holds a file with any other name, or holds no trace of a job.
@@ -73,7 +74,7 @@ def replaced(out: Path, names: re.Pattern[str], make: Callable[[Path], Made]) ->
 
 
 def _replaced(out: Path, make: Callable[[Path], Made]) -> Made:
-    """As `replaced`, in a folder that holds output or a job, and that no other process replaces."""
+    """Do what `replaced` does, in a folder that holds output or a job, and whose lock this process holds (`_alone`)."""
     new, moving = out / NEW, out / MOVING
     with storage_errors("replacing", out):
         for folder in (out, new):
@@ -130,7 +131,7 @@ def _alone(out: Path) -> Iterator[None]:
 
 
 def _taken(lock: int) -> bool:
-    """Take a lock file that is open, and return whether nobody else has it, or has just removed it."""
+    """Try to lock an open lock file; return False if another process has the lock, or has just removed the file."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

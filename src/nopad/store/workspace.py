@@ -69,6 +69,7 @@ class Workspace:
             OutputExistsError: the dataset was made with other settings or from another source.
             CorruptError: a file of the dataset, such as the plan, is missing or damaged.
             FormatError: the dataset has another format version.
+            StorageError: a file cannot be read.
         """
         manifest = Manifest.load(self.out)
         wanted = {name: value for name, value in settings.items() if name != "tool_versions"}
@@ -92,7 +93,8 @@ class Workspace:
     def claim(self, settings: Mapping[str, Any], source: Inventoried) -> Iterator[None]:
         """For a ``with`` block, lock the work folder, which is created if it does not exist.
 
-        If the folder holds an unfinished job, this must be the same job; if not, ``job.json`` is written.
+        If the folder holds an unfinished job, that must be the same job as this one. If it holds none, ``job.json`` is
+        written.
 
         Raises:
             OutputExistsError: `out` is a file, or is not empty and holds no unfinished job.
@@ -202,7 +204,7 @@ class Workspace:
         shutil.rmtree(self.work, ignore_errors=True)
 
     def _holds_something_else(self) -> bool:
-        """Whether `out` exists, is not empty, and holds no unfinished nopad job.
+        """Return whether `out` is a file, or a folder that is not empty and holds no unfinished job of nopad.
 
         Raises:
             ResumeError: `out` holds an unfinished job without its ``job.json``.

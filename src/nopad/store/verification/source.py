@@ -38,7 +38,8 @@ def source_problems(
     Raises:
         SourceError: the source cannot be read, or mixes text and ready-made ids.
         FormatError: the tokenizer cannot encode a text.
-        OptionError: the source holds text, and `tokenizer` is None.
+        LengthError: a task that encodes the records of the source refuses one.
+        OptionError: the source holds text, and `tokenizer` is None; or the tokenizer of its chats cannot encode them.
     """
     problems: list[str] = []
     lengths = content.sequences.seq_lengths
