@@ -16,7 +16,11 @@ from nopad.balance._kernels import sort_by_cost
 
 @njit(cache=True, nogil=True)
 def _before(rank: int, other: int, values: NDArray[Any], units_of: NDArray[Any]) -> bool:
-    """Return whether `rank` comes before `other`: by lower value, then fewer units, then lower number."""
+    """Return whether `rank` comes before `other` in the heap of `_place`.
+
+    The rank with the lower ``values[rank]`` comes first. If these are equal, it is the rank with fewer units
+    (``units_of[rank]``), and if these are equal too, the rank with the lower number.
+    """
     if values[rank] != values[other]:
         return bool(values[rank] < values[other])
     if units_of[rank] != units_of[other]:
@@ -26,7 +30,9 @@ def _before(rank: int, other: int, values: NDArray[Any], units_of: NDArray[Any])
 
 @njit(cache=True, nogil=True)
 def _sink(heap: NDArray[Any], place: NDArray[Any], rank: int, values: NDArray[Any], units_of: NDArray[Any]) -> None:
-    """Restore the order of a heap of ranks after `rank` got a unit; ``place[rank]`` is where `rank` is in `heap`.
+    """Restore the order (`_before`) of a heap of ranks after `rank` got a unit.
+
+    ``place[r]`` is where rank r is in `heap`; `values` and `units_of` are what `_before` compares.
 
     `heap` and `place` are changed in place.
     """
@@ -124,7 +130,7 @@ def _fill_empty(
     tokens_of: NDArray[Any],
     units_of: NDArray[Any],
 ) -> None:
-    """Move a unit to each rank without one, from a rank that has several; arguments as in `_place`."""
+    """Move one unit to each rank that has none, from a rank that has at least two; the arguments are as in `_place`."""
     unit = 0
     for rank in range(cost_of.shape[0]):
         if units_of[rank] == 0:
@@ -284,10 +290,13 @@ def cut_capped(
     u has the sizes ``sizes[u * parts : (u + 1) * parts]``. ``bounds[s + 1]`` is set to where step s ends. If unit u
     does not fit into an empty step, ``-u - 1`` is returned.
 
-    A step takes up to `most` units. For each step, up to `tries` numbers of units are tried, from the largest on. The
-    step takes the first number for which the units fit if they are placed largest first. If there is none, it takes
-    the units that fit if they are placed in the given order, but at least one. If the largest number of units leaves
-    over a quarter of the room free, this second way comes first, and then only larger numbers of units are tried.
+    A step takes up to `most` units. For each step, up to `tries` numbers of units are tried, in descending order. The
+    first number tried is the largest whose tokens do not exceed `room`. The step takes the first number of units that
+    fit into the bins if they are placed largest first.
+
+    If none of these numbers fits, the step takes the units that fit if they are placed in the given order, but at least
+    one. If even the first number tried leaves over a quarter of `room` free, placing in the given order comes first,
+    and then only larger numbers of units are tried.
     """
     units, begin, steps = sizes.shape[0] // parts, 0, 0
     loads = np.zeros(bins, dtype=np.int64)

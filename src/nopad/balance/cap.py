@@ -32,9 +32,12 @@ def deal_under_cap(costs: ArrayLike, tokens: ArrayLike, world_size: int, cap: in
 
     Ranks may get different numbers of units, but each gets at least one. The cost of the costliest rank is kept low:
     units are placed in order of decreasing cost, each on the cheapest rank that has room. Then units of the costliest
-    rank are moved or swapped while that helps, until its cost is within 1 part in 4,096 of a lower bound (the mean cost
-    of a rank, or the cost of the costliest unit if that is more). If a unit finds no room in this way, all units are
-    placed by number of tokens instead, the largest first, or else in the given order.
+    rank are moved to other ranks, or swapped with units of other ranks, while that helps. This ends early if the
+    highest cost is within 1 part in 4,096 of a lower bound, or after comparing about 20 million pairs of units. The
+    lower bound is the mean cost of a rank, or the cost of the costliest unit if that is more.
+
+    If a unit finds no room when the costliest are placed first, all units are placed again: by number of tokens, the
+    largest first, or else in the given order.
 
     Args:
         costs: cost of each unit, integers; ``[n]``.
@@ -149,7 +152,7 @@ def deal_step_under_cap(
 
     Returns the indices of the units of each micro-step, each unit once: int64 ``[world_size, accumulation, most]``,
     where ``most`` is the largest number of units of a micro-step. A micro-step with fewer units has -1 in the places
-    that are left; it may have no unit if there are few.
+    that are left. If the step has fewer units than there are micro-steps on all ranks, some micro-steps have no unit.
 
     If the step has ``shape.per_step`` units and the result of `deal` keeps to the cap, that result is returned.
     Otherwise the units are divided under the cap into ``world_size * accumulation`` parts of nearly equal cost
@@ -188,7 +191,7 @@ def deal_step_under_cap(
 def _in_parts(
     costs: NDArray[np.int64], sizes: NDArray[np.int64], shape: Shape, balance: Balance, cap: int
 ) -> NDArray[np.int64]:
-    """Divide units under the cap into one part per rank and micro-step, and deal these parts by their costs.
+    """Divide units into one part for each micro-step of each rank, none above the cap; deal these parts by their costs.
 
     Arguments and result are as in `deal_step_under_cap`.
 
@@ -228,7 +231,7 @@ def _proven(parts: NDArray[np.int64], sizes: NDArray[np.int64], cap: int) -> NDA
 def _sized(tokens: ArrayLike, cap: int) -> tuple[NDArray[np.int64], int]:
     """Return `tokens` as int64 ``[n]``, and the cap: `cap`, or the sum of `tokens` if that is less.
 
-    A cap above the sum has no other effect, but later sums could overflow.
+    A cap above the sum of `tokens` limits nothing, and adding to it could overflow.
 
     Raises:
         BalanceError, LengthError: `tokens` are not valid, as in `check_costs`.
@@ -240,7 +243,10 @@ def _sized(tokens: ArrayLike, cap: int) -> tuple[NDArray[np.int64], int]:
 
 
 def _kernels() -> Any:
-    """Return the module of compiled loops, imported only here: importing Numba takes longer than all of nopad."""
+    """Return the module of compiled loops.
+
+    It is imported only when needed, since importing Numba takes longer than importing all of nopad.
+    """
     from nopad.balance import _cap_kernels
 
     return _cap_kernels

@@ -168,7 +168,10 @@ class Attention(CostModel):
 
 
 def _feed_forward(config: Any, hidden: int) -> int:
-    """Return the number of feed-forward weights of a layer that one token uses; of experts, only those of the token."""
+    """Return the number of feed-forward weights of a layer that one token uses.
+
+    In a mixture of experts, these are the weights of the experts that the token goes to.
+    """
     wide = _attribute(config, "intermediate_size", "n_inner", "d_ff", "hidden_dim") or 4 * hidden
     visited = _attribute(config, "num_experts_per_tok", "num_experts_per_token")
     if visited:
@@ -231,6 +234,8 @@ class Measured(CostModel):
                 or not above 0; or the batches are too similar to tell the cost of tokens from that of attention.
             BalanceError, LengthError: the lengths are not valid, as in `CostModel.of`.
 
+        In the example, a sequence of 1,000 tokens takes 20 million nanoseconds:
+
         >>> model = Measured.fit([[100], [200], [100, 300], [400]], [1.1e-3, 2.4e-3, 5.0e-3, 5.6e-3])
         >>> model.of([1000]).tolist()
         [20000000]
@@ -256,7 +261,7 @@ class Measured(CostModel):
 def fingerprint(model: CostModel, longest: int) -> str:
     """Return the class name of a cost model and a digest of its costs at up to 1,024 lengths from 1 to `longest`.
 
-    Models of the same class name with equal costs have equal fingerprints, in every process.
+    Models of the same class name with equal costs at these lengths have equal fingerprints, in every process.
 
     Raises:
         BalanceError: as in `CostModel.checked`.

@@ -105,7 +105,7 @@ def _big_lengths(histogram: Histogram, capacity: int) -> int:
 
 
 def _depth(histogram: Histogram, capacity: int, depth: int) -> int:
-    """Return a lower bound on packs from the depth.
+    """Return the lower bound on the number of packs that follows from the limit of `depth` sequences per pack.
 
     It is one pack for each sequence that is too long to share a pack with the shortest length, and ``ceil(n / depth)``
     packs for the n others.

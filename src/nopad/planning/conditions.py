@@ -105,6 +105,9 @@ def bound_under(
     Raises:
         FormatError: the certificate cannot be checked under these limits.
 
+    In the first example, the lengths count as 8, 8 and 4, which are 20 tokens. In the second, the bound 2 is rounded up
+    to a multiple of 4:
+
     >>> bound_under({"align": 4}, Histogram.from_lengths([5, 5, 1]), 8, None)
     Bound(packs=3, proof='tokens')
     >>> bound_under({"pack_multiple": 4}, Histogram.from_lengths([5, 5, 1]), 8, None)
@@ -164,7 +167,9 @@ def broken_conditions(
     counts: NDArray[np.int64],
     capacity: int,
 ) -> list[str]:
-    """Return up to three sentences, each on one condition in `options` that is broken; `even` is not checked.
+    """Return up to three sentences on what breaks the conditions in `options`; an empty list if nothing does.
+
+    Each sentence is on one strategy, or on the number of packs. The condition `even` is not checked.
 
     Strategy s holds ``lengths[indptr[s]:indptr[s + 1]]``, at least one length, and ``counts[s]`` packs use it. The
     arrays are int64 ``[strategies + 1]``, ``[n]`` and ``[strategies]``.

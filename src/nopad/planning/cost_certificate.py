@@ -52,6 +52,9 @@ class CostCertificate:
         ValueError: a number is not an integer; a length is below 1; a value is outside 1 to 2^40; lengths or values do
             not rise; or T or S is outside 1 to 2^20.
 
+    In the example, a pack holds one length of 6, or up to four of 3, so it is worth at most 4. The five sequences are
+    worth 11, so they need at least 3 packs:
+
     >>> proof = CostCertificate(((3, 1), (6, 4)), (12, 40))
     >>> proof.best(capacity=12, squares=40)
     4

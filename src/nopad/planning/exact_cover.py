@@ -44,6 +44,9 @@ def over_cover(solution: Strategies, demand: Counter[int], capacity: int, depth:
     any) is one more slot. `solution` are the packs before their repair, and `demand` maps each length to its number of
     sequences.
 
+    In the example, one sequence of 5 has no slot. Its new pack has room for one more slot of 3, the third of these;
+    there is one sequence of 3, so two slots are over:
+
     >>> over_cover([(2, (5, 3))], Counter({5: 3, 3: 1}), 8, 2)
     OverCover(missing=1, over=2, packs=3, strategies=1)
     """
