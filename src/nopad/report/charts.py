@@ -209,7 +209,10 @@ def slots_chart(subject: Subject, settings: Settings) -> Any:
 
 
 def charts_of(subject: Subject) -> dict[str, Any]:
-    """Return the charts of a subject by name; those with nothing to show are left out."""
+    """Return the charts of a subject by name, without those that have nothing to show.
+
+    The chart of slots is not among them, since it needs settings (`slots_chart`).
+    """
     made = {
         "packs": packs_chart(subject),
         "lengths": length_chart(subject),

@@ -1,4 +1,4 @@
-"""Count the tokens of a dataset on which a loss is computed, if labels or a mask are stored with the tokens.
+"""Count the tokens of a dataset that the loss is computed on, if labels or a mask are stored with the tokens.
 
 Up to about 2^26 slots are read; of a larger dataset, only evenly spaced row groups with that many slots in total, or
 one row group if it has more.

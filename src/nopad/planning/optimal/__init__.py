@@ -124,10 +124,12 @@ def _planned(
 
 
 def _run(search: Search, *, less: bool = True) -> None:
-    """Run a search; with a large budget in two parts: first with a share of it (`_SHORT`), then with all that is left.
+    """Run a search; with a large budget, in two parts.
 
-    The second part is left out if the plan is already good (`Search.good`). Before it, smaller depths are searched if
-    `less`, and if the plan is not good yet.
+    A budget is large if it has more than twice `_SHORT` seconds of effort left. The first part gets `_SHORT` seconds of
+    effort, and the second part all that is left. The second part is left out if the plan is already good
+    (`Search.good`). If `less`, and if the plan is not good after the first part, smaller depths are searched between
+    the two parts.
     """
     budget, short = search.budget, _SHORT * 10**9
     if budget.left <= 2 * short:

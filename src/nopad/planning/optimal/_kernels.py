@@ -1,6 +1,7 @@
 """Compiled loops of column generation: the knapsack of pricing, its patterns, and real lengths for their slots.
 
-All values and sizes are int64, so results are exact. A pattern is a multiset of item numbers that fits into a pack.
+All values and sizes are int64, so results are exact. An item stands for all sequences of one size. A pattern is a
+multiset of item numbers that fits into a pack; each of its items is a slot for one sequence.
 """
 
 from __future__ import annotations

@@ -53,6 +53,9 @@ def shallower(histogram: Histogram, capacity: int, depth: int | None, packs: int
     They are also below the number of sequences of the shortest length that fit into a pack. A `depth` of None is
     unlimited.
 
+    In the example, 30 sequences need at least 8 packs at depth 4. So a plan of depth 4 may have fewer than 9 packs, but
+    not fewer than 7:
+
     >>> shallower(Histogram.from_lengths([2] * 30), 12, None, packs=7)
     []
     >>> shallower(Histogram.from_lengths([2] * 30), 12, 12, packs=9)
@@ -189,7 +192,10 @@ class Search:
             self.budget.trouble = str(error)
 
     def last_pack(self) -> None:
-        """Try to bring a good plan down to its bound, with 400 million operations, if more than these are left."""
+        """Try to bring a good plan down to its bound, with at most 400 million operations.
+
+        Nothing is tried if the budget has no more operations than that left, or if linear programs are not possible.
+        """
         if (
             self.budget.trouble
             or self.capacity > _MOST_CAPACITY
@@ -364,8 +370,8 @@ class Search:
     def _gather(self) -> None:
         """Gather the free space of the best plan in few packs (`gathering`), unless this plan was gathered before.
 
-        A plan far above the bound is left as it is: there the patterns are wrong, not only their free space. A plan one
-        pack above the bound is left to `_close`.
+        A plan more than 1 % above the bound is left as it is: its packs hold the wrong combinations of lengths, so
+        gathering their free space would not be enough. A plan one pack above the bound is left to `_close`.
         """
         from nopad.planning.optimal.gathering import gather
 

@@ -21,7 +21,9 @@ Pattern = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Items:
-    """The items to pack: ``demand[i]`` of ``sizes[i]``; sizes and capacity are in tokens, or in another common unit.
+    """The items to pack: item i has the size ``sizes[i]``, and must be packed ``demand[i]`` times.
+
+    Sizes and capacity are in tokens, or in another common unit.
 
     Attributes:
         sizes: size of each item, ascending, distinct, from 1 to `capacity`; int64 ``[k]``.

@@ -60,8 +60,8 @@ def dive_through(
 ) -> tuple[Packing, list[tuple[Packing, NDArray[np.int64]]]]:
     """Turn a solved linear program into a packing, as `dive` does; return ``(packing, stages)``.
 
-    If all whole parts are 0 in a step, n patterns have a fraction above 0; the ``1 + n // parts`` of them with the
-    largest fractions are then used once each.
+    If all whole parts are 0 in a step, let n be the number of patterns with a fraction above 0. The ``1 + n // parts``
+    patterns with the largest fractions are then used once each.
 
     A stage is ``(packs made so far, demand left)`` after a step, where a demand is int64 ``[k]``. It is kept only if
     the linear program for the demand left shows that `bound` packs in total may still be enough. Stages are in the

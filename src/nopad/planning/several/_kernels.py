@@ -1,7 +1,7 @@
 """Compiled loops of plans for several capacities.
 
-They price columns of all capacities with one table (`knapsack`, `patterns_with`), raise the values of a certificate
-(`lift`), and swap sequences between packs (`swap_over`).
+They find the most valuable packs of all capacities with one table (`knapsack`, `patterns_with`), raise the values of a
+certificate (`lift`), and swap sequences between packs (`swap_over`).
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ def _edges(task: Task, kind: int, most: int, unit: int, *, fine: bool = False) -
 
 
 def _small(own: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return for each share in `_BESIDE` a size: the sequences up to this size are about this share of all sequences.
+    """Return a size for each share in `_BESIDE`: about this share of all sequences have this size or a smaller one.
 
     There are ``counts[i]`` sequences of size ``own[i]``.
     """

@@ -55,7 +55,9 @@ def pack_rest(task: Task, left: NDArray[np.int64]) -> Packing:
 
 
 def dive(task: Task, master: Master, relaxed: Relaxed, goal: int, budget: Budget) -> Packing:
-    """Dive, as the module says, and return the cheapest packing of all sequences found before it or after a step.
+    """Dive, as the module says; return the cheapest complete packing.
+
+    A complete packing holds all sequences. One is made before the first step, and one after each step.
 
     The dive ends when no sequence is left, when the cheapest packing after a step costs at most `goal`, when a step can
     make no pack, or when `budget` is spent. `master` is the linear program, and `relaxed` its solution; the demand and

@@ -90,7 +90,7 @@ class SeveralPlan:
         ]
 
     def _named(self, j: int) -> Any:
-        """Return capacity j as an integer, or a pair."""
+        """Return capacity j as an integer, or as a pair of integers if there are two kinds of size."""
         return self.capacities[j] if self.kinds == 2 else self.capacities[j][0]
 
     @cached_property

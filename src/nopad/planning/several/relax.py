@@ -50,11 +50,12 @@ class Relaxed:
 
     Attributes:
         times: how often each column is used; may be fractional; float64 ``[columns]``.
-        rates: the value of a unit of sand of each of the two sizes, as a share of the highest price; float64 ``[2]``.
-        extras: value of each class minus ``rates . corner``, at least 0, as a share of the highest price; float64
-            ``[m]``.
-        price: the price of the program's solution, in the unit of `Task.prices`.
-        proven: approximately the lower bound on the price that the dual values prove, in the same unit.
+        rates: dual value of one unit of sand of the first size, and of one unit of sand of the second size; both
+            divided by the price of the dearest capacity; float64 ``[2]``.
+        extras: dual value of each class minus ``rates . corner``, at least 0; divided by the price of the dearest
+            capacity; float64 ``[m]``.
+        price: total price of the packs in the program's solution, in the unit of `Task.prices`.
+        proven: approximately the lower bound on this total price that the dual values prove, in the same unit.
     """
 
     times: NDArray[np.float64]

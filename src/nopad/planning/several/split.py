@@ -47,7 +47,8 @@ def split_alone(task: Task) -> NDArray[np.int64]:
 def shares(task: Task, classes: Classes, columns: list[Column], times: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return how many sequences of each size go to each capacity, as a solved linear program says; int64 ``[k, K]``.
 
-    ``times[c]`` is how often the program uses ``columns[c]``. A sequence only goes to a capacity that holds it.
+    ``times[c]`` is how often the program uses ``columns[c]``. Sequences that belong to no class are divided in
+    proportion to the room that the columns leave for sand. A sequence only goes to a capacity that holds it.
     """
     places, room = np.zeros((len(classes.corners), len(task.prices))), np.zeros((len(task.prices), 2))
     for (j, held), time in zip(columns, times.tolist(), strict=False):
@@ -177,12 +178,12 @@ def _part(counts: NDArray[np.int64], chosen: NDArray[np.bool_], share: float) ->
 
 
 def pack_each(task: Task, counts: NDArray[np.int64], budget: Budget, *, quick: bool = False) -> Packing:
-    """Return a packing in which ``counts[i, j]`` sequences of each size i go to packs of capacity j, for every j.
+    """Return a packing in which ``counts[i, j]`` sequences of each size i are meant for packs of capacity j.
 
-    Capacities with the highest price per token come first; each may take an equal part of the budget that is left. With
-    one kind of size, the room left in the packs of a capacity is then filled with sequences meant for later capacities.
-    With `quick`, all packs are made by best-fit; but this has no effect with two kinds of size, where only a small
-    `budget` makes `pack_both` quick.
+    Capacities are packed one after another, those with the highest price per token first. Each may take an equal part
+    of the budget that is left. With one kind of size, the room left in the packs of a capacity is then filled with
+    sequences that were meant for later capacities. With `quick`, all packs are made by best-fit; but this has no effect
+    with two kinds of size, where only a small `budget` makes `pack_both` quick.
     """
     counts, packing = counts.copy(), Counter[Pack]()
     rates = [price / limit for price, limit in zip(task.prices, task.capacities[:, 0].tolist(), strict=True)]
