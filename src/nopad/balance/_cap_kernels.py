@@ -268,7 +268,9 @@ def _fits_sorted(sizes: NDArray[Any], loads: NDArray[Any], cap: int, spare: NDAr
 
 @njit(cache=True, nogil=True)
 def _fit_as_they_come(sizes: NDArray[Any], parts: int, loads: NDArray[Any], cap: int) -> int:
-    """Return how many units fit into bins, if they are placed in order, each of their parts in the emptiest bin.
+    """Return how many units fit into bins if they are placed in the given order.
+
+    Each part of a unit is placed in the emptiest bin.
 
     The first unit that does not fit ends the count. `sizes`, `parts`, `cap` and bins are as in `cut_capped`. `loads`,
     ``[bins]``, is working memory, and is overwritten.

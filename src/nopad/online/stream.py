@@ -2,10 +2,10 @@
 
 A buffer holds back at most `buffer` sequences, with fewer than `buffer_tokens` tokens in total. When one of these
 limits is reached, a pack is made and returned. The pack begins with one of the longest sequences held. Then the longest
-sequence that fits is added, again and again, until one or two sequences held fill the rest of the pack *exactly*. If
-several would do so, those whose lengths are held most often are taken. So common lengths are used up, rare lengths wait
-for the packs that only they complete, and the buffer stays varied. `finish` packs all sequences still held; no sequence
-is lost.
+sequence that fits is added, again and again, until one or two sequences held fill the rest of the pack *exactly*, or
+until none fits. If there are several ways to fill it exactly, the lengths held most often are taken. So common lengths
+are used up, rare lengths wait for the packs that only they complete, and the buffer stays varied. `finish` packs all
+sequences still held; no sequence is lost.
 
 A sequence of the full capacity is returned immediately, as a pack by itself. A sequence does not wait for ever: when
 `patience` sequences have arrived after it, it begins the next pack. The packs depend only on the options, the lengths

@@ -4,11 +4,12 @@
   kernels, tensor or context parallelism). Plans are made for lengths rounded up; the real lengths are put in
   afterwards.
 * ``max_squares=s``: the sum of squared lengths of a pack, its attention cost, is at most s. `auto` and `optimal` plan
-  with this limit from the start (`nopad.planning.costs`). With another histogram algorithm a pack above the limit
-  keeps its sequences, longest first, as far as the limit allows; the others are packed again. Packs of arrival-order
+  with this limit from the start (`nopad.planning.costs`). With another histogram algorithm a pack above the limit keeps
+  its sequences, longest first, as far as the limit allows; the others are packed again. Packs of arrival-order
   algorithms are cut into smaller ones instead.
 * ``even=True``: a search lowers the highest attention cost of a pack, and the largest number of sequences in a pack, as
-  far as its budget allows; this may add one pack in 1,000 (`nopad.planning.costs.even`). `auto` and `optimal` only.
+  far as its budget allows; this may add up to one pack for every 1,000 (`nopad.planning.costs.even`). `auto` and
+  `optimal` only.
 * ``pack_multiple=k``: the number of packs is a multiple of k (such as world size x accumulation steps). The packs with
   most sequences are cut in two until this holds.
 
@@ -225,8 +226,9 @@ def _packed_again(out: Mapping[int, int], capacity: int, depth: int | None, most
 
     A pack holds at most `depth` sequences (None: unlimited), and at most `capacity` tokens, where each length is
     rounded up to a multiple of `align`. Its squared lengths add up to at most `most`. Of the packs that a sequence fits
-    into, it goes to the one with the highest sum of squared lengths. After `_MOST_LOOKS` looks at classes (groups of
-    equal packs), no room is searched for any more, and the sequences left go to new packs.
+    into, it goes to the one with the highest sum of squared lengths. This search looks at classes (groups of equal
+    packs) one after another. After about `_MOST_LOOKS` looks, no room is searched for any more, and the sequences left
+    go to new packs.
     """
     if not out:
         return []

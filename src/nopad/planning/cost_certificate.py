@@ -6,7 +6,7 @@ sum of its squared lengths. These limits are divided into T units of tokens and 
 ``floor(length^2 * S / squares)`` units of squares. Since both weights are rounded down, the weights in a pack add up to
 at most T and S. So a knapsack with the capacities T and S finds a value, `best`, that no pack exceeds. The sequences
 need at least as many packs as their total value, divided by `best`. The depth is ignored, which can only lower the
-bound. O(steps x T x S).
+bound. The check takes O(steps x T x S).
 
 A certificate is refused in these cases:
 

@@ -107,7 +107,7 @@ def _add(entry: _Class, length: int, copies: int, count: int) -> _Class:
 
 
 def _open(length: int, left: int, capacity: int, most: int) -> list[_Class]:
-    """Return classes of new packs for `left` sequences of `length`, at most two.
+    """Return at most two classes of new packs for `left` sequences of `length`.
 
     Every pack holds as many of them as fit, but at most `most`; the last pack may hold fewer.
     """

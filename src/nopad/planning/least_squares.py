@@ -137,7 +137,7 @@ def _solve(
 def nnls(matrix: NDArray[np.float64], target: NDArray[np.float64], maxiter: int) -> tuple[NDArray[np.float64], float]:
     """Return the x >= 0, float64 ``[columns]``, that minimises the norm of ``matrix @ x - target``, and this norm.
 
-    SciPy is imported only here, since importing its solver takes longer than importing all of nopad.
+    SciPy's solver is imported only when needed, since importing it takes longer than importing all of nopad.
 
     Raises:
         RuntimeError: the solver did not end within `maxiter` iterations.

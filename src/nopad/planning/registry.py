@@ -152,7 +152,7 @@ def quick_algorithms(options: Mapping[str, Any]) -> list[str]:
     * if none of `QUICK_ALGORITHMS` has all of `options`, all of `QUICK_ALGORITHMS` are returned
     * if `even` is set, those of `QUICK_ALGORITHMS` that can plan by cost are returned, whatever the other options are
 
-    In the example, `auto` is the only one of them that has the option `effort`:
+    In the example, `auto` is the only algorithm in `QUICK_ALGORITHMS` that has the option `effort`:
 
     >>> quick_algorithms({"effort": 9, "align": 8}), quick_algorithms({}) == list(QUICK_ALGORITHMS)
     (['auto'], True)

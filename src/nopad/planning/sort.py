@@ -5,7 +5,7 @@ share packs. This wastes almost half of each pack if they are just above half th
 above a third of it. Sort needs 14.6 % more packs than LPFHP on Wikipedia-512, and 31 % more on SQuAD. On SQuAD,
 next-fit in random order needs fewer packs than Sort.
 
-Without a depth limit, it needs at most about 1.691 times as many packs as the optimum, plus a constant.
+Without a depth limit, Sort needs at most about 1.691 times as many packs as the optimum, plus a constant.
 
 Source: next-fit decreasing; Baker, Coffman, "A tight asymptotic bound for next-fit-decreasing bin-packing", SIAM
 Journal on Algebraic and Discrete Methods 2(2), 1981.

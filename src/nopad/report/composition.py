@@ -23,7 +23,7 @@ __all__ = ["Composition", "Step"]
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Shares of the pairs of sequences whose lengths differ by at most `difference` tokens, from 0 to 1.
+    """How many pairs of sequences differ in length by at most `difference` tokens, as shares from 0 to 1.
 
     `together` is the share among pairs of one pack, `at_random` among pairs drawn from all sequences that share a pack.
     """

@@ -45,7 +45,7 @@ class Supervised:
 
     @property
     def meaning(self) -> str:
-        """A phrase that says what was counted."""
+        """A phrase that says what was counted, such as "labels other than -100, in 128 evenly spaced packs"."""
         value = IGNORED if self.column == LABELS else 0
         where = "" if self.packs is None else f", in {self.packs:,} evenly spaced packs"
         return f"{self.column} other than {value}{where}"

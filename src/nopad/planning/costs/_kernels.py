@@ -160,7 +160,11 @@ def spread_out(
 
 @njit(cache=True, nogil=True)
 def shelf(tokens: int, capacity: int) -> int:
-    """Return the number of the shelf, 0 to `SHELVES`, for packs with this many free tokens; it rises with `tokens`."""
+    """Return the number, 0 to `SHELVES`, of the shelf for a class of packs with this many free tokens.
+
+    A shelf is a list of classes with about the same number of free tokens; a higher number means more free tokens.
+    `capacity` is the number of tokens that an empty pack has free.
+    """
     return int(tokens * (SHELVES / capacity))
 
 

@@ -4,6 +4,7 @@ The cost of a pack is the sum of its squared lengths; a step of training waits f
 search starts from a plan with few packs, and may add one pack for every 1,000 packs. By bisection it looks for the
 smallest limit on cost (to within 1/500) for which it finds a plan. Then it looks for the smallest depth under that
 limit.
+
 A limit on cost is proven to be impossible if, under this limit, the lower bound is above the number of packs allowed.
 """
 

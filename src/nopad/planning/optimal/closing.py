@@ -1,4 +1,4 @@
-"""Remove the last packs above the bound: list all patterns that a plan without these packs could use, and choose.
+"""Remove the last packs that a plan has above its lower bound, by choosing among all patterns that are good enough.
 
 An item stands for all sequences of one length, and a pattern is a multiset of items that fits into a pack. The dual
 values of the linear program give every item a value. A pattern is worth the sum of its items' values. Let M be an upper
@@ -164,7 +164,7 @@ def _items(packs: Listed, capacity: int, depth: int | None) -> tuple[Histogram, 
 
 
 def _listed(packing: Packing, histogram: Histogram) -> Listed:
-    """Return a packing of items, which are the distinct lengths of `histogram`, as packs of lengths."""
+    """Return a packing of items as packs of lengths; item i is the i-th distinct length of `histogram`."""
     lengths = histogram.lengths.tolist()
     return Listed.of([(count, tuple(lengths[item] for item in pattern)) for pattern, count in packing.items()])
 

@@ -1,4 +1,7 @@
-"""`Search`: the search for a plan at one depth limit. Its "exact program" is a linear program of unrounded lengths."""
+"""`Search`: the search for a plan at one depth limit.
+
+Its *exact program* is the linear program whose items are the distinct lengths, without rounding.
+"""
 
 from __future__ import annotations
 
@@ -171,7 +174,10 @@ class Search:
             self.bound, self.certificate = bound, certificate
 
     def _quick_at_less(self) -> None:
-        """Offer the plans of the heuristics at smaller depths, which keep the given depth too."""
+        """Try the heuristics at smaller depths too, and offer their plans (`offer`).
+
+        These plans keep to the given depth too. The heuristics are best-fit decreasing and `spread`.
+        """
         for depth in shallower(self.histogram, self.capacity, self.depth, self.best.packs):
             self.offer(Listed.placed(self.histogram, self.capacity, depth))
             self.budget.charge(_QUICK_STEPS * self.histogram.lengths.size)
@@ -192,9 +198,10 @@ class Search:
             self.budget.trouble = str(error)
 
     def last_pack(self) -> None:
-        """Try to bring a good plan down to its bound, with at most 400 million operations.
+        """Try to bring a good plan down to its lower bound, with at most 400 million operations.
 
-        Nothing is tried if the budget has no more operations than that left, or if linear programs are not possible.
+        Nothing is tried if the plan is not good, if it is at its bound already, if the budget has no more than these
+        400 million operations left, or if linear programs are not possible.
         """
         if (
             self.budget.trouble
@@ -272,7 +279,10 @@ class Search:
             self.offer(streamed(self.histogram, self.capacity, self.depth))
 
     def _most_used(self) -> int:
-        """Return the depth if it limits any pack, otherwise 1; the knapsack table of pricing has one row more."""
+        """Return the depth if it limits any pack, otherwise 1.
+
+        The knapsack table of pricing has one row more than this number.
+        """
         most = self.capacity // int(self.histogram.lengths[0])
         return 1 if self.depth is None or self.depth >= most else self.depth
 

@@ -1,8 +1,8 @@
 """Pricing: given a value for each item, find the most valuable pattern, and the best pattern that contains each item.
 
 A pattern is a multiset of items that fits into a pack; its value is the sum of its items' values. Values are integers,
-so the result is exact, and so is the bound made from it. O(k * C) without a depth limit and O(depth * k * C) with one,
-for k items and a capacity of C.
+so the result is exact, and so is the bound made from it. For k items and a capacity of C, this takes O(k * C) without a
+depth limit and O(depth * k * C) with one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Items:
 
     @property
     def unlimited(self) -> bool:
-        """Whether the depth never limits a pack, since even a pack of the smallest items is full first."""
+        """Whether the depth never limits a pack, since a pack is full before it holds more than `depth` items."""
         return self.depth >= self.capacity // int(self.sizes[0])
 
     def steps(self, *, loose: bool = False) -> int:

@@ -1,9 +1,9 @@
 """Column generation and rounding, which give whole packs for `Items`, and values of items that prove a lower bound.
 
 Each round solves the linear program over the patterns known so far (`master`), and adds patterns that are worth most by
-its dual values (`pricing`). In every round the dual values, as integers, prove a lower bound. Column generation ends
-when the best bound equals the optimum of the program, rounded up, when no new pattern can improve the program, or when
-the budget is spent. The caller may also end it earlier (`relax`).
+its dual values (`pricing`). In every round the dual values, as integers, prove a lower bound. Column generation ends in
+one of three cases: the best bound equals the optimum of the program after rounding up; or no new pattern can improve
+the program; or the budget is spent. The caller may also end it earlier (`relax`).
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def new_model(**options: Any) -> highspy.Highs:
 def columns_of(patterns: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64]]:
     """Return patterns of item numbers as sparse columns of a model: (where each column begins, row numbers, values).
 
-    A value says how often the item of that row occurs in the pattern; int32, int32 and float64.
+    A value says how often the item of that row occurs in the pattern. The three arrays are int32, int32 and float64.
     """
     amounts = [Counter(pattern) for pattern in patterns]
     starts = np.append(0, np.cumsum([len(held) for held in amounts]))[:-1].astype(np.int32)

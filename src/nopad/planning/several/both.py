@@ -137,7 +137,7 @@ class _Slots:
 
     Attributes:
         pack: the pack of each slot, ascending; int64 ``[n]``.
-        label: the label of each slot, which takes only sequences with this label (see the module); int64 ``[n]``.
+        label: the label of each slot; a slot takes only sequences with its label (see the module); int64 ``[n]``.
         packs: number of packs.
     """
 

@@ -1,4 +1,4 @@
-"""Best-fit decreasing into several capacities at once, for a few thousand sequences; each step of a dive uses it.
+"""Best-fit decreasing into several capacities at once, for a few thousand sequences; `dive` uses it.
 
 One capacity is the preferred one. Sequences come largest first. Each goes to the fullest open pack that has room for
 both of its sizes. If there is none, the sequence opens a pack of the preferred capacity; if it is too large for that,

@@ -174,7 +174,11 @@ def _plan_of(
     depth: int | None,
     found: Found,
 ) -> SeveralPlan:
-    """Return the plan of a packing; its strategies are sorted by capacity, in the order given, then largest first."""
+    """Return the plan of the packing in `found`.
+
+    Its strategies are sorted by capacity, in the order of `capacities`; those of one capacity are sorted by their
+    sizes, in descending order.
+    """
     packs = list(found.packing)
     used = task.capacity_of(packs).tolist()
     order = sorted(range(len(packs)), key=lambda p: packs[p][::-1], reverse=True)

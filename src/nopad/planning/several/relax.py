@@ -253,7 +253,7 @@ class Master:
         return [(j, tuple(sorted(chosen[row[:n]].tolist()))) for (_, j, _), row, n in rows if n]
 
     def _longest(self, corners: NDArray[np.int64]) -> int:
-        """Return an upper bound on the number of classes in a pattern, with repeats.
+        """Return an upper bound on the number of classes in a pattern, where each copy of a class counts.
 
         It is at most 4,096; longer patterns are cut off.
         """

@@ -76,7 +76,10 @@ class Found:
 
 
 def search(task: Task, effort: float) -> Found:
-    """Return the cheapest plan found with a budget of about `effort` seconds of an ordinary core."""
+    """Return the cheapest plan found, with the certificate of its lower bound, if any (`Found`).
+
+    The search has a budget of about `effort` seconds of an ordinary core.
+    """
     if not task.counts.size:
         return Found(Counter(), None)
     if task.kinds == 1 and len(task.by_price) == 1:
@@ -220,9 +223,10 @@ class _Search:
         self._offer(_whole_packs(self.task, master, relaxed, self.bound, self.budget, self.best))
 
     def _listed(self) -> None:
-        """If there are few possible packs, choose among them, and keep the plan if it is the cheapest so far.
+        """If there are few possible packs, choose a plan from all of them (`choose`).
 
-        Unlike column generation, this also works where the pricing table would be too large.
+        It is kept if it is the cheapest so far. Unlike column generation, this also works where the pricing table would
+        be too large.
         """
         made = choose(self.task, [], self.budget)
         if made is not None:

@@ -238,7 +238,10 @@ def _filled(task: Task, j: int, packing: Packing, counts: NDArray[np.int64], oth
 
 
 def _by_lengths(task: Task, j: int, budget: Budget, quick: bool = False) -> Packing:
-    """Return packs of capacity `j` for all sequences of `task`, which have one kind of size; `quick`: by best-fit."""
+    """Return packs of capacity `j` for all sequences of `task`, which have one kind of size.
+
+    With `quick`, they are packed by best-fit, otherwise by `nearly`.
+    """
     capacity, lengths = int(task.capacities[j, 0]), task.sizes[:, 0]
     histogram = Histogram(lengths, task.counts)
     if quick:
