@@ -1,4 +1,4 @@
-"""The compiled loops of `nopad.balance.cap`, which deal units under a limit of tokens per rank.
+"""The compiled loops of `nopad.balance.cap`, which deal units (sequences or packs) under a limit of tokens per rank.
 
 As in `nopad._kernels`, arguments are plain arrays, and callers validate them.
 """

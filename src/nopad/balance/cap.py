@@ -1,5 +1,7 @@
 """Deal units to ranks so that no rank exceeds a limit of tokens; ranks may get different numbers of units.
 
+A unit is a sequence, or a pack of several.
+
 `deal_under_cap` deals one step. `cut_under_cap` cuts the units of an epoch into steps that can be dealt under the
 limit. `deal_step_under_cap` deals such a step to ranks and micro-steps, and always finds a way for a step that
 `cut_under_cap` made. Cutting n units takes O(n log ranks); where the limit is tight, the units of a step are sorted up
@@ -49,8 +51,8 @@ def deal_under_cap(costs: ArrayLike, tokens: ArrayLike, world_size: int, cap: in
         BalanceError: a unit has more tokens than the cap, there are fewer units than ranks, `costs` and `tokens` differ
             in size, a cost or a number of tokens is negative, their sum does not fit into 64 bits, or no way was found
             to keep to the cap.
-        LengthError: costs or tokens are not integers, or not one-dimensional.
-        OptionError: `world_size` or `cap` is not an integer of at least 1.
+        LengthError: costs or tokens are not integers, not one-dimensional, or masked.
+        OptionError: `world_size` is not an integer from 1 to 2^31 - 1, or `cap` is not one from 1 to 2^63 - 1.
 
     >>> deal_under_cap([9, 5, 4, 1], [9, 5, 4, 1], world_size=2, cap=10).tolist()
     [0, 1, 1, 0]
@@ -68,8 +70,8 @@ def _fitting(costs: ArrayLike, tokens: ArrayLike, cap: int) -> tuple[NDArray[np.
     Raises:
         BalanceError: `costs` and `tokens` differ in size, or a unit has more tokens than the cap; or as in
             `check_costs`, for `costs` and for `tokens`.
-        LengthError: costs or tokens are not integers, or not one-dimensional.
-        OptionError: `cap` is not an integer of at least 1.
+        LengthError: costs or tokens are not integers, not one-dimensional, or masked.
+        OptionError: `cap` is not an integer from 1 to 2^63 - 1.
     """
     checked = check_costs(costs)
     sizes, cap = _sized(tokens, cap)
@@ -111,8 +113,8 @@ def cut_under_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> 
     Raises:
         BalanceError: a unit does not fit into a step even alone (the message has its index), a number of tokens is
             negative, or their sum does not fit into 64 bits.
-        LengthError: tokens are not integers, or not one-dimensional.
-        OptionError: `cap` is not an integer of at least 1.
+        LengthError: tokens are not integers, not one-dimensional, or masked.
+        OptionError: `cap` is not an integer from 1 to 2^63 - 1.
 
     >>> cut_under_cap([3, 3, 1, 4, 2, 2], Shape(2, 1, 1, 2), cap=4).tolist()
     [0, 3, 6]
@@ -169,8 +171,8 @@ def deal_step_under_cap(
         BalanceError: there is no unit, a unit has more tokens than the cap, `costs` and `tokens` differ in size, or no
             way was found to keep to the cap; none of these happens for a step that `cut_under_cap` made. Or a cost or a
             number of tokens is negative, or their sum does not fit into 64 bits.
-        LengthError: costs or tokens are not integers, or not one-dimensional.
-        OptionError: `cap` is not an integer of at least 1.
+        LengthError: costs or tokens are not integers, not one-dimensional, or masked.
+        OptionError: `cap` is not an integer from 1 to 2^63 - 1.
 
     >>> deal_step_under_cap([3, 2, 2, 1], [3, 2, 2, 1], Shape(2, 1, 1, 2), Balance.named("none"), cap=4).tolist()
     [[[0, 3]], [[1, 2]]]
@@ -235,7 +237,7 @@ def _sized(tokens: ArrayLike, cap: int) -> tuple[NDArray[np.int64], int]:
 
     Raises:
         BalanceError, LengthError: `tokens` are not valid, as in `check_costs`.
-        OptionError: `cap` is not an integer of at least 1.
+        OptionError: `cap` is not an integer from 1 to 2^63 - 1.
     """
     sizes = check_costs(tokens)
     cap = Option(default=None, help="", high=2**63 - 1).check("cap", cap)

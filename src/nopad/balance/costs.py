@@ -42,7 +42,7 @@ class CostModel(ABC):
 
         Raises:
             BalanceError: a length is negative, or a cost does not fit into 64 bits.
-            LengthError: lengths are not integers, or not one-dimensional.
+            LengthError: lengths are not integers, not one-dimensional, or masked.
         """
 
     def checked(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
@@ -115,7 +115,7 @@ class Attention(CostModel):
         hidden_size: width of the model. For layers of other proportions, `of_model` finds the value to use instead.
 
     Raises:
-        OptionError: the hidden size is not an integer of at least 1.
+        OptionError: the hidden size is not an integer from 1 to 2^31 - 1.
 
     >>> Attention(hidden_size=1024).of([512]).tolist()
     [3407872]
@@ -280,9 +280,9 @@ def round_up(seq_lengths: ArrayLike, multiple: int) -> NDArray[np.int64]:
     Context parallelism over c ranks needs multiples of ``2 * c``.
 
     Raises:
-        OptionError: `multiple` is not an integer of at least 1.
+        OptionError: `multiple` is not an integer from 1 to 2^31 - 1.
         BalanceError: a length is negative or does not fit into 64 bits.
-        LengthError: lengths are not integers, or not one-dimensional.
+        LengthError: lengths are not integers, not one-dimensional, or masked.
 
     >>> round_up([1, 8, 9], 8).tolist()
     [8, 8, 16]
@@ -297,7 +297,7 @@ def check_costs(costs: ArrayLike) -> NDArray[np.int64]:
 
     Raises:
         BalanceError: a cost is negative, or the sum of all costs does not fit into 64 bits.
-        LengthError: costs are not integers, or not one-dimensional.
+        LengthError: costs are not integers, not one-dimensional, or masked.
     """
     array = integers(costs)
     if array.size == 0:

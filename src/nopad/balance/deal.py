@@ -1,4 +1,4 @@
-"""Deal the units of one step to the ranks, the same number to each.
+"""Deal the units (sequences or packs) of one step to the ranks, the same number to each.
 
 Dealing 16,384 units to 1,024 ranks takes less than a millisecond. `nopad.balance.cap` deals under a limit of tokens per
 rank.
@@ -41,7 +41,7 @@ def deal(costs: ArrayLike, shape: Shape, balance: Balance) -> NDArray[np.int64]:
     Raises:
         BalanceError: there are not ``shape.per_step`` costs, a cost is negative, or their sum does not fit into 64
             bits.
-        LengthError: costs are not integers, or not one-dimensional.
+        LengthError: costs are not integers, not one-dimensional, or masked.
 
     >>> deal([4, 1, 3, 2], Shape(2, 2, 1, 2), Balance.named("global_presort")).tolist()
     [[[0, 1]], [[2, 3]]]

@@ -1,4 +1,4 @@
-"""Draw the order in which an epoch takes its units, once per epoch.
+"""Draw the order in which an epoch takes its units (sequences or packs), once per epoch.
 
 Step k takes ``order[k * per_step : (k + 1) * per_step]``, where ``order`` is the result of `draw`, and ``per_step`` is
 `Shape.per_step`. Within a step, the units drawn for the first rank come first, then those for the second, and so on, so
@@ -44,7 +44,7 @@ def draw(costs: ArrayLike, shape: Shape, balance: Balance, key: int) -> NDArray[
         BalanceError: there are fewer units than ranks; a stratum with a quota is empty; the quotas do not add up to
             ``shape.per_rank``; ``shape.per_rank`` is too small to give every stratum that has units a quota; a cost is
             negative; or the sum of all costs does not fit into 64 bits.
-        LengthError: costs are not integers, or not one-dimensional.
+        LengthError: costs are not integers, not one-dimensional, or masked.
 
     >>> order = draw(range(10), Shape(2, 1, 1, 2), Balance.named("karmarkar_karp"), key=0)
     >>> sorted(order.tolist()) == list(range(10))
@@ -88,7 +88,7 @@ def whole_steps(costs: ArrayLike, shape: Shape, balance: Balance) -> int:
 
     Raises:
         BalanceError: as in `draw`, except that too few units for the ranks are no error.
-        LengthError: costs are not integers, or not one-dimensional.
+        LengthError: costs are not integers, not one-dimensional, or masked.
 
     In the example, each step takes one unit that costs more than 5. Only one unit does, so there is only one whole
     step:

@@ -1,6 +1,7 @@
 """The methods of balance: each combines a way to draw units, a way to deal them, and the point where ranks wait.
 
-`Balance` explains the words of this table. In all of these methods, ranks wait for one another once per optimiser step.
+A unit is a sequence, or a pack of several. `Balance` explains the other words of this table. In all of these methods,
+ranks wait for one another once per optimiser step.
 
 | name | drawn | dealt | from |
 |---|---|---|---|

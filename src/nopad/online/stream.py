@@ -111,7 +111,7 @@ class StreamPacker:
         """Add sequences of these lengths, integers ``[n]``; return the packs that were made.
 
         Raises:
-            LengthError: lengths are not integers ``[n]``, or a length is below 1 or above the capacity; then no
+            LengthError: lengths are not integers ``[n]``, or a length is masked, below 1 or above the capacity; then no
                 sequence of this call is added.
         """
         checked = as_lengths(lengths, self.capacity)

@@ -62,8 +62,8 @@ def plan(
 
             * capacity, depth, seed, algorithm or an option has an invalid value, or the algorithm has no such option
             * a condition cannot be met
-            * more than 2^22 of these sequences fit into one pack, `depth` allows it, and the algorithm is not an
-              arrival-order algorithm; this is too many for a plan to list
+            * more than 2^22 of these sequences fit into one pack, `depth` allows it, and the algorithm is neither
+              "none" nor an arrival-order algorithm; this is too many for a plan to list
             * "nnlshp" or "ennlshp" would have to list too many strategies
             * an arrival-order algorithm is given a histogram of more than 2^28 sequences
 

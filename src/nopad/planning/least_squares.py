@@ -1,9 +1,10 @@
 """The steps that NNLSHP and ENNLSHP share: list strategies, solve, round, and repair the result into an exact cover.
 
-The only step that does not use integers is SciPy's solver. Its result is rounded with a margin, so that its last digits
-do not matter. But where several solutions are equally good, another version of SciPy or another processor may find
-another one. Plans from different solutions are all valid, and their numbers of packs differ little (by up to 9 of
-40,787 packs on SQuAD-384). The same machine and the same version of SciPy always give the same plan.
+A strategy is a list of slots that fill a pack; a slot is a place in a pack for a sequence of a given length. The only
+step that does not use integers is SciPy's solver. Its result is rounded with a margin, so that its last digits do not
+matter. But where several solutions are equally good, another version of SciPy or another processor may find another
+one. Plans from different solutions are all valid, and their numbers of packs differ little (by up to 9 of 40,787 packs
+on SQuAD-384). The same machine and the same version of SciPy always give the same plan.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The charts of the report: one function per chart, which takes a subject and returns an altair chart."""
+"""The charts of the report: one function per chart, which takes a `Subject` and returns an altair chart.
+
+Each function raises `MissingExtraError` if altair or vl-convert is not installed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Save a picture of a subject, 1920 x 1080 pixels: title, `Subject.answer`, and charts of slots, packs and lengths."""
+"""Save a picture of a `Subject`, 1920 x 1080 pixels: title, answer, and charts of slots, packs and lengths.
+
+The answer is `Subject.answer`: what packing does to an epoch, in two sentences.
+"""
 
 from __future__ import annotations
 

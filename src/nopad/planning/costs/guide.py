@@ -62,8 +62,9 @@ class Units:
         sizes: units of tokens of each item, ascending; int64 ``[k]``.
         costs: units of cost of each item, ascending; int64 ``[k]``.
         demand: number of sequences of each item; int64 ``[k]``.
-        room: three integers: units of tokens of a pack, units of cost of a pack, and layers of the knapsack (1: the
-            depth is ignored).
+        room: three integers: units of tokens of a pack, units of cost of a pack, and layers of the knapsack table.
+            There is one layer for each number of sequences in a pack, from 0 to the depth; or just one, if the depth is
+            ignored.
         edges: item i stands for the lengths from ``edges[i]`` up to ``edges[i + 1]`` (exclusive); int64 ``[k + 1]``.
         middle: mean length of the sequences of each item, in tokens; float64 ``[k]``.
     """
@@ -79,7 +80,8 @@ class Units:
     def of(cls, load: Load, work: int) -> Units | None:
         """Return the finest units for which filling the knapsack table takes at most `work` updates.
 
-        There may be at most 700 distinct sizes and 32 layers. Returns None if even the coarsest units exceed a limit.
+        There may be at most 700 distinct sizes and 32 layers (see `room`). Returns None if even the coarsest units
+        exceed a limit.
         """
         capacity, most, depth = load.limits.tolist()
         usual = -(-capacity * int(load.counts.sum()) // int((load.counts * load.sizes).sum()))  # sequences per pack

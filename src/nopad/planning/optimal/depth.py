@@ -1,6 +1,7 @@
 """`Search`: the search for a plan at one depth limit.
 
-Its *exact program* is the linear program whose items are the distinct lengths, without rounding.
+`nopad.planning.optimal` describes the steps of this search. Its *exact program* is the linear program whose items are
+the distinct lengths, without rounding.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Pricing: given a value for each item, find the most valuable pattern, and the best pattern that contains each item.
 
-A pattern is a multiset of items that fits into a pack; its value is the sum of its items' values. Values are integers,
-so the result is exact, and so is the bound made from it. For k items and a capacity of C, this takes O(k * C) without a
-depth limit and O(depth * k * C) with one.
+An item stands for all sequences of one size. A pattern is a multiset of items that fits into a pack; its value is the
+sum of its items' values. Values are integers, so the result is exact, and so is the bound made from it. For k items and
+a capacity of C, this takes O(k * C) without a depth limit and O(depth * k * C) with one.
 """
 
 from __future__ import annotations

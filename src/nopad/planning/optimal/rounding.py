@@ -1,10 +1,10 @@
 """Round a linear program to whole packs by diving: fix some packs, solve the program for the remaining items, repeat.
 
-A linear program says how often to use each pattern (a multiset of items that fits into a pack), in fractions. Each step
-of a dive makes as many packs of each pattern as the whole part of its number; if all whole parts are 0, it makes one
-pack of each pattern with one of the largest fractions. The items of a pattern are slots: if an item has run out, its
-slot takes the next smaller item. After every step, the remaining items are also packed by best-fit, and the best
-complete packing is kept. The dive ends in these cases:
+An item stands for all sequences of one size. A linear program says how often to use each pattern (a multiset of items
+that fits into a pack), in fractions. Each step of a dive makes as many packs of each pattern as the whole part of its
+number; if all whole parts are 0, it makes one pack of each pattern with one of the largest fractions. The items of a
+pattern are slots: if an item has run out, its slot takes the next smaller item. After every step, the remaining items
+are also packed by best-fit, and the best complete packing is kept. The dive ends in these cases:
 
 * the best complete packing has no more packs than the bound
 * no item is left

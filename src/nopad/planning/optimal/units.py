@@ -1,9 +1,10 @@
 """Plan many distinct lengths: round them to units of several tokens, plan, then fill the slots with real lengths.
 
-A pack has 128 to 2,048 units. Lengths are rounded to the nearest unit, up or down, so that rounding errors cancel
-instead of adding up. The patterns found are only a guide: their items are slots for real lengths, and the last slot of
-each pack takes the longest length that still fits. Sequences without a slot are packed by best-fit. So every pack holds
-real lengths within the capacity, and there are nearly as few packs as in the plan in units.
+An item stands for all sequences of one rounded length, and a pattern is a multiset of items that fits into a pack. A
+pack has 128 to 2,048 units. Lengths are rounded to the nearest unit, up or down, so that rounding errors cancel instead
+of adding up. The patterns found are only a guide: their items are slots for real lengths, and the last slot of each
+pack takes the longest length that still fits. Sequences without a slot are packed by best-fit. So every pack holds real
+lengths within the capacity, and there are nearly as few packs as in the plan in units.
 """
 
 from __future__ import annotations

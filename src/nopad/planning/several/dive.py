@@ -1,10 +1,10 @@
 """Make whole packs from the linear program in which every size is a class: by diving, then by an integer program.
 
-The solution of the linear program says how often each column is used. A step of a dive takes the whole part of this
-number as packs. If all whole parts are 0, it takes one pack of each of the columns with the largest fractions. Then the
-program is solved again for the sequences left, and the next step follows. After each step, the sequences left are also
-packed in a quick way, which completes a plan; the cheapest such plan is kept. If the task is small, an integer program
-then chooses among all columns found (`choose`).
+A column is a capacity, and the sizes of the sequences in one pack. The solution of the linear program says how often
+each column is used. A step of a dive takes the whole part of this number as packs. If all whole parts are 0, it takes
+one pack of each of the columns with the largest fractions. Then the program is solved again for the sequences left, and
+the next step follows. After each step, the sequences left are also packed in a quick way, which completes a plan; the
+cheapest such plan is kept. If the task is small, an integer program then chooses among all columns found (`choose`).
 """
 
 from __future__ import annotations
