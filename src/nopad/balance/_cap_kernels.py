@@ -67,8 +67,9 @@ def _place(
     ``rank_of[u]`` is set to the rank of unit u; `cost_of`, `tokens_of` and `units_of` to the totals of each rank. A
     rank has room up to `cap` tokens. If a unit finds no room, the units after it are not placed.
 
-    Of the ranks with room, a unit goes to that with the lowest cost if `by` is 0, the fewest tokens if it is 1, and the
-    most tokens if it is 2. Ties go to the rank with fewer units, then to that with the lower number.
+    A unit goes to one of the ranks with room. This is the rank with the lowest cost if `by` is 0, with the fewest
+    tokens if `by` is 1, and with the most tokens if `by` is 2. Ties go to the rank with fewer units, then to that with
+    the lower number.
     """
     cost_of[:] = 0
     tokens_of[:] = 0
@@ -152,9 +153,10 @@ def _relieve(
 ) -> None:
     """Lower the cost of the costliest rank: move its units to other ranks, or swap them with theirs, while that helps.
 
-    No rank gets more than `cap` tokens. This stops after about `most_looks` comparisons of pairs of units, or when the
-    highest cost is within 1 part in 4,096 of a lower bound: the larger of the mean cost of a rank and the cost of the
-    costliest unit. The other arguments are as in `_place`, and the last four are changed in place.
+    No rank gets more than `cap` tokens. This stops after about `most_looks` comparisons of pairs of units. It also
+    stops when the highest cost of a rank is within 1 part in 4,096 of a lower bound. This bound is the mean cost of a
+    rank, or the cost of the costliest unit if that is more. The other arguments are as in `_place`, and the last four
+    are changed in place.
     """
     n, world = costs.shape[0], cost_of.shape[0]
     mine = np.empty(n, dtype=np.int64)
@@ -203,9 +205,14 @@ def deal_capped(
     There must be at least as many units as ranks (`world`); each rank gets one or more. If the result is False,
     `rank_of` holds no valid result.
 
-    Four ways are tried until one works: the costliest units first, each to the cheapest rank with room; the longest
-    first, each to the rank with most room; the longest first, each to the fullest rank with room; units in the given
-    order, each to the rank with most room. `most_looks` limits the comparisons that lower the highest cost afterwards.
+    Four ways are tried until one works:
+
+    * the costliest units first, each to the cheapest rank with room
+    * the units with most tokens first, each to the rank with most room
+    * the units with most tokens first, each to the fullest rank with room
+    * units in the given order, each to the rank with most room
+
+    `most_looks` limits the comparisons that lower the highest cost afterwards (`_relieve`).
     """
     n = costs.shape[0]
     spare_costs = np.empty(n, dtype=np.int64)

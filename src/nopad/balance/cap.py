@@ -48,9 +48,9 @@ def deal_under_cap(costs: ArrayLike, tokens: ArrayLike, world_size: int, cap: in
         cap: most tokens a rank may get.
 
     Raises:
-        BalanceError: a unit has more tokens than the cap, there are fewer units than ranks, `costs` and `tokens` differ
-            in size, a cost or a number of tokens is negative, their sum does not fit into 64 bits, or no way was found
-            to keep to the cap.
+        BalanceError: a unit has more tokens than the cap; there are fewer units than ranks; `costs` and `tokens` differ
+            in size; a cost or a number of tokens is negative; the sum of all costs, or of all tokens, does not fit into
+            64 bits; or no way was found to keep to the cap.
         LengthError: costs or tokens are not integers, not one-dimensional, or masked.
         OptionError: `world_size` is not an integer from 1 to 2^31 - 1, or `cap` is not one from 1 to 2^63 - 1.
 
@@ -168,9 +168,9 @@ def deal_step_under_cap(
         cap: most tokens per rank and micro-step.
 
     Raises:
-        BalanceError: there is no unit, a unit has more tokens than the cap, `costs` and `tokens` differ in size, or no
-            way was found to keep to the cap; none of these happens for a step that `cut_under_cap` made. Or a cost or a
-            number of tokens is negative, or their sum does not fit into 64 bits.
+        BalanceError: there is no unit; a unit has more tokens than the cap; `costs` and `tokens` differ in size; a cost
+            or a number of tokens is negative; the sum of all costs, or of all tokens, does not fit into 64 bits; or no
+            way was found to keep to the cap. For a step that `cut_under_cap` made, a way is always found.
         LengthError: costs or tokens are not integers, not one-dimensional, or masked.
         OptionError: `cap` is not an integer from 1 to 2^63 - 1.
 

@@ -45,6 +45,8 @@ class _Block:
 def ffd(histogram: Histogram, capacity: int, depth: int | None) -> list[tuple[int, tuple[int, ...]]]:
     """Return ``(count, lengths longest first)`` pairs, `count` packs of each, that cover `histogram` exactly.
 
+    A `depth` of None is unlimited.
+
     >>> ffd(Histogram.from_lengths([5, 4, 3, 2, 2]), 8, None)
     [(1, (5, 3)), (1, (4, 2, 2))]
     """

@@ -77,9 +77,9 @@ def least_squares(
     """Return a plan by non-negative least squares, with facts on the solution and its repair.
 
     `system` is a function that makes the equations. Its arguments are the packing matrix (`packing_matrix`), and the
-    number of sequences of each length. It returns the matrix for the solver, which has `copies` times as many rows, and
-    the target. The first unknowns of its equations are how often each strategy is used; others may follow. `name` is
-    the algorithm's name, for messages. A `depth` of None is unlimited.
+    number of sequences of each length. It returns two arrays: the matrix for the solver, with `copies` times as many
+    rows as the packing matrix, and the target. The first unknowns of the equations are how often each strategy is used;
+    others may follow. `name` is the algorithm's name, for messages. A `depth` of None is unlimited.
 
     Raises:
         OptionError: the matrix would be too large, since there are too many strategies (`check_size`).
@@ -136,7 +136,9 @@ def _solve(
 
 
 def nnls(matrix: NDArray[np.float64], target: NDArray[np.float64], maxiter: int) -> tuple[NDArray[np.float64], float]:
-    """Return the x >= 0, float64 ``[columns]``, that minimises the norm of ``matrix @ x - target``, and this norm.
+    """Return ``(x, norm)``: the x >= 0 for which the norm of ``matrix @ x - target`` is smallest, and this norm.
+
+    x is float64 ``[columns]``.
 
     SciPy's solver is imported only when needed, since importing it takes longer than importing all of nopad.
 

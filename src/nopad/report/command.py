@@ -31,8 +31,8 @@ def pack_command(manifest: Manifest, out: str) -> str:
     """Return the shell command, on one line, that packs the dataset of this manifest again, into the folder `out`.
 
     The command has every option that differs from its default. INPUT stands for the source, and TOKENIZER for the
-    tokenizer: datasets store no paths, so that the same input gives the same bytes on any machine. The report shows the
-    SHA-256 of the source and of the tokenizer instead.
+    tokenizer, because a dataset does not store where these were. The report shows the SHA-256 of the source and of the
+    tokenizer instead.
     """
     options = manifest.options
     values = {
@@ -112,7 +112,7 @@ def _of_corpus(options: Mapping[str, Any], capacity: int) -> dict[str, Any]:
     """Return the `options` that differ from their defaults, by the names of the command's parameters.
 
     `options` are the settings of `ReaderOptions`, `CorpusOptions`, an encoder, and pre-training pairs, as a manifest or
-    a plan's facts store them. `capacity`, that of the packs, decides the defaults of pre-training pairs.
+    a plan's facts store them. The defaults of pre-training pairs depend on `capacity`, the capacity of the packs.
     """
     found = {name: value for name, value in options.items() if name in _DEFAULTS and value != _DEFAULTS[name]}
     if "mask_field" in found and found["mask_field"] is None:

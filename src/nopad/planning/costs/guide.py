@@ -2,10 +2,12 @@
 
 This method is for packs of few sequences each, where it matters most which sequences share a pack. A pack has 128 to
 1,024 units of tokens, and 64 to 256 units of cost. Lengths and their squares are rounded to the nearest unit, so that
-errors cancel. The rounded lengths are the items of a linear program, whose patterns are found by an exact knapsack with
-both limits (and the depth, where it limits packs). The whole parts of the solution are packed, and the linear program
-is solved again for the items left. The patterns only guide the plan: each of their items is a slot, into which a real
-length is put, and packs keep to the limits in real lengths.
+errors cancel. The rounded lengths are the items of a linear program. Its patterns (multisets of items that fit into a
+pack) are found by an exact knapsack with both limits, and with the depth if that limits packs. The whole parts of the
+solution are packed, and the linear program is solved again for the items left.
+
+The patterns only guide the plan. Each item of a pattern is a slot, and a real length is put into each slot. The real
+lengths keep to the limits.
 
 Source: the sources of `nopad.planning.optimal`; the pricing is the two-constraint knapsack of Gilmore and Gomory,
 "Multistage cutting stock problems of two and more dimensions", 1965.

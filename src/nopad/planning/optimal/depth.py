@@ -75,8 +75,8 @@ def shallower(histogram: Histogram, capacity: int, depth: int | None, packs: int
 class Search:
     """The search for a plan at one depth limit: its best plan and lower bound so far, and its budget.
 
-    The search ends at a plan that is at most `within` packs above the bound, or when the bound shows that no plan has
-    fewer packs than `fewer` (None: the search goes on whatever the bound).
+    The search ends at a plan that is at most `within` packs above the bound. It also ends when the bound shows that no
+    plan has fewer packs than `fewer`; if `fewer` is None, this never happens.
 
     Attributes:
         less: whether the heuristics are tried at smaller depths too, as a larger depth should not need more packs.
@@ -188,7 +188,10 @@ class Search:
                 break
 
     def go_on(self) -> None:
-        """Improve the plan with the budget left, if the plan is above its bound and linear programs are possible."""
+        """Improve the plan with the budget left, if it has more packs than its bound, and linear programs are possible.
+
+        Linear programs are not possible if the capacity is above 2^24, or if the solver failed before.
+        """
         if self.best.packs <= self.bound or self.budget.trouble or self.capacity > _MOST_CAPACITY:
             return
         from nopad.planning.optimal.solver import SolverError
@@ -201,8 +204,11 @@ class Search:
     def last_pack(self) -> None:
         """Try to bring a good plan down to its lower bound, with at most 400 million operations.
 
-        Nothing is tried if the plan is not good, if it is at its bound already, if the budget has no more than these
-        400 million operations left, or if linear programs are not possible.
+        Nothing is tried in these cases:
+
+        * the plan is not good, or has no more packs than its bound
+        * the budget has no more than 400 million operations left
+        * linear programs are not possible: the capacity is above 2^24, or the solver failed before
         """
         if (
             self.budget.trouble

@@ -1,4 +1,4 @@
-"""Column generation and rounding, which give whole packs for `Items`, and values of items that prove a lower bound.
+"""Column generation and rounding: they give whole packs for `Items`, and values of items that prove a lower bound.
 
 An item stands for all sequences of one size, and a pattern is a multiset of items that fits into a pack. Each round
 solves the linear program over the patterns known so far (`master`), and adds patterns that are worth most by its dual

@@ -50,8 +50,8 @@ def plan_several(
 ) -> SeveralPlan:
     """Plan packs of several capacities, so that the total price of all packs is low.
 
-    Use this for training with several row lengths, where a long row costs more than a short one; or if a pack has two
-    limits at once, such as tokens and images, or nodes and edges ("two kinds of size").
+    Use this for training with several row lengths, where a long row costs more than a short one. Or use it if a pack
+    has two limits at once ("two kinds of size"), such as tokens and images, or nodes and edges.
 
     Args:
         sizes: the length of each sequence in tokens, integers ``[n]`` of any int dtype, from 1 to 2^31 - 1; or a

@@ -306,8 +306,8 @@ class SeveralPlan:
 
         Raises:
             PlanMismatchError: the plan does not cover exactly these sizes.
-            LengthError: a size is not an integer or is out of range, `sizes` have another shape, or sequences have one
-                size each and the plan two, or the reverse.
+            LengthError: a size is not an integer or is out of range; `sizes` have another shape; or sequences do not
+                have as many sizes each as those of the plan.
             OptionError: `seed` is not an integer from 0 to 2^64 - 1.
 
         >>> import nopad

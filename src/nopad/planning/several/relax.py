@@ -103,8 +103,11 @@ class Master:
     def _first(self) -> list[Column]:
         """Return the columns to begin with.
 
-        For each capacity worth using, these are a pack of sand alone; and for each class that fits, a pack with one
-        copy of it, and a pack with as many copies as fit (at most 4,096).
+        For each capacity worth using, these are the first columns:
+
+        * a pack of sand alone
+        * for each class that fits, a pack with one copy of it
+        * for each class that fits, a pack with as many copies of it as fit (at most 4,096)
         """
         found: list[Column] = []
         corners = self.classes.corners

@@ -277,8 +277,9 @@ class _Search:
     def _follow(self, classes: Classes, master: Master, relaxed: Relaxed) -> None:
         """Make plans that follow `relaxed`, and keep the cheapest.
 
-        `relaxed` is the solution of a program in which each class has the mean of its sizes. Nothing is done if there
-        is a plan already, and either its price is not above that of the solution or the budget is spent.
+        `relaxed` is the solution of a program in which each class has the mean of its sizes. If there is a plan
+        already, nothing is done in two cases: the plan's price is not above the price of the solution, or the budget is
+        spent.
         """
         task = self.task
         if self.price is not None and (relaxed.price >= self.price or self.budget.spent()):
