@@ -97,7 +97,7 @@ def _pairs(options: Mapping[str, Any]) -> list[str]:
 def _text(value: Any) -> str:
     """Return a value as text for the command line: as JSON, but a string without quotes.
 
-    The command line would read a string such as "7" or "true" as another type, so such a string gets the quotes.
+    The command line would read a string such as "7" or "true" as another type, so such a string keeps its quotes.
     """
     if not isinstance(value, str) or value in ("None", "True", "False"):
         return json.dumps(value)

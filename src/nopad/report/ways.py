@@ -27,7 +27,8 @@ class Way:
         tokens: number of tokens in these rows.
         padding: share of the slots that is padding, from 0 to 1.
         steps: number of optimiser steps; None: `Settings.rows_per_step` is not given.
-        gpu_hours: hours that one GPU would take; None, here and below: the setting that it needs is not given.
+        gpu_hours: hours that one GPU would take. Here and below, None means that a setting is not given which the
+            number needs.
         hours: hours that all GPUs take, working at the same time.
         money: price of the GPU-hours.
         energy: energy of the GPU-hours, in kWh.

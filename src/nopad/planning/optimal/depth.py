@@ -87,7 +87,7 @@ class Search:
         solved: whether the exact program was solved to optimality.
         dived: number of dives (see `nopad.planning.optimal.rounding`) from the solved exact program so far.
         dives: number of further dives that the current call of `_steps` allows.
-        gathered: the best plan right after the last `_gather`, which need not be gathered again.
+        gathered: the best plan right after the last `_gather`; this plan need not be gathered again.
         streamed: whether the packs of `streamed` were offered already.
     """
 
@@ -112,9 +112,10 @@ class Search:
         self.best = Listed.placed(self.histogram, self.capacity, self.depth)
 
     def run(self) -> None:
-        """Try the heuristics, then, up to a capacity of 2^24, the steps of `go_on`; end early at a good plan.
+        """Try the heuristics, then the steps of `go_on`; end early at a good plan.
 
-        The plan found is `best`, its lower bound `bound`.
+        Above a capacity of 2^24, only the heuristics are tried. Afterwards, `best` is the plan found, and `bound` is
+        its lower bound.
         """
         if not self.good() and self.depth is not None:
             for packs in (self.bound, self.bound + 1):
@@ -294,9 +295,9 @@ class Search:
         return 1 if self.depth is None or self.depth >= most else self.depth
 
     def _begin_exact(self) -> None:
-        """Try the exact program (`_exact`) early, with 40 % of the budget, which is often enough to solve it.
+        """Try the exact program (`_exact`) early, with 40 % of the budget; this is often enough to solve it.
 
-        It gets 90 % if twice the estimated work of a hard input is within the budget.
+        The share is 90 % instead if twice the estimated work of a hard input is within the budget.
         """
         bad = _LENGTH_STEPS * self.histogram.lengths.size**2
         with self.budget.part(_MOST_BEGINNING if 2 * bad < self.budget.left else _BEGINNING):
@@ -308,7 +309,7 @@ class Search:
             self._exact()
 
     def _exact(self, *, whole: bool = True) -> None:
-        """Solve and round the exact program, whose items are the distinct lengths; keep its bound and plan if better.
+        """Solve and round the exact program, whose items are the distinct lengths; keep better bounds and plans.
 
         A later call continues the program of an earlier one. Once the program is solved to optimality, each dive rounds
         it with the next value in `_PARTS`, and `dives` limits the number of dives. If not `whole`, an unsolved program

@@ -1,8 +1,8 @@
 """Make and solve HiGHS models that are serial, repeatable, and limited by a budget.
 
 HiGHS has one thread pool per process. The first solved model decides the number of its threads, and HiGHS refuses a
-later model that asks for another number. nopad's models ask for one thread. If another library came first, they are
-solved in its pool; the algorithms stay serial, so the result is the same.
+later model that asks for another number. nopad's models ask for one thread. If another library solved a model first,
+nopad's models are solved in the pool of that library. The algorithms stay serial, so the result is the same.
 """
 
 from __future__ import annotations

@@ -86,10 +86,12 @@ def patterns_of(packing: Packing, before: Units, units: Units) -> Iterator[Patte
 def divide(histogram: Histogram) -> tuple[int, Histogram, Histogram]:
     """Divide a histogram into copies of a smaller one; return (number of copies, smaller histogram, remainder).
 
-    A copy has at most 262,144 sequences, so that its slots can be filled one by one; it has more if most counts are too
-    small to be divided by so many copies. With one copy, the remainder is empty. Otherwise the remainder has about one
-    in ten sequences of each length, so that it packs as well as the full histogram. It also has the sequences that are
-    left when counts are divided by the number of copies. It has at most half of all sequences.
+    A copy has at most 262,144 sequences, so that its slots can be filled one by one. But if most counts are too small
+    to be divided by so many copies, there are fewer copies, with more sequences each.
+
+    With one copy, the remainder is empty. Otherwise the remainder has about one in ten sequences of each length, so
+    that it packs as well as the full histogram. The remainder also has the sequences that are left when counts are
+    divided by the number of copies. In total, it has at most half of all sequences.
     """
     copies = 1
     while histogram.sequences > copies * _MOST_FILLED:

@@ -95,8 +95,8 @@ def dive(task: Task, master: Master, relaxed: Relaxed, goal: int, budget: Budget
 def _take(columns: list[Column], times: NDArray[np.int64], left: NDArray[np.int64], taken: Packing) -> bool:
     """Add ``times[c]`` packs of each column c to `taken`; return whether any was added.
 
-    Their sequences are subtracted from `left`, the number left of each size. If there are too few, a pack holds fewer
-    sequences than its column; empty packs are not added. Both `left` and `taken` are changed in place.
+    Their sequences are subtracted from `left`, the number of sequences left of each size. If too few are left, a pack
+    holds fewer sequences than its column; empty packs are not added. Both `left` and `taken` are changed in place.
     """
     before = taken.total()
     for at in np.flatnonzero(times).tolist():

@@ -233,7 +233,10 @@ class _Search:
             self._offer(made)
 
     def _most_classes(self) -> int:
-        """Return the number of classes that the effort allows."""
+        """Return how many classes a linear program may have, at most 500.
+
+        The number is chosen so that solving the program takes about its share of the effort.
+        """
         rooms, places = (self.task.capacities.max(axis=0) + 1.0).tolist()
         cells = min(rooms * places, _CELLS) * _CLASS_STEPS[places > 1]
         steps = max(self.effort, 0.1) * 1e9 * _PROGRAM

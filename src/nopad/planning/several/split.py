@@ -108,11 +108,11 @@ def ease(task: Task, counts: NDArray[np.int64], loose: NDArray[np.bool_], budget
     For one kind of size only. ``counts[i, j]`` is how many sequences of size i go to capacity j; `counts` itself is not
     changed. `loose` marks the sizes that may go to any capacity at no loss; bool ``[k]``.
 
-    The capacity with most tokens in sequences of these sizes is the giver. It gives some small sequences to each other
-    capacity that is used, in exchange for larger ones: small sequences fill the room left in packs. Capacities with
-    10,000 packs or more are left as they are. Each other capacity then holds, if possible, a little less in total than
-    a whole number of packs. With up to four other capacities, three amounts of small sequences are tried for each, and
-    the cheapest is kept; these trials share the budget.
+    The capacity with most tokens in sequences of the marked sizes is the giver. It gives some small sequences to each
+    other capacity that is used, in exchange for larger ones: small sequences fill the room left in packs. Capacities
+    with 10,000 packs or more are left as they are. Each other capacity then holds, if possible, a little less in total
+    than a whole number of packs. With up to four other capacities, three amounts of small sequences are tried for each,
+    and the cheapest is kept; these trials share the budget.
     """
     counts = counts.copy()
     lengths = task.sizes[:, 0].astype(np.float64)
