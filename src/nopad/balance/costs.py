@@ -345,7 +345,7 @@ def cost_model(text: str) -> CostModel:
     """Return the cost model that `text` names: ``tokens``, or ``attention:HIDDEN_SIZE``.
 
     Raises:
-        OptionError: `text` is neither of the two.
+        OptionError: `text` is neither of the two, or the hidden size is not an integer from 1 to 2^31 - 1.
 
     >>> cost_model("attention:1024")
     Attention(hidden_size=1024)

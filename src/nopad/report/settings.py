@@ -28,7 +28,7 @@ class Settings:
     A number is not shown if it needs a rate that is None.
 
     Attributes:
-        title: heading of the page; None: the names of its subjects.
+        title: heading of the page; None: "Packing report:" and the names of its subjects.
         batch_size: number of sequences that are padded together, as one batch, in the ways without packing.
         rows_per_step: number of rows in an optimiser step, over all GPUs and micro-batches; None: steps are not shown.
         epochs: number of epochs of the table, the bars and the savings.

@@ -125,9 +125,10 @@ class Master:
         `values` are the dual values of the items as integers (`as_values`); int64 ``[k]``. No pattern is worth more
         than the highest value returned, so this value proves a bound.
 
-        The depth limit multiplies the work of pricing, and rarely excludes a good pattern. So pricing ignores it
-        (`loose` of `price`) until it finds no new pattern. With `strict`, pricing then observes the limit, from this
-        call on; without `strict`, no pattern is added in such a call, although good ones may be missing.
+        The depth limit multiplies the work of pricing, and rarely excludes a good pattern. So pricing ignores the limit
+        (`loose` of `price`) until it finds no new pattern in this way. With `strict`, pricing observes the limit from
+        then on. Without `strict`, no pattern is added in such a call, although good patterns within the limit may be
+        missing.
         """
         if self._loose:
             budget.charge(self.items.steps(loose=True))
