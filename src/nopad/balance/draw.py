@@ -139,12 +139,11 @@ def _sort(units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: 
 def _stratify_by_quantile(
     units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: Balance, key: int
 ) -> None:
-    """Arrange the units in place so that in each step, one unit of each stratum goes to each rank, each node, or the
-    step.
+    """Arrange the units in place so that in each step, every taker has one unit of each stratum.
 
-    The strata are equally large parts of the units sorted by cost. `balance.within` says who takes one unit of each
-    stratum: "rank" (each rank), "node" (each node) or "world" (the step as a whole). `units` are indices into `costs`,
-    and fill whole steps. Which unit of a stratum goes where is random, by `key`.
+    The strata are equally large parts of the units sorted by cost. `balance.within` says what a taker is: "rank" (each
+    rank), "node" (each node) or "world" (all ranks together). `units` are indices into `costs`, and fill whole steps.
+    Which unit of a stratum goes where is random, by `key`.
     """
     from nopad._deal_kernels import shuffle_segments
 

@@ -1,7 +1,8 @@
 """Best-fit: in order of arrival, each sequence goes into the fullest pack that has room; optionally, with look-ahead.
 
 Without a window, every pack stays open until no sequence fits any more, or until it holds `depth` sequences. Among
-equally full packs the one used last is taken, since its memory is cached. O(n log64 capacity) for n sequences.
+equally full packs the one used last is taken, since its memory is cached. This takes O(n log64 capacity) for n
+sequences.
 
 With ``window=w``, for streams, one pack is open at a time, and sequences are taken from a buffer of the next w
 arrivals. The oldest sequence in the buffer opens the pack. Then the longest one that fits is added (the oldest of

@@ -5,7 +5,7 @@ sequence is drawn, then another one of its pack), and over pairs drawn at random
 If packs were filled at random, both means would be equal. Packing puts long sequences with short ones, so the lengths
 in a pack often differ by more.
 
-O(n log n) time for the n lengths of a plan's strategies. Sums are 64-bit floats.
+This takes O(n log n) for the n lengths of a plan's strategies. Sums are 64-bit floats.
 """
 
 from __future__ import annotations

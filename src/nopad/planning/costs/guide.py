@@ -244,10 +244,10 @@ def fill(plan: Guide, load: Load, align: int, budget: Budget) -> Packed:
     """Return a plan of all sequences of `load`: the patterns of `plan`, filled with real lengths.
 
     Each rounded length in a pattern of `plan` is a slot for one sequence. For sequences without a slot, `guide` makes a
-    plan in rounded lengths again, a few times. Sequences that still have no slot are placed by best-fit. The
-    operations of these two steps are charged to `budget` here. Those of filling (`FILLING`) must be charged by the
-    caller. Best-fit always places all sequences: even with no budget left it may look at a million classes of equal
-    packs, and then opens new packs.
+    plan in rounded lengths again, a few times. Sequences that still have no slot are placed by best-fit. The operations
+    of `guide` and of best-fit are charged to `budget` here. The operations of filling slots (`FILLING`) must be charged
+    by the caller. Best-fit always places all sequences: even with no budget left it may look at a million classes of
+    equal packs, and then opens new packs.
     """
     from nopad.planning.costs import _kernels
 

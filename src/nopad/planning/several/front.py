@@ -129,6 +129,8 @@ def pack_several(
     short for ``plan_several(...).assign(sizes, seed=seed)``; see `plan_several` and `SeveralPlan.assign` for the
     arguments and errors. `sizes` must be an array, not a `Histogram`.
 
+    In the example, the sequences of 9 and 7 tokens share the only pack of 16 tokens:
+
     >>> import nopad
     >>> packs = nopad.pack_several([9, 7, 3, 2, 2], capacities=[8, 16], prices=[1, 2.5])
     >>> sorted(sorted(pack.tolist()) for pack in packs[16])

@@ -54,7 +54,7 @@ class Task:
 
     @cached_property
     def loads(self) -> tuple[int, int]:
-        """The sum of each of the two sizes over all sequences."""
+        """The sum of the first sizes of all sequences, and the sum of their second sizes."""
         first, second = (exact_dot(self.counts, self.sizes[:, kind]) for kind in (0, 1))
         return first, second
 
