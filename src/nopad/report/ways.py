@@ -22,7 +22,8 @@ class Way:
 
     Attributes:
         name: name of this way, for display.
-        rows: number of rows in all epochs, extrapolated if `Settings.of_tokens` is given; so are all numbers below.
+        rows: number of rows in all epochs. If `Settings.of_tokens` is given, this number is extrapolated to it; so are
+            all numbers below except `padding`.
         slots: number of slots in these rows, tokens and padding.
         tokens: number of tokens in these rows.
         padding: share of the slots that is padding, from 0 to 1.
