@@ -1,6 +1,7 @@
-"""Save a picture of a `Subject`, 1920 x 1080 pixels: title, answer, and charts of slots, packs and lengths.
+"""Save a picture of a `Subject`, 1920 x 1080 pixels: some text, and up to four charts.
 
-The answer is `Subject.answer`: what packing does to an epoch, in two sentences.
+The text is the title, what packing does to an epoch (`Subject.answer`), what it saves, and the main numbers. The charts
+show slots, packs, lengths and sequences per pack.
 """
 
 from __future__ import annotations
