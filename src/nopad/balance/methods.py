@@ -123,7 +123,8 @@ class Balance:
         `name` may also be a `Balance`; then a copy of it with the changes is returned.
 
         Raises:
-            OptionError: there is no method called `name`, or a changed attribute has a value that is not allowed.
+            OptionError: there is no method called `name`, a changed attribute has a value that is not allowed, or the
+                attributes then contradict each other.
             TypeError: `changes` has a name that is not an attribute of `Balance`.
         """
         if isinstance(name, Balance):
