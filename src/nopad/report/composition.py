@@ -5,7 +5,7 @@ sequence is drawn, then another one of its pack), and over pairs drawn at random
 If packs were filled at random, both means would be equal. Packing puts long sequences with short ones, so the lengths
 in a pack often differ by more.
 
-O(n log n) time for the n lengths of a plan's strategies. Sums are 64-bit floats.
+This takes O(n log n) for the n lengths of a plan's strategies. Sums are 64-bit floats.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Composition", "Step"]
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Shares of the pairs of sequences whose lengths differ by at most `difference` tokens, from 0 to 1.
+    """How many pairs of sequences differ in length by at most `difference` tokens, as shares from 0 to 1.
 
     `together` is the share among pairs of one pack, `at_random` among pairs drawn from all sequences that share a pack.
     """
@@ -85,7 +85,8 @@ class Composition:
     def likeness(self) -> float:
         """Ratio of `together` to `at_random`: below 1, lengths in a pack are more alike than by chance; above 1, less.
 
-        It is 0 if each pack holds sequences of one length, and 1 if all lengths are equal or no sequences share a pack.
+        It is 1 if all sequences that share a pack have the same length, or if no sequences share one. Otherwise, it is
+        0 if there is only one length in each pack.
         """
         return self.together / self.at_random if self.at_random else 1.0
 

@@ -1,8 +1,9 @@
 """Choose packs from a list of patterns, so that they hold each item exactly as often as demanded.
 
-This is the exact-cover problem, with demands. Each pattern has a loss, and the losses of all packs together are limited
-too. A descent uses one pattern after another, goes back at dead ends, and is given up after a number of these. Two
-kinds of descents take turns:
+An item stands for all sequences of one size; its demand is their number. A pattern is a multiset of items that fits
+into a pack. This is the exact-cover problem, with demands. Each pattern has a loss, and the losses of all packs
+together are limited too. A descent uses one pattern after another, goes back at dead ends, and is given up after a
+number of dead ends. Two kinds of descents take turns:
 
 * The scarcest item, with the fewest patterns per copy, comes first. Of its patterns, the one whose items occur in the
   fewest patterns is used, so that the items left at the end still have many patterns in common. If there are many
