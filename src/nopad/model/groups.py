@@ -71,8 +71,8 @@ def grouped(lengths: Sequence[int], mixed: bool, call: int = CALL) -> list[list[
     """Divide sequences into groups that a module runs together; return each group's indices into `lengths`.
 
     Groups of longer sequences come first. Without `mixed`, the sequences of a group have the same length. With `mixed`,
-    lengths may differ, and the groups are the cheapest: a group costs n * l slots (n sequences, the longest of l
-    tokens), and `call` slots more for its own call of the module. Run time: O(D^2) for D different lengths.
+    lengths may differ, and no other division costs less. A group of n sequences, the longest of l tokens, costs n * l
+    slots, and `call` slots more for its own call of the module. Run time: O(D^2) for D different lengths.
 
     >>> grouped([7, 300, 7, 280], mixed=True)
     [[1, 3], [0, 2]]

@@ -85,10 +85,10 @@ class Head:
                 yield name, dims, module, getattr(holder, "encoder", holder)
 
     def enter(self, call: Call, named: dict[str, Any]) -> None:
-        """Check the shapes of labels before the model runs; `named` are the model's arguments by name.
+        """Check the shapes of the labels before the model runs; `named` are the model's arguments by name.
 
         For CLIP, the index of each sequence's end-of-sequence token in the concatenated rows is stored in `call.seen`.
-        Subclasses change or remove labels in `named` from which the model would compute a wrong loss.
+        Subclasses change or remove those labels in `named` from which the model would compute a wrong loss.
 
         Raises:
             BatchError: labels have another shape than the batch needs.
@@ -116,7 +116,8 @@ class Head:
     def static_labels(self, labels: Tensor, positions: Tensor) -> Tensor:
         """Return labels per token, ``[R, L]``, as the model must get them in a call with static shapes.
 
-        `positions` is the position of each token in its sequence, from 0, and 0 in padding; ``[R, L]``.
+        This class returns `labels` unchanged. `positions` is the position of each token in its sequence, from 0, and 0
+        in padding; ``[R, L]``.
         """
         return labels
 
@@ -275,8 +276,9 @@ class Causal(Head):
     def enter(self, call: Call, named: dict[str, Any]) -> None:
         """Set the label of each sequence's first token to -100, if labels are given.
 
-        Refuse calls whose loss would be wrong, because labels are shifted along rows and not along sequences, or
-        because ``num_items_in_batch`` counts labels of first tokens.
+        A call is refused if its loss would be wrong. This is so if the loss would shift labels along rows, across the
+        borders of sequences. It is also so if ``num_items_in_batch``, the number by which the loss is divided, counts
+        labels of first tokens.
 
         Raises:
             BatchError: the loss would be wrong in one of these ways, or labels have a wrong shape.
@@ -369,7 +371,7 @@ HEADS: dict[str, type[Head]] = {"tokens": Head, "causal": Causal, "classificatio
 
 
 def head_of(model: Any, family: Family, given: str | None = None) -> Head:
-    """Return the head of a model; `given` is the head's name, for a class that nopad does not know.
+    """Return the head of a model; `given` is the head's name, for a class that nopad does not know, else None.
 
     Raises:
         OptionError, UnsupportedModelError: see `nopad.model.known.head_name`.

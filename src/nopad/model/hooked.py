@@ -52,9 +52,9 @@ class HookedModel:
         family: the facts about its model type.
         backend: name of the attention backend, as given to `packed`.
         head: the model's head.
-        most: most sequences that a batch may have; None: unlimited.
+        most: largest number of sequences that a batch may have; None: unlimited.
         takes: names of the model's arguments in packed calls.
-        before: the attention implementation that the model had before; "": it was not changed.
+        before: the attention implementation that the model had before it was made pack-safe; "": it was not changed.
         cell: the state that the hooks share.
         modules: the modules that the model had when hooks were last attached; if it has others at a call, hooks are
             attached again.
@@ -151,7 +151,7 @@ class HookedModel:
                 )
 
     def remove(self) -> None:
-        """Remove all hooks and restore the attention implementation."""
+        """Remove all of nopad's hooks from the model, and restore the attention implementation that it had before."""
         for module in {*_walk(self.model), *self.modules}:
             take_off(module, self.cell)
         release(_walk(self.model))
@@ -163,8 +163,8 @@ class HookedModel:
         """Attach hooks to the modules that the model uses now, unless hooks were last attached to the same modules.
 
         Raises:
-            UnsupportedModelError: a module that needs a hook was replaced by one that nopad does not know, or a module
-                of the user's own class was put in later.
+            UnsupportedModelError: as for `_hooks`, or a module of the user's own class was put into the model after it
+                was made pack-safe.
         """
         modules = tuple(_walk(self.model))
         if len(modules) == len(self.modules) and all(map(is_, modules, self.modules)):
@@ -213,8 +213,8 @@ class HookedModel:
         """Yield (module, hook) pairs for the modules that the model uses now; one module may have several hooks.
 
         Raises:
-            UnsupportedModelError: a module cannot be hooked, mixes the tokens of a row, or has experts of limited
-                capacity.
+            UnsupportedModelError: a module cannot be hooked, since nopad does not know it; mixes the tokens of a row;
+                or has experts of limited capacity.
         """
         cell, model, family = self.cell, self.model, self.family
         check_rows(model, self.head.base, family.mixers)
@@ -290,7 +290,10 @@ def part_of(model: Any, name: str) -> Any:
 
 
 def _walk(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield all modules of a model, in any order; this runs at each call, and is faster than ``model.modules()``."""
+    """Yield all modules of a model, a shared one more than once, in any order.
+
+    This runs at each call, and is faster than ``model.modules()``.
+    """
     stack = [model]
     while stack:
         module = stack.pop()

@@ -69,7 +69,10 @@ def attach(module: nn.Module, hook: Any) -> None:
 
 
 def take_off(module: nn.Module, cell: Cell) -> None:
-    """Remove from a module the hooks of `cell`'s model and hooks copied with the module; other models' hooks stay."""
+    """Remove from a module the hooks of the model that has this `cell`, and hooks that were copied with the module.
+
+    Hooks of other pack-safe models stay.
+    """
     # Not by PyTorch's handles, which do not exist for the hooks of a copied module.
     before: tuple[Any, ...] = (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs)
     after: tuple[Any, ...] = (
@@ -120,9 +123,10 @@ class Swap(Hook):
 
 @dataclass(eq=False)
 class Count(Hook):
-    """Passes the batch's positions to the base model, in case the class around it does not pass them on.
+    """Counts the runs of the base model, and gives it the batch's positions.
 
-    If the base model takes `use_cache` and it is not given, it becomes False.
+    The class around the base model may have failed to pass the positions on. If the base model takes `use_cache` and
+    the caller does not give it, it becomes False.
     """
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -163,7 +167,7 @@ class UnpackFirst(Hook):
 
 @dataclass(eq=False)
 class PackAgain(Hook):
-    """Runs an attention module on the other groups of sequences, and packs its output into the batch's rows again."""
+    """Runs an attention module on the other groups of sequences, and packs all outputs into the batch's rows again."""
 
     moment: Literal["before", "after"] = "after"
 
@@ -323,7 +327,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 @dataclass(eq=False)
 class Keep(Hook):
-    """Keeps a module's output for the head.
+    """Keeps a module's output for the head: in `Call.seen`, or in a call with static shapes in `Static.kept`.
 
     Attributes:
         name: key in `Call.seen`.

@@ -89,7 +89,7 @@ def head_name(model: Any, family: Family, given: str | None) -> str:
 
 
 def _way_out(model: Any) -> str:
-    """Return advice for a class that nopad does not know."""
+    """Return advice, as a part of an error message, for a model whose class nopad does not know."""
     from transformers import PreTrainedModel
 
     if type(model).__module__.startswith("sentence_transformers."):

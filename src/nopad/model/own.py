@@ -50,7 +50,7 @@ def is_own(kind: type) -> bool:
 
 
 def own_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield (name, module) of a model's modules, itself included, whose classes are the user's own."""
+    """Yield (name, module) for each module of a model, itself included, whose class is the user's own."""
     for name, module in model.named_modules():
         if is_own(class_of(module)):
             yield name, module
@@ -189,9 +189,10 @@ def changes(model: nn.Module) -> list[tuple[str, Any]]:
 
 
 def _functions(place: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, function) of the user's own functions and methods in a class or Python module of a library.
+    """Yield (name, function) for each of the user's own functions and methods in `place`.
 
-    In ``torch`` itself, only replaced operations are yielded, such as ``torch.matmul``.
+    `place` is a class or a Python module of a library. In ``torch`` itself, only replaced operations are yielded, such
+    as ``torch.matmul``.
     """
     for name, value in list(vars(place).items()):
         call = next((getattr(value, one) for one in ("fget", "__func__", "func") if hasattr(value, one)), value)

@@ -21,10 +21,10 @@ _NOT_TOGETHER = "a sequence and its target are not in the same row; pack both wi
 
 
 def mask(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
-    """Compute attention of whole rows under a mask that the layers of a batch share; return ``[R, L, H, D]``.
+    """Compute attention of whole rows under a block-diagonal mask; return ``[R, L, H, D]``.
 
-    Layers with another causality or window get another mask. `query` is ``[R, H, L, D]``. `key` and `value` may have
-    fewer heads, and in cross attention (`Cross`) another L.
+    The mask is made once per batch for all layers of the same causality and window. `query` is ``[R, H, L, D]``. `key`
+    and `value` may have fewer heads, and in cross attention (`Cross`) another L.
 
     Raises:
         BatchError: a sequence may go on in the next row, a sequence and its target are in different rows, or `attend`
