@@ -154,7 +154,7 @@ def check_steady(model: Any) -> None:
     """Check that a small model, in evaluation mode, gives a sequence the same result in two calls.
 
     Raises:
-        UnsupportedModelError: it does not, so it draws random numbers; the message names the module.
+        UnsupportedModelError: the two results differ, so the model draws random numbers; the message names the module.
     """
     tokens = list(range(5, 5 + length_for(model)))
     name = _first_apart(model, partial(ran, model, tokens), partial(ran, model, tokens), _same)
@@ -191,9 +191,10 @@ def check_forgets(model: Any) -> None:
 
 
 def _kept(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of what the user's own modules hold besides weights, and (description, class) of each module.
+    """Yield what the user's own modules hold, as pairs (name, value).
 
-    The class stands for the code and globals that it reaches: `mark_of` hashes them with it.
+    There is a pair for each attribute and buffer, but not for weights. One more pair per module has the module's class
+    as its value. The class stands for the code and globals that it reaches: `mark_of` hashes them with it.
     """
     for name, kind, held in settings_of(model):
         yield f"what the code of {kind.__name__} reaches", kind
@@ -206,11 +207,11 @@ def _kept(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def check_rows_apart(model: Any, close: float) -> None:
-    """Check that a sequence gets the same results beside another row as when it is alone.
+    """Check that a sequence's results do not change if another row is in the batch.
 
-    It is tried as the first and as the second row of a batch of two, in evaluation mode and in training mode without
-    dropout. Training mode is left out if the model is random there even without dropout. Differences of at most
-    `close`, relative to an output's largest value, are rounding.
+    A sequence is run alone, and as the first and as the second row of a batch of two rows, in evaluation mode and in
+    training mode without dropout. Training mode is left out if the model is random there even without dropout.
+    Differences of at most `close`, relative to an output's largest value, are rounding.
 
     Raises:
         UnsupportedModelError: results differ, or the model does not run on two rows; the message names the module or
@@ -269,10 +270,11 @@ def _row(close: float, place: int, one: Tensor, two: Tensor) -> bool:
 def _first_apart(
     model: Any, one: Callable[[], Any], two: Callable[[], Any], alike: Callable[[Tensor, Tensor], bool]
 ) -> str | None:
-    """Return the name of the first module to finish whose outputs differ between two runs; None if there is none.
+    """Run `one` and `two`, which call the model, and return the name of the first module whose outputs differ.
 
-    The model itself has the name "". `alike` compares two tensors. Of modules inside the model, only tensors with at
-    least three dimensions are compared. If the two runs call different modules, only the model's outputs are compared.
+    First is the module that finishes first. The model itself has the name "". None: no outputs differ. `alike` compares
+    two tensors. Of modules inside the model, only tensors with at least three dimensions are compared. If the two runs
+    call different modules, only the model's outputs are compared.
     """
     runs: list[list[tuple[str, list[Tensor]]]] = []
     for run in (one, two):

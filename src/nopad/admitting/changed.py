@@ -69,7 +69,10 @@ def check_changes(model: Any) -> None:
 
 
 def _differs(model: Any) -> str:
-    """Return in words how outputs in packs differ from those of each sequence alone; "": they do not.
+    """Return in words how the outputs of packs are wrong; "": they are right.
+
+    They are right if they equal those of each sequence alone, and stay the same when other sequences of the pack
+    change. Rounding is allowed.
 
     Raises:
         NopadError, ModelFailedError: the model does not run.

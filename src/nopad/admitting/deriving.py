@@ -84,8 +84,9 @@ def derive(model: Any, close: float, table: Family | None = None) -> Iterator[De
     Raises:
         UnsupportedModelError: no line can fit. The forward method of the model or of its base model mixes tokens
             outside of any module that could be run by itself, or does not always compute the same; a module outside of
-            mixing modules changes gradients by code of the user's own; two classes of one name mix tokens; a mixing
-            module gives a row another result beside other rows; or how often a mixing module runs depends on values.
+            mixing modules changes gradients by code of the user's own; two classes of one name mix tokens; the result
+            that a mixing module gives for a row changes if other rows are in the batch; or how often a mixing module
+            runs depends on the tokens.
     """
     base = base_of(model)
     most = most_tokens(model.config)
@@ -208,10 +209,12 @@ def _check_names(probed: Probed) -> None:
 
 
 def _check_rows(model: nn.Module, probed: Probed) -> None:
-    """Check that one mixing module of each class gives a row the same result beside another row as alone.
+    """Check that a mixing module's result for a row does not change if another row is in the batch.
+
+    One module of each class is tried.
 
     Raises:
-        UnsupportedModelError: one does not, or does not run on two rows.
+        UnsupportedModelError: a result changes, or a module does not run on two rows.
     """
     names = {module: name for name, module in model.named_modules()}
     first = {class_of(module): module for module in reversed(probed.mixing)}
@@ -240,9 +243,9 @@ def _is_causal(model: Any, tokens: list[int], close: float) -> bool:
 
 
 def _with_counts(line: Family, config: Any, probed: Probed) -> tuple[Family, dict[str, list[int]]]:
-    """Return the line with `attends` or `mixes` set, which say how often tokens are mixed, and the counts by class.
+    """Return the line with `attends` or `mixes` set, and the counts of modules and calls, as in `Derived.each`.
 
-    These counts are `Derived.each`.
+    `attends` and `mixes` say how often tokens are mixed in one call.
     """
     each: dict[str, list[int]] = {}
     runs = probed.attended + Counter({module: probed.seen[module].calls for module in probed.mixing})
@@ -351,7 +354,7 @@ def _with_pooling(line: Family, model: Any, base: Any, probed: Probed, causal: b
 
 
 def _reads(child: nn.Module, holder: Any, probed: Probed) -> tuple[int, Pooled] | None:
-    """Return how a module reads one state per sequence; None: it does not.
+    """Return how a module of a head or pooler reads one state per sequence; None: it does not read states in this way.
 
     The first value is the number of dimensions of its input (as in `Family.head`). The second says which state it
     reads: that of the "first" or "last" token, or the "mean" over all tokens.

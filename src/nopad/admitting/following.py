@@ -124,8 +124,10 @@ class Traced:
     def check_always(self) -> None:
         """Check that the wrapper computes in the same way for rows of any length, and any number of rows or sequences.
 
+        It is also checked that gradients do not go through the user's own code, which cannot be followed.
+
         Raises:
-            UnsupportedModelError: it does not; or gradients go through the user's own code, which cannot be followed.
+            UnsupportedModelError: one of these checks fails.
         """
         name = type(self.model).__name__
         for each in (self.run(), *([self.many()] if self.sequences else [])):

@@ -145,10 +145,12 @@ def _wrapped(whole: Any, backend: str, max_sequences: int | None, head: str | No
 
 
 def _check_head(name: str, head: str | None, admitted: Admitted) -> None:
-    """Check that the kind of head that the user names does not contradict the proof.
+    """Check that the kind of head that the user names, `head`, does not contradict the proof of a wrapper.
+
+    `name` is the wrapper's class, for the message. `head` None never contradicts.
 
     Raises:
-        OptionError: it does; a head for question answering always does.
+        OptionError: `head` contradicts the proof; "answers" (question answering) always does.
     """
     found = admitted.labels or ("classification" if admitted.sequences else head)
     if head is not None and (head == "answers" or head != found):
@@ -168,6 +170,9 @@ def proof_of(model: Any, head: str | None = None, again: bool = False) -> Proof:
         model: the model, without wrappers; it is not run, and may be on the device "meta".
         head: the kind of head, as in `packed`; None: it is found out.
         again: do the proof again even if one is remembered.
+
+    The tables refuse LayoutLM, since they know no way to run its attention. A proof admits it: its attention modules
+    run on each sequence by itself.
 
     >>> import torch
     >>> from nopad.admitting import proof_of

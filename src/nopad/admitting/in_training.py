@@ -25,7 +25,8 @@ def check_training(model: Any) -> None:
     """Check that no layer of a small model adds a loss to the gradients by itself, or keeps statistics of a batch.
 
     Raises:
-        UnsupportedModelError: one does; the message names the parameter that gets the gradient, or the buffer.
+        UnsupportedModelError: a layer does so; the message names the parameter that gets the gradient, or the buffer
+            that holds the statistics.
     """
     length = length_for(model)
     vocabulary = getattr(model.config.get_text_config(), "vocab_size", None) or 97

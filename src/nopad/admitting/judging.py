@@ -91,7 +91,7 @@ class Judge:
         """Check that a short and a long sequence get the same outputs, whichever of them is run first.
 
         Raises:
-            UnsupportedModelError: they do not.
+            UnsupportedModelError: an output depends on which of them is run first.
         """
         short, far = self.sequences[0], self.sequences[-1]
         orders = [[short, far], [far, short]]
@@ -158,7 +158,10 @@ class Judge:
         return [{name: value[0] for name, value in one.items() if value.shape[0] == 1} for one in found]
 
     def _packs(self, model: Any, form: Any, training: bool, times: int = 1) -> Outputs:
-        """Run all sequences packed, each repeated `times` times; return the outputs of the first repetition."""
+        """Run all sequences packed, in a batch that holds the list of sequences `times` times.
+
+        Returns the outputs of the first copy of each sequence.
+        """
         pad = getattr(model.config.get_text_config(), "pad_token_id", None) or 0
         batch = PackedBatch.from_sequences(self.sequences * times, form=form, pad_id=pad)
         with torch.no_grad(), in_mode(model, training):
@@ -183,10 +186,11 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _worst(wanted: Outputs, found: Outputs, sequences: list[list[int]], limit: float = 0.0) -> str:
-    """Return, in words, which output differs most, relative to its largest value; "": none by more than `limit`.
+    """Return, in words, which output differs most between `wanted` and `found`, relative to its largest value.
 
-    `wanted` and `found` have one dict of outputs for each sequence. An output that is missing in one of them is a
-    difference too.
+    The result is "" if none differs by more than `limit`. `wanted` and `found` have one dict of outputs for each
+    sequence. An output that is missing in one of them is reported first. `sequences` are the token ids of the
+    sequences, whose lengths the words name.
     """
     said, most = "", limit
     for name in wanted[0]:

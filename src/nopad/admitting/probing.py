@@ -69,9 +69,9 @@ def probe(model: Any, base: nn.Module, tokens: list[int], close: float = CLOSE) 
 
 @contextmanager
 def registered(model: Any) -> Iterator[Counter[nn.Module]]:
-    """For a ``with`` block, replace the registered attention of a model by one that mixes no tokens.
+    """For a ``with`` block, replace a model's registered attention by a function that gives each token its own value vector.
 
-    Yields a counter: how often each module called this attention.
+    So this attention mixes no tokens. Yields a counter: how often each module called it.
     """
     counts: Counter[nn.Module] = Counter()
 
@@ -98,10 +98,10 @@ def registered(model: Any) -> Iterator[Counter[nn.Module]]:
 
 
 def unsteady(model: Any, probed: Probed) -> str:
-    """Return the class name of a module that mixes tokens more or less often if values change; "": there is none.
+    """Return the class name of a module that mixes tokens more or less often if the tokens change; "": there is none.
 
-    Calls of the modules in ``probed.mixing`` are counted, and calls of registered attention. Other tokens are tried,
-    and embeddings that are multiplied by large factors.
+    Calls of the modules in ``probed.mixing`` are counted, and calls of registered attention. The model runs on other
+    tokens, and on other tokens with embeddings that are multiplied by large factors.
     """
     mixing = set(probed.mixing)
     wanted = probed.attended + Counter({module: probed.seen[module].calls for module in mixing})

@@ -162,9 +162,10 @@ class Rows:
         `per_row` is the number of sequences in each row, int64 ``[rows]``.
 
         Raises:
-            LengthError: the sequences of a row take more slots than the capacity, or a length is below 1.
-            OptionError: `depth`, `packs` or `end_to_end` is given, which would move sequences to other rows; or there
-                are more rows than `rows`.
+            LengthError: the sequences of a row take more slots than the capacity, or a length is below 1 or not an
+                integer.
+            OptionError: `depth`, `packs` or `end_to_end` is given, which would move sequences to other rows; there are
+                more rows than `rows`; or `per_row` does not add up to the number of sequences.
         """
         if self.depth is not None or self.packs is not None or self.end_to_end:
             raise OptionError("rows of a dataset stay the rows they are; give no depth, packs or end_to_end")

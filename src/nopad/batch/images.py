@@ -182,9 +182,10 @@ def _of(feature: Mapping[str, Any], n: int) -> tuple[int, Any, Any]:
 
 
 def _array(value: Any, name: str, n: int) -> Any:
-    """Return a torch tensor as it is, and any other value as a NumPy array; None if it is None or an empty array.
+    """Return a torch tensor as it is, and any other value as a NumPy array.
 
-    Python floats become float32. `name` and `n`, the index of the feature, are for error messages.
+    The result is None if the value is None, or a list or array without elements. Python floats become float32. `name`
+    and `n`, the index of the feature, are for error messages.
 
     Raises:
         BatchError: the value is not an array of numbers.

@@ -255,7 +255,10 @@ class Layout:
         return self.scatter(numbers.repeat(self.seq_lengths), 0)
 
     def same_places(self, other: Layout) -> bool:
-        """Return whether `other` places every sequence where this layout does."""
+        """Return whether both layouts have the same sequence lengths and put each sequence at the same place.
+
+        Places are counted in the concatenated rows.
+        """
         return np.array_equal(self.starts, other.starts) and np.array_equal(self.seq_lengths, other.seq_lengths)
 
     def scatter(self, tokens: NDArray[Any], fill: Any) -> NDArray[Any]:

@@ -1,10 +1,13 @@
-"""Models that take images beside their tokens: which sequence an image belongs to, and positions with three axes (M-RoPE).
+"""Models that take images beside their tokens: each image stays with its sequence, also in positions with three axes.
 
 Such a model runs its vision tower on all images of a batch, each image by itself. It puts the resulting features in
-place of the image tokens of the batch, in order. Two things could go wrong in a pack: the features of an image could
-get into the tokens of another sequence, and positions that depend on images could be counted along a row. So two things
-are done before the model runs. The number of image tokens of each sequence is compared with the number that its own
-images give. And positions are counted by the model's own `get_rope_index`, for each sequence alone.
+place of the image tokens of the batch, in order. Some of these models count positions along three axes: time, height
+and width (M-RoPE).
+
+Two things could go wrong in a pack: the features of an image could get into the tokens of another sequence, and
+positions that depend on images could be counted along a row. So two things are done before the model runs. The number
+of image tokens of each sequence is compared with the number that its own images give. And positions are counted by the
+model's own `get_rope_index`, for each sequence alone.
 
 Only the text part gets nopad's attention. The tower keeps its own, which sees one image at a time and no tokens.
 """

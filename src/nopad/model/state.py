@@ -55,8 +55,10 @@ class State(HookedModel):
         compiling.
 
         Raises:
-            BatchError: the batch does not fit the model. Also raised by an ordinary call that gets tensors of a packed
-                batch, unless the model is called by another pack-safe model, as a part of it.
+            BatchError: the batch does not fit the model, or was given as one argument. An ordinary call raises it too
+                if it asks for attention weights, which nopad's attention never returns, or if it gets tensors of a
+                packed batch. Such tensors are allowed if the model is called by another pack-safe model, as a part of
+                it.
             UnsupportedModelError: the model cannot run this batch, or was changed after it was made pack-safe.
         """
         if torch.compiler.is_compiling():

@@ -96,7 +96,11 @@ class Wrapper:
         return str(vars(self.base)[STATE].backend)
 
     def install(self) -> None:
-        """Attach the hooks to the wrapper and its base."""
+        """Attach the hooks to the wrapper and its base, and store the wrapper's code as it is now.
+
+        Raises:
+            OptionError: the wrapper's forward method takes no ``input_ids``.
+        """
         self.accepts = accepted(self.model, self.base)
         self.kinds = {name: class_of(module) for name, module in outer_modules(self.model).items()}
         self.proven = Proven.of(list(outer_modules(self.model).values()), self.base.config)
@@ -205,8 +209,8 @@ class Wrapper:
     def leave(self, given: Mapping[str, Any], output: Any) -> None:
         """End a call. After a packed one, check that the base ran once, and the shapes of what the wrapper returned.
 
-        `given` are the wrapper's arguments by name.
-        Plain values (`PLAIN`), tensors that the base returned and, in a call with labels, scalars are not checked.
+        `given` are the wrapper's arguments by name. Some outputs are not checked: plain values (`PLAIN`), tensors that
+        the base returned and, in a call with labels, scalars.
 
         Raises:
             UnsupportedModelError: the base did not run; a hook that was added later changed the arguments; or another
@@ -356,7 +360,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _same_mask(given: Any, mask: Tensor) -> bool:
-    """Return whether a mask equals the one that the wrapper got, perhaps in another dtype."""
+    """Return whether a mask hides the same slots as `mask`, the one that the wrapper got; its dtype may be another."""
     return isinstance(given, Tensor) and given.shape == mask.shape and torch.equal((given != 0).long(), mask)
 
 
