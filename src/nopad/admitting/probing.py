@@ -69,9 +69,9 @@ def probe(model: Any, base: nn.Module, tokens: list[int], close: float = CLOSE) 
 
 @contextmanager
 def registered(model: Any) -> Iterator[Counter[nn.Module]]:
-    """For a ``with`` block, replace a model's registered attention by a function that gives each token its own value vector.
+    """For a ``with`` block, replace a model's registered attention by a function that mixes no tokens.
 
-    So this attention mixes no tokens. Yields a counter: how often each module called it.
+    This function gives each token its own value vector. Yields a counter: how often each module called it.
     """
     counts: Counter[nn.Module] = Counter()
 

@@ -237,7 +237,7 @@ def _changed(given: dict[str, Any], tokens: list[int], place: int, factor: float
 
 
 def beside(probed: Probed, module: nn.Module) -> bool:
-    """Return whether a module gives a row the same output in a batch with another row as alone.
+    """Return whether a module's output for a row does not change if another row is in the batch.
 
     The other row has the floats of the first, multiplied by -1000.
     """
