@@ -27,10 +27,10 @@ def quantise(
 ) -> Any:
     """Write `values` ``[T, K]`` as int8 to `out` ``[T, K]``, and one scale per row to `scales`, float32 ``[T]``.
 
-    A value is about its int8 number times the scale of its row. In most rows, the number of the largest absolute value
-    is 127 or -127. There are three exceptions. A row of zeros gets zeros and the scale 0. A row whose scale is a
-    subnormal float32 number (below 2^-126) may have smaller numbers only. A row with NaN or infinity gets zeros and the
-    scale NaN, so all products of the row are NaN.
+    A value is about its int8 number times the scale of its row. In each row, the value with the largest absolute value
+    gets the number 127 or -127. There are three exceptions. A row of zeros gets zeros and the scale 0. If the scale is
+    a subnormal float32 number (below 2^-126), all numbers of the row may be closer to 0 than 127. A row with NaN or
+    infinity gets zeros and the scale NaN, so all products of the row are NaN.
 
     `bits` ``[T, K]`` is the same memory as `values`, read as uint32.
     """
@@ -79,7 +79,8 @@ def dequantise(
 ) -> Any:
     """Write products * scales[row] * weight_scales[column] + bias[column] to `out`, float32 ``[T, N]``.
 
-    `products` is int32 ``[T, N]``, `scales` ``[T]``, `weight_scales` and `bias` ``[N]``.
+    `products` are the products of int8 activations and int8 weights, int32 ``[T, N]``. `scales` ``[T]`` are those of
+    the activations, one per row; `weight_scales` ``[N]`` those of the weights, one per column. `bias` is ``[N]``.
     """
     for row in range(products.shape[0]):
         scale = scales[row]

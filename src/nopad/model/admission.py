@@ -43,9 +43,14 @@ def check_call(
 ) -> None:
     """Check the arguments of a packed call against the batch's layout and the model.
 
-    `named` holds the arguments by name. `most` is the largest number of sequences that a batch may have (None:
-    unlimited), `takes` has the names of the model's arguments, `family` has the facts about its type, and `stock` says
-    whether the model is one of transformers' own classes.
+    Args:
+        model: the transformers model, without wrappers.
+        family: the facts about its model type.
+        most: largest number of sequences that a batch may have; None: unlimited.
+        takes: names of the model's arguments.
+        stock: whether the model is one of transformers' own classes.
+        named: the arguments of the call, by name.
+        layout: the batch's layout.
 
     Raises:
         BatchError: the batch does not pass `check_inputs` or `check_layout`; attention weights are asked for; a cache
@@ -192,10 +197,10 @@ def check_layout(model: Any, family: Family, most: int | None, layout: Layout, w
 
 
 def positions_of(model: Any, family: Family) -> int | None:
-    """Return the largest number of tokens that a sequence may have in this model, by its positions; None: unlimited.
+    """Return for how many tokens of a sequence the model has positions; None: for any number.
 
-    In models that count positions as RoBERTa does, the first numbers are not used for tokens, so the result is smaller
-    than the configuration's ``max_position_embeddings``.
+    In models that count positions as RoBERTa does, tokens do not get the first position numbers. So the result is
+    smaller than the configuration's ``max_position_embeddings``.
 
     The result is also None for models with three axes of positions (`nopad.model.images`). There, an image takes fewer
     positions than tokens, and `check_images` checks the positions themselves.

@@ -1,6 +1,6 @@
-"""The attention function that nopad registers with transformers. Each layer of a pack-safe model calls it.
+"""The attention function that nopad registers with transformers: layers of pack-safe models call it.
 
-Only layers that look up their attention in transformers' registry can do so. The function takes the layer's settings
+These are the layers that look up their attention in transformers' registry. The function takes the layer's settings
 (causality, window, scale, position bias) and the `Placement` that is attached to the mask. The `Placement` holds the
 batch's layout as tensors on the model's device. The function calls a backend with both. Compiled graphs and copied
 masks lose the `Placement`; then the function computes attention from the mask's numbers. Batches that are not packed go
@@ -201,9 +201,9 @@ def check_replaceable(model: Any) -> None:
 
 
 def tell(module: nn.Module) -> None:
-    """Report that a layer, `module`, computes attention.
+    """Report that a module computes attention, or mixes tokens in another way, and keeps sequences apart.
 
-    The report goes to the current packed call, and to the function of `watched`.
+    The report goes to the current packed call, and to the function that was given to `watched`.
     """
     call, watch = _inside.get(), _watch.get()
     if call is not None:

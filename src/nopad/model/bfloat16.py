@@ -47,7 +47,7 @@ class Bfloat16Linear(nn.Linear):
     """
 
     def __init__(self, plain: nn.Linear, activation: nn.Module | None = None) -> None:
-        """Share the parameters of the layer `plain`, and compute `activation` after it; None: no activation.
+        """Make a layer that shares the parameters of `plain` and computes `activation` after it; None: no activation.
 
         `activation` is a module that `formula_of` recognises.
         """
@@ -106,11 +106,12 @@ class Bfloat16Linear(nn.Linear):
 def fused(model: Any) -> Any:
     """Replace plain bfloat16 linear layers inside a model by `Bfloat16Linear`, in place, and return the model.
 
-    Activations are fused into the linear layers before them where that is possible: the layer then computes the
-    activation as well. This is tried in each module whose class transformers defines, if the module has no hooks. The
-    module must hold nothing but linear layers, one activation and dropout. The activation is fused into one of the
-    linear layers after the other, until the module gives the same results as before, up to rounding. If the results
-    differ for each of them, the activation stays a module of its own.
+    A linear layer is plain if its class is `torch.nn.Linear` itself and it has no hooks. Where possible, the activation
+    after a layer is fused into it: the layer then computes the activation as well. This is tried in each module whose
+    class transformers defines, if the module has no hooks, and holds nothing but linear layers, one activation and
+    dropout. Its linear layers are tried one after the other. The activation is fused into the first layer with which
+    the module gives the same results as before, up to rounding. If there is no such layer, the activation stays a
+    module of its own.
     """
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
@@ -188,8 +189,9 @@ def _is_near(found: Tensor | None, before: Tensor | None) -> bool:
 def _probed(module: nn.Module, states: Tensor) -> Tensor | None:
     """Return a module's result on `states` in evaluation mode, as float32.
 
-    The result is None in these cases: the module raises one of the usual errors of a wrong call (it may take other
-    arguments); it returns something else than a tensor; or it returns NaN or infinity.
+    The result is None in three cases. The module raises TypeError, ValueError, RuntimeError, IndexError or
+    AttributeError, since it may take other arguments. It returns something else than a tensor. Or its result has NaN or
+    infinity.
     """
     was = {one: one.training for one in module.modules()}
     module.eval()

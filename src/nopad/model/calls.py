@@ -48,7 +48,8 @@ class Call:
         frame: the Python stack frame that calls the module, until the call ends.
         outer: the packed call inside which this one runs, or None.
         token: what `nopad.model.attention.begin` returned.
-        given: the model and a copy of its arguments, if a hook that was added later may change them; else None.
+        given: the model and a copy of its arguments, if a hook that was added after the model was made pack-safe may
+            change them; else None.
     """
 
     head: Head

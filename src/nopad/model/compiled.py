@@ -136,8 +136,8 @@ class CompiledRows(nn.Module):
     """Wraps a compiled model: takes packed batches of one shape, and returns what the model returns uncompiled.
 
     Every call has the same names, shapes and dtypes of inputs, so one graph is enough. If the model has token types and
-    a batch has none, they are 0. The graph gives results for `max_sequences` sequences; the first S of them, those of
-    the batch's S sequences, are returned.
+    a batch has none, they are 0. The graph gives results for `max_sequences` sequences; only those of the batch's own
+    sequences are returned.
 
     The outputs belong to the compiled model. If it runs as a CUDA graph (mode "reduce-overhead"), each call writes them
     to the same memory, so copy what you need before the next call.
@@ -169,7 +169,7 @@ class CompiledRows(nn.Module):
         """Run the model on a `PackedBatch` of rows, ``model(**batch)``; return its output.
 
         Raises:
-            BatchError: as for `static_inputs`.
+            BatchError, UnsupportedModelError: as for `static_inputs`.
         """
         packed = PackedBatch(batch)
         # Copies, since a graph is for tensors made in inference mode, or for others: a batch has some of both.

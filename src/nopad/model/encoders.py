@@ -1,10 +1,10 @@
 """Hooks around the attention of models that do not use transformers' registered attention (DeBERTa, MPNet).
 
-With the backend `mask`, the encoder gets a dense block mask. With `repack`, each attention module gets one sequence per
-row: the states are unpacked before the module, its own attention runs on ``[S, longest]``, and its output is packed
-again. With `segments`, this is done for groups of sequences of similar length (`nopad.model.groups`), one after the
-other, since most of ``[S, longest]`` may be padding. Gradient checkpointing runs attention again after the call has
-ended, so these hooks read the layout from the mask and not from the call.
+With the backend `mask`, the encoder gets a dense block mask. With `repack`, each attention module gets one of the S
+sequences per row: the states are unpacked before the module, its own attention runs on ``[S, longest]``, and its output
+is packed again. With `segments`, this is done for groups of sequences of similar length (`nopad.model.groups`), one
+after the other, since most of ``[S, longest]`` may be padding. Gradient checkpointing runs attention again after the
+call has ended, so these hooks read the layout from the mask and not from the call.
 """
 
 from __future__ import annotations

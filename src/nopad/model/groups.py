@@ -101,9 +101,9 @@ def groups_of(placed: Placement, how: How) -> Groups:
     """Return how a batch is cut into groups.
 
     Args:
-        placed: the batch's layout. Its sequences are numbered in stream order (row after row).
-        how: "equal": groups of sequences of one length; "mixed": lengths may differ (`grouped`); "one": a single group
-            of all sequences, the longest first; "alone": a group for each sequence.
+        placed: the batch's layout.
+        how: "equal": groups of sequences of one length; "mixed": lengths in a group may differ (`grouped`); "one": a
+            single group of all sequences, the longest first; "alone": a group for each sequence.
     """
     lengths = np.diff(placed.bounds)
     if how == "one":

@@ -1,4 +1,4 @@
-"""`HookedModel`: makes one model pack-safe, by putting hooks on the modules that it uses; and takes them off again."""
+"""`HookedModel` puts on a model's modules the hooks that make it pack-safe, and takes them off again."""
 
 from __future__ import annotations
 
@@ -98,10 +98,11 @@ class HookedModel:
     def install(self) -> None:
         """Make the model pack-safe: register nopad's attention, make the model use it, and attach all hooks.
 
-        The model's attention is changed only with the route "interface".
+        The model's attention is changed only with the route "interface" (`Family.route`).
 
         Raises:
-            UnsupportedModelError: the model cannot be hooked, or does not take nopad's attention.
+            UnsupportedModelError: as for `_hooks`; the model's attention is a function of the user's or of another
+                library; or the model, or a part of it, does not take nopad's attention.
         """
         attention.register()
         model = self.model
@@ -191,12 +192,12 @@ class HookedModel:
         self.tell_cell()
 
     def _refuse_later(self) -> None:
-        """Check that no module of the user's own classes came after the model was made pack-safe.
+        """Check that no module of the user's own classes was put into the model after it was made pack-safe.
 
         Nothing is proven of such a module.
 
         Raises:
-            UnsupportedModelError: there is one.
+            UnsupportedModelError: there is such a module.
         """
         later = {name: kind for name, kind in foreign(self.model).items() if self.own.get(name) is not kind}
         if later:
@@ -265,7 +266,8 @@ class Enter(Hook):
     state: Any = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
+        """Return what `State.enter` returns: the model's new arguments, ``(args, kwargs)``, or None if they stay as they are.
+        """
         return self.state.enter(module, args, kwargs, None if torch.compiler.is_compiling() else sys._getframe(1))
 
 
@@ -276,7 +278,7 @@ class Leave(Hook):
     state: Any = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """Return the module's new output; None: leave it as it is."""
+        """Return what `State.leave` returns: the model's new output, or None if it stays as it is."""
         return self.state.leave(module, args, kwargs, output)
 
 

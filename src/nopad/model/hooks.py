@@ -98,7 +98,12 @@ class Swap(Hook):
     part: str = "encoder"
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
+        """Return the module's arguments with the new mask, ``(args, kwargs)``; None outside of packed calls.
+
+        Raises:
+            BatchError: as for `encoder_mask` and `dense_cross`.
+            UnsupportedModelError: a compiler traces the hook during a packed call.
+        """
         self.cell.refuse_compiling()
         call = self.cell.call
         if call is None:
@@ -130,7 +135,7 @@ class Count(Hook):
     """
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are.
+        """Return the module's arguments with the batch's positions, ``(args, kwargs)``; None outside of packed calls.
 
         Raises:
             UnsupportedModelError: the module is given other positions than the batch's.
@@ -161,7 +166,8 @@ class UnpackFirst(Hook):
     """
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
+        """Return what `unpack_first` returns: arguments for the first group, ``(args, kwargs)``, or None if nothing changes.
+        """
         return unpack_first(module, args, kwargs)
 
 
@@ -172,7 +178,8 @@ class PackAgain(Hook):
     moment: Literal["before", "after"] = "after"
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-        """Return the module's new output; None: leave it as it is."""
+        """Return what `pack_again` returns: the module's output in the batch's rows, or None if nothing was unpacked.
+        """
         return pack_again(module, kwargs, output)
 
 
@@ -181,7 +188,10 @@ class NoPositions(Hook):
     """Stops learned position embeddings (BART) from counting along the whole row, which could exceed their table."""
 
     def __call__(self, module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
+        """Return the module's arguments with a single position, 0, as ``(args, kwargs)``; None outside of packed calls.
+
+        This position keeps the lookup inside the table. `Positions` replaces the result.
+        """
         if self.cell.call is None:
             return None
         # One position keeps the lookup inside the table; `Positions` replaces its result.
@@ -195,7 +205,7 @@ class Positions(Hook):
     moment: Literal["before", "after"] = "after"
 
     def __call__(self, module: Any, args: Any, kwargs: Any, output: Any) -> Any:
-        """Return the module's new output; None: leave it as it is."""
+        """Return the embeddings of the tokens' positions, ``[R, L, H]``; None outside of packed calls."""
         call = self.cell.call
         if call is None:
             return None
@@ -212,7 +222,10 @@ class NoLookup(Hook):
     """
 
     def __call__(self, module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
+        """Return the table's arguments with position 0 for each token, ``(args, kwargs)``.
+
+        The result is None outside of packed calls, and if the first argument is not a tensor of integers.
+        """
         ids = args[0] if args else None
         if self.cell.call is None or not isinstance(ids, Tensor) or ids.is_floating_point():
             return None
@@ -231,7 +244,7 @@ class Lookup(Hook):
     offset: int = 0
 
     def __call__(self, module: Any, args: Any, kwargs: Any, output: Any) -> Any:
-        """Return the module's new output; None: leave it as it is."""
+        """Return the embeddings of the tokens' positions, ``[R, L, H]``; None outside of packed calls."""
         call = self.cell.call
         if call is None:
             return None
@@ -254,7 +267,13 @@ class Feed(Hook):
     stock: bool = True
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
+        """Return the module's arguments with each sequence's pooled states as the first, ``(args, kwargs)``.
+
+        The result is None in ordinary calls, and in calls with static shapes without a limit of sequences.
+
+        Raises:
+            UnsupportedModelError: as for `_states`.
+        """
         call, static = self.cell.call, self.cell.static
         if call is not None:
             call.ran[self.role] += 1

@@ -1,4 +1,4 @@
-"""Models that take images beside their tokens: each image stays with its sequence, also in positions with three axes.
+"""Models that take images beside their tokens: which image belongs to which sequence, and positions with three axes.
 
 Such a model runs its vision tower on all images of a batch, each image by itself. It puts the resulting features in
 place of the image tokens of the batch, in order. Some of these models count positions along three axes: time, height

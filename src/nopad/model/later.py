@@ -138,7 +138,7 @@ def came_before(module: nn.Module) -> bool:
 
 
 def take_off_judges(modules: Iterable[nn.Module]) -> None:
-    """Put the user's hooks back in place of `Judged`."""
+    """Put the user's hooks on `modules` back where a `Judged` stands in for them."""
     for module in modules:
         for table in _tables(module):
             table.update({number: one.judged for number, one in table.items() if isinstance(one, Judged)})

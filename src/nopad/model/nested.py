@@ -12,7 +12,7 @@ __all__ = ["equal", "kept"]
 
 
 def kept(value: Any) -> Any:
-    """Return a copy of a nested value, which does not change when its tensors are written to.
+    """Return a copy of a nested value; a later write to a tensor in the value does not change the copy.
 
     Mappings become dicts, and lists become tuples. Objects that are neither these nor tensors are not copied.
     """

@@ -53,7 +53,9 @@ def block_mask(ids: Tensor, heads: Heads) -> Tensor:
 def dense_cross(cross: Cross) -> Tensor:
     """Return the mask of cross attention for compiled layers, int8 ``[R, 1, Lq, Lk]``.
 
-    The mask is 1 where a target slot sees a source slot (last dimension), else 0. `cross` is attached to the mask.
+    Lq is the number of slots in a row of targets, Lk that in a row of sources. The mask is 1 where a target slot sees a
+    source slot, else 0. Padding of the targets sees all source slots, since a softmax over nothing gives NaN. `cross`
+    is attached to the mask.
 
     Raises:
         BatchError: a sequence may go on in the next row, or a sequence and its target are in different rows.

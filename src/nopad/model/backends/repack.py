@@ -23,7 +23,8 @@ def repack(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross,
     `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and in cross attention (`Cross`) other R and L.
 
     Raises:
-        BatchError: `attend` does not support the settings in `heads`, or a sequence is longer than the position bias.
+        BatchError: `attend` does not support the settings in `heads`, or `heads` has a position bias and a sequence is
+            longer than the rows for which it was computed.
     """
     queries, keys = (placed.queries, placed.keys) if isinstance(placed, Cross) else (placed, placed)
     q = _unpacked(query, queries)

@@ -25,7 +25,8 @@ def segments(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cros
     `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and in cross attention (`Cross`) other R and L.
 
     Raises:
-        BatchError: `attend` does not support the settings in `heads`, or a sequence is longer than the position bias.
+        BatchError: `attend` does not support the settings in `heads`, or `heads` has a position bias and a sequence is
+            longer than the rows for which it was computed.
     """
     if isinstance(placed, Cross):
         queries, keys, pairs = placed.queries, placed.keys, placed.pairs
