@@ -256,10 +256,11 @@ def _same(one: Tensor, two: Tensor) -> bool:
 
 
 def _row(close: float, place: int, one: Tensor, two: Tensor) -> bool:
-    """Return whether row `place` of `two`, an output for two rows, equals `one`, the output for that row alone.
+    """Return whether row `place` of the tensor `two` equals the tensor `one`.
 
-    Differences of at most `close`, relative to the largest value of `one`, are allowed. True also if the tensors cannot
-    be compared: their first dimensions are not 1 row and 2 rows, or their other dimensions differ.
+    `one` is an output of the model for one row alone; `two` is the output for two rows, of which row `place` is this
+    row. Differences of at most `close`, relative to the largest value of `one`, are allowed. True also if the tensors
+    cannot be compared: their first dimensions are not 1 row and 2 rows, or their other dimensions differ.
     """
     if two.dim() != one.dim() or one.shape[:1] != (1,) or two.shape[:1] != (2,) or two.shape[1:] != one.shape[1:]:
         return True

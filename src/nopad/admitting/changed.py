@@ -114,7 +114,7 @@ def _apart(
     limits: dict[torch.dtype, float],
     when: str,
 ) -> str:
-    """Return in words which output differs by more than its limit, or has another shape; "": none.
+    """Return in words which output differs by more than its limit, or has another shape; "": no output does.
 
     Args:
         wanted: the outputs to compare with, by name; one tensor per sequence.

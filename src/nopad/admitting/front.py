@@ -171,8 +171,8 @@ def proof_of(model: Any, head: str | None = None, again: bool = False) -> Proof:
         head: the kind of head, as in `packed`; None: it is found out.
         again: do the proof again even if one is remembered.
 
-    The tables refuse LayoutLM, since they know no way to run its attention. A proof admits it: its attention modules
-    run on each sequence by itself.
+    nopad's tables refuse LayoutLM (`nopad.model.refused`). A proof admits it: its attention modules run on each
+    sequence by itself.
 
     >>> import torch
     >>> from nopad.admitting import proof_of

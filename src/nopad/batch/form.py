@@ -197,7 +197,7 @@ def check_form(form: Any) -> Form:
 
 
 def pack_few(lengths: Sequence[int], capacity: int, depth: int | None) -> list[list[int]]:
-    """Return the indices of the sequences in each pack, by best-fit decreasing.
+    """Return the packs that best-fit decreasing makes, each as a list of its sequences' indices into `lengths`.
 
     The packs are those of ``nopad.pack(..., algorithm="bfd", order="source")``. Each length must be from 1 to
     `capacity`. `depth` is the most sequences per pack; None: unlimited. O(n log n) for n lengths.

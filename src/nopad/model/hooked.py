@@ -266,8 +266,7 @@ class Enter(Hook):
     state: Any = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return what `State.enter` returns: the model's new arguments, ``(args, kwargs)``, or None if they stay as they are.
-        """
+        """Return what `State.enter` returns: the model's new arguments, or None if they stay as they are."""
         return self.state.enter(module, args, kwargs, None if torch.compiler.is_compiling() else sys._getframe(1))
 
 

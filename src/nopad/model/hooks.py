@@ -166,8 +166,7 @@ class UnpackFirst(Hook):
     """
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return what `unpack_first` returns: arguments for the first group, ``(args, kwargs)``, or None if nothing changes.
-        """
+        """Return what `unpack_first` returns: the arguments for the first group, or None if they stay as they are."""
         return unpack_first(module, args, kwargs)
 
 
@@ -178,8 +177,7 @@ class PackAgain(Hook):
     moment: Literal["before", "after"] = "after"
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-        """Return what `pack_again` returns: the module's output in the batch's rows, or None if nothing was unpacked.
-        """
+        """Return what `pack_again` returns: the output in the batch's rows, or None if nothing was unpacked."""
         return pack_again(module, kwargs, output)
 
 

@@ -125,8 +125,7 @@ class Cut(Hook):
 
 @dataclass(eq=False)
 class Join(Hook):
-    """Runs a mixing module on the groups of sequences that `Cut` set aside, and puts all outputs into the batch's rows.
-    """
+    """Runs a mixing module on the groups that `Cut` set aside, and puts all outputs into the batch's rows."""
 
     moment: Literal["before", "after"] = "after"
 

@@ -29,6 +29,8 @@ STORES = ("register_buffer", "register_parameter", "setattr", "__setattr__", "ap
 def may_be_shared(model: nn.Module) -> bool:
     """Return whether several threads may run a model at once, without gradients and in evaluation mode.
 
+    RecurrentGemma may not be shared, since its recurrent blocks store their state in an attribute:
+
     >>> from transformers import BertConfig, BertModel, RecurrentGemmaConfig, RecurrentGemmaModel
     >>> from nopad.model.sharing import may_be_shared
     >>> sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}

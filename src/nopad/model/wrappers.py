@@ -53,7 +53,8 @@ class WrapperCall:
         ran: how often the base was called.
         own: the tensors that the base returned.
         frame: the Python frame that called the wrapper; None after the call.
-        given: the wrapper and a copy of its arguments, if a hook that was added later may change them; else None.
+        given: the wrapper and a copy of its arguments, if a hook that was added after the wrapper was made pack-safe
+            may change them; else None.
     """
 
     guard: PackedMask
@@ -171,7 +172,8 @@ class Wrapper:
         """Give the base the batch's own mask; return its new ``(args, kwargs)``, or None outside of a packed call.
 
         Raises:
-            UnsupportedModelError: the wrapper calls its base again, or gives it another mask than the one that it got.
+            UnsupportedModelError: the wrapper calls its base again, or gives it another mask than the one that it got;
+                or a compiler traces this during a packed call.
             BatchError: no packed call runs, and the base is given the mask of one. Gradient checkpointing around the
                 base does this.
         """
@@ -371,7 +373,7 @@ class _Enter(Hook):
     state: Any = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
+        """Return what `Wrapper.enter` returns: the wrapper's new arguments, or None if they stay as they are."""
         return self.state.enter(args, kwargs, None if torch.compiler.is_compiling() else sys._getframe(1))
 
 
@@ -382,7 +384,7 @@ class _Leave(Hook):
     state: Any = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """Check the module's output, and leave it unchanged."""
+        """Check the wrapper's output (`Wrapper.leave`), and leave it unchanged."""
         self.state.leave(kwargs, output)
 
 
@@ -393,7 +395,7 @@ class _Hand(Hook):
     state: Any = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
+        """Return what `Wrapper.hand_on` returns: the base's new arguments, or None if they stay as they are."""
         return self.state.hand_on(module, args, kwargs)
 
 
