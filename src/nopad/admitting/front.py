@@ -1,4 +1,4 @@
-"""`packed`: make any transformers model pack-safe; a model type that is in no table is proven on a small copy first."""
+"""`packed`: make a transformers model pack-safe; a model whose type is in no table is proven on a small copy first."""
 
 from __future__ import annotations
 

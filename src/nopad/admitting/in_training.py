@@ -48,7 +48,7 @@ def check_training(model: Any) -> None:
 
 
 def _moved_by_nothing(model: Any, rows: Tensor) -> str | None:
-    """Give all outputs a gradient of 0 in training; return the name of a parameter that gets another gradient, or None.
+    """Give all outputs a gradient of 0 in training, and return the name of a parameter whose gradient is not 0, or None.
 
     Of several such parameters, the last is returned. It is nearest to the layer that adds a loss; the gradient flows
     back from there to earlier ones. Values that are not finite do not count.

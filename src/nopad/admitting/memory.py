@@ -98,7 +98,7 @@ def fingerprint(model: Any, head: str | None = None, base: Any = None) -> str | 
 
 
 def recall(model: Any, head: str | None = None) -> Proof | None:
-    """Return the remembered proof of a model; None: there is none, or its file is damaged.
+    """Return the remembered proof of a model; None: there is none, or its file cannot be read or is damaged.
 
     `head` is the kind of head that the user names, or None.
     """
@@ -106,7 +106,8 @@ def recall(model: Any, head: str | None = None) -> Proof | None:
 
 
 def recall_wrapper(wrapper: Any, base: Any) -> WrapperProof | None:
-    """Return the remembered proof of a wrapper around `base`; None: there is none, or its file is damaged."""
+    """Return the remembered proof of a wrapper around `base`; None: there is none, or its file cannot be read or is damaged.
+    """
     return _recalled(fingerprint(wrapper, None, base), _read_wrapper)
 
 

@@ -1,7 +1,7 @@
 """Make configurations narrow and short: with smaller sizes, and with few layers of each kind.
 
-Sizes have many names in configurations. `SIZES` and `WIDTHS` have the common ones, each with its size in a small copy.
-Sizes of other names stay as they are.
+Sizes have many names in configurations. `SIZES` and `WIDTHS` have the common ones, each with the largest size that it
+has in a small copy. Sizes of other names stay as they are.
 """
 
 from __future__ import annotations
