@@ -108,7 +108,8 @@ def check_parts(model: Any) -> None:
     """Check that a model is one text model, not several parts.
 
     Raises:
-        UnsupportedModelError: it has an encoder and a decoder, or parts for images or sound.
+        UnsupportedModelError: the model has an encoder and a decoder, parts for images or sound, or a text model as one
+            of its parts.
     """
     name, config = type(model).__name__, model.config
     if getattr(config, "is_encoder_decoder", False):

@@ -83,10 +83,10 @@ def derive(model: Any, close: float, table: Family | None = None) -> Iterator[De
 
     Raises:
         UnsupportedModelError: no line can fit. The forward method of the model or of its base model mixes tokens
-            outside of any module that could be run by itself, or does not always compute the same; a module outside of
-            mixing modules changes gradients by code of the user's own; two classes of one name mix tokens; the result
-            that a mixing module gives for a row changes if other rows are in the batch; or how often a mixing module
-            runs depends on the tokens.
+            outside of any module that could be run by itself; one of the user's own modules does not always compute the
+            same, and could not be run by itself; a module outside of mixing modules changes gradients by code of the
+            user's own; two classes of one name mix tokens; the result that a mixing module gives for a row changes if
+            other rows are in the batch; or how often a mixing module runs depends on the tokens.
     """
     base = base_of(model)
     most = most_tokens(model.config)

@@ -48,10 +48,10 @@ def check_training(model: Any) -> None:
 
 
 def _moved_by_nothing(model: Any, rows: Tensor) -> str | None:
-    """Give all outputs a gradient of 0 in training, and return the name of a parameter whose gradient is not 0, or None.
+    """Give all outputs a gradient of 0 in training, and return the name of a parameter whose gradient is not 0.
 
-    Of several such parameters, the last is returned. It is nearest to the layer that adds a loss; the gradient flows
-    back from there to earlier ones. Values that are not finite do not count.
+    The result is None if there is no such parameter. Of several, the last is returned. It is nearest to the layer that
+    adds a loss; the gradient flows back from there to earlier ones. Values that are not finite do not count.
     """
     named = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
     with in_mode(model, True), torch.enable_grad():

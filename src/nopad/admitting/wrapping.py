@@ -116,7 +116,7 @@ def _check(wrapper: Any, base: Any) -> None:
     Raises:
         UnsupportedModelError: the wrapper holds several models; one of its modules has batch statistics or quantised
             weights; it has experts of limited capacity; an adapter adds tokens to its input; its forward method is not
-            that of its class; or the base has several parts.
+            that of its class; it has a `__call__` of its own; or the base has several parts.
         OptionError: its forward method takes no `input_ids`.
     """
     name, bases = type(wrapper).__name__, bases_of(wrapper)
@@ -150,7 +150,8 @@ def _proven(small: Substitute, deep: Substitute, config: Any, make: MakeBase) ->
         make: makes the base of a copy pack-safe, in place.
 
     Raises:
-        UnsupportedModelError: a token's result depends on other tokens, or outputs in packs differ from those alone.
+        UnsupportedModelError: a copy does not pass one of the checks. For example, a token's result depends on other
+            tokens, or outputs in packs differ from those of each sequence alone.
     """
     with subject_of(small, torch.float64, False) as exact:
         check_steady(copy.deepcopy(exact))

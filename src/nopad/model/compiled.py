@@ -135,9 +135,9 @@ def is_compiled(model: Any) -> bool:
 class CompiledRows(nn.Module):
     """Wraps a compiled model: takes packed batches of one shape, and returns what the model returns uncompiled.
 
-    Every call has the same names, shapes and dtypes of inputs, so one graph is enough. If the model has token types and
-    a batch has none, they are 0. The graph gives results for `max_sequences` sequences; only those of the batch's own
-    sequences are returned.
+    Batches with the same columns give the model inputs of the same names, shapes and dtypes, so one graph is enough. If
+    the model has token types and a batch has none, they are 0. The graph gives results for `max_sequences` sequences;
+    only those of the batch's own sequences are returned.
 
     The outputs belong to the compiled model. If it runs as a CUDA graph (mode "reduce-overhead"), each call writes them
     to the same memory, so copy what you need before the next call.

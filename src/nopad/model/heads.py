@@ -276,9 +276,10 @@ class Causal(Head):
     def enter(self, call: Call, named: dict[str, Any]) -> None:
         """Set the label of each sequence's first token to -100, if labels are given.
 
-        A call is refused if its loss would be wrong. This is so if the loss would shift labels along rows, across the
-        borders of sequences. It is also so if ``num_items_in_batch``, the number by which the loss is divided, counts
-        labels of first tokens.
+        Calls whose loss would be wrong are refused. One case: labels would be shifted along rows, and rows are filled
+        end to end, or a loss outside of the model would shift them across the borders of sequences. The other case:
+        ``num_items_in_batch``, the number by which the loss is divided, counts labels of first tokens, which nothing
+        predicts.
 
         Raises:
             BatchError: the loss would be wrong in one of these ways, or labels have a wrong shape.

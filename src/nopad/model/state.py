@@ -156,8 +156,8 @@ class State(HookedModel):
         """Return the `Call` for the batch whose `attention_mask` is `guard`.
 
         Raises:
-            BatchError: targets are missing or not wanted, or the batch's layout does not suit compiled layers or the
-                head.
+            BatchError: the model has a decoder and the batch has no targets, or the batch has targets and the model has
+                no decoder; or the batch's layout does not suit compiled layers or the head.
             UnsupportedModelError: layers are compiled, and this model does not allow that.
         """
         compiled = any(one._compiled_call_impl is not None or "_orig_mod" in one._modules for one in self.modules)
