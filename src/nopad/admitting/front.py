@@ -72,6 +72,8 @@ def packed(
         OptionError: `backend`, `head` or `prove` has an unknown value; the class is known to have another head;
             `max_sequences` is not an integer of at least 1; the model is already pack-safe, or is not a transformers
             model; or it has attention of its own, which cannot use this backend.
+        MemoryError, torch.OutOfMemoryError: a trial run of a model with hooks or forward methods of your own needs too
+            much memory.
 
     >>> import nopad, torch
     >>> from transformers import BertConfig, BertModel

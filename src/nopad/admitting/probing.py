@@ -150,7 +150,10 @@ def _scaled(model: Any, factor: float) -> Iterator[None]:
 
 
 def _recorded(model: Any, tokens: list[int]) -> dict[nn.Module, Seen]:
-    """Run a model on one sequence, and return the first call of each module whose arguments all have names."""
+    """Run a model on one sequence; return, for each module, its first call in which all arguments have names.
+
+    A module without such a call is left out.
+    """
     seen: dict[nn.Module, Seen] = {}
 
     def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:

@@ -121,10 +121,11 @@ class State(HookedModel):
         return (), named
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """End a packed call: check that hooks and layers ran as they must; return the output with results per sequence.
+        """End a packed call: check that hooks and layers ran as they must, and return the output.
 
-        A call with static shapes is ended by `leave_static`. For an ordinary call, or a call that raised, the result is
-        None, or the output itself: nothing changes.
+        In the output, results are per sequence and not per row, and router logits are those of real tokens. A call with
+        static shapes is ended by `leave_static`. For an ordinary call, or a call that raised, the result is None, or
+        the output itself: nothing changes.
 
         Raises:
             UnsupportedModelError, BatchError: a check at the end fails (`nopad.model.postconditions`,

@@ -124,15 +124,15 @@ class Wrapper:
             object.__delattr__(self.base, STATE)
 
     def enter(self, args: Any, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
-        """Begin a call; return the new ``(args, kwargs)`` of a packed call, or None for an ordinary call.
+        """Begin a call; return the new ``(args, kwargs)`` of a packed call, or None for an ordinary call and while compiling.
 
         `frame` is the Python frame that calls the wrapper.
 
         Raises:
             BatchError: a batch is given as one argument, its own mask is missing, or an argument does not fit the batch
                 or was not part of the proof.
-            UnsupportedModelError: the inputs are those of `nopad.model.static_inputs`, or modules or code of the
-                wrapper were changed since the proof.
+            UnsupportedModelError: the inputs are those of `nopad.model.static_inputs`; modules or code of the wrapper
+                were changed since the proof; or there are arguments without names (`*args`).
         """
         if torch.compiler.is_compiling():
             return None  # a `PackedMask` raises its own error while compiling

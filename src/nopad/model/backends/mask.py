@@ -39,10 +39,10 @@ def mask(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, h
 
 
 def block_mask(ids: Tensor, heads: Heads) -> Tensor:
-    """Return which slots (last dimension) each slot sees, under the causality and window of `heads`.
+    """Return which slots each slot sees: those of its own sequence, as far as `heads` (causality, window) allows.
 
-    The result is bool ``[R, 1, L, L]``. Padding sees padding, so that no softmax is empty. `ids` is the number of each
-    slot's sequence, 0 in padding; integers ``[R, L]``.
+    The result is bool ``[R, 1, L, L]``; the last dimension is that of the slots that are seen. Padding sees padding, so
+    that no softmax is empty. `ids` is the number of each slot's sequence, 0 in padding; integers ``[R, L]``.
     """
     keep = ids[:, :, None] == ids[:, None, :]
     places = torch.arange(ids.shape[1], device=ids.device)
