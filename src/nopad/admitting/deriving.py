@@ -162,10 +162,14 @@ def _sets_attention(model: Any) -> bool:
 def _variants(line: Family, causal: bool, attended: tuple[str, ...], registers: bool) -> Iterator[Family]:
     """Yield a line, then other lines that would also agree with what probing found, the likeliest first.
 
-    Probing leaves two questions open. Modules with attention of their own may get a mask, make one, or need none
-    (state-space layers). And nopad's attention may be unable to replace the registered one; then modules that use the
-    registered attention are run sequence by sequence too. `attended` are the class names of these modules. `registers`:
-    whether the model lets users choose a registered attention. `causal`: whether no token sees later ones.
+    Probing leaves these questions open, so the lines differ in the fields in parentheses. Does a module with attention
+    of its own get a mask, make one, or need none (`route`, `masked`)? Can nopad's attention replace the registered one?
+    If not, modules that use the registered attention are run sequence by sequence too (`mixers`). Does a decoder read
+    its results from the first token (`pooled`)? Are tables of positions read in another way (`tables`), and do they
+    limit the width of rows (`narrow`)?
+
+    `causal`: whether no token sees later ones. `attended`: class names of the modules that use the registered
+    attention. `registers`: whether the model lets users choose a registered attention.
     """
     ways: list[dict[str, Any]] = [{}]
     if line.route == "mixers":

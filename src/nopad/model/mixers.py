@@ -56,8 +56,8 @@ class Carried:
     def __call__(self, layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a checkpointed call of the layer, and return its output.
 
-        In a packed call, the layer has the layout in its first run, and in the run that computes it again for the
-        backward pass.
+        In a packed call, hooks inside the layer find the batch's layout, in the layer's first run and in the run that
+        computes it again for the backward pass.
         """
         call = self.cell.call
         placed = self.cell.calls.again if call is None else call.placed  # checkpointed layers may be nested

@@ -124,9 +124,10 @@ class Wrapper:
             object.__delattr__(self.base, STATE)
 
     def enter(self, args: Any, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
-        """Begin a call; return the new ``(args, kwargs)`` of a packed call, or None for an ordinary call and while compiling.
+        """Begin a call; return the new ``(args, kwargs)`` of a packed call.
 
-        `frame` is the Python frame that calls the wrapper.
+        The result is None for an ordinary call, and while compiling. `frame` is the Python frame that calls the
+        wrapper.
 
         Raises:
             BatchError: a batch is given as one argument, its own mask is missing, or an argument does not fit the batch
