@@ -185,7 +185,7 @@ def _variants(line: Family, causal: bool, attended: tuple[str, ...], registers: 
 
 
 def base_of(model: Any) -> Any:
-    """Return the model without its head; a model without a head is returned itself."""
+    """Return the model without its head; for a model without a head, the model itself."""
     return getattr(model, getattr(model, "base_model_prefix", "") or "", model)
 
 

@@ -75,7 +75,8 @@ class Run:
         return any(tuple(one.shape[:2]) == (1, self.length) for one in leaves)
 
     def fits(self, rows: int, wide: int) -> bool:
-        """Return whether no argument would have more than `MOST` numbers for `rows` rows of `wide` tokens."""
+        """Return whether no argument or recorded output would have more than `MOST` numbers for `rows` rows of `wide` tokens.
+        """
         leaves = [one for one in tree_leaves((self.given, list(self.held.values()))) if isinstance(one, Tensor)]
         largest = max((one.numel() * (wide / self.length) ** one.shape.count(self.length) for one in leaves), default=0)
         return rows * largest <= MOST
@@ -187,7 +188,10 @@ def _backward(run: Run, rows: int, wide: int) -> tuple[str, int]:
 
 
 def _is_own_hook(name: str, args: Sequence[Any], found: list[str]) -> None:
-    """Add `name`, of a PyTorch function called with `args`, to `found` if it hooks the user's code to a gradient."""
+    """Add `name`, the name of a function of PyTorch, to `found` if its call hooks the user's code to a gradient.
+
+    `args` are the arguments of the call.
+    """
     if name in HOOKS and all(map(is_own_call, args[1:])):
         found.append(name)
 

@@ -77,7 +77,10 @@ def settings_of(model: nn.Module) -> Iterator[tuple[str, type, dict[str, Any]]]:
 
 
 def is_library(name: str) -> bool:
-    """Return whether a Python module is of the standard library or an installed package, and so not the user's own."""
+    """Return whether the Python module called `name` is of the standard library or an installed package.
+
+    If not, it is the user's own, or not loaded.
+    """
     top = name.partition(".")[0]
     if top in sys.stdlib_module_names or top in ("torch", "transformers", "nopad"):
         return name != "__main__"

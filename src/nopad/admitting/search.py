@@ -92,8 +92,8 @@ class Search:
     def of(self, module: nn.Module) -> list[nn.Module]:
         """Return the innermost mixing modules in `module`, which may be `module` itself.
 
-        If `module` mixes, but is in `whole`, it is not returned: it is stored as `Probed.unsplit`, unless another one
-        is there.
+        If `module` mixes, but is in `whole`, it is not returned: it is stored as `Probed.unsplit`, unless another
+        module is stored there already.
         """
         inside = [one for child in module.children() for one in self.of(child)]
         inside = list(dict.fromkeys(inside))

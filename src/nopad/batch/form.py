@@ -61,13 +61,13 @@ class Flat:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of one width with padding at their ends; best-fit decreasing decides which sequences share a row.
+    """Rows of one width with padding at their ends; by default, best-fit decreasing fills them.
 
     Attributes:
         capacity: slots per row (a slot holds one token or padding); None: the capacity of `packs`.
         depth: most sequences per row; None: unlimited.
         packs: packs of the sequences, as `nopad.pack` returns them: each becomes a row. None: best-fit decreasing
-            decides.
+            decides which sequences share a row.
         rows: number of rows; empty rows are added at the end to reach it. None: as many rows as the sequences take.
         align: every sequence takes a multiple of this many slots, padded at its end; must divide the capacity. Context
             parallelism needs 2 x its number of ranks; FP8 kernels need a multiple too. `Layout.cu_seqlens_padded` says

@@ -59,8 +59,8 @@ def _quantise_tiny(values: NDArray[np.float32], most: Any, out: NDArray[np.int8]
 
     The integers are written to `out`. `scale` is an array that holds only the row's scale. Such a scale has few
     significant bits. If the row's largest absolute value, `most`, is above 127 times the scale, the scale is raised in
-    place to the next float32 number: then no integer is above 127. Values are divided by the scale in float64, since 1
-    / scale may be infinite in float32.
+    place to the next float32 number: then no integer is above 127. Values are divided by the scale in float64, since
+    ``1 / scale`` may be infinite in float32.
     """
     if np.float64(scale[0]) * 127 < np.float64(most):
         scale[0] += _SMALLEST

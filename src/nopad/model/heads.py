@@ -76,7 +76,10 @@ class Head:
             yield from self._feed(cell, name, module, dims, inner)
 
     def _poolers(self) -> Iterator[tuple[str, int, nn.Module, nn.Module]]:
-        """Yield (name, dims, module, inner) for each pooler of the base model and the model, as `_feed` takes them."""
+        """Yield, for each pooler of the base model and of the model, (its name, `dims`, the pooler, `inner`).
+
+        `dims` and `inner` are those of `_feed`.
+        """
         name, dims = self.family.pooler or ("", 0)
         for holder in dict.fromkeys((self.base, self.model)):
             module = getattr(holder, name, None) if name else None
@@ -276,13 +279,16 @@ class Causal(Head):
     def enter(self, call: Call, named: dict[str, Any]) -> None:
         """Set the label of each sequence's first token to -100, if labels are given.
 
-        Calls whose loss would be wrong are refused. One case: labels would be shifted along rows, and rows are filled
-        end to end, or a loss outside of the model would shift them across the borders of sequences. The other case:
-        ``num_items_in_batch``, the number by which the loss is divided, counts labels of first tokens, which nothing
-        predicts.
+        Calls whose loss would be wrong are refused:
+
+        * labels are given, and rows are filled end to end: the model shifts labels within rows, so it would not predict the
+          first token of a row;
+        * ``num_items_in_batch``, the number by which the loss is divided, is given without labels: then the loss is computed
+          outside of the model, and labels must be -100 at first tokens (``causal=True``), and rows not be filled end to end;
+        * ``num_items_in_batch`` is given with labels, and counts labels of first tokens, which nothing predicts.
 
         Raises:
-            BatchError: the loss would be wrong in one of these ways, or labels have a wrong shape.
+            BatchError: the call is refused for one of these reasons, or labels have a wrong shape.
         """
         super().enter(call, named)
         labels, layout = named.get("labels"), call.placed.layout

@@ -149,9 +149,10 @@ def _tables(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
 
 
 def _same(found: Any, given: list[Any]) -> bool:
-    """Return whether `found`, which a hook returned, is what it was given: the output, all arguments, or the only one.
+    """Return whether a hook returned what it was given.
 
-    `given` is a copy of what the hook was given, without the module.
+    `found` is what the hook returned. It may be the output, a tuple of all arguments, or the only argument. `given` is
+    a copy of what the hook was given, without the module.
     """
     ways = [given[-1], tuple(given)]
     if isinstance(given[0], tuple) and len(given[0]) == 1:

@@ -292,8 +292,8 @@ def _first(value: Tensor, dim: int | None, rows: int, size: tuple[int, int]) -> 
 def _joined(module: nn.Module, outputs: list[Any], pending: Pending, strict: bool = True) -> Any:
     """Join a module's outputs for all groups into one output, laid out as the batch's rows.
 
-    If the module returns several values (a tuple, list or mapping), only the first must be per token; each of the
-    others becomes None if it is not (attention weights). `strict` is False for these others.
+    If the module returns several values (a tuple, list or mapping), only the first must be per token. Each of the
+    others becomes None if it is not per token (such as attention weights). `strict` is False for these others.
 
     Raises:
         UnsupportedModelError: an output that must be per token is not.

@@ -2,7 +2,7 @@
 
 They may not if a module stores something of a call in an attribute (RecurrentGemma's recurrent blocks do), since a call
 in another thread would then read it. The code of transformers' classes is searched for such assignments. A model with
-code of neither transformers, PyTorch nor nopad is never shared, since that code may do anything.
+other code than that of transformers, PyTorch and nopad is never shared, since such code may do anything.
 """
 
 from __future__ import annotations
