@@ -201,7 +201,7 @@ def _why_proven(model: Any) -> str:
 
 
 def _in_tables(model: Any, prove: Prove) -> bool:
-    """Return whether nopad's tables decide about a model, which then needs no proof: they admit it or refuse it."""
+    """Return whether nopad's tables decide about a model: they admit it or refuse it, and it needs no proof."""
     if prove == "never" or not isinstance(model, PreTrainedModel):
         return True
     kind = getattr(model.config, "model_type", "") or type(model.config).__name__

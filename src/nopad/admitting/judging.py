@@ -1,6 +1,6 @@
 """`Judge`: run packs with a line of the family table (a `Family`), and compare them with the stock model.
 
-The stock model is the model before `packed`; it runs on each sequence alone. The audit, which follows, compares a
+The stock model is the model before `packed`; it runs on each sequence alone. The audit comes after this, and compares a
 pack-safe model only with itself. Here evaluation mode and training mode (without dropout) are both compared, since a
 model may compute something else in training.
 """
@@ -127,7 +127,7 @@ class Judge:
         """Return, in words, how `model`, a pack-safe copy, differs on packs from the stock model; "": it does not.
 
         If the copy raises an error, the result is the message. With `narrow`, no row is longer than the number of the
-        model's positions.
+        model's positions. Without it, a row that is longer is tried too, unless it would be too long to try.
         """
         try:
             for training, wanted in self.alone.items():

@@ -75,7 +75,9 @@ class Run:
         return any(tuple(one.shape[:2]) == (1, self.length) for one in leaves)
 
     def fits(self, rows: int, wide: int) -> bool:
-        """Return whether no argument or recorded output would have more than `MOST` numbers for `rows` rows of `wide` tokens.
+        """Return whether the run could be repeated on `rows` rows of `wide` tokens within the limit `MOST`.
+
+        `MOST` is the largest number of elements that an argument or a recorded output may then have.
         """
         leaves = [one for one in tree_leaves((self.given, list(self.held.values()))) if isinstance(one, Tensor)]
         largest = max((one.numel() * (wide / self.length) ** one.shape.count(self.length) for one in leaves), default=0)

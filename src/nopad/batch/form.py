@@ -46,7 +46,7 @@ class Flat:
         """Return the layout of sequences of these lengths.
 
         Raises:
-            LengthError: a length is below 1 or not an integer.
+            LengthError: a length is not an integer from 1 to 2^31 - 1.
         """
         return Layout.flat(seq_lengths)
 
@@ -54,7 +54,7 @@ class Flat:
         """Return the layout of sequences that a dataset has divided into rows; the flat form ignores these rows.
 
         Raises:
-            LengthError: a length is below 1 or not an integer.
+            LengthError: a length is not an integer from 1 to 2^31 - 1.
         """
         return Layout.flat(seq_lengths)
 
@@ -162,8 +162,8 @@ class Rows:
         `per_row` is the number of sequences in each row, int64 ``[rows]``.
 
         Raises:
-            LengthError: the sequences of a row take more slots than the capacity, or a length is below 1 or not an
-                integer.
+            LengthError: the sequences of a row take more slots than the capacity, or a length is not an integer of at
+                least 1.
             OptionError: `depth`, `packs` or `end_to_end` is given, which would move sequences to other rows; there are
                 more rows than `rows`; or `per_row` does not add up to the number of sequences.
         """

@@ -281,10 +281,11 @@ class Causal(Head):
 
         Calls whose loss would be wrong are refused:
 
-        * labels are given, and rows are filled end to end: the model shifts labels within rows, so it would not predict the
-          first token of a row;
-        * ``num_items_in_batch``, the number by which the loss is divided, is given without labels: then the loss is computed
-          outside of the model, and labels must be -100 at first tokens (``causal=True``), and rows not be filled end to end;
+        * labels are given, and rows are filled end to end: the model shifts labels within rows, so it would not predict
+          the first token of a row;
+        * ``num_items_in_batch``, the number by which the loss is divided, is given without labels: then the loss is
+          computed outside of the model, and this is correct only for batches that were built with ``causal=True`` and are
+          not filled end to end;
         * ``num_items_in_batch`` is given with labels, and counts labels of first tokens, which nothing predicts.
 
         Raises:

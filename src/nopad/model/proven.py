@@ -210,7 +210,7 @@ def _names(code: CodeType) -> frozenset[str]:
 
 
 def _frozen(value: Any, depth: int = DEEPEST) -> Any:
-    """Return a copy of a value, which does not change when the value is written to.
+    """Return a copy of a value; a later write to the value does not change the copy.
 
     Containers, and objects of the user's own classes, are copied up to `depth` levels. Other objects, and weights, are
     returned as they are.
