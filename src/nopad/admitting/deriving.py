@@ -290,7 +290,10 @@ def _places(model: Any, probed: Probed) -> Iterator[tuple[str, int | None]]:
 
 
 def _with_positions(line: Family, model: Any, base: Any, probed: Probed) -> Family:
-    """Return the line with the fields on how the model counts positions: `after_padding`, or `tables` and `narrow`."""
+    """Return the line with the fields set that say how the model counts positions.
+
+    If the base model takes `position_ids`, this is `after_padding`; otherwise, these are `tables` and `narrow`.
+    """
     length = len(probed.tokens)
     takes = "position_ids" in parameters(type(base).forward)
     if takes and "position_ids" in parameters(type(model).forward):
@@ -329,7 +332,7 @@ def _counts_from(table: nn.Embedding, seen: Seen, tokens: list[int]) -> int | No
 
 
 def _with_pooling(line: Family, model: Any, base: Any, probed: Probed, causal: bool) -> Family:
-    """Return the line with `pooler`, `head`, `pooled` and `readers`.
+    """Return the line with the fields `pooler`, `head`, `pooled` and `readers` set.
 
     These say which modules get one state per sequence, and from which token it is read.
     """

@@ -114,8 +114,9 @@ def _wrapped(whole: Any, backend: str, max_sequences: int | None, head: str | No
     """Make the user's own module around a model pack-safe, in place; the arguments are those of `packed`.
 
     Raises:
-        UnsupportedModelError: its proof failed, or `prove` is "never".
-        OptionError: it or the model inside is pack-safe already, or `head` contradicts the proof.
+        UnsupportedModelError: the proof of the module failed, or `prove` is "never".
+        OptionError: the module or the model inside is pack-safe already, `head` contradicts the proof, or the model
+            inside cannot use this backend or limit of sequences.
     """
     name, (place, base) = type(whole).__name__, next(iter(bases_of(whole).items()))
     kind = type(base).__name__

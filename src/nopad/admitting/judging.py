@@ -190,8 +190,8 @@ def _worst(wanted: Outputs, found: Outputs, sequences: list[list[int]], limit: f
     """Return, in words, which output differs most between `wanted` and `found`, relative to its largest value.
 
     The result is "" if none differs by more than `limit`. `wanted` and `found` have one dict of outputs for each
-    sequence. An output that is missing in one of them is reported first. `sequences` are the token ids of the
-    sequences, whose lengths the words name.
+    sequence. The names are those of the first sequence in `wanted`; a name that is missing elsewhere is reported at
+    once. `sequences` are the token ids of the sequences, whose lengths the words name.
     """
     said, most = "", limit
     for name in wanted[0]:

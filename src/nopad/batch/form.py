@@ -127,7 +127,7 @@ class Rows:
         Raises:
             LengthError: one of these:
 
-                * a length is below 1 or not an integer
+                * a length is not an integer from 1 to 2^31 - 1
                 * without `end_to_end`: a sequence, or a pack of `packs`, is longer than the capacity
                 * with `end_to_end`: the tokens take more rows than `rows`
             OptionError: without `end_to_end`, the sequences take more rows than `rows`; or `packs` hold another number

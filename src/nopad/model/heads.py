@@ -229,7 +229,7 @@ class _LastToken(Head):
 
     @property
     def one_row(self) -> bool:
-        """Whether the model accepts only one row.
+        """Whether the model accepts only one row: it reads the last token of each sequence, and has no pad id.
 
         Without a pad id, transformers cannot tell where padding begins in a row, and refuses several rows.
         """
@@ -284,8 +284,8 @@ class Causal(Head):
         * labels are given, and rows are filled end to end: the model shifts labels within rows, so it would not predict
           the first token of a row;
         * ``num_items_in_batch``, the number by which the loss is divided, is given without labels: then the loss is
-          computed outside of the model, and this is correct only for batches that were built with ``causal=True`` and are
-          not filled end to end;
+          computed outside of the model, and this is correct only for batches that were built with ``causal=True`` and
+          are not filled end to end;
         * ``num_items_in_batch`` is given with labels, and counts labels of first tokens, which nothing predicts.
 
         Raises:

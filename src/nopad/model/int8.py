@@ -3,8 +3,8 @@
 Weights have one scale per output feature. Activations get one scale per token when the layer runs, so that a token's
 result depends on nothing but the token. PyTorch multiplies the 8-bit matrices (by oneDNN, with the instructions VNNI or
 AMX if the CPU has them). One compiled pass over the activations rounds them before the multiplication, and one pass
-scales the products after it. Eager PyTorch would need about eight passes for this work; they take longer than the same
-layer does in float32.
+scales the products after it. Eager PyTorch would need about eight passes for this work; they take longer than the
+multiplication does in float32.
 """
 
 from __future__ import annotations

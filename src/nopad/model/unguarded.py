@@ -39,7 +39,9 @@ def refuse_unguarded(named: Mapping[str, Any]) -> None:
 
 
 def refuse_marked(named: Mapping[str, Any]) -> None:
-    """Refuse tensors on which `PackedBatch` has set its attribute.
+    """Refuse a call without a batch's mask that is given ids, embeddings or positions of a `PackedBatch`.
+
+    `named` are the arguments by name. A `PackedBatch` marks its tensors by an attribute, by which they are recognised.
 
     Raises:
         BatchError: such a tensor was given.
