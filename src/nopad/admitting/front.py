@@ -43,8 +43,9 @@ def packed(
     Called with a `PackedBatch`, a pack-safe model gives each sequence the result that it would get alone. nopad has
     tables of model types. A model of another type, or with classes of your own, is proven first: nopad builds a small
     copy of the same classes and configuration, derives from it how sequences can be kept apart, and audits the copy on
-    packs. This takes some seconds. The verdict is remembered in ``~/.cache/nopad`` and used again until something
-    changes: the classes' source, the configuration, or the version of Python, torch, transformers or nopad.
+    packs. This takes some seconds. The verdict is remembered in ``~/.cache/nopad`` (or ``$XDG_CACHE_HOME/nopad``), and
+    used again until something changes on which it depends. Examples are the classes' source, the configuration, and the
+    versions of Python, torch, transformers and nopad.
 
     Args:
         model: a transformers model, bare or with a head, also inside PEFT; or a module of your own (`nn.Module`) that
@@ -52,8 +53,8 @@ def packed(
         backend: how attention keeps sequences apart. "segments": one SDPA call per sequence; "varlen": PyTorch's
             variable-length flash kernel; "mask": a dense mask over whole rows; "repack": one padded row per sequence;
             "flex": FlexAttention with a block mask; "auto": `segments` on a CPU; on other devices `varlen` for flat
-            batches in half precision on a CUDA GPU, `repack` if sequences may go on in the next row (rows filled end to
-            end), else `mask`.
+            batches in half precision on a CUDA GPU that the kernel supports, `repack` if sequences may go on in the
+            next row (rows filled end to end), else `mask`.
         max_sequences: the most sequences that a batch may have; a batch with more is refused. None: unlimited. With
             this limit, heads that give a result per sequence have static shapes too (`nopad.model.static_inputs`).
         head: the kind of head, if the model's class is your own. "tokens": one result per token; "causal": the same,
@@ -70,8 +71,8 @@ def packed(
         UnsupportedModelError: sequences of this model cannot be kept apart, or the proof failed; the message names the
             reason, such as the first layer that differs.
         OptionError: `backend`, `head` or `prove` has an unknown value; the class is known to have another head;
-            `max_sequences` is not an integer of at least 1; the model is already pack-safe, or is not a transformers
-            model; or it has attention of its own, which cannot use this backend.
+            `max_sequences` is not an integer of at least 1; the model, or a part of it, is already pack-safe; it is not
+            a transformers model; or it has attention of its own, which cannot use this backend.
         MemoryError, torch.OutOfMemoryError: a trial run of a model with hooks or forward methods of your own needs too
             much memory.
 

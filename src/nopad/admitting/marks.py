@@ -183,7 +183,8 @@ class _Marker:
     def _global(self, value: Any, names: list[str]) -> None:
         """Add the value of a global variable.
 
-        If it is a Python module of the user's, what the code's `names` may read from it is added too.
+        If it is a Python module of the user's, its functions, classes and other values whose names are in `names` are
+        added too. `names` are the names that the code with the global variable uses.
         """
         self.add(value)
         if isinstance(value, ModuleType) and not is_library(value.__name__):

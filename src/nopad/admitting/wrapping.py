@@ -203,7 +203,7 @@ def _proven(small: Substitute, deep: Substitute, config: Any, make: MakeBase) ->
 
 
 def _labelled(exact: Substitute, close: float, kind: str, fill: int) -> Run:
-    """Return the recorded call of the wrapper in a copy of `exact`, with labels that are all `fill`.
+    """Return a call of the wrapper in a copy of `exact`, with labels that are all `fill`, as a recorded `Run`.
 
     `kind` is the kind of loss. For "classification", the call is that of several sequences, with one label each. The
     base's recorded output is used in place of its call.

@@ -134,8 +134,8 @@ def _is_supported() -> bool:
 def formula_of(activation: nn.Module) -> tuple[str, str] | None:
     """Return oneDNN's names of an activation and of its approximation; None if it is not one of `FORMULAS`.
 
-    The activation is recognised by its values. Only modules of torch and transformers without submodules are tried. So
-    tanh as such gives None, since it is not in `FORMULAS`.
+    The activation is recognised by its values. Only modules of torch and transformers without submodules are tried. The
+    activation `torch.nn.Tanh` gives None, since it is not one of `FORMULAS`:
 
     >>> from nopad.model.bfloat16 import formula_of
     >>> formula_of(torch.nn.GELU(approximate="tanh")), formula_of(torch.nn.Tanh())

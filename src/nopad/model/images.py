@@ -205,8 +205,8 @@ def _check_tokens(
 ) -> None:
     """Check that each sequence has as many image tokens as its images give, and that padding has none.
 
-    `pictured` says which slots hold image tokens, bool ``[R, L]``. `of_images` has the number of tokens of each image,
-    an array per sequence in stream order. `counts` is the number of images of each sequence, in the order given.
+    `pictured` says which slots hold image tokens, bool ``[R, L]``. `of_images` has one array per sequence, in stream
+    order: the numbers of tokens of its images. `counts` is the number of images of each sequence, in the order given.
 
     Raises:
         BatchError: a sequence has more or fewer image tokens than its images give, or padding has image tokens.
@@ -260,8 +260,8 @@ def _axes(
 ) -> Tensor:
     """Return positions with three axes, int64 ``[3, R, L]``: what `get_rope_index` gives for each sequence alone.
 
-    `ids` and `pictured` are ``[R, L]``: the token ids, and whether a token is an image token. `of_images` has, for each
-    sequence in stream order, the numbers of tokens of its images.
+    `ids` and `pictured` are ``[R, L]``: the token ids, and whether a token is an image token. `of_images` has one array
+    per sequence, in stream order: the numbers of tokens of its images.
 
     Raises:
         BatchError: the image tokens of an image do not follow each other (`_check_runs`).

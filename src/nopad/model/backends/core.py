@@ -46,8 +46,8 @@ class Heads:
 def allowed(queries: Any, keys: Any, heads: Heads) -> Tensor | None:
     """Return which keys each query sees by the causality and the window of `heads`, as bool ``[Q, K]``.
 
-    None: each query sees all keys. `queries` are the positions of the queries, ``[Q]``; `keys` those of the keys,
-    ``[K]``.
+    The result is None if each query sees all keys. `queries` are the positions of the queries, ``[Q]``; `keys` those of
+    the keys, ``[K]``.
     """
     if heads.plain:
         return None

@@ -129,7 +129,7 @@ def _joined(out: list[Tensor], placed: Placement, pieces: _Pieces) -> Tensor:
 def _keep(placed: Placement | Cross, length: int, device: torch.device, heads: Heads) -> Tensor | None:
     """Return which tokens each token sees in a sequence of this length, bool ``[length, length]``.
 
-    None: each token sees all tokens of the sequence, or in cross attention all tokens of its source.
+    The result is None if each token sees all tokens of the sequence, or in cross attention all tokens of its source.
     """
     if isinstance(placed, Cross) or length == 1:
         return None

@@ -73,7 +73,7 @@ def automatic(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cro
 
 
 def lacking(query: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> str | None:
-    """Return why the kernel cannot compute this attention and what to do, as a message; None if it can."""
+    """Return a message that says why the kernel cannot compute this attention, and what to do; None if it can."""
     if query.dtype not in HALF or not on_kernel(query.device):
         return (
             f"the varlen kernel runs on CUDA in float16 or bfloat16, and this is {query.device.type} in {query.dtype}, "
