@@ -40,7 +40,7 @@ class Judge:
     The model itself is never run, only copies of it, since a model may change when it is called.
 
     Attributes:
-        model: the model.
+        model: the small model.
         positions: number of positions that its configuration states; None: it states none.
         sequences: the sequences of token ids.
         alone: for evaluation mode (key False) and training mode (key True), the outputs of each sequence by name.

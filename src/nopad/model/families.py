@@ -242,7 +242,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def _hybrids_too(config: Any) -> int:
-    """Return how often tokens are mixed if each layer has a state-space module, and "hybrid" layers have attention too.
+    """Return how often tokens are mixed if each layer has a state-space module, and "hybrid" layers also have attention.
     """
     return len(config.layers_block_type) + int(config.layers_block_type.count("hybrid"))
 

@@ -424,7 +424,7 @@ def _check_shape(named: dict[str, Any], name: str, wanted: list[tuple[int, ...]]
 
 
 def _settle_problem(model: Any, labels: Tensor) -> None:
-    """Set the configuration's `problem_type` from the labels, as transformers does when the user has not set it."""
+    """Set the configuration's `problem_type` from the labels if it is None, as transformers' own heads do."""
     if model.config.problem_type is None:
         many = "single_label_classification" if not labels.is_floating_point() else "multi_label_classification"
         model.config.problem_type = "regression" if model.config.num_labels == 1 else many

@@ -363,7 +363,10 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _same_mask(given: Any, mask: Tensor) -> bool:
-    """Return whether a mask hides the same slots as `mask`, the one that the wrapper got; its dtype may be another."""
+    """Return whether `given` is a mask that hides the same slots as `mask`, the one that the wrapper got.
+
+    The two masks may have different dtypes.
+    """
     return isinstance(given, Tensor) and given.shape == mask.shape and torch.equal((given != 0).long(), mask)
 
 
