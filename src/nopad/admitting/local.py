@@ -216,10 +216,10 @@ def _learned(value: Any) -> Any:
 
 
 def first_crossing(run: Run, tokens: list[int]) -> tuple[nn.Module | None, bool]:
-    """Return (the first submodule to finish whose output depends on several tokens, whether none of its inputs does).
+    """Return the first submodule whose output depends on several tokens, and whether none of its inputs does.
 
-    The second value is True if the submodule itself moved the information. The result is (None, False) if there is no
-    such submodule. Modules in `held` are left out.
+    First is the one that finishes first. The second value is True if the submodule itself moved the information. The
+    result is (None, False) if there is no such submodule. Modules in `held` are left out.
 
     Raises:
         Exception: the module's code may raise anything.

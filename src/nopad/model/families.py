@@ -242,7 +242,9 @@ FAMILIES: dict[str, Family] = {
 
 
 def _hybrids_too(config: Any) -> int:
-    """Return how often tokens are mixed if each layer has a state-space module, and "hybrid" layers also have attention.
+    """Return how often tokens are mixed if each layer has a state-space module, and some have attention too.
+
+    The layers with attention are those of the type "hybrid".
     """
     return len(config.layers_block_type) + int(config.layers_block_type.count("hybrid"))
 
