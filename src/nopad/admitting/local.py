@@ -163,8 +163,8 @@ def backward_of_ones_own(run: Run, many: int = MANY[-1], longest: int = WIDE[-1]
 def _backward(run: Run, rows: int, wide: int) -> tuple[str, int]:
     """Run a module on `rows` rows of `wide` tokens; return ``(name, elements)``.
 
-    The name is that of `backward_of_ones_own`. The second value is the number of elements of the largest tensor in the
-    run; `MOST`, if the module raised an error.
+    The name is what `backward_of_ones_own` returns, for this run only. The second value is the number of elements of
+    the largest tensor in the run; `MOST`, if the module raised an error.
     """
     hooks: list[str] = []
     own = partial(_is_own_hook, found=hooks)

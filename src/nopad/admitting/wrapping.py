@@ -251,7 +251,7 @@ def _split(batch: PackedBatch, value: Tensor) -> list[Tensor]:
 def _audited(small: Substitute, admitted: Admitted, make: MakeBase) -> list[Verdict]:
     """Return the verdicts of audits of a pack-safe copy of `small`: on short sequences and then on longer ones.
 
-    If the first audit fails, the second is left out.
+    The second audit is left out if the first fails, or if the model has too few positions for longer sequences.
     """
     safe = _safe(copy.deepcopy(small), admitted, make)
     family = state_of(safe).family

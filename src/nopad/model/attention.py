@@ -250,7 +250,10 @@ def end(token: Any) -> None:
 
 @contextmanager
 def watched(seen: Callable[[nn.Module], None]) -> Any:
-    """In a ``with`` block, call `seen` with each layer that attends to a packed batch and is not compiled."""
+    """In a ``with`` block, call `seen` with each attention or mixing module that runs on a packed batch.
+
+    Modules that are compiled are left out: they cannot report that they run.
+    """
     token = _watch.set(seen)
     try:
         yield
