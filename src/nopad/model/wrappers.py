@@ -77,7 +77,7 @@ class Wrapper:
         admitted: what the proof found.
         accepts: names of the arguments of the wrapper's forward method; with ``**kwargs``, also those of its base.
         kinds: classes of the wrapper's modules outside of the base, by name, when the hooks were attached.
-        proven: the code of the wrapper's modules, and the values that it reads, when the proof was made.
+        proven: the code of the wrapper's modules, and the values that it reads, when the hooks were attached.
         watch: looks for the user's own code that is added later.
         cell: the state that the hooks share.
     """
