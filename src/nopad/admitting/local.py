@@ -409,7 +409,8 @@ def _holding(held: Mapping[nn.Module, Any], give: Callable[[nn.Module, Any, Any]
 class _Calls(TorchFunctionMode):
     """A PyTorch function mode that calls ``look(name, args)`` for each function of PyTorch that is called.
 
-    Its attribute `most` is the number of elements of the largest tensor that such a function returned.
+    Reading an attribute of a tensor does not count as a call. The attribute `most` is the number of elements of the
+    largest tensor that such a function returned.
     """
 
     def __init__(self, look: Callable[[str, Sequence[Any]], None]) -> None:
