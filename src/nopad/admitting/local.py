@@ -235,8 +235,8 @@ def _followed(
 ) -> tuple[Track, Any]:
     """Run a module under a `Track`; return the `Track` and the module's output.
 
-    `tries` is as in `Track`. If `found` is a list, (submodule, whether none of its inputs depends on several tokens) is
-    added for each submodule whose output depends on several tokens; see `first_crossing`.
+    `tries` is as in `Track`. If `found` is a list, a pair is added to it for each submodule whose output depends on
+    several tokens: the submodule, and whether none of its inputs does (`first_crossing`).
     """
     track = Track(run.length, [*run.module.parameters(), *run.module.buffers()], tries)
     track.sequences = run.sequences
