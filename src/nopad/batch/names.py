@@ -26,7 +26,8 @@ def grain_arrays(batch: PackedBatch, fields: Mapping[str, Any], names: Mapping[s
 
     Raises:
         BatchError: rows are filled end to end.
-        OptionError: `names` has a column that the batch lacks, or two columns would get the same name.
+        OptionError: `names` has a column that the batch lacks, or ``position_ids``, which is replaced by the positions
+            of each column; or two columns would get the same name.
     """
     odd = [name for name in names if name not in fields or name == "position_ids"]
     if odd:

@@ -138,7 +138,7 @@ def came_before(module: nn.Module) -> bool:
 
 
 def take_off_judges(modules: Iterable[nn.Module]) -> None:
-    """Put the user's hooks back in place of `Judged`."""
+    """Put the user's hooks on `modules` back where a `Judged` stands in for them."""
     for module in modules:
         for table in _tables(module):
             table.update({number: one.judged for number, one in table.items() if isinstance(one, Judged)})
@@ -149,9 +149,10 @@ def _tables(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
 
 
 def _same(found: Any, given: list[Any]) -> bool:
-    """Return whether `found`, which a hook returned, is what it was given: the output, all arguments, or the only one.
+    """Return whether a hook returned what it was given.
 
-    `given` is a copy of what the hook was given, without the module.
+    `found` is what the hook returned. It may be the output, a tuple of all arguments, or the only argument. `given` is
+    a copy of what the hook was given, without the module.
     """
     ways = [given[-1], tuple(given)]
     if isinstance(given[0], tuple) and len(given[0]) == 1:

@@ -46,8 +46,8 @@ class Proven:
         names: names of the attributes and globals that the code reads and does not set, and all strings in it, since an
             attribute may also be read by a string.
         written: names whose values the code may write to; dicts, lists and tensors of these names may change.
-        held: for each class, the values that the code reads from its modules. Each is a dict by name; modules with
-            equal values share one.
+        held: for each class, a list of dicts: the values that the code reads from a module of the class, by name.
+            Modules with equal values have one dict in common.
         settings: the values of the attributes of the model's configuration whose names are in `names`, by name.
         code: pairs of a class or a dict of globals, and the values that the code reads from it, by name.
         seen: the attributes of each module that was found unchanged, so that it is not searched again.
@@ -210,7 +210,7 @@ def _names(code: CodeType) -> frozenset[str]:
 
 
 def _frozen(value: Any, depth: int = DEEPEST) -> Any:
-    """Return a copy of a value, which does not change when the value is written to.
+    """Return a copy of a value; a later write to the value does not change the copy.
 
     Containers, and objects of the user's own classes, are copied up to `depth` levels. Other objects, and weights, are
     returned as they are.
