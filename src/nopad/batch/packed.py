@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.batch.columns import from_columns, from_features, from_rows, from_sequences, per_sequence
+from nopad.batch.columns import from_columns, from_rows, from_sequences, per_sequence
 from nopad.batch.decoder import shifted
+from nopad.batch.features import from_features
 from nopad.batch.filling import MASK, filled, without_first
 from nopad.batch.form import Flat, Form, check_form
 from nopad.batch.guard import PackedMask, layout_of, mark
