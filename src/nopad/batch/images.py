@@ -199,7 +199,7 @@ def _array(value: Any, name: str, n: int) -> Any:
     if found.dtype.kind not in "biuf":
         raise BatchError(f"{name} of feature {n} are of {found.dtype}; expected numbers")
     if found.dtype == np.float64 and not hasattr(value, "dtype"):
-        found = found.astype(np.float32)  # Python floats, as in `nopad.batch.columns`
+        found = found.astype(np.float32)  # Python floats, as in `nopad.batch.arrays`
     return found if found.size else None
 
 

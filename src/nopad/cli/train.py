@@ -74,7 +74,7 @@ def train(
             from nopad.training.config import read_config
             from nopad.training.folder import RunFolder
             from nopad.training.progress import is_metric
-            from nopad.training.run import cache_of, prepare
+            from nopad.training.ready import prepare
             from nopad.training.run import train as run
             from nopad.training.saving import way_on
         except ModuleNotFoundError as error:
@@ -94,7 +94,7 @@ def train(
             if resume and not longer and (steps := folder.facts().get("finished")) is not None:
                 _say(screen, f"the run in {folder.path} is over, after {steps:,} steps; its model is there")
                 return
-            prepared = prepare(found, cache_of(folder.path))
+            prepared = prepare(found, folder.cache)
             per_step = _per_step(prepared.config)
             if first and resume:
                 folder.check_run(per_step, prepared.data)

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.batch import Flat, PackedBatch
-from nopad.batch.columns import from_features, from_rows
+from nopad.batch.columns import from_rows
+from nopad.batch.features import from_features
 from nopad.batch.form import Form, check_form
 from nopad.errors import BatchError, OptionError
 from nopad.loading.collate import causal as causal_batch

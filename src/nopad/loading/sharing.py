@@ -26,10 +26,13 @@ from numpy.typing import NDArray
 import nopad
 from nopad.errors import StorageError
 from nopad.files import locked, storage_errors
+from nopad.loading.feeds import Feed
+from nopad.loading.ranks import Ranks
 
-__all__ = ["HostArrays"]
+__all__ = ["HostArrays", "shared"]
 
 Arrays = Mapping[str, NDArray[Any]]
+_SHARED_FROM = 1 << 20  # number of sequences from which on the ranks of a host share arrays
 _USERS = "users"  # locked by every process that uses the folder
 _NAMES = "names.json"  # the names of the arrays in a folder
 
@@ -158,3 +161,14 @@ def _leave(root: Path, folder: Path, users: int, owner: int) -> None:
         pass  # somebody has removed it already
     finally:
         os.close(users)
+
+
+def shared(ranks: Ranks, feed: Feed, host_dir: str | os.PathLike[str] | None) -> HostArrays | None:
+    """Return this host's shared arrays; None: nothing is shared.
+
+    Nothing is shared if `host_dir` is None and sharing is not worth it: a node has one rank, or the data have fewer
+    than 2**20 sequences.
+    """
+    if host_dir is None and (ranks.node_size == 1 or feed.sequences < _SHARED_FROM):
+        return None
+    return HostArrays(feed.facts(), None if host_dir is None else Path(host_dir))

@@ -13,8 +13,8 @@ from typing import Any
 
 from nopad.balance import Balance, Shape
 from nopad.errors import FormatError, PlanMismatchError
-from nopad.loading.arguments import TOKEN_CAP
 from nopad.loading.legs import Leg
+from nopad.loading.step import TOKEN_CAP
 
 __all__ = ["Position", "check_same", "read_state"]
 

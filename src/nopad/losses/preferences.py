@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy, logsigmoid
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError, OptionError
 from nopad.losses.checks import IGNORED, check_denominator, check_floating, check_tensors
-from nopad.losses.means import check_logits, labelled, wide
+from nopad.losses.slots import check_logits, labelled, wide
 
 __all__ = ["PreferenceLoss", "label_logprobs", "preference_loss", "reward_loss"]
 

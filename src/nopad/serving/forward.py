@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nopad.batch import Flat, PackedBatch, Rows
-from nopad.batch.columns import from_features
+from nopad.batch.features import from_features
 from nopad.batch.form import Form
 from nopad.errors import BatchError, InputError, LengthError, OptionError, RequestError
 from nopad.model.admission import device_of, positions_of

@@ -9,7 +9,8 @@ to unchanged records.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from nopad.sequences import Sequences
 from nopad.store.manifest import Manifest, Shard
 from nopad.store.row_groups import RowGroup
 
-__all__ = ["PACKS", "SEQUENCES", "Index", "read_index", "selection", "write_index"]
+__all__ = ["PACKS", "SEQUENCES", "Index", "IndexFiles", "read_index", "selection", "write_index"]
 
 PACKS = "packs.arrow"
 SEQUENCES = "sequences.arrow"
@@ -146,3 +147,48 @@ def read_index(folder: Path, m: Manifest) -> Index:
     if n and packs.sequence.max() >= n:
         raise CorruptError(f"{folder / PACKS} names sequences that are not there; see `nopad verify`")
     return index
+
+
+class IndexFiles:
+    """The files of one index, with the methods of `ShardFiles`. Threads may share an instance.
+
+    They count as one file. Both are read into memory when something of them is first needed.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        """Prepare to read the index; no file is opened yet."""
+        self._folder, self._manifest = folder, manifest
+        self.unlock()
+        self._index: Index | None = None
+
+    def unlock(self) -> None:
+        """Make a new lock in a forked process, where no thread could release a lock that was held at the fork."""
+        self._lock = threading.Lock()
+
+    def read(self, file: int, group: int) -> RowGroup:
+        """Return row group number `group`, without tokens.
+
+        Raises:
+            CorruptError, StorageError: as for `read_index`.
+        """
+        first = group * self._manifest.rows_per_group
+        return self._opened().row_group(first, first + self._manifest.rows_per_group)
+
+    def scan(self, places: Iterable[tuple[int, int]]) -> Iterator[RowGroup]:
+        """Yield row groups, each given by (file, row group), in this order; errors as for `read`."""
+        return (self.read(file, group) for file, group in places)
+
+    def lengths(self, file: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Return where each pack begins in the lengths, int64 ``[packs + 1]``, and the lengths, int32 ``[sequences]``.
+
+        Raises:
+            CorruptError, StorageError: as for `read_index`.
+        """
+        index = self._opened()
+        return index.packs.indptr.astype(np.int64), index.lengths[index.packs.sequence].astype(np.int32)
+
+    def _opened(self) -> Index:
+        with self._lock:
+            if self._index is None:
+                self._index = read_index(self._folder, self._manifest)
+            return self._index

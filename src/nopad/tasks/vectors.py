@@ -18,10 +18,10 @@ from nopad.batch import PackedBatch
 from nopad.corpus.framing import leave_out
 from nopad.errors import OptionError
 from nopad.options import check_choice
-from nopad.tasks.embedding import embed
 from nopad.tasks.examples import Examples, field_of, numbered
 from nopad.tasks.folder import Pooling, Texts, read_folder
 from nopad.tasks.objective import Meter, Objective
+from nopad.tasks.pooled import embed
 from nopad.tasks.texts import OfTexts, encoded
 
 __all__ = ["Embedding", "Vectors", "base_model"]

@@ -1,6 +1,6 @@
 """Choose what a configuration leaves out: classes, capacity, rows, and the most tokens of a sequence.
 
-These depend on the data and the model, so `nopad.training.run.prepare` chooses them when it has read both. Lines of
+These depend on the data and the model, so `nopad.training.ready.prepare` chooses them when it has read both. Lines of
 text say what was chosen and why; they are printed before training begins.
 """
 

@@ -83,6 +83,11 @@ class RunFolder:
         self.path = local_path(folder)
         self._lock: int | None = None
 
+    @property
+    def cache(self) -> Path:
+        """The folder for the run's encoded data."""
+        return self.path / CACHE
+
     def take(self, config: TrainConfig, *, resume: bool) -> None:
         """Lock the folder for this process; create it if it does not exist.
 
