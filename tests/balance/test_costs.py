@@ -148,7 +148,7 @@ def test_a_fit_of_too_little_is_refused(batches, seconds, message):
         Measured.fit(batches, seconds)
 
 
-@pytest.mark.parametrize("values", [(float("nan"), 0.0), (1.0, float("inf")), (-1.0, 1.0), ("1", 0.0)])
+@pytest.mark.parametrize("values", [(float("nan"), 0.0), (1.0, float("inf")), (-1.0, 1.0), ("1", 0.0), (True, 0.0)])
 def test_times_that_cannot_be_are_refused(values):
     with pytest.raises(OptionError, match="is a number of nanoseconds, at least 0"):
         Measured(*values)

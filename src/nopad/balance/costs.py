@@ -8,7 +8,6 @@ tokens to one another, which at long context is most of the work. `Measured` is 
 from __future__ import annotations
 
 import hashlib
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nopad.errors import BalanceError, OptionError
 from nopad.histogram import integers
-from nopad.options import MAX_LENGTH, Option
+from nopad.options import MAX_LENGTH, Option, is_number
 
 __all__ = ["Attention", "CostModel", "Measured", "Tokens", "check_costs", "cost_model", "fingerprint", "round_up"]
 
@@ -203,7 +202,7 @@ class Measured(CostModel):
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not (isinstance(value, int | float | np.number) and math.isfinite(value) and value >= 0):
+            if not is_number(value) or value < 0:
                 raise OptionError(f"{name} is {value!r}; it is a number of nanoseconds, at least 0")
 
     def of(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:

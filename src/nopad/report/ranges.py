@@ -13,10 +13,10 @@ SEVERAL = 12  # up to this many different numbers, each has its own bar, however
 def in_ranges(counts: dict[int, int]) -> list[tuple[int, int]]:
     """Return ascending ranges, as (first, last) pairs, that cover the numbers (at least 1) in `counts`.
 
-    `counts` maps each number to how often it occurs, and must not be empty. If there are at most 12 different numbers,
-    or the largest is less than 24 above the smallest, each number is a range. Otherwise ranges have equal width (1, 2
-    or 5 times a power of ten); if the largest number is more than 8 times the median, there are two ranges for each
-    doubling instead, or one if two were too many. Ranges that would be empty are left out.
+    `counts` maps each number to how often it occurs; without numbers there are no ranges. If there are at most 12
+    different numbers, or the largest is less than 24 above the smallest, each number is a range. Otherwise ranges have
+    equal width (1, 2 or 5 times a power of ten); if the largest number is more than 8 times the median, there are two
+    ranges for each doubling instead, or one if two were too many. Ranges that would be empty are left out.
 
     >>> in_ranges({5: 1, 500: 2}), in_ranges(dict.fromkeys(range(1, 101), 1))[:3]
     ([(5, 5), (500, 500)], [(1, 5), (6, 10), (11, 15)])
@@ -24,6 +24,8 @@ def in_ranges(counts: dict[int, int]) -> list[tuple[int, int]]:
     [(1, 1), (2, 2), (3, 3), (7, 8), (9, 12)]
     """
     numbers = sorted(counts)
+    if not numbers:
+        return []
     low, high = numbers[0], numbers[-1]
     if len(numbers) <= SEVERAL or high - low < MOST:
         return [(number, number) for number in numbers]
