@@ -28,6 +28,11 @@ def in_keywords(linear):
     return functools.partial(run, linear=linear, times=3)
 
 
+def in_keywords_inside_a_closure(linear):
+    inside = functools.partial(run, linear=linear)
+    return lambda states: inside(states)
+
+
 def in_arguments(linear):
     return functools.partial(lambda module, states: run(states, module), linear)
 
@@ -54,7 +59,16 @@ def beside_an_empty_cell(linear):
 
 
 @pytest.mark.parametrize(
-    "made", [in_keywords, in_arguments, in_a_closure, in_a_default, in_a_default_by_name, beside_an_empty_cell]
+    "made",
+    [
+        in_keywords,
+        in_keywords_inside_a_closure,
+        in_arguments,
+        in_a_closure,
+        in_a_default,
+        in_a_default_by_name,
+        beside_an_empty_cell,
+    ],
 )
 def test_a_copy_trains_only_itself_wherever_its_forward_holds_the_module(made):
     model, states = Model(), torch.ones(2, 3)
