@@ -60,8 +60,8 @@ def find_fix(
 
     Each change is a few lines of code for the collator (position_ids, a block-diagonal mask, no mask, no cache, ...) or
     for the model (its attention implementation). They run on the collator's batches and on copies of the model: first
-    single changes, then two and three together. The first set with which the whole audit passes is returned. If there is
-    none, nopad's own batches are tried, then batches with one sequence per row.
+    single changes, then two and three together. The first set with which the whole audit passes is returned. If there
+    is none, nopad's own batches are tried, then batches with one sequence per row.
 
     Args:
         model: a transformers model that is not pack-safe; only copies of it are changed.

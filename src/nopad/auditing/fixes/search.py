@@ -54,7 +54,8 @@ class Search:
     def fix(self) -> Fix:
         """Return a `Fix` whose changes make the step pass; none of them can be left out.
 
-        Other changes, which were not tried together, may be fewer. If no such changes are found, the result has the changes that remove most of what is wrong, as `Fix.nearest`.
+        Other changes, which were not tried together, may be fewer. If no such changes are found, the result has the
+        changes that remove most of what is wrong, as `Fix.nearest`.
         """
         nearest: tuple[Change, ...] = ()
         for changes in self._sets():
