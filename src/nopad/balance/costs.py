@@ -214,7 +214,7 @@ class Measured(CostModel):
         lengths = _lengths(seq_lengths)
         nanoseconds = self.ns_per_token * lengths + self.ns_per_square * lengths.astype(np.float64) ** 2
         if nanoseconds.size and not float(nanoseconds.max()) < _MOST:
-            raise BalanceError(_overflow("the cost of a sequence", int(nanoseconds.max())))
+            raise BalanceError(_overflow("the cost of a sequence", float(nanoseconds.max())))
         return np.maximum(np.rint(nanoseconds).astype(np.int64), 1)
 
     @classmethod
@@ -275,7 +275,7 @@ def round_up(seq_lengths: ArrayLike, multiple: int) -> NDArray[np.int64]:
 
     Raises:
         OptionError: `multiple` is not an integer of at least 1.
-        BalanceError: a length is negative or does not fit into 64 bits.
+        BalanceError: a length is negative, or does not fit into 64 bits once it is rounded up.
         LengthError: lengths are not integers, or not one-dimensional.
 
     >>> round_up([1, 8, 9], 8).tolist()
@@ -283,6 +283,9 @@ def round_up(seq_lengths: ArrayLike, multiple: int) -> NDArray[np.int64]:
     """
     multiple = Option(default=None, help="").check("multiple", multiple)
     lengths = _lengths(seq_lengths)
+    longest = -(-int(lengths.max(initial=0)) // multiple) * multiple
+    if longest > _MOST:
+        raise BalanceError(f"a length rounded up to a multiple of {multiple} is {longest}, which is above 2^63 - 1")
     return -(-lengths // multiple) * multiple
 
 
@@ -331,7 +334,7 @@ def _attribute(config: Any, *names: str) -> Any:
     return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
 
 
-def _overflow(what: str, value: int) -> str:
+def _overflow(what: str, value: float) -> str:
     return f"{what} is {value}, which does not fit into 64 bits; use a coarser cost model"
 
 
