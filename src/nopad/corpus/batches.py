@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from nopad.corpus.selection import is_list, is_string
 from nopad.errors import SourceError
+from nopad.wording import numbers_of
 
 __all__ = ["BATCH_ROWS", "as_bytes", "checked", "cut", "rows_of"]
 
@@ -38,7 +39,7 @@ def checked(batch: pa.RecordBatch, schema: pa.Schema, place: str, row: int) -> p
     >>> checked(pa.record_batch({"a": [1], "b": [2]}), pa.schema({"b": pa.int64()}), "x", 1).schema.names
     ['b']
     """
-    rows = f"{place}, rows {row} to {row + batch.num_rows - 1}"
+    rows = f"{place}, {numbers_of('row', row, row + batch.num_rows - 1)}"
     columns = []
     for field in schema:
         found = batch.schema.get_all_field_indices(field.name)

@@ -48,6 +48,7 @@ from nopad.tasks.parts import aligned, array_of_cells, schema_of_part, table_of,
 from nopad.tasks.predicting import BATCH_RECORDS, Chunk
 from nopad.tasks.predictor import Predictor
 from nopad.tasks.task import Task
+from nopad.wording import numbers_of
 
 __all__ = ["MANIFEST", "PredictionFiles", "predict_files"]
 
@@ -281,7 +282,7 @@ class _Job:
             counts.update(found.counts)
             sequences, tokens, begin = sequences + found.sequences, tokens + found.tokens, begin + chunk.size
             self.monitor.advance(chunk.size, found.tokens)
-        schema = together([table.schema for table in tables], f"records {first} to {begin - 1}", self.cells)
+        schema = together([table.schema for table in tables], numbers_of("record", first, begin - 1), self.cells)
         table = pa.concat_tables([aligned(table, schema, self.cells) for table in tables]).combine_chunks()
         known = {"records": begin - first, "sequences": sequences, "tokens": tokens, "counts": dict(counts)}
         return known, table
