@@ -5,7 +5,7 @@ tables know are audited with their line of the table. All others, those that a t
 proven (`nopad.packed(model, prove="always")`). Then each admitted model gets other weights and other sequences, and
 packs are held against the stock model alone, in float64: a difference there would be a wrong proof.
 
-    python benchmarks/sweep.py [kind ...] [--write]    # --write: the table of docs/internals/equality.md, or these rows
+    python benchmarks/sweep.py [kind ...] [--write]    # --write: the table of docs/internals/equality.md, or these rows; the counts
     python benchmarks/sweep.py --ten 19                # ten types without a line, drawn by this seed
 """
 
@@ -15,6 +15,7 @@ import argparse
 import copy
 import logging
 import random
+import re
 import sys
 import time
 import traceback
@@ -46,6 +47,7 @@ from kinds import tiny
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "internals" / "equality.md"
 HEAD = "| type | class | how | verdict | seconds |"
+SENTENCE = re.compile(r"Of \d+ types, \d+ are isolated, .*; none is silently wrong\.")
 LENGTHS = (3, 140, 1, 17, 22)
 TARGET = 100
 
@@ -176,6 +178,33 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def written(page: str, rows: list[Row], *, keep: bool) -> str:
+    """The page with these rows, and with the sentence that counts all rows; with `keep`, its other rows stay."""
+    begin = page.index(HEAD)
+    end = page.index("\n\n", begin)
+    given = {_kind(line): line for line in table(rows).splitlines()}
+    lines = {**{_kind(line): line for line in page[begin:end].splitlines()}, **given} if keep else given
+    page = page[:begin] + "\n".join(lines.values()) + page[end:]
+    counted, found = SENTENCE.subn(sentence([*lines.values()][2:]), page)
+    if found != 1:
+        raise SystemExit(f"{PAGE.name} has {found} sentences that count the types; it must have one")
+    return counted
+
+
+def _kind(line: str) -> str:
+    return line.split(" | ")[0].removeprefix("| ")
+
+
+def sentence(lines: list[str]) -> str:
+    """How many types the lines of the table have, by verdict."""
+    isolated = [line for line in lines if "| **isolated** |" in line]
+    derived = sum("derived" in line.split(" | ")[2] for line in isolated)
+    return (
+        f"Of {len(lines)} types, {len(isolated)} are isolated, {derived} of them by a derived line, and "
+        f"{len(lines) - len(isolated)} are refused with a reason; none is silently wrong."
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", help="which; all by default")
@@ -209,14 +238,10 @@ def main() -> None:
     print(f"\n{counts['isolated']} isolated ({derived} of them derived), {counts['refused']} refused with a reason")
     print(f"silently wrong: {', '.join(wrong_ones) or 'none'}; tracebacks: {', '.join(broken) or 'none'}")
     print(f"the longest took {max((row.seconds for row in rows), default=0):.1f} s; target {TARGET} isolated")
+    if options.write and (wrong_ones or broken):
+        raise SystemExit(f"{PAGE.name} is not written: it says that no type is wrong, and that each has a verdict")
     if options.write:
-        text = PAGE.read_text()
-        begin = text.index(HEAD)
-        end = text.index("\n\n", begin)
-        given = {line.split(" | ")[0].removeprefix("| "): line for line in table(rows).splitlines()}
-        kept = {line.split(" | ")[0].removeprefix("| "): line for line in text[begin:end].splitlines()}
-        lines = {**kept, **given} if options.kinds else given
-        PAGE.write_text(text[:begin] + "\n".join(lines.values()) + text[end:])
+        PAGE.write_text(written(PAGE.read_text(), rows, keep=bool(options.kinds)))
 
 
 if __name__ == "__main__":

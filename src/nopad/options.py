@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from nopad.errors import OptionError
 
-__all__ = ["BOOLEAN", "MAX_LENGTH", "Option", "check_choice", "check_sizes"]
+__all__ = ["BOOLEAN", "MAX_LENGTH", "Option", "check_choice", "check_number", "check_sizes", "is_number"]
 
 BOOLEAN = (True, False)
 MAX_LENGTH = 2**31 - 1  # lengths and capacities are int32
@@ -77,6 +78,52 @@ def check_choice(name: str, value: Any, kind: Any) -> Any:
     if isinstance(value, str) and value in (*others, last):
         return value
     raise OptionError(f"{name} is {value!r}; it is {', '.join(map(repr, others))} or {last!r}")
+
+
+def is_number(value: Any) -> bool:
+    """Return whether `value` is a finite real number of Python or NumPy; booleans are none.
+
+    >>> [is_number(value) for value in (1, 0.5, True, float("inf"), "1", None)]
+    [True, True, False, False, False, False]
+    """
+    known = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    return known and bool(abs(value) <= sys.float_info.max)
+
+
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    below: float | None = None,
+) -> float:
+    """Return `value` as a float if it is a finite number within the limits; `name` is for the error message.
+
+    The number is at least `low` and at most `high`, or above `above` and below `below`; None is no limit.
+
+    Raises:
+        OptionError: `value` is no such number; the message gives the limits.
+
+    >>> check_number("smoothing", 0.1, low=0, below=0.5)
+    0.1
+    >>> check_number("smoothing", True, low=0, below=0.5)
+    Traceback (most recent call last):
+    nopad.errors.OptionError: smoothing is True; it is a number from 0 to below 0.5
+    """
+    if (
+        is_number(value)
+        and (low is None or value >= low)
+        and (above is None or value > above)
+        and (high is None or value <= high)
+        and (below is None or value < below)
+    ):
+        return float(value)
+    limits = (("above", above), ("from", low), ("to", high), ("to below", below))
+    said = "".join(f" {word} {limit:g}" for word, limit in limits if limit is not None)
+    finite = "finite " if isinstance(value, float) and not is_number(value) else ""
+    raise OptionError(f"{name} is {value!r}; it is a {finite}number{said}")
 
 
 def check_sizes(capacity: int, depth: int | None, seed: int = 0) -> tuple[int, int | None]:

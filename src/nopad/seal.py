@@ -21,10 +21,12 @@ SEAL = "sha256"
 def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a document with the field ``sha256`` added: the checksum of all its other fields, in hex.
 
+    The field replaces one of this name, so that a sealed document that was changed can be sealed again.
+
     >>> unsealed(sealed({"a": 1}))
     {'a': 1}
     """
-    return {**document, SEAL: _digest(document)}
+    return {**document, SEAL: _digest(_content(document))}
 
 
 def unsealed(document: Any) -> dict[str, Any]:
@@ -35,7 +37,7 @@ def unsealed(document: Any) -> dict[str, Any]:
     """
     if not isinstance(document, dict):
         raise ValueError("no JSON object")
-    content = {name: value for name, value in document.items() if name != SEAL}
+    content = _content(document)
     if document.get(SEAL) != _digest(content):
         raise ValueError(f"its content has not the checksum {document.get(SEAL)!r} that it states")
     return content
@@ -62,6 +64,11 @@ def sealed_lines(path: Path) -> Iterator[tuple[dict[str, Any] | None, int]]:
             yield (unsealed(json.loads(line)) if line.endswith(b"\n") else None), end
         except (ValueError, RecursionError):
             yield None, end
+
+
+def _content(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all fields but the checksum."""
+    return {name: value for name, value in document.items() if name != SEAL}
 
 
 def _digest(document: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["counted"]
+__all__ = ["counted", "numbers_of", "spanned"]
 
 
 def counted(number: int, noun: str) -> str:
@@ -12,3 +12,21 @@ def counted(number: int, noun: str) -> str:
     ('1 row', '2,088 rows')
     """
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def spanned(low: int, high: int, noun: str) -> str:
+    """Return the smallest and the largest of some numbers, and their noun, as text; one number if they are equal.
+
+    >>> spanned(5, 1500, "token"), spanned(7, 7, "token"), spanned(1, 1, "token")
+    ('5 to 1,500 tokens', '7 tokens', '1 token')
+    """
+    return counted(high, noun) if low == high else f"{low:,} to {counted(high, noun)}"
+
+
+def numbers_of(noun: str, first: int, last: int) -> str:
+    """Return as text what has the numbers `first` to `last`.
+
+    >>> numbers_of("row", 5, 9), numbers_of("row", 5, 5)
+    ('rows 5 to 9', 'row 5')
+    """
+    return f"{noun} {first}" if first == last else f"{noun}s {first} to {last}"

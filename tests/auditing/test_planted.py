@@ -237,4 +237,4 @@ class TestExceptions:
 @pytest.mark.parametrize(("capacity", "longest"), [(16, 39), (64, 159)])
 def test_the_longest_row_is_noted(capacity, longest):
     verdict = nopad.audit(build("bert", max_position_embeddings=80), capacity=capacity, gradients=False)
-    assert f"the longest row that was tried has {longest} tokens" in verdict.notes
+    assert f"the longest row that was tried has {longest} slots" in verdict.notes

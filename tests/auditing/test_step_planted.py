@@ -410,7 +410,7 @@ class TestCollators:
         verdict = nopad.audit_step(llama(), texts(), collate)
         assert verdict.outcome == "failed"
         assert verdict.error == "KeyError"
-        assert "the collator, on sequences 0 to 0: KeyError: 'length'" in verdict.diagnosis
+        assert "the collator, on sequence 0: KeyError: 'length'" in verdict.diagnosis
         assert math.isnan(verdict.loss)
 
 

@@ -64,6 +64,8 @@ def test_sums_that_wrap_over_all_packs_are_right_for_each():
         (lambda: Tokens().of([3, -1]), BalanceError, "length -1 at index 1; lengths are not negative"),
         (lambda: Tokens().of([0.5]), LengthError, "lengths must be integers, got 0.5"),
         (lambda: round_up([1], 0), OptionError, "multiple must be an integer from 1"),
+        (lambda: round_up([1, 2**63 - 1], 8), BalanceError, "to a multiple of 8 is 9223372036854775808, which is"),
+        (lambda: Measured(1.0, 1e300).of([2**40]), BalanceError, "the cost of a sequence is inf, which does not fit"),
         (lambda: check_costs([3, -4]), BalanceError, "cost -4 at index 1; costs are integers of at least 0"),
         (lambda: check_costs([2**62, 2**62]), BalanceError, "the sum of all costs is 9223372036854775808, which does"),
         (lambda: Attention.of_model(SimpleNamespace()), OptionError, "SimpleNamespace has no hidden_size; give"),
@@ -72,6 +74,10 @@ def test_sums_that_wrap_over_all_packs_are_right_for_each():
 def test_wrong_use(call, error, message):
     with pytest.raises(error, match=message.replace("(", r"\(").replace(".", r"\.")):
         call()
+
+
+def test_the_largest_multiple_is_taken():
+    assert round_up([2**63 - 9], 8).tolist() == [2**63 - 8]
 
 
 def test_large_costs_whose_sum_fits_are_taken():
@@ -148,7 +154,7 @@ def test_a_fit_of_too_little_is_refused(batches, seconds, message):
         Measured.fit(batches, seconds)
 
 
-@pytest.mark.parametrize("values", [(float("nan"), 0.0), (1.0, float("inf")), (-1.0, 1.0), ("1", 0.0)])
+@pytest.mark.parametrize("values", [(float("nan"), 0.0), (1.0, float("inf")), (-1.0, 1.0), ("1", 0.0), (True, 0.0)])
 def test_times_that_cannot_be_are_refused(values):
     with pytest.raises(OptionError, match="is a number of nanoseconds, at least 0"):
         Measured(*values)

@@ -73,3 +73,13 @@ def test_what_is_refused(call, here, histogram, text, message):
 def test_a_file_that_is_not_there(call, here):
     ran = call("--config", "no.toml", "plan", "x")
     assert (ran.code, ran.error()) == (2, "no.toml: cannot be read (No such file or directory); give another --config")
+
+
+def test_messages_are_worded_for_the_verb_and_not_for_the_file(call, here, ids):
+    """The file of --config comes before the verb."""
+    (here / "own.toml").write_text("")
+    plain = call("pack", ids, "-o", here / "packed", "-c", 1)
+    assert "--over-long truncate" in plain.error()
+    for before in (("--config", "own.toml"), ("--config=own.toml",)):
+        ran = call(*before, "pack", ids, "-o", here / "packed", "-c", 1)
+        assert (ran.code, ran.error()) == (2, plain.error())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -13,6 +14,9 @@ import pytest
 from tests.tasks.tiny import tokenizer as tiny
 
 import nopad
+from nopad.corpus import open_source
+from nopad.corpus.encoders import Chats
+from nopad.errors import OptionError
 
 TEMPLATE = (
     "{% for one in messages %}<|{{ one.role }}|> {{ one.content }} [EOS]{% endfor %}"
@@ -44,6 +48,21 @@ def chats(tmp_path):
     rows = [chat("is it ?", "yes"), chat("why not", "one two three four"), chat("who", "a dog")]
     path.write_text("".join(json.dumps({"messages": row, "id": n}) + "\n" for n, row in enumerate(rows)))
     return path
+
+
+@pytest.mark.parametrize("verb", [("pack", "-o", "out"), ("plan",)])
+def test_a_tokenizer_that_cannot_encode_chats_is_refused_before_work_begins(call, chats, tmp_path, monkeypatch, verb):
+    monkeypatch.chdir(tmp_path)
+    bare = type(tiny())(tokenizer_object=tiny()._tokenizer, model_input_names=tiny().model_input_names)
+    bare.save_pretrained("bare")
+    more = [*chats.read_text().splitlines(), json.dumps({"prompt": "is it ?", "completion": "yes"})]
+    Path("later.jsonl").write_text("".join(line + "\n" for line in reversed(more)))
+    for file, told in ((chats, "the tokenizer has no chat template; "), ("later.jsonl", "no end-of-sequence token; ")):
+        said = call(verb[0], file, "-c", 64, "-t", "bare", "--chat", *verb[1:]).error()
+        assert told in said
+        assert not Path("out").exists()
+        with pytest.raises(OptionError, match=told):
+            open_source(file, encoder=Chats(bare, capacity=64, over_long="error"))
 
 
 @pytest.fixture

@@ -479,7 +479,18 @@ class TestTheAnswer:
         )
         assert lines[2] == "4 packs of 8 tokens, the proven minimum: factor 1.500 (sequences per pack)"
         assert lines[3] == (
-            "fewer slots to compute: 1.50 × than fixed, 1.19 × than dynamic, 1.00 × than length-sorted (batches of 2)"
+            "slots to compute, as multiples of those of packs: fixed 1.50 ×, dynamic 1.19 ×, length-sorted 1.00 × "
+            "(batches of 2)"
+        )
+
+    def test_packs_may_take_more_slots_and_sequences_may_be_alike(self, call, tmp_path):
+        """At a low depth, or where few sequences are far below the capacity."""
+        np.save(tmp_path / "alike.npy", [7, 7])
+        lines = call("plan", tmp_path / "alike.npy", "-c", 64).splitlines()
+        assert lines[0] == "2 sequences of 7 tokens, 14 in all"
+        assert lines[3] == (
+            "slots to compute, as multiples of those of packs: fixed 2.00 ×, dynamic 0.22 ×, length-sorted 0.22 × "
+            "(batches of 32)"
         )
 
     def test_json_has_the_same(self, call, given):

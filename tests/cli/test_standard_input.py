@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import random
+import shutil
+import tempfile
 
 import pyarrow as pa
 import pytest
@@ -86,3 +89,16 @@ def test_other_formats_are_known_by_their_first_bytes():
 def _arrow(table, file):
     with pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
+
+
+def test_a_full_disk_is_named(call, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\n")))
+    monkeypatch.setattr(shutil, "copyfileobj", full)
+    ran = call("plan", "-", "-c", 16, "-t", "words.json")
+    assert (ran.code, ran.error().partition(" (")[0]) == (
+        3,
+        f"no space left while copying standard input to {tempfile.gettempdir()}",
+    )

@@ -318,6 +318,32 @@ def test_checkpoints_without_an_optimiser_do_not_go_on(call, config, tmp_path):
     ran = call("train", config, *more, "--resume")
     assert (ran.code, "has no state of the optimiser" in ran.error()) == (2, True)
 
+    from nopad.training.saving import way_on
+
+    assert "has no state of the optimiser" in way_on(tmp_path / "out")  # what is said after Ctrl-C
+
+
+def test_weights_of_a_run_without_the_optimiser_begin_another(call, config, tmp_path):
+    """Of a run that was stopped: its folder has checkpoints and no model; the last is incomplete."""
+    from nopad.training.models import _initial
+    from nopad.training.tables import Model
+
+    out = tmp_path / "out"
+    more = sets(trainer__save_only_model="true", trainer__max_steps=6, trainer__save_steps=2)
+    assert call("train", config, *more).code == 0
+    for path in out.iterdir():
+        if path.is_file() and path.name != "nopad_train.toml":
+            path.unlink()
+    wanted, torn = out / "checkpoint-4", out / "checkpoint-6"
+    (torn / "trainer_state.json").unlink()
+    assert _initial(Model(init_from=str(out))) == wanted
+    ran = call("train", config, *sets(output__folder=tmp_path / "other"), "--init-from", out, "--dry-run")
+    assert ran.code == 0, ran.error()
+    shutil.rmtree(wanted)
+    shutil.rmtree(out / "checkpoint-2")
+    ran = call("train", config, *sets(output__folder=tmp_path / "other"), "--init-from", out, "--dry-run")
+    assert "has neither a model nor a complete checkpoint" in ran.error()
+
 
 def test_a_run_that_was_killed_before_it_began_leaves_the_folder_free(call, config, tmp_path):
     """In the middle of its first files, which are whole under another name, or not there."""

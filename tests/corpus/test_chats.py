@@ -209,6 +209,38 @@ def test_templates_that_cannot_be_trusted_are_refused():
     told(templates.MARKED.replace("generation %}{{ message", "generation %}{{ '\\n' + message"), "marks nothing")
 
 
+def test_a_template_that_refuses_a_chat_without_its_tools_reads_them():
+    """As it reads a message without which it refuses the chat."""
+    call = {"type": "function", "function": {"name": "river", "arguments": {}}}
+    strict = "{% if not tools %}{{ raise_exception('no tools') }}{% endif %}" + templates.TOOLS
+    made = tokenizer.__wrapped__(strict)
+    encoder = ChatEncoder(made)
+    first, second = (encoder(conversation_of({"messages": TWO, "tools": [call]}, 0), 0) for _ in range(2))
+    assert first == second
+    assert made.decode(first[0].ids).startswith("<|system|> tool : 1 [EOS]")
+
+
+def test_what_a_template_leaves_out_is_refused_in_every_chat():
+    """Not only in the first one, since bad records may be skipped."""
+    call = {"type": "function", "function": {"name": "river", "arguments": {}}}
+    encoder = ChatEncoder(tokenizer())
+    calls = [*TWO, {"role": "user", "content": "who"}, {"role": "assistant", "content": "a", "tool_calls": [call]}]
+    for number in range(3):
+        with pytest.raises(RecordError, match=f"record {number} has tools, and the chat template leaves them out"):
+            encoder(conversation_of({"messages": TWO, "tools": [call]}, 0), number)
+        with pytest.raises(RecordError, match=f"record {number}: the chat template leaves out calls of tools"):
+            encoder(conversation_of({"messages": calls}, 0), number)
+    silent = ChatEncoder(
+        tokenizer.__wrapped__(
+            "{% for message in messages if message.role != 'system' %}{{ '<|' + "
+            "message.role + '|> ' + message.content + ' [EOS]' }}{% endfor %}" + templates.PROMPT
+        )
+    )
+    for number in range(2):
+        with pytest.raises(RecordError, match=f"record {number}: the chat template leaves out what 'system' says"):
+            silent(conversation_of({"messages": chat("is it", "no", system="thanks")}, 0), number)
+
+
 def test_any_end_of_turn():
     made = tokenizer.__wrapped__()
     made.chat_template = templates.PLAIN.replace(" [EOS]", " .")

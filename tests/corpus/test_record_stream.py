@@ -248,6 +248,54 @@ def test_text_that_is_no_utf8_in_a_table(tmp_path):
         next(records)
 
 
+BROKEN = [b"one", b"\xff", "tr\u00e8s".encode()]  # the second is in the second row of each column below
+
+
+def nested(texts):
+    """Columns of three rows, and the name of the broken text."""
+    rows = [0, 1, 2, 3]
+    pairs = pa.StructArray.from_arrays([pa.array([1, 2, 3]), texts], ["role", "content"])
+    yield texts, "text"
+    yield pa.ListArray.from_arrays(rows, texts), "text[0]"
+    yield pa.LargeListArray.from_arrays(rows, texts), "text[0]"
+    yield pa.FixedSizeListArray.from_arrays(texts, 1), "text[0]"
+    yield pa.ListViewArray.from_arrays(rows[:3], [1] * 3, texts), "text[0]"
+    yield pairs, "text.content"
+    yield pa.ListArray.from_arrays(rows, pairs), "text[0].content"
+    yield pa.MapArray.from_arrays(rows, pa.array(["a", "b", "c"]), texts), "text[0].value"
+    yield pa.DictionaryArray.from_arrays(pa.array(rows[:3], pa.int8()), texts), "text"
+    yield (
+        pa.ListArray.from_arrays(rows, pa.DictionaryArray.from_arrays(pa.array(rows[:3], pa.int8()), texts)),
+        "text[0]",
+    )
+
+
+@pytest.mark.parametrize("number", range(10))
+@pytest.mark.parametrize("kind", ["string", "large_string", "string_view"])
+def test_a_text_that_is_no_utf8_is_one_bad_record_wherever_it_lies(tmp_path, kind, number):
+    bytes_of = {"string": pa.binary(), "large_string": pa.large_binary(), "string_view": pa.binary_view()}[kind]
+    texts = pa.array(BROKEN, bytes_of).view(getattr(pa, kind)())
+    column, name = list(nested(texts))[number]
+    sound, _ = list(nested(pa.array(["one", "two", "tr\u00e8s"], getattr(pa, kind)())))[number]
+    made = pa.table({"text": column})
+    with pa.ipc.new_file(tmp_path / "a.arrow", made.schema) as writer:
+        writer.write_table(made)
+    with pytest.raises(RecordError) as caught:
+        list(open_records(tmp_path / "a.arrow"))
+    assert str(caught.value).startswith(f"{tmp_path}/a.arrow, row 2: {name!r} is not UTF-8: byte 0xff at offset 0")
+    found = list(open_records(tmp_path / "a.arrow", on_bad_record="skip"))
+    assert [one["text"] for one in found] == [one for row, one in enumerate(sound.to_pylist()) if row != 1]
+
+
+def test_text_under_a_null_is_not_looked_at(tmp_path):
+    texts = pa.array(BROKEN).view(pa.string())
+    column = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), texts, mask=pa.array([False, True, False]))
+    made = pa.table({"text": column})
+    with pa.ipc.new_file(tmp_path / "a.arrow", made.schema) as writer:
+        writer.write_table(made)
+    assert [one["text"] for one in open_records(tmp_path / "a.arrow")] == column.to_pylist()
+
+
 @pytest.mark.parametrize("content", [b"", b" \n ", b"[]", b" [ ] \n"])
 def test_no_record_at_all(tmp_path, content):
     (tmp_path / "a.json").write_bytes(content if content != b" \n " else b"\n")

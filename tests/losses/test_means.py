@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -16,6 +18,7 @@ from nopad.losses import (
     token_denominator,
     token_loss,
 )
+from nopad.tasks import OfTokens
 
 LENGTHS = [7, 1, 12, 3, 5]
 CLASSES = 11
@@ -322,6 +325,24 @@ class TestTensorsThatDoNotFit:
         logits = torch.zeros(1, 4, 8)
         wanted = token_loss(logits, self.labels, self.batch, denominator=3.0)
         assert torch.equal(token_loss(logits, self.labels, self.batch, denominator=torch.tensor([[3.0]])), wanted)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"smoothing": 0.1, "dynamic": True}, "smoothing and dynamic are two losses; give one of them"),
+        ({"smoothing": 1.5}, "smoothing is 1.5; it is a number from 0 to 1"),
+        ({"smoothing": True}, "smoothing is True"),
+        ({"smoothing": math.nan}, "smoothing is nan; it is a finite number from 0 to 1"),
+        ({"smoothing": "0.1"}, "smoothing is '0.1'"),
+    ],
+)
+def test_smoothing_that_cannot_be_is_refused_by_the_loss_and_by_its_objective(options, told):
+    batch = nopad.PackedBatch.from_sequences([[1, 2]])
+    with pytest.raises(OptionError, match=told):
+        token_loss(torch.zeros(1, 2, 8), torch.tensor([[1, 2]]), batch, **options)
+    with pytest.raises(OptionError, match=told):
+        OfTokens(**options)
 
 
 @pytest.mark.parametrize("options", [{"smoothing": 0.3}, {"dynamic": True}])

@@ -148,3 +148,5 @@ def test_answers_of_whole_numbers_and_classes_of_text():
         best_spans(torch.zeros(1, 3).long(), torch.zeros(1, 3).long())
     with pytest.raises(OptionError, match="label is 'a'; there are 2 classes"):
         Confusion(2).f1("a")
+    with pytest.raises(OptionError, match="label is True"):
+        Confusion(2).f1(True)

@@ -40,8 +40,22 @@ def test_what_does_not_fit_is_refused():
         reward_loss(one, [0.0])
     with pytest.raises(BatchError, match=r"margin \[2\]"):
         reward_loss(one, one, margin=two)
-    with pytest.raises(OptionError, match="unknown loss 'hinge'"):
+    with pytest.raises(OptionError, match="kind is 'hinge'; it is 'sigmoid', 'ipo' or 'robust'"):
         preference_loss(one, one, (one, one), kind="hinge")
+    for options, told in (
+        ({"beta": 0}, "beta is 0; it is a number above 0"),
+        ({"beta": True}, "beta is True"),
+        ({"label_smoothing": 0.5}, "label_smoothing is 0.5; it is a number from 0 to below 0.5"),
+        ({"label_smoothing": False}, "label_smoothing is False"),
+        ({"kind": "ipo", "label_smoothing": 0.1}, "label_smoothing is not for kind 'ipo'"),
+    ):
+        with pytest.raises(OptionError, match=told):
+            preference_loss(one, one, (one, one), **options)
+    for center in (False, -1, math.inf):
+        with pytest.raises(OptionError, match="center is"):
+            reward_loss(one, one, center=center)
+    with pytest.raises(BatchError, match="the denominator is a bool"):
+        reward_loss(one, one, denominator=True)
     batch = nopad.PackedBatch.from_sequences([[1, 2, 3], [4]])
     with pytest.raises(BatchError):
         label_logprobs(torch.zeros(1, 3, 8), torch.tensor([[1, 2, 3, 4]]), batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 
 import pytest
@@ -12,6 +13,7 @@ from transformers import BertConfig, BertForMaskedLM, DistilBertConfig, DistilBe
 from transformers.activations import ACT2CLS, ACT2FN
 
 import nopad
+from nopad.errors import OptionError
 from nopad.model import lowered, precision
 from nopad.model.bfloat16 import Bfloat16Linear, formula_of, fused
 
@@ -90,6 +92,36 @@ def test_formulas_are_known_by_what_they_compute(name):
             found = Bfloat16Linear(layer, activation)(states[None].bfloat16())[0].float()
         wanted = activation(states.bfloat16().float())
         torch.testing.assert_close(found, wanted, rtol=2**-7, atol=1e-5)
+
+
+def test_an_activation_without_a_formula_is_refused():
+    with pytest.raises(OptionError, match="Tanh cannot be computed together with a linear layer; call it after"):
+        Bfloat16Linear(nn.Linear(4, 4).bfloat16(), nn.Tanh())
+
+
+def test_a_module_that_fails_in_its_own_way_keeps_its_activation():
+    """Its modules are called alone, with one argument, and it may raise anything."""
+    model = bert().bfloat16()
+    block = model.bert.encoder.layer[0].intermediate
+
+    def forward(states):
+        raise KeyError("mask")
+
+    block.forward = forward
+    fused(model)
+    assert type(block.dense) is Bfloat16Linear
+    assert block.dense.activation is None
+    assert type(block.intermediate_act_fn) is not nn.Identity
+
+
+def test_models_that_need_more_than_ids_agree_to_no_known_degree():
+    class Odd(nn.Module):
+        config, device = BertConfig(**BERT), "cpu"
+
+        def forward(self, input_ids):
+            raise KeyError("pixels")
+
+    assert math.isnan(precision.agreement(Odd(), Odd()))
 
 
 @supported

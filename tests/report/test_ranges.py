@@ -19,6 +19,10 @@ def test_each_number_is_in_one_range_and_none_is_empty(counts):
     assert sum(held) == len(counts)
 
 
+def test_without_numbers_there_are_no_ranges():
+    assert in_ranges({}) == []
+
+
 def test_few_numbers_stand_alone_however_far_apart():
     assert in_ranges({1: 1, 10**9: 1}) == [(1, 1), (10**9, 10**9)]
 

@@ -117,6 +117,7 @@ def test_nothing_left_to_train_on():
     [
         (1, "the share to hold out is 1; it must be at least 0 and below 1"),
         (-0.1, "the share to hold out is -0.1;"),
+        (False, "the share to hold out is False;"),
         (float("nan"), "the share to hold out is nan;"),
         ("1%", "the share to hold out is '1%';"),
     ],

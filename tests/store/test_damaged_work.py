@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nopad.corpus import IterableSource, LengthsFile, open_source
-from nopad.errors import NopadError, ResumeError
+from nopad.errors import NopadError, ResumeError, StorageError
 
 STOPS = {
     "tokenising": {"match": "journal.jsonl", "at": 4},
@@ -204,6 +204,16 @@ def test_a_source_that_changed_where_the_spool_was_damaged(
     assert str(caught.value) == (
         f"the source changed since the job in {out} started; put it back as it was, or delete the folder to start over"
     )
+
+
+def test_a_job_description_that_cannot_be_read(tmp_path, small_groups, pack, interrupt, make_records):
+    source, out = IterableSource(make_records(60), block_records=6), tmp_path / "out"
+    interrupt(source, out, **STOPS["planned"])
+    path = out / ".work" / "job.json"
+    path.unlink()
+    path.symlink_to("/proc/self/mem")  # reading fails, for any user
+    with pytest.raises(StorageError, match=f"failed while reading {path}: "):
+        pack(source, out)
 
 
 @pytest.mark.parametrize("change", [{"capacity": 17}, {"seed": 1}])

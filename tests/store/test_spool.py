@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from nopad.corpus import CorpusOptions, Counts, IterableSource, open_source, sequences
-from nopad.errors import ResumeError, StorageError
+from nopad.errors import FormatError, ResumeError, StorageError
+from nopad.seal import sealed_line, unsealed
 from nopad.store.spool import Progress, Spool
 
 WAY_OUT = "delete the output folder to start over, or put the source back as it was"
@@ -46,6 +47,24 @@ def test_progress_lines():
     assert document.pop("sha256") == hashlib.sha256(content.encode()).hexdigest()
     assert Progress.from_document(document) == progress
     assert progress.to_line().endswith(b"}\n")
+
+
+@pytest.mark.parametrize(
+    "change", [{"sources": []}, {"sources": {"a": ["records"]}}, {"files": None}, {"files": {"a": 3}}]
+)
+def test_a_line_that_is_no_progress_ends_what_is_trusted(tmp_path, groups, change):
+    """Also one that bears its checksum."""
+    fill(Spool(tmp_path, commit_every_s=0), groups.groups).close()
+    journal = tmp_path / "journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join([*lines[:2], sealed_line(unsealed(json.loads(lines[2])) | change), *lines[3:]]))
+    assert len(Spool(tmp_path).history) == 2
+
+
+@pytest.mark.parametrize("counts", [None, ["records"], sorted(Counts().to_dict()), 3])
+def test_counts_are_a_dict(counts):
+    with pytest.raises(FormatError, match="they must be a dict"):
+        Counts.from_dict(counts)
 
 
 def test_columns_are_the_batches_joined(tmp_path, groups):

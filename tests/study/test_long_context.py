@@ -80,6 +80,12 @@ def test_too_few_sequences_for_a_method_leave_it_out():
     assert "next_fit" in found
 
 
+def test_a_corpus_of_less_than_a_step_leaves_methods_out():
+    few = Workload("few", 200, ((1.0, 10_000, 3.5),))  # drawn: 0.65 of a step, in 3 packs by best-fit
+    found = {row.method for row in long_context_rows(few, ranks=1, steps=2)}
+    assert found == {"next_fit", "worst_fit_decreasing"}
+
+
 lengths_lists = st.lists(st.integers(1, 20), min_size=1, max_size=60)
 
 

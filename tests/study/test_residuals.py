@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nopad import Histogram
-from nopad.errors import OptionError
+from nopad.errors import LengthError, OptionError
 from nopad.planning.nnlshp import SHORT_WEIGHT
 from nopad.study.residuals import Residuals, compare, residuals
 
@@ -79,6 +79,13 @@ def test_a_tiny_capacity():
     made = residuals(Histogram.from_counts({1: 3}), 1)
     assert (made.values.tolist(), made.packs) == ([0], 3)
     assert next(row.what for row in compare(made, made, Histogram.from_counts({1: 3}))) == "length 1"
+
+
+def test_a_length_above_the_capacity_is_refused():
+    with pytest.raises(LengthError, match=r"2 sequences are above the capacity of 8 \(the longest has 9 tokens\)"):
+        residuals(Histogram.from_counts({3: 9, 9: 2}), 8)
+    with pytest.raises(OptionError, match="capacity must be an integer from 1"):
+        residuals(Histogram.from_counts({3: 9}), 0)
 
 
 def test_too_large_a_capacity_is_refused():

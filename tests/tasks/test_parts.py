@@ -71,7 +71,7 @@ def test_integers_beyond_64_bits_are_not_rounded(tmp_path, values):
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"id": one}) + "\n" for one in values))
     found = [one["id"] for one in open_records(tmp_path / "a.jsonl")]
     assert found == values
-    with pytest.raises(RecordError, match="'id' of records 0 to 0 has values of no common type"):
+    with pytest.raises(RecordError, match="'id' of record 0 has values of no common type"):
         table_of(0, [{}], {"id": found}, {})
 
 

@@ -143,7 +143,7 @@ class TestReward:
         ):
             with pytest.raises(RecordError, match=told):
                 task.encode([good, record])
-        for value in (-1.0, float("inf"), "1", True):
+        for value in (-1.0, float("inf"), "1", True, False, ""):
             with pytest.raises(OptionError, match="center_rewards_coefficient is"):
                 Pairs(tokenizer(), center_rewards_coefficient=value)
 
@@ -329,7 +329,7 @@ class TestDPO:
             reference_logprobs(model, task.encode(strings()), 90)
         for options, told in (
             ({"beta": 0}, "beta is 0; it is a number above 0"),
-            ({"loss_type": "hinge"}, "loss_type is 'hinge'; it is 'sigmoid', 'ipo', 'robust'"),
+            ({"loss_type": "hinge"}, "loss_type is 'hinge'; it is 'sigmoid', 'ipo' or 'robust'"),
             ({"label_smoothing": 0.5}, "label_smoothing is 0.5"),
             ({"loss_type": "ipo", "label_smoothing": 0.1}, "not for loss_type 'ipo'"),
         ):

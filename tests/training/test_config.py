@@ -167,6 +167,7 @@ def test_options_of_a_task_that_is_changed(read):
         ('[model]\nname = "m"\n[data]\ntrain = [""]\n[output]\nfolder = "o"', "data.train has an empty name"),
         ('[model]\nname = "m"\n[data]\ntrain = "a"\neval = "b"\nheld_out = 0.1\n[output]\nfolder = "o"', "two ways"),
         ('[model]\nname = "m"\n[data]\ntrain = "a"\nheld_out = 1\n[output]\nfolder = "o"', "data.held_out is 1"),
+        ('[model]\nname = "m"\n[data]\ntrain = "a"\nheld_out = false\n[output]\nfolder = "o"', "data.held_out is"),
         (
             '[model]\nname = "m"\n[data]\ntrain = "a"\n[output]\nfolder = "s3://o"',
             "written to a folder of this machine",

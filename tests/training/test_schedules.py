@@ -235,7 +235,7 @@ def test_a_loader_that_was_not_moved_too_is_noticed():
         ({"total": 10, "warmup": 11}, "schedule.warmup is 11 sequences, and all of training has 10"),
         ({"warmup": -1}, "schedule.warmup is -1; it is a number from 0"),
         ({"warmup": 1.5}, "schedule.warmup is 1.5; it is a whole number of sequences, or a share"),
-        ({"warmup": math.inf}, "must be finite"),
+        ({"warmup": math.inf}, "schedule.warmup is inf; it is a finite number from 0"),
         ({"warmup": True}, "schedule.warmup is True"),
         ({"initial": 1.5}, "schedule.initial is 1.5; it is a number from 0 to 1"),
         ({"end": -0.1}, "schedule.end is -0.1"),

@@ -66,6 +66,9 @@ def unseen(alone: Alone, dtype: torch.dtype) -> bool:
 
     Each sequence is changed once, in every form (batch layout) of the trial. The result is False too if the model
     fails, or if no output can be split into sequences.
+
+    Raises:
+        BatchError: the collator fails on the other tokens, or cuts, drops, changes or adds some.
     """
     trial = alone.trial
     try:

@@ -230,7 +230,7 @@ class _Task:
             with room_to_compile():
                 self._attempt(found, own, ", compiled", lambda subject: self._compiled(subject, own, layers))
         if found.row:
-            found.note(f"the longest row that was tried has {found.row} tokens")
+            found.note(f"the longest row that was tried has {found.row:,} slots")
         return found
 
     def _attempt(self, found: Found, dtype: torch.dtype, label: str, measure: Callable[[Any], Found]) -> None:

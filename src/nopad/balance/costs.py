@@ -8,7 +8,6 @@ tokens to one another, which at long context is most of the work. `Measured` is 
 from __future__ import annotations
 
 import hashlib
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nopad.errors import BalanceError, OptionError
 from nopad.histogram import integers
-from nopad.options import MAX_LENGTH, Option
+from nopad.options import MAX_LENGTH, Option, is_number
 
 __all__ = ["Attention", "CostModel", "Measured", "Tokens", "check_costs", "cost_model", "fingerprint", "round_up"]
 
@@ -206,7 +205,7 @@ class Measured(CostModel):
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not (isinstance(value, int | float | np.number) and math.isfinite(value) and value >= 0):
+            if not is_number(value) or value < 0:
                 raise OptionError(f"{name} is {value!r}; it is a number of nanoseconds, at least 0")
 
     def of(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
@@ -218,7 +217,7 @@ class Measured(CostModel):
         lengths = _lengths(seq_lengths)
         nanoseconds = self.ns_per_token * lengths + self.ns_per_square * lengths.astype(np.float64) ** 2
         if nanoseconds.size and not float(nanoseconds.max()) < _MOST:
-            raise BalanceError(_overflow("the cost of a sequence", int(nanoseconds.max())))
+            raise BalanceError(_overflow("the cost of a sequence", float(nanoseconds.max())))
         return np.maximum(np.rint(nanoseconds).astype(np.int64), 1)
 
     @classmethod
@@ -281,7 +280,7 @@ def round_up(seq_lengths: ArrayLike, multiple: int) -> NDArray[np.int64]:
 
     Raises:
         OptionError: `multiple` is not an integer from 1 to 2^31 - 1.
-        BalanceError: a length is negative or does not fit into 64 bits.
+        BalanceError: a length is negative or does not fit into 64 bits once it is rounded up.
         LengthError: lengths are not integers, not one-dimensional, or masked.
 
     >>> round_up([1, 8, 9], 8).tolist()
@@ -289,6 +288,9 @@ def round_up(seq_lengths: ArrayLike, multiple: int) -> NDArray[np.int64]:
     """
     multiple = Option(default=None, help="").check("multiple", multiple)
     lengths = _lengths(seq_lengths)
+    longest = -(-int(lengths.max(initial=0)) // multiple) * multiple
+    if longest > _MOST:
+        raise BalanceError(f"a length rounded up to a multiple of {multiple} is {longest}, which is above 2^63 - 1")
     return -(-lengths // multiple) * multiple
 
 
@@ -337,7 +339,7 @@ def _attribute(config: Any, *names: str) -> Any:
     return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
 
 
-def _overflow(what: str, value: int) -> str:
+def _overflow(what: str, value: float) -> str:
     return f"{what} is {value}, which does not fit into 64 bits; use a coarser cost model"
 
 

@@ -9,7 +9,7 @@ from nopad.cli.lengths import Given
 from nopad.cli.render import seconds
 from nopad.planning import lower_bound
 from nopad.planning.baselines import Padded
-from nopad.wording import counted
+from nopad.wording import counted, spanned
 
 __all__ = [
     "advice",
@@ -42,20 +42,20 @@ def least_packs(given: Given, rows: Sequence[Mapping[str, Any]]) -> int:
 def answer(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what packing gains, in four lines: lengths, padding, packs, and slots.
 
-    The last line says by what factor each way of padding needs more slots than packs do. A slot is the place of one
+    The last line says how many times the slots of packs each way of padding needs. A slot is the place of one
     token in a batch, real or padding. If text files were read, a fifth line says what one record is. `without` has the
     numbers of slots without packing; `rows` are those of `nopad.planning.comparison.compare`, one for each plan.
     """
     best = best_of(rows)
     times = {"fixed": without.fixed, "dynamic": without.dynamic, "length-sorted": without.by_length}
     shares = [f"{name} {without.share(slots):.1%}" for name, slots in {**times, "packed": best["slots"]}.items()]
-    fewer = ", ".join(f"{slots / best['slots']:.2f} × than {name}" for name, slots in times.items())
+    others = ", ".join(f"{name} {slots / best['slots']:.2f} ×" for name, slots in times.items())
     return [
         "; ".join([headline(given), *became(given)]),
         f"padding: {', '.join(shares)}",
         f"{counted(best['packs'], 'pack')} of {given.capacity:,} tokens, {_from_least(given, rows)}: "
         f"factor {best['packing_factor']:.3f} (sequences per pack)",
-        f"fewer slots to compute: {fewer} (batches of {without.batch_size})",
+        f"slots to compute, as multiples of those of packs: {others} (batches of {without.batch_size})",
         *text_unit(given),
     ]
 
@@ -73,7 +73,7 @@ def headline(given: Given) -> str:
     '2 of 4 sequences, 20.2% of the tokens (the others are above 512): 5 to 500 tokens each, 505 in all'
     """
     found = given.histogram
-    sizes, total = f"{found.lengths[0]:,} to {found.max_length:,} tokens", f"{found.tokens:,} in all"
+    sizes, total = spanned(int(found.lengths[0]), found.max_length, "token"), f"{found.tokens:,} in all"
     if not given.over_long:
         return f"{counted(found.sequences, 'sequence')} of {sizes}, {total}"
     others = "the other is" if given.over_long == 1 else "the others are"

@@ -56,7 +56,8 @@ Algorithms = Annotated[
         "--algorithm",
         "-a",
         metavar="NAME",
-        help=f"One of {', '.join(ALGORITHMS)}. Repeatable. Default: auto; with --all {', '.join(QUICK_ALGORITHMS)}.",
+        help=f"One of {', '.join(ALGORITHMS)}. Repeatable. Default: auto; with --all, or --depth without --output, "
+        f"{', '.join(QUICK_ALGORITHMS)}.",
     ),
 ]
 Depths = Annotated[

@@ -38,7 +38,7 @@ def report(
     title: Annotated[str | None, typer.Option("--title", metavar="TEXT", help="Heading of the page.")] = None,
     png: Annotated[
         Path | None,
-        typer.Option("--png", metavar="FOLDER", help="Save slides and charts as PNG too, in this existing folder."),
+        typer.Option("--png", metavar="FOLDER", help="Save slides and charts as PNG too, in this folder."),
     ] = None,
     batch_size: Annotated[
         int, typer.Option("--batch-size", metavar="N", help="Sequences in a batch without packing.")

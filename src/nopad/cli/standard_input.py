@@ -26,6 +26,7 @@ from nopad.cli.options import CORPUS
 from nopad.corpus.finding import MAGIC
 from nopad.corpus.squad import begins_as_squad
 from nopad.errors import OptionError
+from nopad.files import storage_errors
 
 __all__ = ["StdinFormat", "from_stdin", "remove_spooled"]
 
@@ -65,6 +66,7 @@ def from_stdin(inputs: Sequence[str], form: Format | None = None) -> list[str]:
     Raises:
         OptionError: ``-`` is given twice, or standard input is a terminal; or `form` is None and the input may be CSV
             or TSV, or `form` is given and ``-`` is not.
+        StorageError: the temporary file cannot be written.
     """
     places = [at for at, given in enumerate(inputs) if given == "-" or given.endswith("=-")]
     if not places:
@@ -78,12 +80,13 @@ def from_stdin(inputs: Sequence[str], form: Format | None = None) -> list[str]:
     stream = sys.stdin.buffer
     begin = stream.read(_LOOKED_AT)
     suffix = _suffix(begin) if form is None else f".{'txt' if form == 'text' else form}"
-    folder = Path(tempfile.mkdtemp(prefix="nopad-"))
-    _spooled.append(folder)
-    path = folder / f"stdin{suffix}"
-    with open(path, "wb") as file:
-        file.write(begin)
-        shutil.copyfileobj(stream, file, 1 << 20)
+    with storage_errors("copying standard input to", Path(tempfile.gettempdir())):
+        folder = Path(tempfile.mkdtemp(prefix="nopad-"))
+        _spooled.append(folder)
+        path = folder / f"stdin{suffix}"
+        with open(path, "wb") as file:
+            file.write(begin)
+            shutil.copyfileobj(stream, file, 1 << 20)
     name = inputs[places[0]].removesuffix("-")
     return [f"{name}{path}" if at == places[0] else given for at, given in enumerate(inputs)]
 

@@ -39,6 +39,7 @@ from nopad.study.balance import GPUS, ORDER_STEPS, studied
 from nopad.study.balance_charts import latency_chart, long_context_chart, ranges_chart, scaling_chart
 from nopad.study.latency import BATCHES
 from nopad.study.scaling import PACKING, ScalingRow, crossing, of_one_device
+from nopad.wording import counted, spanned
 
 __all__ = ["balance", "scaling_verb"]
 
@@ -170,9 +171,10 @@ def _long_context(gpus: list[int], node: int, cost: str, steps: int, as_json: bo
     for workload, (high, lengths) in zip(WORKLOADS, found, strict=True):
         screen.print(long_table([row for row in rows if row.workload == workload.name], screen.width))
         if lengths.size:
+            long = f"{counted(lengths.size, 'sequence')} of {spanned(lengths.min(), lengths.max(), 'token')}"
             screen.print(
-                f"  {high} of {steps} random steps have a floor above 10 %, because of {lengths.size} sequences of "
-                f"{lengths.min():,} to {lengths.max():,} tokens:\n  these would need context parallelism.\n",
+                f"  {high} of {steps} random steps have a floor above 10 %, because of {long}:\n"
+                "  these would need context parallelism.\n",
                 style="dim",
             )
         else:

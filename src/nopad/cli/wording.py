@@ -99,12 +99,14 @@ _KEY = re.compile(r'"([^"]*)": ')
 def verb_of(arguments: list[str]) -> str:
     """Return the verb (the command) in a command line, such as "pack" or "study glue"; "" if it has none.
 
-    It is the first argument that does not begin with a dash; after "study", the second one belongs to it too.
+    It is the first argument that does not begin with a dash and is not the file of ``--config``; after "study", the
+    second one belongs to it too.
 
-    >>> verb_of(["--debug", "study", "glue", "folder"]), verb_of(["pack", "texts"])
+    >>> verb_of(["--debug", "study", "glue", "folder"]), verb_of(["--config", "my.toml", "pack", "texts"])
     ('study glue', 'pack')
     """
-    words = [one for one in arguments if not one.startswith("-")]
+    before = ["", *arguments]
+    words = [one for one, last in zip(arguments, before, strict=False) if one[:1] != "-" and last != "--config"]
     return " ".join(words[: 2 if words[:1] == ["study"] else 1])
 
 

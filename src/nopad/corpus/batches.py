@@ -2,10 +2,10 @@
 
 Each batch is compared with the schema from which columns were chosen: every chosen column must occur once, with a type
 that can be read as the one in the schema. Then Arrow validates these columns in full, so that a damaged file raises an
-error that names the rows, instead of making later code read beyond a buffer and crash the process. A column of text
-passes even if some text is not UTF-8: `nopad.corpus.rows` marks only these records as bad. (But in a list or a struct,
-such text counts as damage.) Dictionary columns are decoded, so a null among the dictionary's values becomes a null in
-each row that refers to it. All this takes time O(values), about 0.1 ns per byte.
+error that names the rows, instead of making later code read beyond a buffer and crash the process. A column with text
+passes even if some text is not UTF-8, also in lists and structs: `nopad.corpus.rows` marks only these records as bad.
+Dictionary columns are decoded, so a null among the dictionary's values becomes a null in each row that refers to it.
+All this takes time O(values), about 0.1 ns per byte.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from nopad.corpus.selection import is_list, is_string
 from nopad.errors import SourceError
+from nopad.wording import numbers_of
 
-__all__ = ["BATCH_ROWS", "checked", "cut", "rows_of"]
+__all__ = ["BATCH_ROWS", "as_bytes", "checked", "cut", "rows_of"]
 
 BATCH_ROWS = 1 << 16  # at most; fewer where rows are long
 
@@ -38,7 +39,7 @@ def checked(batch: pa.RecordBatch, schema: pa.Schema, place: str, row: int) -> p
     >>> checked(pa.record_batch({"a": [1], "b": [2]}), pa.schema({"b": pa.int64()}), "x", 1).schema.names
     ['b']
     """
-    rows = f"{place}, rows {row} to {row + batch.num_rows - 1}"
+    rows = f"{place}, {numbers_of('row', row, row + batch.num_rows - 1)}"
     columns = []
     for field in schema:
         found = batch.schema.get_all_field_indices(field.name)
@@ -70,7 +71,7 @@ def rows_of(block_bytes: int, size: int, rows: int) -> int:
 
 
 def _prove(column: pa.Array, place: str) -> None:
-    """Raise SourceError if a column is damaged; a column of text may have text that is not UTF-8.
+    """Raise SourceError if a column is damaged; it may have text that is not UTF-8.
 
     `place` names the rows and the column in the message.
     """
@@ -79,26 +80,52 @@ def _prove(column: pa.Array, place: str) -> None:
     except pa.ArrowInvalid as error:
         try:
             column.validate()
-            _as_bytes(column).validate(full=True)
+            as_bytes(column).validate(full=True)
         except (pa.ArrowException, ValueError):
             reason = str(error).splitlines()[0].rstrip(".")
             raise SourceError(f"{place}: damaged ({reason}); make the file again, or leave it out") from error
 
 
-def _as_bytes(column: pa.Array) -> pa.Array:
-    """Return a column of texts, or a dictionary of texts, as bytes in the same buffers.
+def as_bytes(column: pa.Array) -> pa.Array:
+    """Return a column with bytes in place of texts, also in lists, structs, maps and dictionaries; buffers are shared.
 
-    A column of another type is returned with its type unchanged.
+    A column without texts is returned unchanged.
+
+    >>> as_bytes(pa.array([["a", "b"], None])).to_pylist()
+    [[b'a', b'b'], None]
     """
-    if pa.types.is_dictionary(column.type):
-        values = column.dictionary
-        return pa.DictionaryArray.from_arrays(column.indices, _as_bytes(values), safe=True)
-    kinds = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
-    if column.type not in kinds:
-        return column
-    return pa.Array.from_buffers(
-        kinds[column.type], len(column), column.buffers(), null_count=column.null_count, offset=column.offset
-    )
+    kind = _without_text(column.type)
+    return column if kind == column.type else column.view(kind)
+
+
+def _without_text(kind: pa.DataType) -> pa.DataType:
+    """Return a type with the types of bytes in place of those of text, at any depth."""
+    of = pa.types
+    if is_string(kind):
+        return (
+            pa.binary() if of.is_string(kind) else pa.large_binary() if of.is_large_string(kind) else pa.binary_view()
+        )
+    if of.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _without_text(kind.value_type), kind.ordered)
+    if of.is_map(kind):
+        return pa.map_(_without_text(kind.key_type), _without_text(kind.item_type), kind.keys_sorted)
+    if of.is_struct(kind):
+        return pa.struct([field.with_type(_without_text(field.type)) for field in kind])
+    if of.is_fixed_size_list(kind):
+        return pa.list_(_inside(kind), kind.list_size)
+    for is_kind, made in (
+        (of.is_list, pa.list_),
+        (of.is_large_list, pa.large_list),
+        (of.is_list_view, pa.list_view),
+        (of.is_large_list_view, pa.large_list_view),
+    ):
+        if is_kind(kind):
+            return made(_inside(kind))
+    return kind
+
+
+def _inside(kind: pa.DataType) -> pa.Field:
+    return kind.value_field.with_type(_without_text(kind.value_type))
 
 
 def _alike(found: pa.DataType, wanted: pa.DataType) -> bool:

@@ -114,6 +114,18 @@ class ChatEncoder:
         """The special tokens that the tokenizer puts around a text (`Frame`, with its errors)."""
         return Frame(self.tokenizer)
 
+    def check_tokenizer(self, given: Conversation | Passage) -> None:
+        """Refuse a tokenizer that cannot encode records such as this one: chats, or prompts with a completion.
+
+        Raises:
+            OptionError: the record is a chat and the tokenizer has no chat template; or the record is a prompt with a
+                completion, and the special tokens around a text are unknown or there is no end-of-sequence token.
+        """
+        if isinstance(given, Passage):
+            self.frame.ended([])
+        else:
+            self.template.check_there(given)
+
     def __call__(self, given: Conversation | Passage, number: int) -> list[Answered]:
         """Return the examples of a record: one, or several if a chat is expanded.
 

@@ -65,6 +65,13 @@ class Encoder(ABC):
         gone = next((name for name in self.reads if name not in columns), None)
         return "" if gone is None else no_column(gone, columns)
 
+    def check(self, records: Sequence[Mapping[str, Any]]) -> None:  # noqa: B027 - most encoders have nothing to check
+        """Refuse to encode such records: a source gives the first ones that it reads, before any work starts.
+
+        Raises:
+            OptionError: what the encoder was given cannot encode them.
+        """
+
     @abstractmethod
     def settings(self) -> dict[str, Any]:
         """Return, by name and as JSON values, everything besides the records that the result of `encode` depends on."""
@@ -216,6 +223,19 @@ class Chats(Encoder):
             f"no chats; it has {listed_columns(list(columns))}, and a chat is 'messages', 'conversations', or 'prompt' "
             "and 'completion'"
         )
+
+    def check(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse a tokenizer that cannot encode such records.
+
+        Raises:
+            OptionError: as for `encode`.
+        """
+        for record in records:
+            try:
+                given = conversation_of(record, 0, self._roles)
+            except RecordError:  # it will be a bad record
+                continue
+            self._encoder.check_tokenizer(given)
 
     def _one(self, record: Mapping[str, Any]) -> Made:
         try:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from nopad import random
 from nopad.errors import OptionError
-from nopad.options import Option
+from nopad.options import Option, is_number
 
 __all__ = ["BEGINS", "GOES_ON", "MASKABLE", "NEVER", "Masks", "default_predictions"]
 
@@ -70,7 +70,7 @@ class Masks:
 
     def __post_init__(self) -> None:
         rate = self.rate
-        if isinstance(rate, bool) or not isinstance(rate, int | float | np.number) or not 0 < rate <= 1:
+        if not is_number(rate) or not 0 < rate <= 1:
             raise OptionError(f"rate is {rate!r}; it is the share of tokens to be predicted, above 0, and at most 1")
         _SEED.check("seed", self.seed)
         _MOST.check("max_predictions", self.max_predictions)

@@ -251,8 +251,10 @@ class Counts:
         """Return the `Counts` that `to_dict` turned into this dict.
 
         Raises:
-            FormatError: a key is missing or unknown, or a value is not a count.
+            FormatError: this is no dict, a key is missing or unknown, or a value is not a count.
         """
+        if not isinstance(values, Mapping):
+            raise FormatError(f"counts are {values!r}; they must be a dict")
         names = {field.name for field in fields(cls)}
         if set(values) != names:
             raise FormatError(f"counts have the keys {sorted(values)}; they must be {sorted(names)}")

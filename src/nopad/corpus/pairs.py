@@ -29,7 +29,7 @@ from nopad.corpus.policy import cut, cut_counts
 from nopad.corpus.sentences import SentenceUnit, sentences_of
 from nopad.corpus.tokenizer import Tokenizer
 from nopad.errors import OptionError, RecordError
-from nopad.options import BOOLEAN, MAX_LENGTH, Option, check_choice
+from nopad.options import BOOLEAN, MAX_LENGTH, Option, check_choice, is_number
 from nopad.sequences import Sequences, gather_runs
 
 __all__ = ["NEXT", "TYPES", "PairOptions", "Pairs", "Sentences", "Vocabulary", "pairs_of", "sentences_in", "too_long"]
@@ -104,7 +104,7 @@ class PairOptions:
             check_choice(name, getattr(self, name), kind)
         for name in ("short", "random_next"):
             share = getattr(self, name)
-            if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+            if not is_number(share) or not 0 <= share <= 1:
                 raise OptionError(f"{name} is {share!r}; it is a share, from 0 to 1")
         most, room = self.max_predictions, self.max_length - FRAME
         if most is not None and most > room:

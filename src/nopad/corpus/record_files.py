@@ -54,8 +54,8 @@ class RecordFile(Source):
             of labels is null in the first thousand records, or the input cannot be read.
         RecordError: the input is broken in its first thousand records, so that nothing after that point can be read.
         FormatError: the input is a broken SQuAD file.
-        OptionError: an option is given that has no effect together with the encoder, or a column to carry is one that
-            the encoder makes.
+        OptionError: an option is given that has no effect together with the encoder, a column to carry is one that the
+            encoder makes, or the encoder's tokenizer cannot encode the first records (`Encoder.check`).
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class RecordFile(Source):
         first = list(islice(typical, TYPICAL))
         if encoder is not None and first:
             _check_columns(encoder, first, iter(()) if table else typical, self._path)
+            encoder.check(first)
         schema, chosen = _chosen(schema_of(first), options, encoder, self._path)
         self.selection = select(schema, chosen, self._path)
         self._schema = pa.schema([schema.field(column) for column in self.selection.columns])

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from nopad.corpus import records
+from nopad.corpus.batches import as_bytes
 from nopad.corpus.inputs import not_utf8
 from nopad.corpus.records import MAX_ID, BadRecord, Records
 from nopad.corpus.selection import Selection, is_string
@@ -252,25 +252,57 @@ def _sequence_columns(batch: pa.RecordBatch, selection: Selection) -> dict[str, 
 
 
 def without_broken_text(batch: pa.RecordBatch, bad: dict[int, str]) -> pa.RecordBatch:
-    """Return the batch with null in place of text that is not UTF-8; the reason for each such row is added to `bad`."""
+    """Return the batch with null in rows whose text is not UTF-8; the reason for each such row is added to `bad`.
+
+    The text may be the value of a column, or lie in its lists, structs, maps or dictionaries.
+    """
     for at, name in enumerate(batch.schema.names):
         column = batch.column(at)
-        if not is_string(column.type):
+        raw = as_bytes(column)
+        if raw is column:
             continue
         try:
             column.validate(full=True)
         except pa.ArrowInvalid:
-            large = pa.types.is_large_string(column.type)
-            broken = np.zeros(len(column), dtype=bool)
-            for row, value in enumerate(column.cast(pa.large_binary() if large else pa.binary())):
-                try:
-                    (value.as_py() or b"").decode()
-                except UnicodeDecodeError as error:
-                    broken[row] = True
-                    bad.setdefault(row, f"{name!r} is {not_utf8(value.as_py(), error, 'value')}")
-            whole = pc.if_else(pa.array(broken), None, column)
-            batch = batch.set_column(at, pa.field(name, whole.type), whole)
+            found = ((row, _broken_text(value, column.type, name)) for row, value in enumerate(raw))
+            broken = {row: reason for row, reason in found if reason is not None}
+            if not broken:  # such as text under a null
+                continue
+            parts = [
+                column.slice(begin, end - begin) if reason is None else pa.nulls(1, column.type)
+                for begin, end, reason in _runs(len(column), broken)
+            ]
+            batch = batch.set_column(at, pa.field(name, column.type), pa.concat_arrays(parts))
+            for row, reason in broken.items():
+                bad.setdefault(row, reason)
     return batch
+
+
+def _broken_text(value: Any, kind: pa.DataType, path: str) -> str | None:
+    """Return why a text in `value` is not UTF-8, and which; None if all are.
+
+    `value` is a scalar of Arrow with bytes in place of texts, `kind` its type with texts, and `path` its name.
+    """
+    if not value.is_valid:
+        return None
+    if is_string(kind):
+        try:
+            value.as_py().decode()
+        except UnicodeDecodeError as error:
+            return f"{path!r} is {not_utf8(value.as_py(), error, 'value')}"
+    elif pa.types.is_dictionary(kind):
+        return _broken_text(value.value, kind.value_type, path)
+    elif pa.types.is_struct(kind):
+        inside = (_broken_text(value[at], field.type, f"{path}.{field.name}") for at, field in enumerate(kind))
+        return next(filter(None, inside), None)
+    elif pa.types.is_map(kind):
+        entry = pa.struct([kind.key_field, kind.item_field])
+        inside = (_broken_text(one, entry, f"{path}[{at}]") for at, one in enumerate(value.values))
+        return next(filter(None, inside), None)
+    elif pa.types.is_nested(kind):  # a list of some kind
+        inside = (_broken_text(one, kind.value_type, f"{path}[{at}]") for at, one in enumerate(value.values))
+        return next(filter(None, inside), None)
+    return None
 
 
 def _find_bad_sequences(batch: pa.RecordBatch, selection: Selection, bad: dict[int, str]) -> None:

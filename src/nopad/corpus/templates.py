@@ -1,9 +1,10 @@
 """Apply a tokenizer's chat template to messages, and find the special tokens that a tokenizer puts around a text.
 
 Any error that a template raises becomes a `RecordError` with the record's number. Templates silently ignore what they
-do not support, such as a role or tools. So the first chat with tools, the first with tool calls, and the first with a
-message of each role are rendered once more without the tools, the calls, or the content of that message. If the text
-stays the same, the chat is refused.
+do not support, such as a role or tools. So chats with tools, with tool calls, or with a message of some role are
+rendered once more without the tools, the calls, or the content of that message. If the text stays the same, the chat is
+refused; if it differs, or the template refuses the changed chat, the template reads these, and later chats are not
+checked for them.
 """
 
 from __future__ import annotations
@@ -89,6 +90,13 @@ class Frame:
         return [*self.front, *ids, *back]
 
 
+def _changed(chat: Conversation, at: int, changed: Mapping[str, Any]) -> Conversation:
+    """Return a chat with other values for keys of message number `at`; a key with the value None is removed."""
+    messages = [*chat.messages]
+    messages[at] = {name: one for name, one in {**messages[at], **changed}.items() if one is not None}
+    return replace(chat, messages=messages)
+
+
 class Template:
     """The chat template of a tokenizer, with arguments for it, such as ``{"enable_thinking": False}``.
 
@@ -103,7 +111,7 @@ class Template:
         if odd := _OURS.intersection(options or {}):
             raise OptionError(f"template has {min(odd)!r}, which is no argument of a chat template; leave it out")
         self.tokenizer, self.options = tokenizer, dict(options or {})
-        self._seen: set[str] = set()
+        self._read: set[str] = set()  # what the template is known to read
 
     @cached_property
     def stops(self) -> frozenset[int]:
@@ -163,48 +171,42 @@ class Template:
     def check(self, chat: Conversation, number: int, whole: str) -> None:
         """Refuse a chat if the template ignores its tools, its tool calls, or the content of one of its roles.
 
-        Tools, tool calls and each role are checked only in the first chat that has them. `whole` is the text that the
-        template writes for the chat.
+        What the template is known to read is not checked again. `whole` is the text that the template writes for the
+        chat.
 
         Raises:
-            RecordError: the template writes the same text without one of these, or refuses the chat without its tools.
+            RecordError: the template writes the same text without one of these.
         """
-        if chat.tools is not None and self._first("tools") and self.text(chat, number, tools=False) == whole:
+        if chat.tools is not None and not self._reads("tools", chat, number, whole, tools=False):
             raise RecordError(f"record {number} has tools, and the chat template leaves them out; remove them")
         for at, message in enumerate(chat.messages):
-            role, content = message["role"], message.get("content") or ""
-            if content.strip() and self._first(f"what {role!r} says"):
-                self._check_read(chat, number, whole, at, {"content": ""}, f"what {role!r} says")
-            if message.get("tool_calls") is not None and self._first("calls of tools"):
-                self._check_read(chat, number, whole, at, {"content": content, "tool_calls": None}, "calls of tools")
+            content = message.get("content") or ""
+            changes: dict[str, dict[str, Any]] = {}
+            if content.strip():
+                changes[f"what {message['role']!r} says"] = {"content": ""}
+            if message.get("tool_calls") is not None:
+                changes["calls of tools"] = {"content": content, "tool_calls": None}
+            for what, changed in changes.items():
+                if not self._reads(what, _changed(chat, at, changed), number, whole):
+                    raise RecordError(
+                        f"record {number}: the chat template leaves out {what}; give another role, remove such "
+                        "messages, or set tokenizer.chat_template to one that writes them"
+                    )
 
-    def _first(self, what: str) -> bool:
-        """Return whether `what` is checked for the first time, and remember that it was."""
-        asked = what in self._seen
-        self._seen.add(what)
-        return not asked
+    def _reads(self, what: str, changed: Conversation, number: int, whole: str, *, tools: bool = True) -> bool:
+        """Return whether the template reads `what`: it writes a chat that lacks it differently, or refuses that chat.
 
-    def _check_read(
-        self, chat: Conversation, number: int, whole: str, at: int, changed: Mapping[str, Any], what: str
-    ) -> None:
-        """Refuse a chat if the template still writes `whole` for it when message number `at` is changed.
-
-        `changed` has new values for keys of this message; a key with the value None is removed.
-
-        Raises:
-            RecordError: the template writes the same text, so it leaves out `what`.
+        `changed` is this chat, of which only tools may be left, to be left out here (`tools` False). `whole` is the
+        text with `what`. The answer True is remembered.
         """
-        messages = [*chat.messages]
-        messages[at] = {name: one for name, one in {**messages[at], **changed}.items() if one is not None}
-        try:
-            without = self.text(replace(chat, messages=messages), number)
-        except RecordError:
-            return  # the template reads this message, since it refuses the changed one
-        if without == whole:
-            raise RecordError(
-                f"record {number}: the chat template leaves out {what}; give another role, remove such messages, or "
-                "set tokenizer.chat_template to one that writes them"
-            )
+        if what not in self._read:
+            try:
+                if self.text(changed, number, tools=tools) == whole:
+                    return False
+            except RecordError:
+                pass
+            self._read.add(what)
+        return True
 
     def _applied(self, chat: Conversation, number: int, until: int | None, **options: Any) -> Any:
         self._source(chat)
@@ -222,6 +224,14 @@ class Template:
             raise RecordError(
                 f"record {number}: the chat template refuses it: {type(error).__name__}: {error}"
             ) from error
+
+    def check_there(self, chat: Conversation) -> None:
+        """Refuse a tokenizer that has no template for such a chat, with or without tools.
+
+        Raises:
+            OptionError: the tokenizer has no chat template.
+        """
+        self._source(chat)
 
     def _source(self, chat: Conversation) -> str:
         try:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from nopad import _kernels, random
 from nopad.errors import OptionError
 from nopad.loading.sources import TokenSource, open_tokens
-from nopad.options import MAX_LENGTH, check_choice
+from nopad.options import MAX_LENGTH, check_choice, is_number
 from nopad.packs import index_dtype
 from nopad.sequences import Sequences, gather_runs
 
@@ -271,8 +271,7 @@ def _shares(weights: Mapping[str, float] | None, names: tuple[str, ...], tokens:
         weight = weights.get(name)
         if weight is None:
             raise OptionError(f"there is no weight for {name!r}; give each source one, or none any")
-        number = isinstance(weight, int | float | np.integer | np.floating) and not isinstance(weight, bool)
-        if not number or not 0 < weight < float("inf"):
+        if not is_number(weight) or weight <= 0:
             raise OptionError(f"the weight of {name!r} is {weight!r}; it is a number above 0, or leave the source out")
     exact = [Fraction(weight.item() if isinstance(weight := weights[name], np.generic) else weight) for name in names]
     return [weight / sum(exact) for weight in exact]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError, OptionError
+from nopad.options import check_number, is_number
 
 __all__ = [
     "IGNORED",
@@ -22,6 +23,7 @@ __all__ = [
     "check_floating",
     "check_per",
     "check_places",
+    "check_smoothing",
     "check_tensors",
 ]
 
@@ -80,6 +82,18 @@ def check_per(per: str) -> None:
         raise OptionError(f"unknown per {per!r}; it is 'token' or 'sequence'")
 
 
+def check_smoothing(smoothing: Any, dynamic: bool) -> float:
+    """Return the label smoothing of a loss per token, as a float; refuse one with dynamic fine-tuning.
+
+    Raises:
+        OptionError: `smoothing` is not a number from 0 to 1, or both are given.
+    """
+    share = check_number("smoothing", smoothing, low=0, high=1)
+    if share and dynamic:
+        raise OptionError("smoothing and dynamic are two losses; give one of them")
+    return share
+
+
 def check_classes(labels: Tensor, classes: int, name: str = "labels", *, anywhere: bool = False) -> None:
     """Refuse labels that are not classes from 0 to ``classes - 1``; -100, which losses ignore, is allowed.
 
@@ -122,6 +136,6 @@ def check_denominator(denominator: Any) -> None:
         BatchError: the denominator is something else.
     """
     single = isinstance(denominator, Tensor) and denominator.numel() == 1
-    if not (denominator is None or single or isinstance(denominator, int | float)):
+    if not (denominator is None or single or is_number(denominator)):
         shape = f" of shape {list(denominator.shape)}" if isinstance(denominator, Tensor) else ""
         raise BatchError(f"the denominator is a {type(denominator).__name__}{shape}; expected one number")

@@ -27,7 +27,15 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError
-from nopad.losses.checks import IGNORED, check_batch, check_classes, check_denominator, check_places, check_tensors
+from nopad.losses.checks import (
+    IGNORED,
+    check_batch,
+    check_classes,
+    check_denominator,
+    check_places,
+    check_smoothing,
+    check_tensors,
+)
 from nopad.losses.slots import check_logits, labelled, slot_weights, wide
 
 __all__ = [
@@ -65,10 +73,11 @@ def token_loss(
             weight (see the module).
         causal: whether the logits of a token predict the label of the next token; the first label of a sequence is then
             not predicted.
-        smoothing: share of a label that is spread evenly over all classes, as transformers' ``label_smoothing_factor``.
+        smoothing: share of a label that is spread evenly over all classes, from 0 to 1, as transformers'
+            ``label_smoothing_factor``.
         dynamic: whether to multiply the loss of each token by the model's probability of its label, taken as a constant
-            (no gradient). This is dynamic fine-tuning (arXiv 2508.05629), TRL's ``loss_type="dft"``. Leave `smoothing`
-            at 0 then.
+            (no gradient). This is dynamic fine-tuning (arXiv 2508.05629), TRL's ``loss_type="dft"``. `smoothing` must
+            be 0 then.
         weights: a weight per sequence, ``[S]``, in the order in which sequences were given; None: all 1.
         denominator: divide by this number instead of this batch's `token_denominator`; compute it with the same
             `per`, `causal` and `weights`.
@@ -79,7 +88,8 @@ def token_loss(
     Raises:
         BatchError: the type, device or shape of an argument does not fit; or a label is not a class (checked on the CPU
             only).
-        OptionError: `per` is neither "token" nor "sequence".
+        OptionError: `per` is neither "token" nor "sequence"; `smoothing` is not a number from 0 to 1, or is given
+            with `dynamic`.
 
     >>> import nopad, torch
     >>> from nopad.losses import token_denominator, token_loss
@@ -88,6 +98,7 @@ def token_loss(
     >>> round(token_loss(logits, labels, batch).item(), 4), token_denominator(labels, batch)
     (2.0794, tensor(3., dtype=torch.float64))
     """
+    check_smoothing(smoothing, dynamic)
     number, wanted = labelled(labels, batch, causal)
     check_logits(logits, labels, batch)
     flat = logits.reshape(-1, logits.shape[-1])

@@ -148,7 +148,7 @@ class Confusion(_Counts):
         Raises:
             OptionError: there is no such class.
         """
-        if label is not None and not (isinstance(label, int) and 0 <= label < len(self.counts)):
+        if label is not None and not (type(label) is int and 0 <= label < len(self.counts)):
             raise OptionError(f"label is {label!r}; there are {len(self.counts)} classes, from 0")
         right = self.counts.diagonal()
         given = self.counts.sum(0) + self.counts.sum(1)

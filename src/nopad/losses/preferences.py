@@ -12,7 +12,7 @@ TRL 1.16 ignores it.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy, logsigmoid
@@ -21,6 +21,7 @@ from nopad.batch import PackedBatch
 from nopad.errors import BatchError, OptionError
 from nopad.losses.checks import IGNORED, check_denominator, check_floating, check_tensors
 from nopad.losses.slots import check_logits, labelled, wide
+from nopad.options import check_choice, check_number
 
 __all__ = ["PreferenceLoss", "label_logprobs", "preference_loss", "reward_loss"]
 
@@ -81,7 +82,7 @@ def reward_loss(
         rejected: rewards of the rejected answers, ``[P]``.
         margin: by how much the chosen reward should exceed the rejected one, ``[P]``; None: 0.
         center: weight of a second loss, the square of the sum of both rewards, which keeps rewards near 0 on average
-            (TRL's ``center_rewards_coefficient``). None: 0.
+            (TRL's ``center_rewards_coefficient``), from 0. None: 0.
         denominator: divide by this number instead of P.
 
     Returns:
@@ -91,12 +92,14 @@ def reward_loss(
     Raises:
         BatchError: `chosen`, `rejected` and `margin` are not floats ``[P]`` of one shape and device, or `denominator`
             is not one number.
+        OptionError: `center` is not a number from 0.
 
     >>> import torch
     >>> from nopad.losses import reward_loss
     >>> round(reward_loss(torch.tensor([1.0]), torch.tensor([1.0])).item(), 4)
     0.6931
     """
+    center = 0.0 if center is None else check_number("center", center, low=0)
     _check_pairs(chosen=chosen, rejected=rejected, **({} if margin is None else {"margin": margin}))
     chosen, rejected = wide(chosen), wide(rejected)
     apart = chosen - rejected if margin is None else chosen - rejected - margin.to(chosen)
@@ -123,10 +126,9 @@ def preference_loss(
         rejected: the same for the rejected answers, ``[P]``.
         counts: numbers of labelled tokens of the chosen and of the rejected answers, floats ``[P]`` each; "ipo" divides
             by these numbers.
-        beta: how strongly the model is held to the reference, above 0, as in TRL; this is not checked.
+        beta: how strongly the model is held to the reference, above 0, as in TRL.
         kind: "sigmoid", "ipo" or "robust".
-        label_smoothing: share of pairs whose answers are assumed to be swapped, below 0.5; this is not checked. "ipo"
-            ignores it.
+        label_smoothing: share of pairs whose answers are assumed to be swapped, from 0 to below 0.5; 0 with "ipo".
         denominator: divide by this number instead of P.
 
     Returns:
@@ -136,7 +138,7 @@ def preference_loss(
     Raises:
         BatchError: `chosen`, `rejected` and `counts` are not floats ``[P]`` of one shape and device, or `denominator`
             is not one number.
-        OptionError: there is no such kind.
+        OptionError: there is no such kind, or `beta` or `label_smoothing` is out of its range.
 
     >>> import torch
     >>> from nopad.losses import preference_loss
@@ -144,20 +146,35 @@ def preference_loss(
     >>> [round(preference_loss(zero, zero, (one, one), kind=kind).item(), 4) for kind in ("sigmoid", "ipo")]
     [0.6931, 25.0]
     """
+    beta, label_smoothing = check_preferences(beta, kind, label_smoothing)
     _check_pairs(chosen=chosen, rejected=rejected, counts=counts[0], **{"counts of rejected": counts[1]})
     chosen, rejected = wide(chosen), wide(rejected)
     if kind == "ipo":
         each = (chosen / counts[0].clamp(min=1) - rejected / counts[1].clamp(min=1) - 1 / (2 * beta)).square()
-    elif kind in ("sigmoid", "robust"):
+    else:
         apart = beta * (chosen - rejected)
         right, flipped = -logsigmoid(apart), -logsigmoid(-apart)
         if kind == "robust":
             each = ((1 - label_smoothing) * right - label_smoothing * flipped) / (1 - 2 * label_smoothing)
         else:
             each = (1 - label_smoothing) * right + label_smoothing * flipped if label_smoothing else right
-    else:
-        raise OptionError(f"unknown loss {kind!r}; it is 'sigmoid', 'ipo' or 'robust'")
     return _summed(each, denominator)
+
+
+def check_preferences(beta: Any, kind: Any, label_smoothing: Any, name: str = "kind") -> tuple[float, float]:
+    """Check the options of `preference_loss`; return `beta` and `label_smoothing` as floats.
+
+    Error messages call the kind `name`.
+
+    Raises:
+        OptionError: an option is out of its range, or "ipo" gets a `label_smoothing`.
+    """
+    check_choice(name, kind, PreferenceLoss)
+    beta = check_number("beta", beta, above=0)
+    label_smoothing = check_number("label_smoothing", label_smoothing, low=0, below=0.5)
+    if label_smoothing and kind == "ipo":
+        raise OptionError(f"label_smoothing is not for {name} 'ipo'; leave it at 0")
+    return beta, label_smoothing
 
 
 def _summed(each: Tensor, denominator: Denominator) -> Tensor:

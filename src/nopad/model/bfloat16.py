@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nopad.errors import OptionError
 from nopad.model.linear import is_hooked, is_plain_layer
 
 __all__ = ["Bfloat16Linear", "formula_of", "fused"]
@@ -49,14 +50,23 @@ class Bfloat16Linear(nn.Linear):
     def __init__(self, plain: nn.Linear, activation: nn.Module | None = None) -> None:
         """Make a layer that shares the parameters of `plain` and computes `activation` after it; None: no activation.
 
-        `activation` is a module that `formula_of` recognises.
+        `activation` is a module for which `formula_of` returns a formula.
+
+        Raises:
+            OptionError: there is no formula of `activation`.
         """
+        formula = ("none", "") if activation is None else formula_of(activation)
+        if formula is None:
+            raise OptionError(
+                f"{type(activation).__name__} cannot be computed together with a linear layer; call it after the layer "
+                "(GELU, ReLU and SiLU can)"
+            )
         nn.Module.__init__(self)
         self.in_features, self.out_features = plain.in_features, plain.out_features
         self.weight, self.bias = plain.weight, plain.bias
         self.training = plain.training
         self.activation = activation
-        self._formula = (None if activation is None else formula_of(activation)) or ("none", "")
+        self._formula = formula
         self._laid_out: tuple[Tensor, Tensor, int, Tensor] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -198,7 +208,7 @@ def _probed(module: nn.Module, states: Tensor) -> Tensor | None:
     try:
         with torch.inference_mode():
             found = module(states)
-    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):
+    except Exception:  # it is transformers' own code, given what it may not expect
         return None
     finally:
         for one, training in was.items():

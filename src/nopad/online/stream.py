@@ -30,6 +30,7 @@ from nopad.errors import FormatError, LengthError, OptionError
 from nopad.histogram import as_lengths, integers
 from nopad.options import check_sizes
 from nopad.packs import Packs
+from nopad.wording import numbers_of
 
 __all__ = ["StreamPacker", "stream_pack"]
 
@@ -249,7 +250,8 @@ def _stream(items: Iterator[Item], packer: StreamPacker, length: Callable[[Item]
         try:
             packs = packer.push([length(item) for item in chunk])
         except LengthError as error:
-            raise LengthError(f"in items {first} to {first + len(chunk) - 1} of the stream: {error}") from error
+            where = numbers_of("item", first, first + len(chunk) - 1)
+            raise LengthError(f"in {where} of the stream: {error}") from error
         held.update(enumerate(chunk, start=first))
         for pack in packs:
             yield [held.pop(number) for number in pack.tolist()]

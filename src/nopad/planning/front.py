@@ -20,7 +20,7 @@ from nopad.planning.plan import Plan
 from nopad.planning.registry import BY_COST, HISTOGRAM_ALGORITHMS, check_algorithm, complete_options
 from nopad.planning.summary import checked, drawn_order, pack_arrivals, summarise
 
-__all__ = ["plan"]
+__all__ = ["check_histogram", "plan"]
 
 _BEFORE = 0.5  # share of the budget for a plan with few packs, before it is made even
 _STOPPED = "evenness was stopped by its budget: a larger one (effort) may find packs more alike"
@@ -77,7 +77,7 @@ def plan(
     given = histogram_or_lengths
     histogram = given if isinstance(given, Histogram) else Histogram.from_lengths(as_lengths(given, capacity))
     by_cost = algorithm in BY_COST and (conditions["even"] or conditions["max_squares"] is not None)
-    _check_histogram(histogram, capacity, by_cost=by_cost)
+    check_histogram(histogram, capacity, by_cost=by_cost)
     check_conditions(conditions, histogram, capacity)
     if algorithm in HISTOGRAM_ALGORITHMS:
         _check_depth(histogram, capacity, 1 if algorithm == "none" else depth)
@@ -92,7 +92,7 @@ def plan(
     return summarise(packs, lengths, algorithm=algorithm, options=own | _given(conditions), notes=notes)
 
 
-def _check_histogram(histogram: Histogram, capacity: int, *, by_cost: bool) -> None:
+def check_histogram(histogram: Histogram, capacity: int, *, by_cost: bool = False) -> None:
     """Refuse lengths above the capacity, and more than `MAX_COUNT` sequences of one length.
 
     With `by_cost`, packs are planned by their squared lengths too; then more than `MAX_COUNT` sequences in total are

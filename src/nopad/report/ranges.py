@@ -13,7 +13,8 @@ SEVERAL = 12  # up to this many different numbers, each has its own bar, however
 def in_ranges(counts: dict[int, int]) -> list[tuple[int, int]]:
     """Return ascending ranges, as (first, last) pairs, that cover the numbers (at least 1) in `counts`.
 
-    `counts` maps each number to how often it occurs, and must not be empty. There are three cases:
+    `counts` maps each number to how often it occurs, and without numbers there are no ranges.
+    There are three cases:
 
     * If there are at most 12 different numbers, or the largest is less than 24 above the smallest, each number is a
       range.
@@ -29,6 +30,8 @@ def in_ranges(counts: dict[int, int]) -> list[tuple[int, int]]:
     [(1, 1), (2, 2), (3, 3), (7, 8), (9, 12)]
     """
     numbers = sorted(counts)
+    if not numbers:
+        return []
     low, high = numbers[0], numbers[-1]
     if len(numbers) <= SEVERAL or high - low < MOST:
         return [(number, number) for number in numbers]

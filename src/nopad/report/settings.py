@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from nopad.errors import OptionError
-from nopad.options import Option
+from nopad.options import Option, is_number
 
 __all__ = ["Settings"]
 
@@ -72,8 +71,7 @@ class Settings:
             option.check(name, getattr(self, name))
         for name in _RATES:
             value = getattr(self, name)
-            number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-            if value is not None and not (number and LOW <= value <= HIGH):
+            if value is not None and not (is_number(value) and LOW <= value <= HIGH):
                 raise OptionError(f"{name} must be a number above 0, from {LOW:g} to {HIGH:g}, got {value!r}")
         if self.title is not None and not self.title.strip():
             raise OptionError("the title is empty; give some text, or leave it out")

@@ -8,7 +8,7 @@ import torch
 
 from nopad.errors import OptionError, UnsupportedModelError
 from nopad.model.compiled import CompiledRows, is_compiled
-from nopad.model.routers import refuse_static_routers
+from nopad.model.routers import ASKED, routes
 from nopad.model.safety import bare, state_of
 from nopad.serving.batching import Batching
 from nopad.serving.forward import Tensors
@@ -33,9 +33,8 @@ def compiled_rows(core: Core, batching: Batching, mode: bool | Mode) -> Compiled
 
     Raises:
         OptionError: `mode` is unknown; the model is compiled already, and `mode` is not False; the batches have no
-            rows; the model returns no named outputs (`config.return_dict`); or it gives results per sequence, and was
-            made pack-safe without `max_sequences`.
-        BatchError: the model's configuration asks for the logits of routers.
+            rows; the model returns no named outputs (`config.return_dict`); its configuration asks for the logits of
+            routers; or it gives results per sequence, and was made pack-safe without `max_sequences`.
         UnsupportedModelError: the model cannot be compiled on packs; the message gives the reason.
     """
     if not isinstance(mode, bool) and mode not in get_args(Mode):
@@ -54,7 +53,11 @@ def compiled_rows(core: Core, batching: Batching, mode: bool | Mode) -> Compiled
         )
     model = core.model if already else torch.compile(core.model, mode=_mode(mode), fullgraph=True, dynamic=False)
     found = CompiledRows(model)
-    refuse_static_routers(bare(core.model), {})
+    if routes(bare(core.model).config):
+        raise OptionError(
+            f"the configuration of this {name} asks for the logits of routers ({ASKED}), which a compiled model cannot "
+            f"give: those of real tokens have no static shape; set model.config.{ASKED} = False"
+        )
     if isinstance(core, Tensors):
         _check_pooler(core)
     return found

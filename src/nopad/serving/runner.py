@@ -86,9 +86,8 @@ class PackRunner:
         clock: function that returns the current time as an integer in nanoseconds, and never goes back.
 
     Raises:
-        OptionError: the model is not pack-safe or cannot run batches as `batching` describes them, or an option is
-            invalid.
-        BatchError: the model is compiled, and its configuration asks for the logits of routers.
+        OptionError: the model is not pack-safe or cannot run batches as `batching` describes them; an option is
+            invalid; or the model is compiled, and its configuration asks for the logits of routers.
         UnsupportedModelError: the model cannot be compiled.
         RunnerClosedError: the worker died while it started.
 

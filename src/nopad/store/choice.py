@@ -19,18 +19,19 @@ from numpy.typing import NDArray
 
 from nopad.corpus import Counts, Source
 from nopad.errors import OptionError, RecordError
+from nopad.options import is_number
 from nopad.random import STREAM_HELD_OUT, keys
 
 __all__ = ["Choice", "check_divisible", "check_share", "choose", "held_out_keys"]
 
 
 def check_share(validation: float) -> None:
-    """Refuse a share of held-out records that is not an int or a float of at least 0 and below 1.
+    """Refuse a share of held-out records that is not a number of at least 0 and below 1.
 
     Raises:
         OptionError: `validation` is not such a number.
     """
-    if not (isinstance(validation, float | int) and 0 <= validation < 1):
+    if not is_number(validation) or not 0 <= validation < 1:
         raise OptionError(f"the share to hold out is {validation!r}; it must be at least 0 and below 1, such as 0.01")
 
 

@@ -73,6 +73,9 @@ class Progress:
         Raises:
             ValueError, TypeError, KeyError: the document does not describe a progress.
         """
+        for name in ("sources", "files"):
+            if not isinstance(document[name], dict):
+                raise ValueError(f"{name} of this progress is {document[name]!r}; expected an object")
         sources = {name: Counts.from_dict(counts) for name, counts in document["sources"].items()}
         files = {name: (size, digest) for name, (size, digest) in document["files"].items()}
         return cls(**{**document, "sources": sources, "files": files})

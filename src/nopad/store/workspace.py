@@ -222,7 +222,12 @@ class Workspace:
         return bool(beside - {WORK} or inside - {"lock"})
 
     def _lock(self, lock: int) -> None:
-        """Lock the work folder; raise OutputBusyError if another process holds the lock."""
+        """Lock the work folder.
+
+        Raises:
+            OutputBusyError: another process holds the lock.
+            StorageError: the file system has no locks.
+        """
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.fstat(lock).st_nlink:
@@ -231,15 +236,21 @@ class Workspace:
             raise OutputBusyError(
                 f"another process is packing into {self.out}; wait for it, or choose another folder"
             ) from error
+        except OSError:
+            with storage_errors("locking", self.work):
+                raise
 
     def _check_same_job(self, job_file: Path, started: Mapping[str, Any]) -> None:
         """Refuse to resume a job that was started with other settings or files.
 
         Raises:
             ResumeError: settings or files differ, and the message names the differences; or `job_file` is damaged.
+            StorageError: `job_file` cannot be read.
         """
+        with storage_errors("reading", job_file):
+            content = job_file.read_bytes()
         try:
-            stored = unsealed(json.loads(job_file.read_text(encoding="utf-8")))
+            stored = unsealed(json.loads(content))
             changed = differences(stored["settings"], started["settings"])
             before, now = (dict(map(tuple, job["inventory"])) for job in (stored, started))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

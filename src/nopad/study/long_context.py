@@ -337,10 +337,15 @@ def _in_order(packed: _Packed, shape: Shape) -> _Dealt:
 
 
 def _dealt(packed: _Packed, shape: Shape, balance: Balance) -> _Dealt:
-    """Draw and deal packs as in training; return what each rank gets, and the seconds that this takes per step."""
+    """Draw and deal packs as in training; return what each rank gets, and the seconds that this takes per step.
+
+    Packs that do not fill a last step are left out.
+    """
+    steps = packed.costs.size // shape.per_step
+    if not steps:
+        return _in_order(packed, shape)
     begin = time.perf_counter()
     order = draw(packed.costs, shape, balance, random.key(SEED, random.STREAM_LEG))
-    steps = packed.costs.size // shape.per_step
     parts = np.stack(
         [
             units[deal(packed.costs[units], shape, balance)][..., 0].T
@@ -364,6 +369,9 @@ def _capped(lengths: NDArray[np.int32], costs: NDArray[np.int64], capacity: int,
     cap = 2 * shape.accumulation * capacity
     step_of = np.cumsum(lengths, dtype=np.int64) // (shape.per_step * capacity)
     ends = np.flatnonzero(np.diff(step_of)) + 1
+    if not ends.size:
+        none = np.empty((0, 1, shape.world_size), dtype=np.int64)
+        return _Dealt(tokens=none, costs=none, longest=none)
     held: list[list[NDArray[np.int64]]] = [[], [], []]
     begin_time = time.perf_counter()
     for begin, end in zip([0, *ends.tolist()], ends.tolist(), strict=False):

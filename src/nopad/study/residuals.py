@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.histogram import Histogram
+from nopad.options import check_sizes
 from nopad.planning.enumeration import check_size, full_strategies, packing_matrix
+from nopad.planning.front import check_histogram
 from nopad.planning.least_squares import nnls
 from nopad.planning.nnlshp import SHORT_TOKENS
 from nopad.study.published import FIGURES_ARE_OF, RESIDUALS, tables_for
@@ -71,9 +73,11 @@ class Residuals:
 def residuals(histogram: Histogram, capacity: int, *, weight: float = 1.0) -> Residuals:
     """Solve the least-squares problem of `nnlshp` at depth 3; return sequences without a slot, and empty slots.
 
-    `weight` is the weight of lengths up to 8; longer lengths have weight 1. No length may be above `capacity`.
+    `weight` is the weight of lengths up to 8; longer lengths have weight 1.
 
     Raises:
+        LengthError: a length is above `capacity`.
+        OptionError: `capacity` is not an integer from 1 to 2^31 - 1.
         OptionError: there are too many strategies for this capacity.
         RuntimeError: the solver did not end within its limit on iterations.
 
@@ -81,6 +85,8 @@ def residuals(histogram: Histogram, capacity: int, *, weight: float = 1.0) -> Re
     >>> found.values.tolist(), found.packs, found.padding_tokens_of_leftovers
     ([0, 0, 0, 0, 1, 0, 0, 0], 10, 3)
     """
+    capacity, _ = check_sizes(capacity, DEPTH)
+    check_histogram(histogram, capacity)
     check_size("the study of residuals", capacity, min(DEPTH, capacity), 1, 1)
     strategies = full_strategies(capacity, min(DEPTH, capacity))
     matrix = packing_matrix(strategies, capacity)

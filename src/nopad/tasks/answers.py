@@ -20,7 +20,7 @@ from nopad.batch import PackedBatch
 from nopad.corpus.options import OverLong
 from nopad.errors import BatchError, OptionError, RecordError
 from nopad.losses.checks import IGNORED
-from nopad.options import Option, check_choice
+from nopad.options import Option, check_choice, is_number
 from nopad.tasks.examples import Examples, field_of, numbered, paired, stacked
 from nopad.tasks.objectives import OfSpans
 from nopad.tasks.pieces import Framed, check_offsets, cut, framed, trimmed
@@ -116,8 +116,7 @@ class Answers(Task):
         if max_length is not None and self.stride >= max_length and self.over_long == "split":
             raise OptionError(f"stride is {stride}, and a window has {max_length} tokens (max_length); it is less")
         self.absent: Absent = check_choice("absent", absent, Absent)
-        number = isinstance(threshold, int | float | np.number) and not isinstance(threshold, bool)
-        if threshold is not None and not (number and math.isfinite(threshold)):
+        if threshold is not None and not is_number(threshold):
             raise OptionError(
                 f"threshold is {threshold!r}; it is a finite number, or None: every question has an answer"
             )

@@ -6,7 +6,6 @@ types, built as in transformers' own examples. `glue` makes the tasks of GLUE's 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from nopad.batch import PackedBatch
 from nopad.corpus.framing import tokenised
 from nopad.corpus.glue import GLUE
 from nopad.errors import OptionError, RecordError
-from nopad.options import check_choice
+from nopad.options import check_choice, is_number
 from nopad.tasks.examples import Examples, field_of, numbered, stacked
 from nopad.tasks.objectives import OfSequences
 from nopad.tasks.texts import OfTexts
@@ -272,7 +271,7 @@ class Regression(_Judged):
         Raises:
             RecordError: `value` is not a finite number; the message gives the record's `number`.
         """
-        if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
+        if not is_number(value):
             raise RecordError(f"record {number}: {self.label} is {value!r}; it is a finite number")
         return float(value)
 

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from nopad.batch import PackedBatch
 from nopad.corpus.framing import Tokenised, tokenised
-from nopad.errors import OptionError, RecordError
+from nopad.errors import RecordError
 from nopad.losses.contrast import ANCHOR, NEGATIVE, POSITIVE, Same, contrastive_sum, gathered, gathered_rows, paired
-from nopad.options import check_choice
+from nopad.options import check_choice, check_number
 from nopad.tasks.examples import Examples, field_of, numbered, stacked
 from nopad.tasks.folder import Pooling
 from nopad.tasks.meters import over_all_ranks
@@ -72,9 +72,7 @@ class InBatch(Vectors):
         group: Any = None,
     ) -> None:
         super().__init__(pooling, normalize=normalize)
-        if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale < float("inf"):
-            raise OptionError(f"scale is {scale!r}; it is a number above 0")
-        self.scale, self.symmetric, self.group = float(scale), bool(symmetric), group
+        self.scale, self.symmetric, self.group = check_number("scale", scale, above=0), bool(symmetric), group
         self.same: Same = check_choice("same", same, Same)
 
     def denominator(self, batch: PackedBatch) -> Tensor:

@@ -21,6 +21,7 @@ from nopad.losses import (
     token_denominator,
     token_loss,
 )
+from nopad.losses.checks import check_smoothing
 from nopad.losses.means import Per
 from nopad.model.safety import bare, state_of
 from nopad.options import check_choice
@@ -51,7 +52,8 @@ class OfTokens(Objective):
         smoothing, dynamic: see `nopad.losses.token_loss`; metrics use the plain cross-entropy.
 
     Raises:
-        OptionError: both `smoothing` and `dynamic` are given, or `per` is another word.
+        OptionError: `smoothing` is not a number from 0 to 1, both `smoothing` and `dynamic` are given, or `per` is
+            another word.
 
     >>> import nopad
     >>> from nopad.tasks import OfTokens
@@ -66,10 +68,9 @@ class OfTokens(Objective):
     def __init__(
         self, *, causal: bool = False, per: Per = "token", smoothing: float = 0.0, dynamic: bool = False
     ) -> None:
-        if smoothing and dynamic:
-            raise OptionError("smoothing and dynamic are two losses; give one of them")
         check_choice("per", per, Per)
-        self.causal, self.per, self.smoothing, self.dynamic = causal, per, smoothing, dynamic
+        self.causal, self.per, self.dynamic = causal, per, dynamic
+        self.smoothing = check_smoothing(smoothing, dynamic)
         self.heads = ("causal",) if causal else ("tokens",)
 
     def denominator(self, batch: PackedBatch) -> Tensor:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nopad.batch import PackedBatch
-from nopad.errors import BatchError, OptionError
+from nopad.errors import BatchError
 from nopad.losses import PreferenceLoss, label_logprobs, over_ranks, preference_loss, reward_loss
+from nopad.losses.preferences import check_preferences
+from nopad.options import check_number
 from nopad.tasks.objective import Meter, Objective
 
 __all__ = ["OfPreferences", "OfRewards", "PairMeter", "pairs_in"]
@@ -98,7 +100,9 @@ class OfRewards(_OfPairs):
     heads = ("classification",)
 
     def __init__(self, *, center_rewards_coefficient: float | None = None) -> None:
-        self.center = _number("center_rewards_coefficient", center_rewards_coefficient or 0.0, lambda one: one >= 0)
+        self.center = 0.0
+        if center_rewards_coefficient is not None:
+            self.center = check_number("center_rewards_coefficient", center_rewards_coefficient, low=0)
 
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
         """Return the sum of the pairs' losses, divided by `denominator`; a scalar.
@@ -159,12 +163,7 @@ class OfPreferences(_OfPairs):
     def __init__(
         self, *, beta: float = 0.1, loss_type: PreferenceLoss = "sigmoid", label_smoothing: float = 0.0
     ) -> None:
-        if loss_type not in get_args(PreferenceLoss):
-            raise OptionError(f"loss_type is {loss_type!r}; it is {', '.join(map(repr, get_args(PreferenceLoss)))}")
-        self.beta = _number("beta", beta, lambda one: one > 0)
-        self.label_smoothing = _number("label_smoothing", label_smoothing, lambda one: 0 <= one < 0.5)
-        if self.label_smoothing and loss_type == "ipo":
-            raise OptionError("label_smoothing is not for loss_type 'ipo'; leave it at 0")
+        self.beta, self.label_smoothing = check_preferences(beta, loss_type, label_smoothing, "loss_type")
         self.loss_type: PreferenceLoss = loss_type
 
     def check(self, batch: PackedBatch) -> None:
@@ -247,10 +246,3 @@ class PairMeter(Meter):
         *sums, pairs = self.sums.tolist()
         chosen, rejected, right = (one / pairs if pairs else math.nan for one in sums)
         return dict(zip(self.names, (chosen, rejected, right, chosen - rejected), strict=True))
-
-
-def _number(name: str, value: Any, fits: Callable[[float], bool]) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not fits(value):
-        allowed = {"beta": "above 0", "label_smoothing": "from 0 to below 0.5"}.get(name, "from 0")
-        raise OptionError(f"{name} is {value!r}; it is a number {allowed}")
-    return float(value)

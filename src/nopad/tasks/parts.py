@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from nopad.errors import OptionError, RecordError
 from nopad.files import damage_errors, replacing
+from nopad.wording import numbers_of
 
 __all__ = ["NUMBER", "aligned", "array_of_cells", "schema_of_part", "table_of", "together", "write_part"]
 
@@ -107,8 +108,8 @@ def _column(
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise RecordError(
-            f"the column {name!r} of records {first} to {first + len(values) - 1} has values of no common type "
-            f"({reason}); make them alike, or do not keep it"
+            f"the column {name!r} of {numbers_of('record', first, first + len(values) - 1)} has values of no common "
+            f"type ({reason}); make them alike, or do not keep it"
         ) from error
 
 

@@ -48,6 +48,7 @@ from nopad.tasks.parts import aligned, array_of_cells, schema_of_part, table_of,
 from nopad.tasks.predicting import BATCH_RECORDS, Chunk
 from nopad.tasks.predictor import Predictor
 from nopad.tasks.task import Task
+from nopad.wording import numbers_of
 
 __all__ = ["MANIFEST", "PredictionFiles", "predict_files"]
 
@@ -206,22 +207,25 @@ class _Job:
             CorruptError: a part or the manifest is missing or damaged.
         """
         out = self.workspace.out
-        with damage_errors(out / MANIFEST, ValueError, KeyError):
+        with damage_errors(out / MANIFEST, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             manifest = unsealed(json.loads((out / MANIFEST).read_text(encoding="utf-8")))
             stored = {name: manifest[name] for name in ("options", "model", "tokenizer", "input")}
+            fast = stored["options"].get("fast")
+            origin, files = manifest["source"]["sha256"], dict(manifest["source"]["files"])
+            parts = [(part["file"], part["sha256"]) for part in manifest["parts"]]
         now = {name: value for name, value in self.settings.items() if name in stored}
-        now["options"] = {**now["options"], "fast": stored["options"].get("fast")}  # measured anew by this process
+        now["options"] = {**now["options"], "fast": fast}  # measured anew by this process
         if changed := differences(stored, now):
             raise OutputExistsError(
                 f"{out} already holds predictions made with other settings ({changed}); choose another folder"
             )
-        if manifest["source"]["sha256"] != self._fingerprint():
-            known = changes_of(dict(manifest["source"]["files"]), dict(self.records.inventory()))
+        if origin != self._fingerprint():
+            known = changes_of(files, dict(self.records.inventory()))
             named = f" ({known})" if known else ""
             raise OutputExistsError(f"{out} already holds predictions of another input{named}; choose another folder")
-        for part in manifest["parts"]:
-            if not holds(out / part["file"], part["sha256"]):
-                raise CorruptError(f"{out / part['file']} is missing or damaged; delete {out} to predict again")
+        for file, digest in parts:
+            if not holds(out / file, digest):
+                raise CorruptError(f"{out / file} is missing or damaged; delete {out} to predict again")
         self.workspace.clear()
         return _made(out, manifest)
 
@@ -278,7 +282,7 @@ class _Job:
             counts.update(found.counts)
             sequences, tokens, begin = sequences + found.sequences, tokens + found.tokens, begin + chunk.size
             self.monitor.advance(chunk.size, found.tokens)
-        schema = together([table.schema for table in tables], f"records {first} to {begin - 1}", self.cells)
+        schema = together([table.schema for table in tables], numbers_of("record", first, begin - 1), self.cells)
         table = pa.concat_tables([aligned(table, schema, self.cells) for table in tables]).combine_chunks()
         known = {"records": begin - first, "sequences": sequences, "tokens": tokens, "counts": dict(counts)}
         return known, table

@@ -8,7 +8,6 @@ every step (``Examples.group`` is 2). Two per-sequence values, ``pair`` and ``ch
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -21,6 +20,7 @@ from nopad.corpus.chats import Answered, ChatEncoder, EndOfTurn, fitted
 from nopad.corpus.conversations import Conversation, Passage, conversation_of, pair_of, roles_of
 from nopad.errors import RecordError
 from nopad.losses import PreferenceLoss
+from nopad.options import is_number
 from nopad.tasks.causal import Likely, answered
 from nopad.tasks.examples import Examples, field_of, numbered
 from nopad.tasks.pairing import REFERENCE, OfPreferences, OfRewards
@@ -288,6 +288,6 @@ def _margin(record: Mapping[str, Any], number: int) -> float:
     value = record.get("margin")
     if value is None:
         return 0.0
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
+    if not is_number(value):
         raise RecordError(f"record {number}: margin is {value!r}; it is a finite number")
     return float(value)

@@ -33,7 +33,16 @@ from nopad.training.longer import LENGTHS, compared
 from nopad.training.tables import TrainConfig
 from nopad.training.toml import to_toml
 
-__all__ = ["CONFIG_FILE", "METRICS_FILE", "RUN_FILE", "RunFolder", "append_line", "kept_lines", "last_checkpoint"]
+__all__ = [
+    "CONFIG_FILE",
+    "METRICS_FILE",
+    "RUN_FILE",
+    "RunFolder",
+    "append_line",
+    "kept_lines",
+    "last_checkpoint",
+    "last_weights",
+]
 
 CONFIG_FILE = "nopad_train.toml"
 RUN_FILE = "nopad_run.json"
@@ -310,17 +319,31 @@ def last_checkpoint(folder: Path) -> Path | None:
     Raises:
         ResumeError: no checkpoint is complete, and one was saved without the optimiser's state.
     """
-    found = _checkpoints(folder)
-    for _, path in found:
+    found = [path for _, path in _checkpoints(folder)]
+    for path in found:
         if _is_complete(path):
             return path
-    for _, path in found:
-        if _state(path) is not None and not _optimizer(path):
+    for path in found:
+        if _is_weights(path):
             raise ResumeError(
                 f"{path} has no state of the optimiser (trainer.save_only_model), so nothing can go on from it as it "
                 f"was; take its weights with --init-from {path} and another output.folder"
             )
     return None
+
+
+def last_weights(folder: Path) -> Path | None:
+    """Return the last checkpoint of a run that is complete, or was saved without the optimiser's state; None: none."""
+    found = (path for _, path in _checkpoints(folder))
+    return next((path for path in found if _is_complete(path) or _is_weights(path)), None)
+
+
+def _is_weights(path: Path) -> bool:
+    """Return whether a checkpoint was written to its end without the optimiser's state (``save_only_model``).
+
+    The Trainer writes its own state last.
+    """
+    return _state(path) is not None and not _optimizer(path)
 
 
 def _is_complete(path: Path) -> bool:

@@ -17,7 +17,7 @@ from nopad.errors import FormatError, InputError, MissingExtraError, NopadError,
 from nopad.model.admission import positions_of
 from nopad.model.safety import bare, facts_of
 from nopad.tasks import Task
-from nopad.training.folder import last_checkpoint
+from nopad.training.folder import last_weights
 from nopad.training.tables import Model
 from nopad.training.typed import known
 
@@ -42,7 +42,7 @@ def load_tokenizer(table: Model) -> Any:
 
     Raises:
         FormatError: there is no tokenizer, or it cannot be read.
-        OptionError, ResumeError: as for `_weights`.
+        OptionError: as for `_weights`.
     """
     name = table.tokenizer or table.name or str(_weights(table))
     with _reading(name, "tokenizer"):
@@ -58,7 +58,6 @@ def read_model_config(table: Model, task: type[Task] | Task | None) -> Any:
     Raises:
         FormatError: there is no model, or its configuration cannot be read.
         OptionError: ``model.config`` names a field that the configuration does not have; or as for `_weights`.
-        ResumeError: as for `_weights`.
     """
     name = table.name or str(_weights(table))
     with _reading(name, "configuration"):
@@ -77,7 +76,7 @@ def classes_of_weights(table: Model) -> list[str]:
 
     Raises:
         FormatError: there are no weights, or their configuration cannot be read.
-        OptionError, ResumeError: as for `_weights`.
+        OptionError: as for `_weights`.
     """
     if table.fresh:
         return []
@@ -99,7 +98,6 @@ def outline(table: Model, config: Any, auto: str | None) -> Any:
     Raises:
         OptionError: this kind of model has no such head, or ``model.lora`` does not fit it.
         FormatError: the settings of saved adapters cannot be read.
-        ResumeError: as for `_adapters`.
         UnsupportedModelError: the model cannot keep sequences apart.
         MissingExtraError: adapters are asked for, and peft is not installed.
     """
@@ -123,7 +121,6 @@ def check_positions(table: Model, shape: Any) -> None:
     Raises:
         OptionError: the checkpoint has fewer positions; or as for `_weights`.
         FormatError: the checkpoint's configuration cannot be read.
-        ResumeError: as for `_weights`.
     """
     mine = _table_of_positions(bare(shape))
     if table.init_from is None or table.name is None or mine is None:
@@ -157,7 +154,6 @@ def load_model(table: Model, config: Any, auto: str | None) -> tuple[Any, list[s
             to this model; adapters do not fit it; or there is no `auto`, and `config` names no class of transformers.
         MissingExtraError: adapters are asked for, and peft is not installed.
         UnsupportedModelError: nopad refuses this model; the message gives the reason.
-        ResumeError: as for `_weights`.
     """
     if table.fresh:
         model = _kind(config, auto)(config).to(getattr(torch, table.dtype))
@@ -218,7 +214,7 @@ def _weights(table: Model) -> Path | str:
 
     Raises:
         FormatError: there are no weights; or there are adapters only, and ``model.name`` is not given.
-        OptionError, ResumeError: as for `_adapters`.
+        OptionError: as for `_adapters`.
     """
     path = _initial(table)
     if path is None or (table.name is not None and _adapters(table) is not None):
@@ -233,9 +229,10 @@ def _weights(table: Model) -> Path | str:
 def _initial(table: Model) -> Path | None:
     """Return the folder that ``model.init_from`` means: itself, or its last checkpoint; None: it is not given.
 
+    A checkpoint without the state of the optimiser is enough, since only weights are read.
+
     Raises:
         FormatError: the folder does not exist, or has neither a model nor a complete checkpoint.
-        ResumeError: as in `last_checkpoint`.
     """
     if table.init_from is None:
         return None
@@ -244,7 +241,7 @@ def _initial(table: Model) -> Path | None:
         raise FormatError(f"model.init_from: there is no folder {path}; give a checkpoint, or the folder of a run")
     if (path / "config.json").is_file() or (path / _ADAPTERS).is_file():
         return path
-    found = last_checkpoint(path)
+    found = last_weights(path)
     if found is None:
         raise FormatError(f"model.init_from: {path} has neither a model nor a complete checkpoint")
     return found
@@ -255,7 +252,7 @@ def _adapters(table: Model) -> Path | None:
 
     Raises:
         OptionError: ``model.lora`` asks for new adapters as well.
-        FormatError, ResumeError: as for `_initial`.
+        FormatError: as for `_initial`.
     """
     path = _initial(table)
     if path is None or (path / "config.json").is_file() or not (path / _ADAPTERS).is_file():
@@ -293,7 +290,6 @@ def _adapted(model: Any, table: Model) -> Any:
     Raises:
         OptionError: ``model.lora`` is given besides saved adapters, or peft refuses its options.
         FormatError: the settings of saved adapters cannot be read.
-        ResumeError: as for `_adapters`.
         MissingExtraError: peft is not installed.
     """
     path = _adapters(table)

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers.trainer_utils import SaveStrategy
 
+from nopad.errors import ResumeError
 from nopad.loading import PackedLoader
 from nopad.loading.summary import Summary
 from nopad.training.folder import last_checkpoint
@@ -58,12 +59,11 @@ def saves(args: Any, steps: int | None) -> str:
 
 
 def way_on(folder: Path) -> str:
-    """Return, in words, from where `--resume` continues a stopped run in this folder.
-
-    Raises:
-        ResumeError: as in `last_checkpoint`.
-    """
-    checkpoint = last_checkpoint(folder)
+    """Return, in words, from where `--resume` continues a stopped run in this folder, or why it cannot."""
+    try:
+        checkpoint = last_checkpoint(folder)
+    except ResumeError as error:
+        return str(error)
     if checkpoint is None:
         return "there is no checkpoint yet: --resume begins again (trainer.save_steps says how often one is saved)"
     return f"--resume goes on from {checkpoint}"

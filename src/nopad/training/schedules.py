@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nopad.errors import OptionError
-from nopad.options import check_choice
+from nopad.options import check_choice, check_number
 
 __all__ = ["Counts", "Schedule"]
 
@@ -56,12 +56,8 @@ class Schedule:
 
     def __post_init__(self) -> None:
         check_choice("schedule.counts", self.counts, Counts)
-        for name, low, high in (("warmup", 0, math.inf), ("initial", 0, 1), ("end", 0, 1), ("power", 0, math.inf)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-                raise OptionError(f"schedule.{name} is {value!r}; it is a number from {low}{_to(high)}")
-            if not math.isfinite(value):
-                raise OptionError(f"schedule.{name} is {value!r}, and must be finite")
+        for name, low, high in (("warmup", 0, None), ("initial", 0, 1), ("end", 0, 1), ("power", 0, None)):
+            check_number(f"schedule.{name}", getattr(self, name), low=low, high=high)
         if self.warmup >= 1 and self.warmup != int(self.warmup):
             raise OptionError(
                 f"schedule.warmup is {self.warmup!r}; it is a whole number of {self.counts}, or a share of the whole "
@@ -115,7 +111,3 @@ class Schedule:
         falls = "falls" if self.power == 1 else f"falls with power {self.power:g}"
         rises = f"rises from {self.initial:g} of the rate to 1 over {warmup:,}, then " if warmup else ""
         return f"counts {self.counts}: {rises}{falls} to {self.end:g} at {total:,}"
-
-
-def _to(high: float) -> str:
-    return "" if high == math.inf else f" to {high}"

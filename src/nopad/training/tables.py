@@ -14,6 +14,7 @@ from nopad.errors import OptionError
 from nopad.files import local_path
 from nopad.loading.groups import Together
 from nopad.loading.legs import Last
+from nopad.options import is_number
 from nopad.planning.registry import check_algorithm, complete_options
 from nopad.training.scaling import How
 from nopad.training.schedules import Schedule
@@ -95,7 +96,7 @@ class Data:
                 raise OptionError(f"data.{name} has an empty name; give files or folders")
         if not self.train:
             raise OptionError("data.train is missing: files or folders of records, or a packed dataset")
-        if not 0 <= self.held_out < 1:
+        if not is_number(self.held_out) or not 0 <= self.held_out < 1:
             raise OptionError(f"data.held_out is {self.held_out}; it is a share of the records, from 0 to below 1")
         if self.held_out and self.eval:
             raise OptionError("data.held_out and data.eval are two ways to have an evaluation; give one of them")

@@ -141,7 +141,7 @@ def of(**columns):
         ({"input_ids": pa.array([[1], [2, None]])}, "'input_ids' has a null in rows 0 to 1"),
         ({"input_ids": pa.array([[1.0, float("nan")]])}, "the column 'input_ids' is list<.*double>, not lists of int"),
         ({"input_ids": [[1, 2]], "labels": [[1]]}, "'labels' has 1 values beside 2 ids in row 0"),
-        ({"input_ids": [[1]], "label": pa.array([None], pa.int64())}, "'label' has a null in rows 0 to 0"),
+        ({"input_ids": [[1]], "label": pa.array([None], pa.int64())}, "'label' has a null in row 0;"),
         ({"text": ["a"]}, "holds text, and no column of ids"),
         ({"label": [1]}, "neither a column 'input_ids' nor 'text'"),
         ({"input_ids": pa.array([], pa.list_(pa.int32()))}, "holds no sequence"),

@@ -1,4 +1,4 @@
-"""`find_fix`: try changes of a collator's batch and of the model, and name the fewest with which the audit passes.
+"""`find_fix`: try changes of a collator's batch and of the model, and name few with which the audit passes.
 
 Cost: one run of four short sequences in float64 for each set of changes, and a whole audit for each set with which
 these sequences get the right outputs. A few dozen sets are tried at most.
@@ -56,12 +56,12 @@ def find_fix(
     seed: int = 0,
     monitor: Monitor | None = None,
 ) -> Fix:
-    """Find the fewest changes of your own collator or model with which `nopad.audit` passes.
+    """Find a few changes of your own collator or model with which `nopad.audit` passes.
 
     Each change is a few lines of code for the collator (position_ids, a block-diagonal mask, no mask, no cache, ...) or
     for the model (its attention implementation). They run on the collator's batches and on copies of the model: first
-    single changes, then two and three together. Only changes with which the whole audit passes are returned. If there
-    are none, nopad's own batches are tried, then batches with one sequence per row.
+    single changes, then two and three together. The first set with which the whole audit passes is returned. If there
+    is none, nopad's own batches are tried, then batches with one sequence per row.
 
     Args:
         model: a transformers model that is not pack-safe; only copies of it are changed.

@@ -54,13 +54,14 @@ class Search:
     def fix(self) -> Fix:
         """Return a `Fix` whose changes make the step pass; none of them can be left out.
 
-        If no such changes are found, the result has the changes that remove most of what is wrong, as `Fix.nearest`.
+        Other changes, which were not tried together, may be fewer. If no such changes are found, the result has the
+        changes that remove most of what is wrong, as `Fix.nearest`.
         """
         nearest: tuple[Change, ...] = ()
         for changes in self._sets():
             verdict = self._verdict(changes)
             if verdict is not None and verdict.passed:
-                return self._fewest(changes, verdict)
+                return self._needed(changes, verdict)
             if verdict is not None and _less(self._known(nearest), verdict):
                 nearest = changes
         tried = len(self.seen) - 1
@@ -139,16 +140,19 @@ class Search:
                 self.seen[changes] = None
         return self.seen[changes]
 
-    def _fewest(self, changes: tuple[Change, ...], verdict: StepVerdict) -> Fix:
-        """Return the fix with as few of `changes` as are needed: a change is left out if the step passes without it.
+    def _needed(self, changes: tuple[Change, ...], verdict: StepVerdict) -> Fix:
+        """Return the fix with those of `changes` that are needed: one after another is left out if the step passes.
 
-        A set of `last` stays whole. `verdict` is the verdict with all of `changes`.
+        In the end, the step passes without none of those that are left. A set of `last` stays whole. `verdict` is the
+        verdict with all of `changes`.
         """
-        for change in changes if len(changes) > 1 and changes not in self.last else ():
-            fewer = tuple(one for one in changes if one is not change)
+        at = 0
+        while changes not in self.last and len(changes) > 1 and at < len(changes):
+            fewer = changes[:at] + changes[at + 1 :]
             without = self._verdict(fewer)
+            at += 1
             if without is not None and without.passed:
-                changes, verdict = fewer, without
+                changes, verdict, at = fewer, without, 0
         return Fix(changes=changes, verdict=verdict, tried=len(self.seen) - 1)
 
     def _nearly(self, nearest: Sequence[Change]) -> str:

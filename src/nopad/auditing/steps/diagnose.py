@@ -20,7 +20,7 @@ from nopad.auditing.steps.tracing import first_differences
 from nopad.auditing.steps.truth import Alone, Gradients, Truth, borders, weighted
 from nopad.auditing.steps.usual import Counted, Usual, matching, usual
 from nopad.auditing.steps.verdict import Finding
-from nopad.errors import NopadError
+from nopad.errors import FOREIGN, NopadError
 
 __all__ = ["Case", "diagnosed"]
 
@@ -227,7 +227,7 @@ def _crossing(case: Case, single: Any, micro: Micro) -> list[float | None]:
         return none
     try:
         return borders(single, [one for one in micro.made if one is not None], micro.before())
-    except (AttributeError, RuntimeError, ValueError, TypeError, IndexError):  # a model without logits per token
+    except FOREIGN:  # such as of a model without logits per token
         return none
 
 

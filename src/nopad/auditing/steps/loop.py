@@ -22,6 +22,7 @@ from nopad.auditing.steps.ranks import Step, World
 from nopad.auditing.steps.truth import Gradients, taken
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError, NopadError, OptionError
+from nopad.wording import numbers_of
 
 __all__ = ["Collate", "Loop", "Loss", "Runner", "as_trainer", "collated", "dealt", "moved", "whole_step"]
 
@@ -174,7 +175,7 @@ def collated(
     for at, size in enumerate(dealt(len(examples), ranks, accumulation)):
         rank, number = divmod(at, accumulation)
         end = begin + size
-        with inside_model(f"the collator, on sequences {begin} to {end - 1}"):
+        with inside_model(f"the collator, on {numbers_of('sequence', begin, end - 1)}"):
             batch = collate(copy.deepcopy(list(features[begin:end])))
         found.append(Micro(rank, number, batch, list(examples[begin:end]), begin))
         begin = end

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import functools
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -150,22 +150,37 @@ def _rebound(value: Any, memo: dict[int, Any], depth: int = 4) -> Any:
     """Return `value` with the copy's modules in place of the original model's, where it refers to these.
 
     `memo` maps the ids of original objects to their copies. References are followed, `depth` levels deep, through
-    methods, through closures, and through the functions and positional arguments of partials. A function that refers to
-    such modules is made anew.
+    methods, through closures and default values of functions, and through the functions and arguments of partials. A
+    function that may refer to such modules is made anew.
     """
+
+    def followed(each: Any) -> Any:
+        return _rebound(each, memo, depth - 1)
+
     if isinstance(value, types.MethodType):
         owner = memo.get(id(value.__self__), value.__self__)
-        return types.MethodType(_rebound(value.__func__, memo, depth - 1) if depth else value.__func__, owner)
+        return types.MethodType(followed(value.__func__) if depth else value.__func__, owner)
     if isinstance(value, functools.partial) and depth:
-        arguments = [_rebound(each, memo, depth - 1) for each in value.args]
-        return functools.partial(_rebound(value.func, memo, depth - 1), *arguments, **value.keywords)
-    if isinstance(value, types.FunctionType) and value.__closure__ and depth:
-        cells = tuple(types.CellType(_rebound(cell.cell_contents, memo, depth - 1)) for cell in value.__closure__)
-        made = types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
-        made.__kwdefaults__ = value.__kwdefaults__
+        named = {name: followed(each) for name, each in value.keywords.items()}
+        return functools.partial(followed(value.func), *map(followed, value.args), **named)
+    holds = isinstance(value, types.FunctionType) and (value.__closure__ or value.__defaults__ or value.__kwdefaults__)
+    if holds and depth:
+        cells = value.__closure__ and tuple(_rebound_cell(cell, followed) for cell in value.__closure__)
+        defaults = value.__defaults__ and tuple(map(followed, value.__defaults__))
+        made = types.FunctionType(value.__code__, value.__globals__, value.__name__, defaults, cells)
+        if value.__kwdefaults__:
+            made.__kwdefaults__ = {name: followed(each) for name, each in value.__kwdefaults__.items()}
         made.__dict__.update(value.__dict__)
         return made
     return memo.get(id(value), value) if isinstance(value, nn.Module) else value
+
+
+def _rebound_cell(cell: types.CellType, followed: Callable[[Any], Any]) -> types.CellType:
+    try:
+        held = cell.cell_contents
+    except ValueError:  # an empty cell, of a name that is assigned later
+        return types.CellType()
+    return types.CellType(followed(held))
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from nopad.loading import _kernels
 from nopad.loading.sources.arrays import lengths_of
 from nopad.loading.sources.mapped import MappedFile
 from nopad.loading.sources.source import Bits, Located, TokenSource
+from nopad.wording import numbers_of
 
 __all__ = ["ArrowTokens", "dataset_tokens", "file_tokens"]
 
@@ -302,7 +303,8 @@ def _whole(column: pa.ChunkedArray, name: str, place: str) -> list[pa.Array]:
         nested = hasattr(chunk, "values") and chunk.flatten().null_count
         if chunk.null_count or nested:
             raise SourceError(
-                f"{place}: {name!r} has a null in rows {row} to {row + len(chunk) - 1}; fill it, or leave the rows out"
+                f"{place}: {name!r} has a null in {numbers_of('row', row, row + len(chunk) - 1)}; fill it, or leave "
+                "such rows out"
             )
         row += len(chunk)
     return [chunk for chunk in column.chunks if len(chunk)]

@@ -221,7 +221,7 @@ def _opened(place: Path, name: str, empty: str, left_out: tuple[str, ...]) -> Ar
         made = _described(place, found["columns"], name, left_out)
         if made.fingerprint != found["fingerprint"]:
             raise ValueError("it holds other tokens than were written")
-    except (SourceError, ValueError, LookupError, TypeError) as error:
+    except (SourceError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise SourceError(
             f"{place}: this copy of {name} is damaged ({error}); delete it, and it is made again"
         ) from error

@@ -52,7 +52,6 @@ def verify(
         FormatError: `path` is neither a plan nor a dataset, or has an unknown format version; or the tokenizer cannot
             encode a text of the source.
         SourceError: `source` cannot be read.
-        LengthError: a task that encodes the records of `source` refuses one.
         StorageError: a file of the dataset cannot be read.
         OptionError: `source` is not a `Source`, `tokenizer` is not a `Tokenizer`, `source` is text and no tokenizer is
             given, or the tokenizer of the chats in `source` cannot encode them.

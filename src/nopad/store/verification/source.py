@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from nopad.corpus import CHAIN_START, CorpusOptions, Counts, Group, Source, Tokenizer, chain, sequences
 from nopad.corpus.lengths import LengthsFile
-from nopad.errors import RecordError
+from nopad.errors import LengthError, RecordError
 from nopad.sequences import Sequences
 from nopad.store.manifest import MANIFEST, POLICIES, Manifest
 from nopad.store.monitor import Monitor
@@ -38,7 +38,6 @@ def source_problems(
     Raises:
         SourceError: the source cannot be read, or mixes text and ready-made ids.
         FormatError: the tokenizer cannot encode a text.
-        LengthError: a task that encodes the records of the source refuses one.
         OptionError: the source holds text, and `tokenizer` is None; or the tokenizer of its chats cannot encode them.
     """
     problems: list[str] = []
@@ -151,7 +150,7 @@ def _groups(
     """
     try:
         yield from sequences(source.blocks(), tokenizer, options)
-    except RecordError as error:
+    except (RecordError, LengthError) as error:  # those of a task are of both kinds
         problems.append(f"this is not the source that was packed: {error}")
 
 
