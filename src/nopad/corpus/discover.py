@@ -1,7 +1,7 @@
 """Open any input (files, folders, URLs, datasets, dicts) as a `Source`; the suffix of a file decides its reader.
 
 `nopad.corpus.finding` finds the files. Names, content (text or ids) and columns are checked here, before a job writes
-anything. O(files).
+anything. This takes O(files) time.
 """
 
 from __future__ import annotations
@@ -95,7 +95,10 @@ class FileSource(Source):
         return located(self._files)
 
     def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
-        """Yield the blocks from file number ``at[0]`` on; in that file, begin at block ``at[1:]``."""
+        """Yield the blocks from file number ``at[0]`` (from 0) on.
+
+        ``at[1:]`` says at which block of that file to begin, as in `Source.blocks_from`; (): at its first block.
+        """
         return located(self._files, at)
 
     def inventory(self) -> list[tuple[str, int]]:
@@ -305,13 +308,13 @@ def _refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:
 
 
 def _check_alike(files: Sequence[Source], paths: Sequence[str]) -> None:
-    """Refuse the last file if it differs from the first: text instead of ids, or other carried columns or mask.
+    """Refuse the last file if it does not match the first one with content.
 
-    The first file is the first with content. If the last has no content, nothing is refused. `paths` are the names of
-    the files in messages.
+    Both must hold text, or both ids; their carried columns must be the same; and if they hold ids, also their masks. If
+    the last file has no content, nothing is refused. `paths` are the names of the files in messages.
 
     Raises:
-        SourceError: the last file differs.
+        SourceError: the last file does not match.
     """
     known = next((at for at, file in enumerate(files) if file.kind), None)
     if known is None or files[-1].kind is None:

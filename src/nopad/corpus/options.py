@@ -1,4 +1,4 @@
-"""`ReaderOptions` (what is read), `CorpusOptions` (how records become sequences), and `Counts` of records."""
+"""`ReaderOptions` (what is read), `CorpusOptions` (how records become sequences), and `Counts` (numbers of both)."""
 
 from __future__ import annotations
 

@@ -7,9 +7,10 @@ document instead, beginning at a random sentence; the sentences that B would hav
 that is too long loses tokens one by one, from the longer side, at its beginning or end at random. Unlike in BERT's
 code, a random B never comes from A's own document.
 
-Besides the options, the pairs of a document depend only on the number of the copy, the document's number, and the
-documents that are read with it (a pool of `nopad.corpus.pretraining`). One core makes some 350,000 pairs of 128 tokens
-a second, or 100,000 with static masks; tokenising takes extra time. Source: ``create_pretraining_data.py`` of BERT.
+Besides the options and the tokenizer, the pairs of a document depend only on the number of the copy, the document's
+number, and the documents that are read with it (a pool of `nopad.corpus.pretraining`). One core makes some 350,000
+pairs of 128 tokens a second, or 100,000 with static masks; tokenising takes extra time. Source:
+``create_pretraining_data.py`` of BERT.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ class Vocabulary:
     def of(
         cls, tokenizer: Tokenizer, options: PairOptions, names: Sequence[str | None] = ("[CLS]", "[SEP]", "[MASK]")
     ) -> Vocabulary:
-        """Return the ids that are needed to make pairs, looked up in a tokenizer's vocabulary.
+        """Look up the ids that are needed to make pairs in a tokenizer's vocabulary, and return them.
 
         Args:
             tokenizer: the tokenizer of the documents.
@@ -328,7 +329,10 @@ def _room(options: PairOptions) -> int:
 
 
 def _fitting(given: Sentences, options: PairOptions) -> tuple[Sentences, dict[str, int]]:
-    """Apply `options.over_long` to sentences that are too long; return all sentences that remain, and the counts."""
+    """Apply `options.over_long` to sentences that are too long; return all sentences that remain, and counts by name.
+
+    The counts have the field names of `nopad.corpus.options.Counts`; there are none if no sentence is too long.
+    """
     most = _room(options) - 1
     over = int(np.count_nonzero(given.lengths > most))
     if not over:
@@ -378,9 +382,10 @@ def _written(made: NDArray[np.int64], tokens: NDArray[np.int32], words: Vocabula
 
 
 def _for_masks(made: Sequences, names: NDArray[np.int64], words: Vocabulary, options: PairOptions) -> Sequences:
-    """Return pairs with static masks and ``labels``, or with ``maskable``, from which masks are drawn later.
+    """Return pairs, with masked ids and ``labels`` if `options.static` is True, else with the column ``maskable``.
 
-    `names` are the integers that identify each pair, on which its random draws depend; int64 ``[n, 3]``.
+    Masks are drawn later from ``maskable``. `names` are three integers for each of n pairs, which identify it, and on
+    which its random draws depend; int64 ``[n, 3]``.
     """
     ids = made.tokens["input_ids"]
     masks, goes_on = words.masks, words.goes_on

@@ -1,9 +1,9 @@
-"""Turn blocks of records into sequences of at most `capacity` tokens, with a count of every record.
+"""Turn blocks of records into sequences of at most `capacity` tokens, and count what becomes of the records.
 
 Blocks are collected into groups of at least 2 MiB (the last group of a source may be smaller). A group is decoded,
 tokenised in one batch, and cut with array operations. Each group is yielded with its blocks, so that the caller can
-save it and a resumed job can continue after it. The sequences depend only on the records, not on how they are divided
-into blocks or groups.
+save it and a resumed job can continue after it. How records are divided into blocks or groups does not change the
+sequences.
 
 A thread tokenises one group of text ahead, so reading, decoding, cutting and the caller's work take no extra time while
 the tokenizer is busy. Memory: two groups. If reading fails, the group before the failure is not yielded either.
@@ -55,10 +55,11 @@ class Group(NamedTuple):
     """The sequences made from several consecutive blocks, with counts.
 
     Attributes:
-        batch: the sequences. Columns: ``input_ids``, int32; ``seq_index``, int64, the record's number, from 0, counting
-            skipped records too, and going on through all sources of a mixture; ``seq_start``, int64, the index in the
-            record's content tokens at which the sequence starts, 0 unless the record was split; and the carried
-            columns, those with one value per sequence as Arrow arrays.
+        batch: the sequences, with these columns. ``input_ids``, int32. ``seq_index``, int64: the number of the record
+            from which each sequence was made; records are counted from 0, with the skipped ones, through all sources of
+            a mixture. ``seq_start``, int64: the index in the record's content tokens at which the sequence starts; 0
+            unless several sequences were made of the record. And the carried columns; those with one value per sequence
+            are Arrow arrays.
         counts: how many records of the blocks were kept, skipped, truncated and so on.
         blocks: the blocks that the sequences were made from.
 
@@ -137,12 +138,12 @@ def sequences(
     first_record: int = 0,
     group_bytes: int = GROUP_BYTES,
 ) -> Iterator[Group]:
-    """Yield one `Group` per run of consecutive blocks, in order.
+    """Turn blocks into sequences: yield one `Group` for several consecutive blocks at a time, in order.
 
     Args:
         blocks: the blocks of a source.
         tokenizer: for text; None if every record is ready-made ids.
-        options: capacity and policies.
+        options: the capacity, and what is done with records that are too long, empty or bad.
         first_record: number of the first record, from which the others are counted on.
         group_bytes: a group ends when its blocks have at least this many bytes, or where a named source ends.
 
@@ -196,7 +197,7 @@ def _groups(
 
 
 def _runs(blocks: Iterable[Block], group_bytes: int) -> Iterator[list[Block]]:
-    """Yield the blocks in runs of at least `group_bytes`; a run also ends where a named source ends."""
+    """Yield the blocks in lists of at least `group_bytes` bytes; a list also ends where a named source ends."""
     group: list[Block] = []
     size = 0
     for block in blocks:
@@ -232,9 +233,10 @@ def _gather(blocks: list[Block], first_record: int, options: CorpusOptions) -> G
 
 
 def in_columns(found: Iterable[Record | Records | BadRecord], options: CorpusOptions) -> Iterator[Records | BadRecord]:
-    """Yield decoded records in columns, in order; single records are combined.
+    """Yield decoded records in order: single records that follow each other are combined into `Records`.
 
-    Texts that are too long, and records with ids beyond the vocabulary, are yielded as bad records.
+    Texts that are too long to be tokenised at once, records with more than `MAX_TOKENS` ids, and records with ids
+    beyond the vocabulary are yielded as bad records.
     """
     for one in _runs_of(found):
         if isinstance(one, BadRecord):
@@ -299,9 +301,9 @@ def start_tokenising(gathered: Gathered, tokenizer: Tokenizer | None, pool: Exec
 
 
 def _end_to_end(parts: Sequence[Sequences]) -> Sequences:
-    """Return the per-token columns of all parts, concatenated; the parts must have the same columns.
+    """Return the sequences of all parts, one part after the other, without their per-sequence columns.
 
-    Per-sequence columns are left out.
+    The parts must have the same per-token columns. Without parts, there are no sequences.
     """
     names = parts[0].tokens if parts else ["input_ids"]
     return Sequences(
@@ -311,9 +313,9 @@ def _end_to_end(parts: Sequence[Sequences]) -> Sequences:
 
 
 def finish(gathered: Gathered, wait: Content, tokenizer: Tokenizer | None, options: CorpusOptions) -> Group:
-    """Apply the policies of `options`, add special tokens, and return the group.
+    """Cut, leave out or refuse records as `options` say, add special tokens, and return the group.
 
-    `wait` is the function that `start_tokenising` returned.
+    `wait` is the function that `start_tokenising` returned. `tokenizer` is the one that it was given.
 
     Raises:
         RecordError: the policies do not allow a record; the first such record is named.

@@ -6,8 +6,9 @@ the corpus, and the pairs of a block depend only on the block and the options: a
 the blocks among processes, makes the same bytes. BERT's own code does the same with its shards. Shuffle the documents
 of a sorted corpus first, or each random side B comes from a document similar to that of side A.
 
-A pool ends when it has `pool_bytes` and at least `FEWEST` documents with text, or where a named source ends. If the
-last pool of a source has fewer documents, or less than half of `pool_bytes`, it is joined with the pool before it.
+A pool ends when it has `pool_bytes` characters and at least `FEWEST` documents with text, or where a source of a
+mixture ends. If the last pool of a source has fewer documents with text, or less than half as many characters, it is
+joined with the pool before it.
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ PREFIX = "pretrain_"  # in front of the names of `PairOptions` in `PretrainingSo
 
 @dataclass
 class _Pool:
-    """Documents of one named source, with the place of each for messages; a bad one is {"bad": reason}, not a text.
+    """Documents that are read together, with the place of each for messages; a bad one is {"bad": reason}, not a text.
 
-    `first` is the number of the first document in the input, from 0; `bytes` counts the characters of all texts,
+    `source` is the name of the source in a mixture that they are from, and `name` that of the first document's file.
+    `first` is the number of the first document in the input, from 0. `bytes` counts the characters of all texts,
     `filled` the texts that are not blank, and `read` the bytes by which this pool advances a progress bar.
     """
 
@@ -208,7 +210,7 @@ class PretrainingSource(Source):
 
 
 def options_from_settings(settings: dict[str, Any] | Any) -> PairOptions | None:
-    """Return the options in the settings of a `PretrainingSource`; None if these are settings of another source."""
+    """Return the `PairOptions` in the settings of a `PretrainingSource`; None if these are not settings of one."""
     found = {name.removeprefix(PREFIX): value for name, value in settings.items() if name.startswith(PREFIX)}
     found.pop("tokenizer", None)
     return PairOptions(**found) if found else None
@@ -280,6 +282,9 @@ def tokenised_pool(data: bytes, first_line: int, tokenizer: Tokenizer, options: 
     """Tokenise the documents of one block of a `PretrainingSource`, and return them.
 
     `data` and `first_line` are those of the block.
+
+    Raises:
+        FormatError: the tokenizer cannot encode a document.
     """
     documents = list(enumerate(orjson.loads(data), first_line))
     good = [(line, document) for line, document in documents if isinstance(document, str)]

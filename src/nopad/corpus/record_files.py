@@ -36,7 +36,7 @@ class RecordFile(Source):
     """A source of the records of one file or other input; each record is a dict.
 
     The first thousand records are read here, to see their columns. More are read if these lack a column that the
-    encoder needs.
+    encoder needs. Of an iterator, only the first run is read for this, even if it has fewer records.
 
     Args:
         name: name of the input in fingerprints; for a file, its `InputFile.name`.
@@ -94,7 +94,7 @@ class RecordFile(Source):
         self._ways = WAYS if encoder is None else encoder.ways
 
     def blocks(self) -> Iterator[Block]:
-        """Yield blocks: whole lines of a JSON Lines file, or otherwise one run of records each."""
+        """Yield blocks: of whole lines if the file is JSON Lines, else of one run of records each."""
         decoder = partial(_decode, lines=self._lines, encoder=self._encoder, schema=self._schema, chosen=self.selection)
         if self._lines and self._file is not None:
             for data, _, line in self._file.line_blocks(self._block_bytes):

@@ -30,7 +30,7 @@ FORMAT_KEY = b"nopad.format"  # in the metadata of every table that nopad writes
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which columns of a table are read; the same for all tables of a source.
+    """Which columns of a table are read, and how.
 
     Attributes:
         content: name of the column that holds text or ids.
@@ -71,7 +71,7 @@ class Selection:
 
     @property
     def columns(self) -> list[str]:
-        """Names of all columns to read."""
+        """Names of all columns to read: the content first, then the mask, then the columns to carry."""
         read = [self.learned if self.learned and column.name == LABELS[0] else column.name for column in self.carried]
         return [self.content, *([self.mask] if self.mask else []), *read]
 
@@ -160,7 +160,7 @@ def _learned(schema: pa.Schema, place: str) -> str | None:
 def label_column(schema: pa.Schema) -> list[str]:
     """Return a list with the name of the column with one label per text; an empty list if there is none.
 
-    It is the first of `LABELS` that exists, if it holds numbers.
+    It is the first name in `LABELS` that exactly one column has, if this column holds numbers.
 
     >>> label_column(pa.schema({"text": pa.string(), "label": pa.int64()}))
     ['label']

@@ -60,11 +60,13 @@ class Block:
         whole: whether the block is one whole document; messages then give no line number.
         by_line: whether each line of `data` that is not empty is one record; empty lines are not records.
         source: name of the source in a mixture to which the block belongs; "" if there is no mixture.
-        at: the argument with which `Source.blocks_from` begins at this block; (): that argument is ``(number,)``, with
-            the block's number, from 0.
-        places: place of each record, for messages; (): the place is made from `path` and the line.
+        at: the argument for `Source.blocks_from` with which it begins at this block. (): the argument is ``(number,)``,
+            where number is the block's place among all blocks of the source, from 0.
+        places: one text for each record, which names the record's place in messages; (): the place is made from `path`
+            and the line.
         ways: which values of `CorpusOptions.over_long`, besides "error", are possible for the block's records.
-        read: how many bytes of `Source.total_bytes` were read to get this block, for progress bars; None: `size` bytes.
+        read: how many bytes of `Source.total_bytes` were read to get this block, for progress bars; None: as many as
+            `size` says.
 
     >>> import nopad
     >>> [block] = nopad.open_source([[7, 8, 9], [5]]).blocks()
@@ -182,7 +184,7 @@ class Source(ABC):
         """
 
     def __repr__(self) -> str:
-        """Return in a few words what is read from where, which columns are packed along, and what is left out."""
+        """Return in a few words what is read from which files, which columns are packed along, and what is left out."""
         parts = [{"text": "texts", "ids": "ready-made ids"}.get(self.kind or "", "texts or ids")]
         if self.names != ("",):
             parts[0] += f" of {', '.join(self.names)}"
@@ -276,11 +278,13 @@ class IterableSource(Source):
 
 
 def located(sources: Sequence[Source], at: tuple[int, ...] = (0,)) -> Iterator[Block]:
-    """Yield the blocks of several sources in turn, with the source's number in front of each block's `at`.
+    """Yield the blocks of several sources, source after source, with a new `Block.at` that says which source it is of.
 
-    The first block is of source number ``at[0]``: the one that ``at[1:]`` stands for (see `Source.blocks_from`). If
-    a source counts its `read_bytes`, each of its blocks without a `Block.read` gets as `read` the bytes that were read
-    since the block before.
+    The new `Block.at` is the source's number, from 0, followed by the old one. `at` is such a tuple too, and says with
+    which block to begin. If it has only the source's number, that source is read from its beginning.
+
+    `Block.read` is filled in for blocks that lack it if their source counts its `read_bytes`: it becomes the number of
+    bytes that were read since the block before.
     """
     for number in range(at[0], len(sources)):
         inside = at[1:] if number == at[0] else ()
@@ -314,7 +318,10 @@ def chain(digest: bytes, block: Block) -> bytes:
 
 
 def _plain(ids: Any, name: str, record: int) -> list[Any]:
-    """Return ids as a list for JSON; a value that is not an integer stays, and makes a bad record later.
+    """Return ids as a list for JSON, with NumPy's integers as int.
+
+    A value that is not an integer is kept, so that the record is found to be bad when it is decoded. `name` and
+    `record` are the names of the input and the number of the record, for messages.
 
     Raises:
         SourceError: `ids` is not a list, tuple or array.

@@ -85,7 +85,7 @@ class TableSource(Source):
         return self._options.settings()
 
     def blocks(self) -> Iterator[Block]:
-        """Yield one block per batch, or per part that `pieces` yields."""
+        """Yield one block for each part into which `pieces` cuts a batch; by default, this is the whole batch."""
         decoder = partial(decode_rows, selection=self.selection)
         row, before = 1, 0
         for batch in self.batches():
@@ -125,7 +125,7 @@ class ParquetFile(TableSource):
         self._of_rows(self._metadata.num_rows, file.size)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield batches of about `block_bytes` from each row group."""
+        """Yield batches of about `block_bytes` bytes, and at most 65,536 rows, from each row group."""
         return parquet_batches(self._file, self._metadata, self._block_bytes, self.selection.columns)
 
     def inventory(self) -> list[tuple[str, int]]:
@@ -153,7 +153,7 @@ class ArrowFile(TableSource):
         return arrow_batches(self._file)
 
     def pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Yield slices of about `block_bytes` each."""
+        """Yield slices of about `block_bytes` bytes, and at most 65,536 rows, of a batch."""
         return cut(batch, self._block_bytes)
 
     def read_bytes(self) -> int:
@@ -183,10 +183,10 @@ def parquet_footer(file: InputFile) -> tuple[Any, pa.Schema]:
 def parquet_batches(
     file: InputFile, metadata: Any, block_bytes: int, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches of about `block_bytes` from each row group of a Parquet file, the same at every call.
+    """Yield batches of about `block_bytes` bytes, and at most 65,536 rows, from each row group of a Parquet file.
 
-    `metadata` is the file's metadata from `parquet_footer`; `columns` are the names of the columns to read; None reads
-    all columns.
+    The batches are the same at every call. `metadata` is the file's metadata from `parquet_footer`. `columns` are the
+    names of the columns to read; None: all columns are read.
 
     Raises:
         SourceError: the file is damaged, cannot be read, or changed since it was found.
@@ -256,14 +256,14 @@ def _damaged(file: InputFile, kind: str, error: Exception) -> SourceError:
 
 
 def opened_arrow(file: Any, path: Path | str | None = None) -> Any:
-    """Return pyarrow's reader of an open Arrow file or stream; with `path`, refuse a stream without its end mark.
+    """Return pyarrow's reader of an open Arrow file or stream.
 
-    The reader reads all columns: if it read only some, Arrow would not notice a short read, and would take leftover
-    memory for values.
+    If `path` is given, a stream without its end mark is refused, since a stream that was cut short between two batches
+    would otherwise seem complete. The reader reads all columns: if it read only some, Arrow would not notice a short
+    read, and would take leftover memory for values.
 
     Raises:
-        SourceError: `path` is given, and the stream has no end mark. A stream that was cut short between two batches
-            would otherwise seem complete.
+        SourceError: `path` is given, and the stream has no end mark; the message names `path`.
     """
     start = file.read(len(ARROW_FILE))
     file.seek(0)

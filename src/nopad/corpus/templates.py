@@ -80,10 +80,10 @@ class Frame:
         return [*self.front, *ids, *([] if ids and ids[-1] == self.eos else [self.eos])]
 
     def closed(self, ids: Sequence[int]) -> list[int]:
-        """Return a text's ids with the special tokens around it.
+        """Return a text's ids with the special tokens that the tokenizer puts around a text.
 
-        If the tokenizer puts no special token after a text, its end-of-sequence token (if it has one) is added, unless
-        the ids already end with it.
+        If it puts none after a text, the end-of-sequence token is added at the end. Nothing is added if the ids end
+        with this token already, or if the tokenizer has no such token.
         """
         back = self.back or ([] if self.eos is None or (ids and ids[-1] == self.eos) else [self.eos])
         return [*self.front, *ids, *back]
@@ -129,9 +129,9 @@ class Template:
         Args:
             chat: the chat.
             number: the record's number, for messages of errors.
-            until: write only the messages before this one; None: all messages.
-            prompt: whether to add the text that asks for the assistant's answer.
-            tools: whether to pass the chat's tools to the template.
+            until: the messages before the one with this number are written; None: all messages are.
+            prompt: whether the text that asks for the assistant's answer is added.
+            tools: whether the chat's tools are passed to the template.
 
         Raises:
             RecordError: the template refuses these messages, or the chat's options have an argument of
@@ -144,7 +144,7 @@ class Template:
     def marks(self, chat: Conversation, number: int) -> tuple[list[int], list[bool], list[tuple[int, int]]]:
         """Return three lists with one entry per token of a chat: its id, whether the template marks it, and its place.
 
-        The place is (begin, end) in characters of the text.
+        The place is (begin, end) in characters of the text that the template writes. The tokenizer must be a fast one.
 
         Raises:
             RecordError, OptionError: as for `text`.
