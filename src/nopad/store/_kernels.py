@@ -16,9 +16,10 @@ from nopad._kernels import GOLDEN, mix
 
 @njit(cache=True, nogil=True)
 def token_hashes(tokens: NDArray[Any], lengths: NDArray[Any], out: NDArray[Any]) -> None:
-    """Set ``out[i]`` (uint64) to a hash of run i of `tokens`, so that runs can be compared without storing them.
+    """Set ``out[i]`` (uint64) to a hash of sequence i, so that sequences can be compared without storing their tokens.
 
-    Run i has ``lengths[i]`` tokens and begins where run i - 1 ends; run 0 begins at token 0.
+    The sequences lie one after the other in `tokens`: sequence i has ``lengths[i]`` tokens and begins where sequence
+    i - 1 ends.
     """
     at = 0
     for i in range(lengths.shape[0]):

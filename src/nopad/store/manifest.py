@@ -1,7 +1,7 @@
 """The manifest of a packed dataset, ``nopad.json``: the settings, totals and checksums that `nopad.verify` compares.
 
-It holds no time and no path, so the same input gives the same bytes. It includes a checksum of itself (`nopad.seal`),
-by which damage to it is noticed.
+It holds no time, and no path outside the dataset folder. So the same input, options and versions of packages give the
+same bytes. It includes a checksum of itself (`nopad.seal`), by which damage to it is noticed.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class Manifest:
         source: ``sha256`` (fingerprint of the source, see `nopad.corpus.chain`), ``records``, ``files``, ``bytes``,
             ``ignored`` (number of files that were found but not read), ``left_out`` (names of columns that were not
             carried).
-        tokenizer: ``sha256``, ``vocab_size``, ``prefix``, ``suffix``; None for ready-made ids.
+        tokenizer: ``sha256``, ``vocab_size``, and the special tokens before and after a sequence as lists of ids,
+            ``prefix`` and ``suffix``; None for ready-made ids.
         options: the options by which the source was read, cut into sequences, divided and packed.
         counts: how many records were read, skipped, truncated and so on, by the field names of `nopad.corpus.Counts`.
         sources: for each named source, its ``name``, its ``first_record`` (number of its first record) and its counts,
@@ -194,7 +195,7 @@ _SOURCE_COUNTS = ("records", "files", "bytes", "ignored")
 
 
 def _soundness(m: Manifest) -> Iterator[tuple[str, bool]]:
-    """Yield the name of each field, and whether its value is valid."""
+    """Yield (name of a field, whether its value is valid) for the fields of a manifest."""
     yield "kind", m.kind in ("packed", "index")
     yield "depth", m.depth is None or _is_count(m.depth, least=1)
     for name, least in (("capacity", 1), ("rows_per_group", 1), ("packs", 0), ("sequences", 0), ("tokens", 0)):

@@ -23,7 +23,8 @@ class RowGroup:
 
     Attributes:
         indptr: the sequences of pack p are those from ``indptr[p]`` to ``indptr[p + 1]`` (exclusive); ``[packs + 1]``.
-        token_indptr: the same for the values of pack p in per-token columns; ``[packs + 1]``.
+        token_indptr: the values of pack p in a per-token column are those from ``token_indptr[p]`` to
+            ``token_indptr[p + 1]`` (exclusive); ``[packs + 1]``. In an index-only dataset, it holds zeros.
         sequences: the sequences of all packs, concatenated without padding. The per-sequence columns include
             ``seq_index``, ``seq_start`` if records were split, and ``seq_source`` if sources were named; an index-only
             dataset has no per-token columns.
@@ -118,7 +119,7 @@ class PackedRow(Mapping[str, NDArray[Any]]):
 
     @property
     def column_names(self) -> tuple[list[str], list[str]]:
-        """Names of the stored per-token columns, and names of the stored per-sequence columns."""
+        """Two lists: the names of the stored per-token columns, and the names of the stored per-sequence columns."""
         sequences = self._row_group.sequences
         return list(sequences.tokens), ["seq_lengths", *sequences.values]
 
@@ -185,7 +186,7 @@ class PackedRow(Mapping[str, NDArray[Any]]):
         return PackedRow, (RowGroup(bounds, token_bounds, sequences), 0)
 
     def __repr__(self) -> str:
-        """Return the numbers of sequences and tokens, in one line."""
+        """Return how many sequences and tokens the pack has, in one line."""
         return f"PackedRow({self.seq_lengths.size} sequences, {int(self.seq_lengths.sum())} tokens)"
 
 

@@ -68,7 +68,9 @@ def _kind(column: Any) -> pa.DataType:
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """How packs are divided into shards; depends only on the capacity, the number of packs and `shard_tokens`.
+    """How packs are divided into shards, and shards into row groups.
+
+    This depends only on the capacity, the number of packs and the `shard_tokens` given to `of`.
 
     Attributes:
         packs: total number of packs.
@@ -179,9 +181,10 @@ def _write_shard(
     stop: threading.Event,
     on_tokens: Callable[[int], None],
 ) -> Shard:
-    """Write shard number `shard` under its temporary name; the size and checksum in the result are not set yet.
+    """Write shard number `shard` under its temporary name, and return it as a `Shard` without size and checksum.
 
-    `on_tokens` is called with the number of tokens of each row group written. Raises `_Stopped` once `stop` is set.
+    `on_tokens` is called with the number of tokens of each row group written. If `stop` is set, `_Stopped` is raised
+    before the next row group.
     """
     path = folder / layout.name(shard)
     rows = layout.rows(shard)
@@ -214,11 +217,12 @@ def _finish_shard(folder: Path, shard: Shard) -> Shard:
 def gather(
     packs: Packs, sequences: Sequences, schema: pa.Schema, scratch: dict[str, NDArray[Any]]
 ) -> tuple[pa.Table, int]:
-    """Return (Arrow table with one row per pack, number of tokens in the packs).
+    """Return the given packs as an Arrow table with one row per pack, and the number of tokens in them.
 
-    `scratch` holds the memory for each per-token column by name; give {} to the first call. The table uses this memory,
-    so the next call with the same `scratch` overwrites the table. (Fresh memory for every row group would take a third
-    more time, because of page faults.)
+    `sequences` are all sequences of the dataset, and `schema` is the table's schema. `scratch` holds the memory for
+    each per-token column by name; give {} to the first call. The table uses this memory, so the next call with the same
+    `scratch` overwrites the table. (Fresh memory for every row group would take a third more time, because of page
+    faults.)
 
     Raises:
         OptionError: a carried column has more text in these packs than fits (2^31 - 1 bytes).

@@ -15,7 +15,10 @@ __all__ = ["file_problems"]
 
 
 def file_problems(folder: Path, m: Manifest, monitor: Monitor) -> tuple[list[str], bool]:
-    """Return (problems of the files in `folder`, whether all files are undamaged and can be read)."""
+    """Return two things: the problems of the files in `folder`, and whether all files are undamaged and can be read.
+
+    The problems are sentences. `m` is the manifest of the dataset; `monitor` receives the progress.
+    """
     problems: list[str] = []
     listed = [shard.file for shard in m.shards]
     one_pack_each = ShardLayout(len(listed), 1, 1)
