@@ -130,7 +130,7 @@ class ArrayFolder(TableSource):
     """
 
     def __init__(self, folder: Path, options: ReaderOptions, *, block_bytes: int = BLOCK_BYTES) -> None:
-        """Read the headers of all arrays, and the first and last offset."""
+        """Read the headers of all arrays, and the first and last offset, and choose the columns to read."""
         layout = ArrayLayout.of(folder)
         self._layout, self._offsets, self._arrays = layout, layout.offsets, layout.columns
         self._tokens = set(layout.per_token)

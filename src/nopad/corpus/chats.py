@@ -84,6 +84,8 @@ class ChatEncoder:
     Raises:
         OptionError: an option has an invalid value.
 
+    In the example, the learned tokens are the completion and the end-of-sequence token.
+
     >>> from nopad.corpus.chats import ChatEncoder
     >>> from nopad.corpus.conversations import Passage
     >>> from tests.tasks.tiny import tokenizer
@@ -246,7 +248,8 @@ class ChatEncoder:
 
         Raises:
             RecordError: a turn is the first message, does not begin with the prompt that asks for it, shares a token
-                with what stands before or after it, is not written completely, or does not end as `end_of_turn` says.
+                with what stands before or after it, is not written completely, or does not end as `end_of_turn` says;
+                or the template refuses the messages before a turn.
         """
         prompts = {turn: self._prompt(chat, turn, end, number) for turn, end in ends.items()}
         prefixes = [*prompts.values(), *ends.values()]
@@ -307,8 +310,8 @@ class ChatEncoder:
         the turn's end. `number` is the record's number, for messages.
 
         Raises:
-            RecordError: marks reach into the message before a turn, or no token of a turn is marked; or a turn is not
-                written completely, or does not end as `end_of_turn` says.
+            RecordError: marks reach into the message before a turn; no token of a turn is marked; a turn is not written
+                completely, or does not end as `end_of_turn` says; or the template refuses the messages before a turn.
             _RewrittenError: the template writes a message before a turn differently once the turn follows.
         """
         ids, mask, places = self.template.marks(chat, number)

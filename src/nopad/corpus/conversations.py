@@ -73,7 +73,7 @@ class Passage:
 def roles_of(further: Mapping[str, str] | None) -> Mapping[str, str]:
     """Return `ROLES`, extended by `further` unless this is None.
 
-    Both map the names that data sets give to roles to the names of roles in chat templates.
+    A key of these dicts is the name of a role in a data set; its value is the name of this role in chat templates.
 
     Raises:
         OptionError: `further` is not a dict, or maps a name to a role other than system, developer, user, assistant

@@ -44,7 +44,7 @@ class Encoder(ABC):
         reads: names of the record fields that the encoder may read.
         divisible: whether each record becomes at most one dict, which may still be split into several sequences. Only
             then can records be held out (`Source.divisible`).
-        ways: what can be done with over-long records, besides an error.
+        ways: which values of `CorpusOptions.over_long`, besides "error", are possible for the records.
     """
 
     content: str
@@ -166,7 +166,7 @@ class TextPairs(Encoder):
 
 
 class Chats(Encoder):
-    """Encodes chats, or prompts with completions; a label is the id of a learned token, and -100 for other tokens.
+    """Encodes chats, or prompts with completions; the label of a learned token is its id, that of any other -100.
 
     Args:
         tokenizer: a tokenizer from transformers, with a chat template if there are chats.

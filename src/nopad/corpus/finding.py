@@ -288,8 +288,8 @@ def _find_in(folder: Path, suffixes: Suffixes) -> tuple[list[InputFile], list[st
     Files in `BESIDE` are in neither list.
 
     Raises:
-        SourceError: the folder has no file that is read, lacks a file of the saved dataset in it, or a file in it
-            cannot be read.
+        SourceError: the folder has no file that is read, or lacks a file of a saved dataset that it holds; or a file in
+            it cannot be read.
     """
     names = sorted(_walk(folder), key=lambda name: name.encode("utf-8", "surrogateescape"))
     read: dict[str, str] = {}

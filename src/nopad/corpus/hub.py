@@ -20,7 +20,7 @@ HUB = "hf:"
 
 
 def load_hub(spec: str, options: ReaderOptions) -> DatasetSource:
-    """Return a dataset with a name such as ``hf:NAME`` as a source.
+    """Return the dataset that `spec` names, such as ``hf:NAME``, as a source.
 
     It raises what `hub_dataset` and `DatasetSource` raise.
     """

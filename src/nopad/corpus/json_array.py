@@ -28,7 +28,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def is_array(file: InputFile) -> bool:
-    """Return whether the first character of a file, apart from white space, is ``[``, so that it holds a JSON array."""
+    """Return whether a file holds a JSON array: whether its first character is ``[``, apart from white space."""
     first = b""
     for chunk in file.chunks(1 << 16):
         first += chunk
@@ -94,7 +94,7 @@ class _Window:
         return len(parts) > 1
 
     def bad(self, at: int, reason: str) -> Bad:
-        """Return the `Bad` record for the value at index `at` of the text."""
+        """Return the `Bad` record for the value at index `at` of the text; `reason` says why it is bad."""
         return Bad(f"{self.file.path}, line {self.line + self.text.count(chr(10), 0, at)}", reason)
 
     def error(self, at: int, reason: str) -> RecordError:

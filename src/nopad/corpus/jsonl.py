@@ -297,7 +297,10 @@ def _parse_slowly(raw: bytes, line: int) -> Any:
 
 
 def described(value: object) -> str:
-    """Return words that say what a JSON value is, for a message: such as "a list", "the string "x"", or a number."""
+    """Return words that say what a JSON value is, for a message, such as ``a list`` or ``the string "x"``.
+
+    Numbers, true, false and null are written as in JSON.
+    """
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     return f"the string {shown(value)}" if isinstance(value, str) else shown(value)

@@ -180,7 +180,10 @@ class DictSource(TableSource):
             yield chunk
 
     def _iterated(self, name: str) -> Iterator[Any]:
-        """Yield the items; an error of the user's function or iterator becomes a SourceError, unless it is nopad's."""
+        """Yield the items; an error of the user's function or iterator becomes a SourceError.
+
+        But a `NopadError` passes unchanged. `name` is the name of the input, for messages.
+        """
         row = 1
         try:
             for item in self._items() if callable(self._items) else self._items:
@@ -192,11 +195,11 @@ class DictSource(TableSource):
             raise unreadable(name, row, error) from error
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield batches of at most `rows` rows, with null for values that do not have the type of their column."""
+        """Yield batches of at most `rows` rows, with null for values that are missing or of a wrong type."""
         return (batch for batch, _ in self._converted())
 
     def blocks(self) -> Iterator[Block]:
-        """Yield one block per batch; its decoder marks rows with a value of a wrong type as bad."""
+        """Yield one block per batch; its decoder yields rows that `to_batch` found to be bad as bad records."""
         row = 1
         for batch, bad in self._converted():
             decoder = partial(decode_rows, selection=self.selection, known_bad=bad)

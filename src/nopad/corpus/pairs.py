@@ -125,7 +125,7 @@ class PairOptions:
 
     @property
     def predictions(self) -> int:
-        """Maximum number of predictions in a pair."""
+        """Maximum number of predictions in a pair: `max_predictions`, or its default if that is None."""
         return self.max_predictions or default_predictions(self.max_length)
 
 
@@ -237,7 +237,7 @@ class Pairs(NamedTuple):
     Attributes:
         sequences: the pairs. Columns per token: ``input_ids``, ``token_type_ids``, and ``labels`` if masks are static,
             else ``maskable``; per pair: ``next_sentence_label``.
-        document: number of each pair's document, ascending; int64 ``[n]``.
+        document: number of each pair's document among those given, from 0, ascending; int64 ``[n]``.
         counts: counts by the field names of `nopad.corpus.options.Counts`.
     """
 
@@ -267,8 +267,8 @@ def pairs_of(
         where: a name for the documents in messages.
 
     Raises:
-        RecordError: fewer than two documents have a sentence that fits, or none has two, so there is no next sentence
-            to learn; or a text contains ``[CLS]``, ``[SEP]`` or ``[MASK]`` as a token.
+        RecordError: fewer than two documents have a sentence that fits, or no document has two such sentences, so there
+            is no next sentence to learn; or a text contains ``[CLS]``, ``[SEP]`` or ``[MASK]`` as a token.
     """
     _check_plain(given, words, where)
     fitting, counts = _fitting(given, options)

@@ -76,7 +76,7 @@ class Group(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A run of good records of one block; `numbers` are their numbers, counted as in `Gathered.record`."""
+    """A run of good records of one block; `numbers` has one record number for each of them, as in `Gathered.record`."""
 
     block: Block
     run: Records
@@ -104,11 +104,18 @@ class Gathered:
 
     @property
     def record(self) -> NDArray[np.int64]:
-        """The number of each good record, from 0 through all sources of a mixture; int64 ``[good records]``."""
+        """The record number of each of the n good records in `parts`; int64 ``[n]``.
+
+        Records are counted from 0, with the bad ones, through all sources of a mixture. Good records that an encoder
+        or a task made from one record of the source have the same number.
+        """
         return np.concatenate([np.empty(0, dtype=np.int64), *(part.numbers for part in self.parts)])
 
     def skip(self, block: Block, bad: BadRecord, options: CorpusOptions) -> bool:
-        """Count a bad record, or store its error if it is not allowed; return whether to go on with the next record."""
+        """Count a bad record, or store its error if `options` do not allow bad records.
+
+        Returns whether they do, so that the caller goes on with the next record.
+        """
         if options.on_bad_record == "error":
             reason = f'{block.place(bad.line)}: {bad.reason}; repair it, or choose on_bad_record="skip"'
             self.failure = RecordError(reason)
@@ -318,7 +325,7 @@ def finish(gathered: Gathered, wait: Content, tokenizer: Tokenizer | None, optio
     `wait` is the function that `start_tokenising` returned. `tokenizer` is the one that it was given.
 
     Raises:
-        RecordError: the policies do not allow a record; the first such record is named.
+        RecordError: a record is refused: it is bad, too long or empty. The message names the first such record.
         FormatError: the tokenizer cannot encode a text.
     """
     content = wait()
@@ -361,7 +368,7 @@ def finish(gathered: Gathered, wait: Content, tokenizer: Tokenizer | None, optio
 
 
 def listed(ways: Sequence[str]) -> str:
-    """Return values of an option as messages name them.
+    """Return a text for messages that lists the values `ways` of an option.
 
     >>> listed(("truncate", "split", "drop"))
     '"truncate", "split" or "drop"'

@@ -2,9 +2,9 @@
 
 A pair is ``[CLS] A [SEP] B [SEP]``. Documents are read into pools of about `PairOptions.pool_bytes` characters. A pool
 becomes one block, and a random side B is drawn from the documents of the same pool. So memory holds two pools, never
-the corpus, and the pairs of a block depend only on the block and the options: a job that is resumed, or that divides
-the blocks among processes, makes the same bytes. BERT's own code does the same with its shards. Shuffle the documents
-of a sorted corpus first, or each random side B comes from a document similar to that of side A.
+the corpus. And the pairs of a block depend only on the block, the tokenizer and the options: a job that is resumed, or
+that divides the blocks among processes, makes the same bytes. BERT's own code does the same with its shards. Shuffle
+the documents of a sorted corpus first, or each random side B comes from a document similar to that of side A.
 
 A pool ends when it has `pool_bytes` characters and at least `FEWEST` documents with text, or where a source of a
 mixture ends. If the last pool of a source has fewer documents with text, or less than half as many characters, it is
@@ -95,6 +95,8 @@ class PretrainingSource(Source):
         OptionError: the vocabulary lacks one of these tokens, has only special tokens, or lacks word parts that
             `options` require; or ``options.rate`` is invalid.
         SourceError: the source holds ready-made ids, or carries columns.
+
+    In the example, three documents give three pairs; side B of the third pair comes from another document.
 
     >>> from nopad import load_tokenizer
     >>> from nopad.corpus import IterableSource, PairOptions, PretrainingSource
@@ -237,9 +239,10 @@ def _documents(block: Block) -> Iterator[tuple[str | dict[str, str], int]]:
 def _decode(
     data: bytes, first_line: int, *, tokenizer: Tokenizer, words: Vocabulary, options: PairOptions, pool: list[str]
 ) -> Iterator[Records | BadRecord]:
-    """Yield the bad documents of a pool (one block), then all pairs of the others.
+    """Yield the bad documents of a pool (one block) as bad records, then all pairs of the others as one `Records`.
 
-    `pool` has the place of each document, for messages; `words` is the vocabulary.
+    `data` and `first_line` are those of the block. `pool` has the place of each document, for messages; `words` is the
+    vocabulary.
 
     Raises:
         RecordError: a sentence is too long or a document is empty, and `options` make that an error; or no pairs can be

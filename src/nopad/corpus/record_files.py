@@ -35,8 +35,8 @@ __all__ = ["RecordFile"]
 class RecordFile(Source):
     """A source of the records of one file or other input; each record is a dict.
 
-    The first thousand records are read here, to see their columns. More are read if these lack a column that the
-    encoder needs. Of an iterator, only the first run is read for this, even if it has fewer records.
+    The first thousand records are read when this object is made, to see their columns. More are read if these lack a
+    column that the encoder needs. Of an iterator, only the first run is read for this, even if it has fewer records.
 
     Args:
         name: name of the input in fingerprints; for a file, its `InputFile.name`.
@@ -47,7 +47,7 @@ class RecordFile(Source):
         lines: whether the file has one JSON object per line (JSON Lines).
         once: whether the runs can be read only once, as those of an iterator.
         table: whether all records have the same columns, as those of a table or a text file.
-        block_bytes: size of a block of lines, in bytes.
+        block_bytes: about how many bytes a block of lines has.
 
     Raises:
         SourceError: a column that is read is in none of the records, the type of a column cannot be packed, the column

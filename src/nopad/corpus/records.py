@@ -1,6 +1,6 @@
 """The types that decoding a block yields: `Record` (one record), `Records` (a run of records) and `BadRecord`.
 
-A run is several good records in a row, held as columns. Some readers of lines yield single `Record` objects. Tables
+A run is one or more good records in a row, held as columns. Some readers of lines yield single `Record` objects. Tables
 yield the rows between two bad ones as a run, without a cost per record. `run_of` turns single records into runs, so
 that all later code handles columns.
 """
@@ -139,8 +139,8 @@ class Records:
         ids: ready-made ``input_ids``, int32, and carried per-token columns; None if the records hold text.
         values: carried columns with one value per record, by name; Arrow arrays ``[n]``.
         padding: number of padding tokens removed from each record; int64 ``[n]``; None if no mask or id marks padding.
-        counts: further counts to add to those of the source, such as of the documents from which these records were
-            made, by the field names of `Counts`. `part` and `take` do not copy them.
+        counts: further counts to add to those of the source, by the field names of `Counts`, such as the number of
+            documents from which these records were made. `part` and `take` do not copy them.
         origin: for sequences that a task or an `Encoder` made, the record of each; None: these are records of the
             source itself. `part` and `take` do not copy it.
 
@@ -237,7 +237,7 @@ def within_length(record: Record) -> Record | BadRecord:
 
 
 def too_many(ids: int) -> str:
-    """Return the reason why a record is bad that has more than `MAX_TOKENS` ids; `ids` is their number."""
+    """Return the reason why a record with more than `MAX_TOKENS` ids is bad; `ids` is their number."""
     return f"{ids:,} ids, above the {MAX_TOKENS:,} that a record may have; divide it"
 
 
@@ -264,7 +264,7 @@ def within_document(run: Records) -> Iterator[Records | BadRecord]:
 
 
 def text_run(texts: list[str], lines: NDArray[np.int64], label: str) -> Iterator[Records | Record | BadRecord]:
-    """Yield texts as one `Records`; but if a text has a lone surrogate, yield one `text_record` for each of them.
+    """Yield texts as one `Records`; but if one has a lone surrogate, yield what `text_record` returns for each text.
 
     The second way takes ten times as long. `lines` are the 1-based lines or rows of the texts, int64 ``[n]``; `label`
     is what messages call a text.

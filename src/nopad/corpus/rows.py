@@ -187,8 +187,8 @@ def _by_mask(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return where each row's content begins in the values of `ids`, and its length; int64 ``[rows]`` each.
 
-    The content is where the row's mask is 1. A mask with a hole, or with a value other than 0 and 1, makes its row bad:
-    the reason is added to `bad`. `name` is the mask's column.
+    The content is where the row's mask is 1; without any 1, its length is 0. A mask with a hole, or with a value other
+    than 0 and 1, makes its row bad: the reason is added to `bad`. `name` is the mask's column.
     """
     values = mask.values
     odd = np.flatnonzero((values != 0) & (values != 1))

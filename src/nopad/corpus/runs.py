@@ -48,7 +48,7 @@ class Bad:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run: a number of consecutive records, which are decoded only when `each` is called.
+    """A group of consecutive records, which become dicts only when `each` is called.
 
     Attributes:
         count: number of the records, bad ones included.

@@ -87,8 +87,8 @@ def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
 
     Raises:
         SourceError: a wanted column is missing, occurs twice, is used in two roles, has the name of a column that nopad
-            writes, or has a type that cannot be read; labels are found twice or are all null; or the table is a packed
-            dataset.
+            writes, or has a type that cannot be read; there are labels beside ``assistant_masks``, from which labels
+            would be made; the labels are all null; or the table is a packed dataset.
 
     >>> ids = pa.list_(pa.int64())
     >>> schema = pa.schema({"input_ids": ids, "attention_mask": ids, "label": pa.int64()})

@@ -1,9 +1,9 @@
 """`Source`: the interface between a corpus and the code that reads it, as a stream of `Block`s.
 
-A block is a run of whole records, as raw bytes or as an Arrow table. Input is read and hashed block by block, and a job
-resumes after a block. Decoding is lazy: a resumed job only reads and hashes the blocks that it has processed before
-(0.6 GB/s), and decodes new ones. The same input always gives the same blocks. A corpus need not fit in memory, but each
-block must (about 4 MiB for files, or one larger record).
+A block is a run of whole records, as raw bytes or as an Arrow table. Input is read and hashed block by block. A stopped
+job goes on after the last block that it has processed. Decoding is lazy: the resumed job reads and hashes the blocks
+before that one again (0.6 GB/s), but decodes only new ones. The same input always gives the same blocks. A corpus need
+not fit in memory, but each block must (about 4 MiB for files, or one larger record).
 
 To add a source: subclass `Source`, write `blocks()`, and give each block a decoder whose result depends only on the
 block's data. `IterableSource` is the smallest example.
@@ -89,7 +89,7 @@ class Block:
 
     @property
     def size(self) -> int:
-        """Size of the content in bytes; for a table, the size of its values, independent of the memory layout."""
+        """Size of the content in bytes; for a table, the size of its values, however they lie in memory."""
         if isinstance(self.data, bytes):
             return len(self.data)
         from nopad.corpus.digest import content_bytes
@@ -102,7 +102,7 @@ class Block:
         return self.size if self.read is None else self.read
 
     def digest(self) -> bytes:
-        """Return the SHA-256 of the content, 32 bytes; for a table, independent of the memory layout."""
+        """Return the SHA-256 of the content, 32 bytes; for a table, it does not depend on how values lie in memory."""
         if isinstance(self.data, bytes):
             return hashlib.sha256(self.data).digest()
         from nopad.corpus.digest import content_digest
@@ -125,7 +125,7 @@ class Block:
         return self.decoder(self.data, self.first_line)
 
     def lines(self) -> Lines | None:
-        """Return the block's lines, so that chosen ones can be decoded alone; None unless each line is a record."""
+        """Return the block's lines, so that chosen ones can be decoded alone; None unless `by_line` is True."""
         return Lines(self.data) if self.by_line and isinstance(self.data, bytes) else None
 
     def place(self, line: int) -> str:
@@ -214,7 +214,10 @@ class Source(ABC):
         return None
 
     def inventory(self) -> list[tuple[str, int]]:
-        """Return (name, bytes) of each file in reading order, so that an error can name a file that changed."""
+        """Return (name, bytes) of each file in reading order, so that an error can name a file that changed.
+
+        The list is empty if the source does not list its files.
+        """
         return []
 
     def files(self) -> list[InputFile] | None:
@@ -280,8 +283,9 @@ class IterableSource(Source):
 def located(sources: Sequence[Source], at: tuple[int, ...] = (0,)) -> Iterator[Block]:
     """Yield the blocks of several sources, source after source, with a new `Block.at` that says which source it is of.
 
-    The new `Block.at` is the source's number, from 0, followed by the old one. `at` is such a tuple too, and says with
-    which block to begin. If it has only the source's number, that source is read from its beginning.
+    The new `Block.at` is the source's number, from 0, followed by the argument with which this source's `blocks_from`
+    begins at the block. `at` is such a tuple too: the block with which to begin. If it has only the source's number,
+    that source is read from its beginning.
 
     `Block.read` is filled in for blocks that lack it if their source counts its `read_bytes`: it becomes the number of
     bytes that were read since the block before.

@@ -109,12 +109,18 @@ class TableSource(Source):
 
 
 def _part(size: int, first: int, rows: int, of: int) -> int:
-    """Return how many of `size` bytes belong to `rows` rows from `first` on, if all `of` rows are of equal size."""
+    """Return how many of `size` bytes belong to `rows` rows, from row `first` (from 0) on.
+
+    The `size` bytes hold `of` rows, which are taken to be of equal size.
+    """
     return size * (first + rows) // of - size * first // of
 
 
 class ParquetFile(TableSource):
-    """One Parquet file as a source. Making this object reads the footer; a truncated file raises SourceError then."""
+    """One Parquet file as a source.
+
+    The footer is read when this object is made, so a truncated file raises SourceError then.
+    """
 
     def __init__(self, file: InputFile, options: ReaderOptions, *, block_bytes: int = BLOCK_BYTES) -> None:
         """Read the footer, and choose the columns to read."""

@@ -1,9 +1,9 @@
 """Apply a tokenizer's chat template to messages, and find the special tokens that a tokenizer puts around a text.
 
 Any error that a template raises becomes a `RecordError` with the record's number. Templates silently ignore what they
-do not support, such as a role or tools. So the first chat with tools, the first with tool calls, and the first with a
-message of each role are rendered once more without the tools, the calls, or the content of that message. If the text
-stays the same, the chat is refused.
+do not support, such as a role or tools. So the first chat that has tools is rendered once more without them. If the
+text stays the same, the chat is refused. In the same way, the first tool calls are left out of their chat, and the
+content of the first message of each role.
 """
 
 from __future__ import annotations

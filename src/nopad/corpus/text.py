@@ -1,4 +1,6 @@
-"""Plain text files: one document per file, line or paragraph. UTF-8; a byte order mark at the start is not content.
+"""Plain text files in UTF-8: one document per file, line or paragraph.
+
+A byte order mark at the start of a file is not content.
 
 With one document per line, a document is the line without its line end (LF or CRLF), and an empty line is an empty
 document, which is counted and handled by the policy `CorpusOptions.empty`. A paragraph is a run of lines between empty

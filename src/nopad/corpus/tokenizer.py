@@ -239,7 +239,8 @@ def _from_transformers(folder: Path) -> Tokenizer:
     """Load a tokenizer from a folder without tokenizer.json, with transformers.
 
     Raises:
-        FormatError: transformers is not installed or cannot read the folder, or the tokenizer is not usable.
+        FormatError: transformers is not installed or cannot read the folder, or the tokenizer has only special tokens
+            or is one that `Tokenizer` refuses.
     """
     reason = f"{folder}: no tokenizer.json in this folder"
     try:

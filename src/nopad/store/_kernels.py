@@ -32,9 +32,9 @@ def token_hashes(tokens: NDArray[Any], lengths: NDArray[Any], out: NDArray[Any])
 
 @njit(cache=True, nogil=True)
 def tag_sum(records: NDArray[Any], starts: NDArray[Any], lengths: NDArray[Any]) -> np.uint64:
-    """Return a 64-bit checksum of a set of (record, start, length) triples that does not depend on their order.
+    """Return a 64-bit checksum of sequences, each given by its record, start and length.
 
-    It is the sum of one 64-bit hash per triple, mod 2^64.
+    It is the sum of one 64-bit hash per sequence, mod 2^64, so it does not depend on the order of the sequences.
     """
     total = np.uint64(0)
     for i in range(records.shape[0]):

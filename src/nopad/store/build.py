@@ -35,7 +35,7 @@ class Builder:
 
     Attributes:
         workspace: the dataset's folders.
-        origin: fingerprint of the source; files that a stopped run made from another source raise ResumeError.
+        origin: fingerprint of the source. If a stopped run made files from another source, `build` raises ResumeError.
         capacity: maximum number of tokens in a pack.
         packing: algorithm, depth, seed, order, and number of tokens per shard.
         index_only: whether to write an index instead of shards: which sequence is in which pack, without tokens.
@@ -106,7 +106,8 @@ class Builder:
     ) -> tuple[Shard, ...]:
         """Write the shards that are not `finished` yet, or the index; return a `Shard` for each file of the dataset.
 
-        These are in order. Files in the folder of shards that are not `finished` are deleted first.
+        The result is in the order of `Manifest.shards`. Files in the folder of shards that are not `finished` are
+        deleted first.
         """
         work = self.workspace.work
         if self.index_only:

@@ -92,7 +92,7 @@ class Index:
     Attributes:
         packs: the packs, which hold sequence numbers.
         lengths: number of tokens in each sequence; unsigned integers ``[n]``.
-        record: record number of each sequence; int64 ``[n]``; None: sequence i is record i.
+        record: record number of each sequence; int64 ``[n]``; None: each sequence i is of record i.
         start: index of the token, in its record, at which each sequence begins; int64 ``[n]``; None: always 0, since no
             record was split.
         source: number of each sequence's source; int32 ``[n]``; None: sources are not named.

@@ -84,7 +84,8 @@ class Manifest:
         sources: for each named source, its ``name``, its ``first_record`` (number of its first record) and its counts,
             in the order of the numbers in ``seq_source``; empty if sources are not named.
         plan_sha256: SHA-256 of ``plan.json``, in hex.
-        sequence_checksum: checksum of all (record, start, length) triples, independent of their order; 16 hex digits.
+        sequence_checksum: checksum of the record, start and length of all sequences, independent of their order; 16 hex
+            digits.
         columns: Arrow type of each column, by name; empty for an index.
         carried: "token" or "sequence" for each carried column, by name: whether it has one value per token or per
             sequence.

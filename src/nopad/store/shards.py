@@ -47,7 +47,10 @@ MAX_TEXT = 2**31 - 1  # bytes of a column in a row group
 
 
 def schema_of(sequences: Sequences) -> pa.Schema:
-    """Return the Arrow schema of a shard of these sequences, with the format in its metadata; no field is nullable."""
+    """Return the Arrow schema of a shard of these sequences: one list column per column of the sequences.
+
+    Its metadata has the name and the version of nopad's format. No field is nullable.
+    """
     own = {name: sequences.values[name] for name in OWN if name in sequences.values}
     columns = {"seq_lengths": sequences.seq_lengths, **own, **sequences.values, **sequences.tokens}
     return pa.schema(

@@ -1,6 +1,6 @@
-"""`Workspace`: the dataset folder of a packing job, and what is known about it.
+"""`Workspace`: the dataset folder of a packing job.
 
-This is which job the folder belongs to, which of the job's files are finished, and whether the dataset is complete.
+It finds out which job the folder belongs to, which of the job's files are finished, and whether the dataset is there.
 
 ``OUT/.work/job.json`` says which job a folder belongs to, by the job's settings and the files of its source. A folder
 that belongs to another job, or has content and belongs to no job, is refused. A lock keeps two processes from working
@@ -235,6 +235,8 @@ class Workspace:
 
     def _check_same_job(self, job_file: Path, started: Mapping[str, Any]) -> None:
         """Refuse to resume a job that was started with other settings or files.
+
+        `job_file` is the job's ``job.json``; `started` is what this job would write there.
 
         Raises:
             ResumeError: settings or files differ, and the message names the differences; or `job_file` is damaged.

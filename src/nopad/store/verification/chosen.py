@@ -55,9 +55,10 @@ class Chosen:
         return batch.take(np.flatnonzero(np.isin(record, content.record(slice(at, until))))).gathered()
 
     def numbers(self, by_source: Mapping[str, Counts]) -> NDArray[np.int64] | slice:
-        """Return the chosen sequences' numbers in the source, ascending; ``slice(None)`` if no share was held out.
+        """Return the chosen sequences' numbers in the source, from 0, ascending; int64 ``[chosen]``.
 
-        `by_source` has the `Counts` of each whole source by name, as for `counts`.
+        If no share was held out, the result is ``slice(None)``, which means all. `by_source` has the `Counts` of each
+        whole source by name, as for `counts`.
         """
         if not self.partly:
             return slice(None)

@@ -253,7 +253,7 @@ def _release_row_groups() -> None:
 
 
 def _misplaced(row_group: RowGroup, m: Manifest) -> set[int]:
-    """Return the numbers of the sources that have a sequence with another number in ``seq_source``."""
+    """Return the numbers of those sources of which a sequence states another source's number in ``seq_source``."""
     record = row_group.sequences.values["seq_index"]
     source = row_group.sequences.values.get("seq_source", np.zeros(record.size, dtype=np.int32))
     return {
@@ -319,7 +319,7 @@ def _sequence_problems(content: Content, special: int) -> tuple[list[str], list[
 
 
 def _accounting_problems(content: Content, m: Manifest) -> list[str]:
-    """Return one sentence for each count of records that does not add up.
+    """Return one sentence for each count that does not add up.
 
     This is checked for the dataset and for each named source: each record must be packed, or counted as left out. And
     each count of the dataset must be the sum of the named sources' counts.
