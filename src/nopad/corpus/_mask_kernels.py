@@ -113,8 +113,8 @@ def mask(
     The sequences lie one after the other in `ids`, `labels` and `kinds`; sequence i has ``lengths[i]`` tokens. Its
     random key is made from `key` and ``names[i]``, the integers that name the sequence. `choose` chooses its tokens,
     with this random key, `below` and ``counts[i]``. Random number ``3 * t + 1`` of the sequence's key decides what
-    happens to the chosen token t: it becomes `mask_id` (80 %), is replaced by another id (10 %), or is kept (10 %).
-    Random number ``3 * t + 2`` picks the other id from `ordinary`, the ids that may replace a token.
+    happens to the chosen token t: it becomes `mask_id` (80 %), becomes one of the ids in `ordinary` (10 %), or is kept
+    (10 %). Random number ``3 * t + 2`` says which of the ids in `ordinary`.
     """
     at = 0
     for i in range(lengths.shape[0]):

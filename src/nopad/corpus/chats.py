@@ -115,7 +115,10 @@ class ChatEncoder:
 
     @cached_property
     def frame(self) -> Frame:
-        """The special tokens that the tokenizer puts around a text (`Frame`, with its errors)."""
+        """The special tokens that the tokenizer puts around a text.
+
+        Raises OptionError if these cannot be found, as `Frame` does.
+        """
         return Frame(self.tokenizer)
 
     def __call__(self, given: Conversation | Passage, number: int) -> list[Answered]:

@@ -38,7 +38,7 @@ KNOWN = frozenset(ROLES.values())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """A chat, as its record holds it.
+    """A chat that was read from a record.
 
     Attributes:
         messages: dicts with a ``role`` (system, developer, user, assistant or tool), ``content`` (which an assistant's

@@ -228,7 +228,7 @@ def schema_of(items: Sequence[Mapping[str, Any]]) -> pa.Schema:
 
     The type of a column is the common Arrow type of the key's values; None does not count. It is float if integers and
     floats are mixed. If there is no common type, it is that of the first value for which Arrow has a type; if there is
-    no such value, it is null. If all values are empty lists, it is a list of int64.
+    no such value, it is null. If all values are lists without a value other than None, it is a list of int64.
 
     >>> [str(field.type) for field in schema_of([{"a": 1, "b": [2]}, {"a": 0.5, "b": []}])]
     ['double', 'list<item: int64>']
@@ -239,10 +239,10 @@ def schema_of(items: Sequence[Mapping[str, Any]]) -> pa.Schema:
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` as a NumPy array if it is a tensor or an array; any other value is returned unchanged.
+    """Return `value` as a NumPy array if it has the method ``__array__``, as tensors and arrays do.
 
-    An array without dimensions becomes a NumPy scalar instead, and an empty one with one dimension becomes []. NumPy
-    scalars, and tensors that NumPy cannot convert, are returned unchanged too.
+    An array without dimensions becomes a NumPy scalar instead, and an empty one with one dimension becomes []. All
+    other values are returned unchanged, and so are NumPy scalars, and tensors that NumPy cannot convert.
     """
     if not hasattr(value, "__array__") or isinstance(value, np.generic):
         return value

@@ -1,11 +1,12 @@
 """Make pairs ``[CLS] A [SEP] B [SEP]`` from documents, for next-sentence prediction as in BERT.
 
-Sentences of a document are taken until they reach the target number of tokens. The target is the maximum for a pair, or
-for one document in ten (`short`) a number drawn at random from 2 to that maximum. The sentences are divided at random
-into side A and side B. For half of the pairs (`random_next`), and if there is only one sentence, B comes from another
-document instead, beginning at a random sentence; the sentences that B would have had are used in the next pair. A pair
-that is too long loses tokens one by one, from the longer side, at its beginning or end at random. Unlike in BERT's
-code, a random B never comes from A's own document.
+Sentences of a document are taken until they reach the target number of tokens. The target is the number of tokens for
+which a pair has room beside the three special ones; or, for one document in ten (`short`), a number drawn at random
+from 2 to that number. The sentences are divided at random into side A and side B. For half of the pairs
+(`random_next`), and if there is only one sentence, B comes from another document instead, beginning at a random
+sentence; the sentences that B would have had are used in the next pair. A pair that is too long loses tokens one by
+one, from the longer side, at its beginning or end at random. Unlike in BERT's code, a random B never comes from A's own
+document.
 
 Besides the options and the tokenizer, the pairs of a document depend only on the number of the copy, the document's
 number, and the documents that are read with it (a pool of `nopad.corpus.pretraining`). One core makes some 350,000
@@ -149,7 +150,7 @@ class Vocabulary:
     def of(
         cls, tokenizer: Tokenizer, options: PairOptions, names: Sequence[str | None] = ("[CLS]", "[SEP]", "[MASK]")
     ) -> Vocabulary:
-        """Look up the ids that are needed to make pairs in a tokenizer's vocabulary, and return them.
+        """Return the ids that are needed to make pairs, and the rules of masks, for a tokenizer's vocabulary.
 
         Args:
             tokenizer: the tokenizer of the documents.
@@ -210,7 +211,9 @@ class Sentences(NamedTuple):
 
 
 def sentences_in(texts: Sequence[str], tokenizer: Tokenizer, unit: SentenceUnit) -> Sentences:
-    """Divide documents into sentences, tokenise these, and return them; a sentence without a token is left out.
+    """Divide documents into sentences, as `sentences_of` does with `unit`, and tokenise the sentences.
+
+    A sentence without a token is left out.
 
     The name of a special token in a text, such as "[SEP]", is text like any other, as in BERT's own code.
     """
@@ -304,7 +307,7 @@ def _check_next(sizes: NDArray[np.int64], where: str) -> None:
     `sizes` is the number of sentences in each document that has any; `where` names the documents in messages.
 
     Raises:
-        RecordError: there are fewer than two such documents, or none has two sentences.
+        RecordError: there are fewer than two such documents, or none of them has two sentences.
     """
     if sizes.size < 2:
         raise RecordError(

@@ -50,8 +50,8 @@ class RecordFile(Source):
         block_bytes: about how many bytes a block of lines has.
 
     Raises:
-        SourceError: a column that is read is in none of the records, the type of a column cannot be packed, the column
-            of labels is null in the first thousand records, or the input cannot be read.
+        SourceError: a column that is needed is in none of the records that were looked at, the type of a column cannot
+            be packed, the column of labels is null in the first thousand records, or the input cannot be read.
         RecordError: the input is broken in its first thousand records, so that nothing after that point can be read.
         FormatError: the input is a broken SQuAD file.
         OptionError: an option is given that has no effect together with the encoder, or a column to carry is one that
@@ -204,7 +204,7 @@ def _chosen(
 def _decode(
     data: bytes, first: int, *, lines: bool, encoder: Encoder | None, schema: pa.Schema, chosen: Selection
 ) -> Iterator[Records | BadRecord]:
-    """Yield the records of a block: runs of good ones between bad ones.
+    """Yield the records of a block, in order: runs of good records, and single bad ones between them.
 
     `first` is the number of the block's first record or line. `lines` says whether `data` is JSON Lines; if not, it is
     a JSON array, in which a list with a reason stands for a bad record. `schema` has the types of the `chosen` columns.

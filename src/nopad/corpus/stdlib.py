@@ -130,7 +130,7 @@ def _comments(source: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _comment_tokens(source: str) -> Iterator[tuple[int, int, str, bool]]:
-    """Yield (line, column, comment with its '#', whether the comment is alone on its line)."""
+    """Yield (line, column, comment with its '#', whether it is alone on its line) for each comment."""
     if sys.version_info >= (3, 12) and _NESTABLE.search(source):
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
             if token.type == tokenize.COMMENT:

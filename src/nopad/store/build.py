@@ -37,7 +37,7 @@ class Builder:
         workspace: the dataset's folders.
         origin: fingerprint of the source. If a stopped run made files from another source, `build` raises ResumeError.
         capacity: maximum number of tokens in a pack.
-        packing: algorithm, depth, seed, order, and number of tokens per shard.
+        packing: algorithm, its options, depth, seed, order, and number of tokens per shard.
         index_only: whether to write an index instead of shards: which sequence is in which pack, without tokens.
         monitor: receives the progress.
     """

@@ -74,9 +74,9 @@ class Manifest:
         kind: "packed" (shards hold the tokens) or "index" (an index-only dataset: the tokens stay in the source).
         capacity, depth, algorithm, seed, order: the options of packing; depth None: no limit.
         packs, sequences, tokens: number of packs, sequences and tokens in the dataset.
-        source: ``sha256`` (fingerprint of the source, see `nopad.corpus.chain`), ``records``, ``files``, ``bytes``,
-            ``ignored`` (number of files that were found but not read), ``left_out`` (names of columns that were not
-            carried).
+        source: ``sha256`` (fingerprint of the source, see `nopad.corpus.chain`), ``records``, ``files`` and ``bytes``
+            (how many of these were read), ``ignored`` (number of files that were found but not read), ``left_out``
+            (names of columns that were not carried).
         tokenizer: ``sha256``, ``vocab_size``, and the special tokens before and after a sequence as lists of ids,
             ``prefix`` and ``suffix``; None for ready-made ids.
         options: the options by which the source was read, cut into sequences, divided and packed.

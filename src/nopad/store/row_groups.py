@@ -196,7 +196,8 @@ def row_group_problems(row_group: RowGroup, first: int, m: Manifest) -> list[str
 
     No pack and no sequence may be empty, no pack may exceed the capacity or depth that the manifest `m` states, the
     number of tokens in a pack must match its lengths, and ``seq_index``, ``seq_start`` and ``seq_source`` must not be
-    negative. Of each kind, at most three problems are listed; if something is empty, nothing else is checked.
+    negative. Of each kind, at most three problems are listed. If a pack or a sequence is empty, nothing else is
+    checked.
     """
     lens, sizes = row_group.sequences.seq_lengths, np.diff(row_group.indptr)
     if sizes.min(initial=1) < 1 or lens.min(initial=1) < 1:

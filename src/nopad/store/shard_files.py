@@ -197,9 +197,9 @@ class ShardFiles:
         return readers[file]
 
     def _to_row_group(self, table: pa.Table | pa.RecordBatch, file: int, group: int) -> RowGroup:
-        """Return a decoded row group as a `RowGroup` of NumPy arrays, which are views unless they hold strings.
+        """Return a decoded row group as a `RowGroup`, whose arrays are NumPy's.
 
-        `table` is row group number `group` of shard number `file`, as Arrow has decoded it. Booleans are copied too.
+        `table` is row group number `group` of shard number `file`, as Arrow has decoded it.
 
         Raises:
             ValueError: the row group does not have as many packs as the manifest states, columns have lists of

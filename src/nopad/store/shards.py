@@ -89,7 +89,8 @@ class ShardLayout:
     def of(cls, packs: int, capacity: int, shard_tokens: int = SHARD_TOKENS) -> ShardLayout:
         """Return a layout with row groups of at most 2^18 tokens and shards of at most `shard_tokens` tokens.
 
-        Packs count as full. Each row group and each shard has at least one pack, even if `capacity` is above the limit.
+        Packs count as full. Each row group and each shard has at least one pack, even if `capacity` is above these
+        limits.
         """
         group = max(1, min(GROUP_TOKENS, shard_tokens) // capacity)
         return cls(packs, group, group * max(1, shard_tokens // (group * capacity)))
@@ -265,5 +266,8 @@ def _check_text(name: str, column: pa.Array, packs: int) -> None:
 
 
 def _encoding(kind: pa.DataType) -> str:
-    """Return the Parquet encoding: plain for strings and booleans; byte stream split for numbers, to shrink them."""
+    """Return the Parquet encoding for values of type `kind`.
+
+    It is plain for strings and booleans. For numbers it is byte stream split, which makes them smaller.
+    """
     return "PLAIN" if is_string(kind) or pa.types.is_boolean(kind) else "BYTE_STREAM_SPLIT"

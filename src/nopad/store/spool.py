@@ -265,7 +265,7 @@ class Spool:
         return self._folder / f"{name}.bin"
 
     def _trusted(self) -> list[Progress]:
-        """Return the commits whose checksums are right, up to the first wrong one; truncate the journal after them."""
+        """Return the commits before the first one with a wrong checksum; remove all others from the journal."""
         history: list[Progress] = []
         good = 0
         with ExitStack() as stack:

@@ -61,7 +61,7 @@ def replaced(out: Path, names: re.Pattern[str], make: Callable[[Path], Made]) ->
             other errors are passed on.
 
     Raises:
-        OutputExistsError: `out` is a file, holds a file that is not one of `names`, or holds no trace of a job.
+        OutputExistsError: `out` is a file, holds an entry that nopad does not write there, or holds no trace of a job.
         OutputBusyError: another process is writing there.
         InterruptedJobError: `make` was interrupted.
         StorageError: a file cannot be removed or moved.
@@ -184,7 +184,7 @@ def check_made(out: Path, names: re.Pattern[str]) -> None:
     """Check that `out` is a folder into which nopad has written, and nothing else; `names` is as in `replaced`.
 
     Raises:
-        OutputExistsError: `out` is a file, holds a file that is not one of `names`, or holds no trace of a job.
+        OutputExistsError: `out` is a file, holds an entry that nopad does not write there, or holds no trace of a job.
     """
     if not out.is_dir():
         raise OutputExistsError(f"{out} is a file; choose a folder")
