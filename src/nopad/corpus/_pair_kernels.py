@@ -32,9 +32,9 @@ def drawn(key: np.uint64, at: int, low: int, high: int) -> Any:
 
 @njit(cache=True, nogil=True, inline="always")
 def happens(key: np.uint64, at: int, below: np.uint64) -> bool:
-    """Return whether random number `at` (from 0) of `key`, a 64-bit integer, is less than `below`.
+    """Return whether one of the random numbers that `key` gives, number `at` from 0, is less than `below`.
 
-    So the result is True with a probability of ``below / 2**64``.
+    It is a 64-bit integer, so the result is True with a probability of ``below / 2**64``.
     """
     return bool(mix(key + (np.uint64(at) + _1) * GOLDEN) < below)
 

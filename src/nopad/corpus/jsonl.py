@@ -51,8 +51,8 @@ class JsonlFile(Source):
 
     Raises:
         SourceError: `options` name no field, and the first object has neither ``input_ids`` nor ``text``; `options`
-            name a field, there are objects, and none has this field; a column to carry is missing or cannot be read, or
-            another reason of `nopad.corpus.selection.select`; or the file cannot be read.
+            name a field, there are objects, and none has this field; a column to carry is missing or cannot be read;
+            `nopad.corpus.selection.select` refuses the columns for another reason; or the file cannot be read.
     """
 
     def __init__(self, file: InputFile, *, options: ReaderOptions | None = None, block_bytes: int = BLOCK_BYTES):

@@ -163,6 +163,8 @@ def sequences(
         SourceError: while iterating: text and ids are mixed, or reading fails.
         FormatError: while iterating: the tokenizer cannot encode a text.
 
+    In the example, record 0 is split into two sequences, of 2 tokens and of 1.
+
     >>> import nopad
     >>> from nopad.corpus import sequences
     >>> options = nopad.CorpusOptions(capacity=2, over_long="split")

@@ -309,7 +309,7 @@ class _Once:
 
 
 def _all(runs: Iterator[Run]) -> Iterator[dict[str, Any]]:
-    """Return an iterator over all records of the runs that are not bad."""
+    """Return an iterator over all records of the runs, without the bad ones."""
     return (one for run in runs for one in run.each() if not isinstance(one, Bad))
 
 

@@ -71,7 +71,10 @@ class Selection:
 
     @property
     def columns(self) -> list[str]:
-        """Names of all columns to read: the content first, then the mask, then the columns to carry."""
+        """Names of all columns to read: the content first, then the mask, then the columns to carry.
+
+        In place of ``labels`` that are made from `learned`, the list has `learned`.
+        """
         read = [self.learned if self.learned and column.name == LABELS[0] else column.name for column in self.carried]
         return [self.content, *([self.mask] if self.mask else []), *read]
 

@@ -52,8 +52,8 @@ class TableSource(Source):
         options: which columns are read.
 
     Raises:
-        SourceError: a wanted column is missing, occurs twice, or has a type that cannot be read, or another reason of
-            `nopad.corpus.selection.select`.
+        SourceError: a wanted column is missing, occurs twice, or has a type that cannot be read; or
+            `nopad.corpus.selection.select` refuses the columns for another reason.
     """
 
     def __init__(self, name: str, path: str, schema: pa.Schema, options: ReaderOptions) -> None:
@@ -159,7 +159,7 @@ class ArrowFile(TableSource):
         return arrow_batches(self._file)
 
     def pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Yield slices of about `block_bytes` bytes, and at most 65,536 rows, of a batch."""
+        """Yield slices of `batch`, each of about `block_bytes` bytes and of at most 65,536 rows."""
         return cut(batch, self._block_bytes)
 
     def read_bytes(self) -> int:

@@ -112,9 +112,9 @@ class Template:
         return frozenset([*self.tokenizer.all_special_ids, *added])
 
     def marked(self, chat: Conversation) -> bool:
-        """Return whether the template has ``{% generation %}`` around the assistant's words, and the tokenizer is fast.
+        """Return whether the template has ``{% generation %}``, and the tokenizer is fast.
 
-        Slow tokenizers cannot say which tokens are marked.
+        Templates mark the assistant's words in this way, and slow tokenizers cannot say which tokens are marked.
 
         Raises:
             OptionError: the tokenizer has no chat template.
@@ -161,7 +161,7 @@ class Template:
         return list(found["input_ids"]), mask, list(found["offset_mapping"])
 
     def check(self, chat: Conversation, number: int, whole: str) -> None:
-        """Refuse a chat if the template ignores its tools, its tool calls, or the content of one of its roles.
+        """Refuse a chat if the template ignores its tools, its tool calls, or what one of its roles says.
 
         Tools, tool calls and each role are checked only in the first chat that has them. `whole` is the text that the
         template writes for the chat.

@@ -47,7 +47,7 @@ MAX_TEXT = 2**31 - 1  # bytes of a column in a row group
 
 
 def schema_of(sequences: Sequences) -> pa.Schema:
-    """Return the Arrow schema of a shard of these sequences: one list column per column of the sequences.
+    """Return the Arrow schema of a shard of these sequences: ``seq_lengths`` and all their columns, as lists.
 
     Its metadata has the name and the version of nopad's format. No field is nullable.
     """

@@ -82,7 +82,7 @@ class Content:
         return places
 
     def chunks(self, here: slice | None = None) -> Iterator[slice]:
-        """Yield slices of at most 65,536 sequences that together cover `here`, or all sequences."""
+        """Yield slices of at most 65,536 sequences that together cover the slice `here` (None: all sequences)."""
         begin, end, _ = (here or slice(None)).indices(len(self))
         for at in range(begin, end, _CHUNK):
             yield slice(at, min(at + _CHUNK, end))
