@@ -276,8 +276,9 @@ def to_batch(
 ) -> tuple[pa.RecordBatch, dict[int, str]]:
     """Turn dicts into a batch with the columns of `schema`; return it, and the reason for each bad row by its index.
 
-    A row is bad if it lacks a column, or has a value of a wrong type. Both become null in the batch. With `selection`,
-    a row that `Selection.unforeseen` refuses is bad too. In the example, row 2 lacks the column and row 1 has a float.
+    A row is bad if it lacks a column, or has a value of a wrong type. The batch has null in its place. With
+    `selection`, a row that `Selection.unforeseen` refuses is bad too. In the example, row 2 lacks the column and row 1
+    has a float.
 
     >>> batch, bad = to_batch([{"a": 1}, {"a": 0.5}, {}], pa.schema({"a": pa.int64()}))
     >>> batch.to_pydict(), bad
@@ -316,7 +317,8 @@ def _fit(values: Sequence[Any], kind: pa.DataType) -> bool:
     """Return whether all values fit the type `kind`; None always does.
 
     This is checked here because Arrow would silently turn 0.5 into 0, and True into 1. Only booleans, numbers, texts
-    and lists of these are checked: for any other type, the result is True.
+    and lists of these are checked. For any other type, all values are taken to fit; but a NumPy array does not fit a
+    list of such a type.
     """
     if is_list(kind):
         arrays = [value for value in values if isinstance(value, np.ndarray)]

@@ -202,7 +202,7 @@ class Sentences(NamedTuple):
     Attributes:
         tokens: token ids of all sentences, one after the other; int32 ``[T]``.
         lengths: number of tokens in each sentence; int64 ``[S]``.
-        document: number of each sentence's document, ascending; int64 ``[S]``.
+        document: number of each sentence's document, from 0, ascending; int64 ``[S]``.
     """
 
     tokens: NDArray[np.int32]

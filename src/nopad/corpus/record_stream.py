@@ -162,9 +162,9 @@ class RecordStream:
     def fingerprint(self) -> str:
         """Return a SHA-256 of the input, in hex; this reads all files, at about 1 GB/s.
 
-        It covers the stored (compressed) bytes of files, and the JSON form of Python objects. Values without a JSON
-        form enter as the result of their `tolist` (NumPy arrays), or else as their `repr`. An iterator cannot be read
-        afterwards.
+        It covers the stored (compressed) bytes of files, and Python objects as JSON. A value that JSON cannot hold is
+        replaced by the result of its method `tolist`, as NumPy arrays have it, or else by its `repr`. An iterator
+        cannot be read afterwards.
 
         Raises:
             SourceError: the input cannot be read, changed since it was opened, or is an iterator that was read before.

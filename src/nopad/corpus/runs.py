@@ -114,7 +114,7 @@ def parquet_runs(file: InputFile) -> Iterator[Run]:
 
 
 def arrow_runs(file: InputFile) -> Iterator[Run]:
-    """Yield the batches of rows of an Arrow file, or of a stream as `datasets` saves it, as runs.
+    """Yield the batches of rows of an Arrow file (or of a stream, as `datasets` saves it) as runs.
 
     The call itself already reads the file's schema.
     """

@@ -185,7 +185,7 @@ def _permuted(values: NDArray[Any], order: NDArray[Any]) -> NDArray[Any]:
 
 
 def hashes_of(sequences: Sequences) -> dict[str, NDArray[np.uint64]]:
-    """Return, for each token column and carried column by name, a hash of each sequence's values; uint64 ``[n]``."""
+    """Return a hash of each sequence's values, uint64 ``[n]``, for each per-token and each carried column, by name."""
     carried = {name: column for name, column in sequences.values.items() if name not in OWN}
     return {
         **{name: _hash_tokens(column, sequences.seq_lengths) for name, column in sequences.tokens.items()},
