@@ -2,8 +2,8 @@
 
 Any error that a template raises becomes a `RecordError` with the record's number. Templates silently ignore what they
 do not support, such as a role or tools. So the first chat that has tools is rendered once more without them. If the
-text stays the same, the chat is refused. In the same way, the first tool calls are left out of their chat, and the
-content of the first message of each role.
+text stays the same, the chat is refused. The first tool calls, and the first content of each role, are checked in the
+same way.
 """
 
 from __future__ import annotations
