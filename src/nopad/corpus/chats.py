@@ -124,7 +124,8 @@ class ChatEncoder:
     def __call__(self, given: Conversation | Passage, number: int) -> list[Answered]:
         """Return the examples that a record gives: one, or several if `rewriting` "expand" divides a chat.
 
-        `number` is the record's number, for messages.
+        `given` is the chat, or the prompt with its completion, that the record holds. `number` is the record's number,
+        for messages.
 
         Raises:
             RecordError: no message is left to learn from, the template refuses the chat or leaves out a part of it, the
@@ -194,6 +195,8 @@ class ChatEncoder:
     def _until(self, chat: Conversation, turn: int, number: int) -> Answered:
         """Return the example that ends with message number `turn` of a chat; only this message is learned.
 
+        `number` is the record's number, for messages.
+
         Raises:
             RecordError: as for `_chat`, or the template rewrites the turn or a message before it.
             OptionError: the tokenizer has no chat template.
@@ -208,6 +211,8 @@ class ChatEncoder:
 
     def _chat(self, chat: Conversation, turns: list[int], number: int) -> Answered:
         """Return a chat as one example; the messages with the numbers `turns` are learned.
+
+        `number` is the record's number, for messages.
 
         Raises:
             _RewrittenError: the template writes one of these turns, or a message before it, differently than if the
@@ -371,7 +376,7 @@ class ChatEncoder:
 def fitted(
     given: Answered, number: int, counts: dict[str, int], max_length: int | None, over_long: OverLong
 ) -> Answered | None:
-    """Return an example cut to `max_length` tokens (None: unlimited), or None if the example is dropped.
+    """Return the example `given`, cut to `max_length` tokens (None: unlimited), or None if the example is dropped.
 
     A longer example is dropped if `over_long` is "drop". If `over_long` is "truncate", the end of the example is cut
     off; the example is dropped only if no learned token is left (the first token does not count). When an example is

@@ -136,7 +136,8 @@ def open_source(
     Raises:
         SourceError: a path is missing, unreadable, given twice or has nothing to read; `inputs` is of another type; a
             column that `options` name is missing or cannot be read, or an option is for ids and the input is text; or
-            some files hold text and others ready-made ids, or their columns differ. The message says what to do.
+            some files hold text and others ready-made ids, or their carried columns differ. The message says what to
+            do.
         RecordError: a CSV, TSV or JSON file is broken in its first records, which are read to find the columns.
         FormatError: a file that begins as SQuAD's files do is broken.
         OptionError: an option has no effect beside `encoder`, or a column to carry is one that the encoder makes.
@@ -171,7 +172,10 @@ def open_source(
 
 
 def _from_paths(inputs: Any, options: ReaderOptions, encoder: Encoder | None, block_bytes: int) -> Source:
-    """Return the source of files, folders, URLs and datasets of the hub (``hf:NAME``)."""
+    """Return the source of files, folders, URLs and datasets of the hub (``hf:NAME``).
+
+    The arguments and errors are those of `open_source`.
+    """
     finder = Finder(suffixes=CORPORA.only(options.suffixes))
     finder.find_all([inputs] if isinstance(inputs, str | os.PathLike) else inputs)
     files: list[Source] = []
@@ -186,6 +190,8 @@ def _from_paths(inputs: Any, options: ReaderOptions, encoder: Encoder | None, bl
 
 def _opened(found: InputFile | Path | str, options: ReaderOptions, encoder: Encoder | None, block_bytes: int) -> Source:
     """Open a file with the reader of its suffix, a folder of arrays, or a dataset of the hub.
+
+    `found` is as in `Found.what`; the other arguments are those of `open_source`.
 
     Raises:
         SourceError: the input cannot be read, or is a folder of arrays beside an encoder, which needs texts.
@@ -219,7 +225,8 @@ def _opened(found: InputFile | Path | str, options: ReaderOptions, encoder: Enco
 def _of_records(file: InputFile, options: ReaderOptions, encoder: Encoder | None, block_bytes: int) -> Source:
     """Open a file whose records are read as dicts: any file if there is an encoder, else a CSV, TSV or JSON file.
 
-    Without an encoder, a ``.json`` file with one object per line is opened as a `JsonlFile`.
+    Without an encoder, a ``.json`` file with one object per line is opened as a `JsonlFile`. The other arguments are
+    those of `open_source`.
     """
     kind, runs = opened_runs(file, _strings(options, encoder), options.text_unit)
     if kind == "jsonl" and encoder is None:
@@ -229,7 +236,10 @@ def _of_records(file: InputFile, options: ReaderOptions, encoder: Encoder | None
 
 
 def _strings(options: ReaderOptions, encoder: Encoder | None) -> tuple[str, ...]:
-    """Return the columns of CSV and TSV files that are read as text, even if all their cells look like numbers."""
+    """Return the columns of CSV and TSV files that are read as text, even if all their cells look like numbers.
+
+    These are the columns that the encoder may read; without an encoder, the column that holds the text.
+    """
     return encoder.reads if encoder is not None else (options.text_field or "text",)
 
 

@@ -22,7 +22,7 @@ HUB = "hf:"
 def load_hub(spec: str, options: ReaderOptions) -> DatasetSource:
     """Return the dataset that `spec` names, such as ``hf:NAME``, as a source.
 
-    It raises what `hub_dataset` and `DatasetSource` raise.
+    `options` say which columns are read. It raises what `hub_dataset` and `DatasetSource` raise.
     """
     return DatasetSource(hub_dataset(spec), options, name=spec)
 

@@ -238,7 +238,10 @@ def _record(value: Any, line: int, field: Field) -> Record | BadRecord:
 
 
 def json_lines(data: bytes, first_line: int) -> Iterator[tuple[int, Any]]:
-    """Yield (line number, JSON value) of each line that is not empty; for a broken line, the value is a `BadRecord`."""
+    """Yield (line number, JSON value) of each line that is not empty; for a broken line, the value is a `BadRecord`.
+
+    `first_line` is the number of the first line of `data`.
+    """
     for line, raw in enumerate(data.split(b"\n"), first_line):
         if raw and raw != b"\r":
             yield line, _parse(raw, line)

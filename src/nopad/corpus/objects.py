@@ -113,6 +113,8 @@ def unreadable(name: str, row: int, error: Exception) -> SourceError:
 def as_arrow(dataset: Any, name: str = "the dataset") -> Any:
     """Return a dataset in Arrow format, with the columns that its current format selects.
 
+    `name` is the dataset's name, for messages.
+
     Raises:
         SourceError: the dataset has a transform, which would not be applied.
     """

@@ -352,11 +352,11 @@ def _fitting(given: Sentences, options: PairOptions) -> tuple[Sentences, dict[st
 def _made(
     given: Sentences, first: NDArray[Any], numbers: NDArray[np.uint64], options: PairOptions
 ) -> NDArray[np.int64]:
-    """Return the pairs as rows with the columns of `_pair_kernels`; int64 ``[n, COLUMNS]``.
+    """Make pairs of the sentences `given`; return them as rows with the columns of `_pair_kernels`.
 
-    Column `NUMBER` counts the pairs of each document from 0, through all copies of the document. `first` has the index
-    of the first sentence of each document that has sentences, then the number of all sentences. `numbers` are these
-    documents' numbers.
+    The result is int64 ``[n, COLUMNS]``. Its column `NUMBER` counts the pairs of each document from 0, through all
+    copies of the document. All sentences must fit into a pair. `first` has the index of the first sentence of each
+    document that has sentences, then the number of all sentences. `numbers` are these documents' numbers.
     """
     from nopad.corpus import _pair_kernels
 
@@ -374,7 +374,10 @@ def _made(
 
 
 def _written(made: NDArray[np.int64], tokens: NDArray[np.int32], words: Vocabulary) -> Sequences:
-    """Return pairs, given as the rows of `_made`, as sequences with token types."""
+    """Return pairs as sequences of ids with token types; `made` has the pairs as rows, as `_made` returns them.
+
+    `tokens` are the tokens of all sentences.
+    """
     from nopad.corpus import _pair_kernels
 
     lengths = (made[:, 3] - made[:, 2] + made[:, 5] - made[:, 4] + FRAME).astype(np.int32)

@@ -114,7 +114,8 @@ class Gathered:
     def skip(self, block: Block, bad: BadRecord, options: CorpusOptions) -> bool:
         """Count a bad record, or store its error if `options` do not allow bad records.
 
-        Returns whether they do, so that the caller goes on with the next record.
+        Returns whether they do, so that the caller goes on with the next record. `block` is the record's block, which
+        gives the record's place for the error.
         """
         if options.on_bad_record == "error":
             reason = f'{block.place(bad.line)}: {bad.reason}; repair it, or choose on_bad_record="skip"'
@@ -181,7 +182,7 @@ def _groups(
 ) -> Iterator[Group]:
     """Yield the groups that `sequences` yields; while the caller uses one, the next is tokenised in a thread.
 
-    `record` is the number of the first record.
+    `record` is the number of the first record; the other arguments are those of `sequences`.
     """
     first: dict[bool, str] = {}
     waiting: tuple[Gathered, Content] | None = None

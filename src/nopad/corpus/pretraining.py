@@ -284,7 +284,7 @@ class TokenisedPool(NamedTuple):
 def tokenised_pool(data: bytes, first_line: int, tokenizer: Tokenizer, options: PairOptions) -> TokenisedPool:
     """Tokenise the documents of one block of a `PretrainingSource`, and return them.
 
-    `data` and `first_line` are those of the block.
+    `data` and `first_line` are those of the block; `options` say how texts are divided into sentences.
 
     Raises:
         FormatError: the tokenizer cannot encode a document.

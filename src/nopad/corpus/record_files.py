@@ -207,7 +207,7 @@ def _decode(
     """Yield the records of a block, in order: runs of good records, and single bad ones between them.
 
     `first` is the number of the block's first record or line. `lines` says whether `data` is JSON Lines; if not, it is
-    a JSON array, in which a list with a reason stands for a bad record. `schema` has the types of the `chosen` columns.
+    a JSON array, in which a list with a reason stands for a bad record. The other arguments are those of `_made`.
     """
     items: list[Mapping[str, Any]] = []
     at: list[int] = []
@@ -231,7 +231,8 @@ def _made(
 ) -> Iterator[Records | BadRecord]:
     """Encode dicts, and yield runs of good records with single bad ones between them, in order.
 
-    `at` are the lines or numbers of the dicts. If `encoder` is None, the dicts are taken as they are.
+    `items` are the dicts, and `at` their lines or numbers. If `encoder` is None, the dicts are taken as they are.
+    `schema` has the types of the `chosen` columns.
     """
     if encoder is None:
         yield from _in_columns(items, at, schema, chosen)

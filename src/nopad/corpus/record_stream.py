@@ -1,7 +1,7 @@
 """`open_records`: read records from any input as dicts, in input order, for tasks and `nopad predict`.
 
 `open_source` is for inputs that become token sequences directly; here, records stay dicts of columns, which a task
-reads. Files are found by the same rules; several files are read one after the other, and must have the same format.
+reads. Files are found as for `open_source`. Several files are read one after the other, and must have the same format.
 Memory is needed for one run of consecutive records (a few MiB; for a file of SQuAD, the whole file), and reading can
 begin at any record.
 """

@@ -1,6 +1,7 @@
 """Choose which columns of a table to read, from its schema, before any data is read.
 
-A wanted column that is missing, occurs twice, or has a type that cannot be read is refused here, not while reading.
+A wanted column that is missing, occurs twice, or has a type that cannot be read is refused here, not while reading. The
+argument `place` of functions is the name of the table in messages.
 """
 
 from __future__ import annotations

@@ -119,7 +119,8 @@ def _part(size: int, first: int, rows: int, of: int) -> int:
 class ParquetFile(TableSource):
     """One Parquet file as a source.
 
-    The footer is read when this object is made, so a truncated file raises SourceError then.
+    The footer is read when this object is made, so a truncated file raises SourceError then. `block_bytes` is about how
+    many bytes a block has.
     """
 
     def __init__(self, file: InputFile, options: ReaderOptions, *, block_bytes: int = BLOCK_BYTES) -> None:
@@ -144,7 +145,10 @@ class ParquetFile(TableSource):
 
 
 class ArrowFile(TableSource):
-    """One Arrow (Feather) file as a source, or one file that holds an Arrow stream, as `datasets` saves it."""
+    """One Arrow (Feather) file as a source, or one file that holds an Arrow stream, as `datasets` saves it.
+
+    `block_bytes` is about how many bytes a block has.
+    """
 
     def __init__(self, file: InputFile, options: ReaderOptions, *, block_bytes: int = BLOCK_BYTES) -> None:
         """Read the schema of the file, and choose the columns to read."""

@@ -145,6 +145,7 @@ class Template:
         """Return three lists with one entry per token of a chat: its id, whether the template marks it, and its place.
 
         The place is (begin, end) in characters of the text that the template writes. The tokenizer must be a fast one.
+        `number` is the record's number, for messages of errors.
 
         Raises:
             RecordError, OptionError: as for `text`.
@@ -164,7 +165,7 @@ class Template:
         """Refuse a chat if the template ignores its tools, its tool calls, or what one of its roles says.
 
         Tools, tool calls and each role are checked only in the first chat that has them. `whole` is the text that the
-        template writes for the chat.
+        template writes for the chat; `number` is the record's number, for messages of errors.
 
         Raises:
             RecordError: the template writes the same text without one of these, or refuses the chat without its tools.

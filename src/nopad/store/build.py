@@ -106,8 +106,9 @@ class Builder:
     ) -> tuple[Shard, ...]:
         """Write the shards that are not `finished` yet, or the index; return a `Shard` for each file of the dataset.
 
-        The result is in the order of `Manifest.shards`. Files in the folder of shards that are not `finished` are
-        deleted first.
+        The result is in the order of `Manifest.shards`. `finished` is what `Workspace.finished_files` returns, and
+        `layout` says which packs are in which shard. Files in the folder of shards that are not `finished` are deleted
+        first.
         """
         work = self.workspace.work
         if self.index_only:
@@ -139,7 +140,8 @@ class Builder:
     ) -> Manifest:
         """Move the finished files to the dataset folder, write the plan and the manifest there, return the manifest.
 
-        At the end, the work folder is removed.
+        At the end, the work folder is removed. `made` is the plan, `shards` are the data files, and `known` is as in
+        `build`.
         """
         from nopad.store import _kernels
 

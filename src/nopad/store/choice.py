@@ -141,9 +141,9 @@ def held_out_keys(
 ) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
     """Return each record's random key, uint64 ``[n]``, and whether it is held out, bool ``[n]``.
 
-    `record` are n record numbers of the source `name`, counted from 0 in this source; int64. A record is held out if
-    its key is below ``validation * 2**64``. The caller must also hold out the record with the smallest key of all
-    sources, because this function sees only one source.
+    `record` are n record numbers of the source `name`, counted from 0 in this source; int64. `seed` is the random seed
+    of the choice. A record is held out if its key is below ``validation * 2**64``. The caller must also hold out the
+    record with the smallest key of all sources, because this function sees only one source.
     """
     named = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
     drawn = keys(record, seed, STREAM_HELD_OUT, named)

@@ -223,9 +223,10 @@ class _Job:
     def _choose(
         self, columns: Sequences, by_source: dict[str, Counts]
     ) -> dict[str | None, tuple[Sequences, dict[str, Counts]]]:
-        """Divide the sequences among the job's datasets; return (sequences, counts by source) for each split.
+        """Divide all sequences among the job's datasets; return (sequences, counts by source) for each split.
 
-        The only key is None if the job makes a single dataset.
+        The result is a dict by the name of the split; its only key is None if the job makes a single dataset. `columns`
+        are all sequences, and `by_source` the counts of each whole source.
         """
         if not self.packing.validation and self.source.names == ("",):
             return {None: (columns, by_source)}
@@ -248,8 +249,8 @@ class _Job:
     ) -> Manifest:
         """Write the dataset of one split (None: the only one), and return its manifest.
 
-        If an interrupted run has finished this dataset, it is checked and reused. `columns` are its sequences, and
-        `by_source` the counts of each source.
+        If an interrupted run has finished this dataset, it is checked and reused. `columns` are its sequences,
+        `by_source` the counts of each source, and `progress` is that of reading all sources.
         """
         workspace = self.workspace.half(split)
         if split and workspace.has_manifest():

@@ -188,7 +188,7 @@ def _write_shard(
     """Write shard number `shard` under its temporary name, and return it as a `Shard` without size and checksum.
 
     `on_tokens` is called with the number of tokens of each row group written. If `stop` is set, `_Stopped` is raised
-    before the next row group.
+    before the next row group. The other arguments are those of `write_shards`.
     """
     path = folder / layout.name(shard)
     rows = layout.rows(shard)

@@ -48,7 +48,7 @@ class Workspace:
     """
 
     def __init__(self, out: Path, work: Path | None = None) -> None:
-        """Store the paths; nothing is read or written yet."""
+        """Store the paths; nothing is read or written yet. If `work` is None, it is ``.work`` in `out`."""
         self.out = out
         self.work = work or out / WORK
 

@@ -125,7 +125,7 @@ class _Gathering:
         self.packs += len(row_group)
 
     def _put(self, name: str, values: NDArray[Any], at: int, size: int) -> None:
-        """Write values into a column, from index `at` on.
+        """Write values into the column called `name`, from index `at` on.
 
         The column is created with `size` entries, and made longer if the values do not fit.
         """
