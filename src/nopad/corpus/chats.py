@@ -217,8 +217,8 @@ class ChatEncoder:
         Raises:
             _RewrittenError: the template writes one of these turns, or a message before it, differently than if the
                 chat ended with this turn.
-            RecordError: the template refuses the chat or leaves out a part of it, or the learned tokens of a turn
-                cannot be determined for certain, or do not end as `end_of_turn` says.
+            RecordError: the template refuses the chat or leaves out a part of it; the learned tokens of a turn cannot
+                be determined for certain; or a turn does not end as `end_of_turn` says.
             OptionError: the tokenizer has no chat template.
         """
         whole = self.template.text(chat, number)

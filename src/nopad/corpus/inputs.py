@@ -43,6 +43,8 @@ class Meter:
 class InputFile:
     """An input file that was found, with its size, modification time and inode at that moment.
 
+    The methods that read it raise SourceError if it cannot be read, or has changed since it was found.
+
     Attributes:
         path: path or URL of the file; messages show it.
         name: name of the file in fingerprints.

@@ -158,8 +158,8 @@ def sequences(
     Raises:
         OptionError: when called: no content token fits the capacity. While iterating: there is text, and no tokenizer
             was given; or the tokenizer cannot encode chats, for example because it has no chat template.
-        RecordError: while iterating: a record is bad, empty or too long, and its policy is "error"; or as for
-            `Source.blocks`.
+        RecordError: while iterating: a record is bad, empty or too long, and `options` say "error" for such records; or
+            as for `Source.blocks`.
         LengthError: while iterating: as for `Source.blocks`.
         SourceError: while iterating: text and ids are mixed, or reading fails.
         FormatError: while iterating: the tokenizer cannot encode a text.
@@ -272,8 +272,8 @@ def _runs_of(found: Iterable[Record | Records | BadRecord]) -> Iterator[Records 
 def check_kind(gathered: Gathered, first: dict[bool, str]) -> None:
     """Refuse a mix of text and ready-made ids, since only text would get special tokens.
 
-    `first` is a dict that the caller keeps for all groups, empty at first: this function stores the place of the first
-    text under True, and that of the first ids under False.
+    `first` is a dict that is empty for the first group, and that the caller passes in again for each further group. The
+    place of the first text is stored in it under True, and that of the first ids under False.
 
     Raises:
         SourceError: text and ids are mixed; the message names both places.
@@ -290,7 +290,8 @@ def start_tokenising(gathered: Gathered, tokenizer: Tokenizer | None, pool: Exec
     """Start tokenising a group in `pool`; return a function that waits for the result and returns it.
 
     The result holds one sequence per good record, without special tokens, and not cut yet. If the group holds ids,
-    nothing is started, and the function returns these ids.
+    nothing is started, and the function returns these ids. The function raises FormatError if the tokenizer cannot
+    encode a text.
 
     Raises:
         OptionError: the group holds text, and `tokenizer` is None.
@@ -389,7 +390,7 @@ def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
 def _check_lengths(
     gathered: Gathered, lengths: NDArray[np.int64], room: int, special: int, options: CorpusOptions
 ) -> None:
-    """Raise RecordError for the first record that is too long or empty, if the policy for such records is "error".
+    """Raise RecordError for the first record that is too long or empty, if `options` say "error" for such records.
 
     `lengths` counts the content tokens of each record, of which `room` fit; a sequence gets `special` special tokens.
     """

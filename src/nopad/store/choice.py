@@ -1,10 +1,10 @@
 """Choose which records a job holds out, and which it trains on.
 
 A record's random key depends only on the seed, the name of the source, and the record's number in the source
-(`nopad.random`). A record is held out if its key is below s x 2^64, where s is the share to hold out. So records added
-at the end of a source, and further sources, do not change the choice for earlier records, with one exception: if no
-record has a key below s x 2^64, the record with the smallest key is held out. Records that gave no sequence are not
-looked at.
+(`nopad.random`). A record is held out if its key is below s x 2^64, where s is the share to hold out. So the choice for
+earlier records does not change if records are added at the end of a source, or further sources are added. There is one
+exception: if no record has a key below s x 2^64, the record with the smallest key is held out. Records that gave no
+sequence are not looked at.
 """
 
 from __future__ import annotations

@@ -194,9 +194,9 @@ class PackedRow(Mapping[str, NDArray[Any]]):
 def row_group_problems(row_group: RowGroup, first: int, m: Manifest) -> list[str]:
     """Return the problems of a row group whose first pack is number `first` of the dataset; [] if there are none.
 
-    No pack and no sequence may be empty, no pack may exceed the capacity or depth that the manifest `m` states, the
-    number of tokens in a pack must match its lengths, and ``seq_index``, ``seq_start`` and ``seq_source`` must not be
-    negative. Of each kind, at most three problems are listed. If a pack or a sequence is empty, nothing else is
+    No pack and no sequence may be empty. No pack may exceed the capacity or depth that the manifest `m` states. The
+    number of tokens in a pack must be the sum of its lengths. ``seq_index``, ``seq_start`` and ``seq_source`` must not
+    be negative. Of each kind, at most three problems are listed. If a pack or a sequence is empty, nothing else is
     checked.
     """
     lens, sizes = row_group.sequences.seq_lengths, np.diff(row_group.indptr)

@@ -46,7 +46,7 @@ def replaced(out: Path, names: re.Pattern[str], make: Callable[[Path], Made]) ->
     """Write new output in place of nopad's old output in a folder; return what `make` returns.
 
     If `out` has no complete output, `make` writes to `out` itself. If it has one, or if `make` refuses the unfinished
-    work there, `make` writes to the subfolder `NEW` of `out`, and the old files stay as they are until it is done; then
+    work there, `make` writes to the subfolder `NEW` of `out`. The old files stay as they are until `make` is done; then
     the new files take their place. (`NEW` is inside of `out` since `out` may be a mount or a link.)
 
     The call may be interrupted or killed at any moment: the same call then goes on where it stopped. A call that makes

@@ -253,7 +253,7 @@ def _release_row_groups() -> None:
 
 
 def _misplaced(row_group: RowGroup, m: Manifest) -> set[int]:
-    """Return the numbers of those sources of which a sequence states another source's number in ``seq_source``."""
+    """Find the named sources of which a sequence has a wrong number in ``seq_source``; return their numbers."""
     record = row_group.sequences.values["seq_index"]
     source = row_group.sequences.values.get("seq_source", np.zeros(record.size, dtype=np.int32))
     return {
