@@ -254,7 +254,9 @@ def _encoded(inputs: Any, options: ReaderOptions, encoder: Encoder) -> Source | 
 
 
 def _from_python(inputs: Any, options: ReaderOptions) -> Source | None:
-    """Return the source of Python objects, without an encoder; None if `inputs` are none, so that they must be paths.
+    """Return the source of Python objects, without an encoder.
+
+    The result is None if `inputs` are not such objects; they must then be paths.
 
     Raises:
         SourceError: `inputs` is a table, an array or another object that is no input, or mixes lists of ids with other

@@ -168,7 +168,7 @@ class Finder:
     folders: list[Path] = field(default_factory=list)
 
     def find_all(self, inputs: Sequence[str | os.PathLike[str]]) -> None:
-        """Find all inputs, and add them to `found`; what is found beside them is added to `ignored` and `folders`.
+        """Find all inputs, and add them to `found`; `ignored` and `folders` are extended too.
 
         Raises:
             SourceError: no path is given; a path is missing, unreadable, given twice, of a format that is not read, a
@@ -282,7 +282,7 @@ def _no_part(names: Sequence[str], opened: Callable[[str], InputFile], place: Pa
 
 
 def _find_in(folder: Path, suffixes: Suffixes) -> tuple[list[InputFile], list[str]]:
-    """Return two lists: the files of a folder that are read, and texts that name what is in it and is not read.
+    """Return two lists: the files of a folder that are read, and the names of everything else in it, for messages.
 
     Both are sorted. A file that is found twice, through a link, is in the first list once, and in the second list too.
     Files in `BESIDE` are in neither list.

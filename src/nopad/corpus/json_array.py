@@ -41,10 +41,10 @@ def array_runs(file: InputFile) -> Iterator[Run]:
     """Yield the objects of a JSON array as runs of records; a value that is not an object is a `Bad` record of its run.
 
     Raises:
-        RecordError: the file is not a JSON array, is broken or cut short, or has an object that is too long. (From 67
-            million characters on, 2^26, an object may be too long; from three times as many on, it always is.) Nothing
-            after that point can be read. The error is raised when the last run is decoded. Its message names the line,
-            or the offset of bytes that are not UTF-8.
+        RecordError: the file is not a JSON array, is broken or cut short, or has an object that is too long. (An object
+            of more than 67 million characters, 2^26, may be too long, and one of three times as many always is.)
+            Nothing after that point can be read. The error is raised when the last run is decoded. Its message names
+            the line, or the offset of bytes that are not UTF-8.
         SourceError: the file cannot be read, or changed since it was found.
     """
     part: list[dict[str, Any] | Bad] = []

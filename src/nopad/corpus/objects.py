@@ -278,9 +278,9 @@ def to_batch(
 ) -> tuple[pa.RecordBatch, dict[int, str]]:
     """Turn dicts into a batch with the columns of `schema`; return it, and the reason for each bad row by its index.
 
-    A row is bad if it lacks a column, or has a value of a wrong type. The batch has null in its place. With
-    `selection`, a row that `Selection.unforeseen` refuses is bad too. In the example, row 2 lacks the column and row 1
-    has a float.
+    A row is bad if it lacks a column, or has a value of a wrong type. In the batch, missing values and those of a wrong
+    type are null. With `selection`, a row that `Selection.unforeseen` refuses is bad too. In the example, row 2 lacks
+    the column and row 1 has a float.
 
     >>> batch, bad = to_batch([{"a": 1}, {"a": 0.5}, {}], pa.schema({"a": pa.int64()}))
     >>> batch.to_pydict(), bad

@@ -290,8 +290,8 @@ def start_tokenising(gathered: Gathered, tokenizer: Tokenizer | None, pool: Exec
     """Start tokenising a group in `pool`; return a function that waits for the result and returns it.
 
     The result holds one sequence per good record, without special tokens, and not cut yet. If the group holds ids,
-    nothing is started, and the function returns these ids. The function raises FormatError if the tokenizer cannot
-    encode a text.
+    nothing is started, and the function returns these ids. The returned function raises FormatError if the tokenizer
+    cannot encode a text.
 
     Raises:
         OptionError: the group holds text, and `tokenizer` is None.

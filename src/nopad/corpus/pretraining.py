@@ -3,8 +3,9 @@
 A pair is ``[CLS] A [SEP] B [SEP]``. Documents are read into pools of about `PairOptions.pool_bytes` characters. A pool
 becomes one block, and a random side B is drawn from the documents of the same pool. So memory holds two pools, never
 the corpus. And the pairs of a block depend only on the block, the tokenizer and the options: a job that is resumed, or
-that divides the blocks among processes, makes the same bytes. BERT's own code does the same with its shards. Shuffle
-the documents of a sorted corpus first, or each random side B comes from a document similar to that of side A.
+that divides the blocks among processes, makes the same bytes. BERT's own code also draws random sides from one shard of
+the corpus at a time. Shuffle the documents of a sorted corpus first, or each random side B comes from a document
+similar to that of side A.
 
 A pool ends when it has `pool_bytes` characters and at least `FEWEST` documents with text, or where a source of a
 mixture ends. If the last pool of a source has fewer documents with text, or less than half as many characters, it is

@@ -140,9 +140,9 @@ class PackedRow(Mapping[str, NDArray[Any]]):
 
     @property
     def seq_start(self) -> NDArray[np.int64]:
-        """Index of the token, in its record, at which each sequence begins: 0 unless records were split.
+        """Index of the token, in its record, at which each sequence begins; int64 ``[sequences]``.
 
-        The result is int64 ``[sequences]``.
+        It is 0 unless several sequences were made of the record.
         """
         if "seq_start" in self._row_group.sequences.values:
             return self["seq_start"]
