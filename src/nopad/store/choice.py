@@ -99,8 +99,8 @@ class Choice:
 def choose(record: NDArray[np.int64], records: Mapping[str, int], *, validation: float, seed: int) -> Choice:
     """Choose which of n sequences are held out, and return the choice.
 
-    All sequences of a record are held out, or none of them. If `validation` is above 0, at least one record is held
-    out.
+    All sequences of a record are held out, or none of them. If `validation` is above 0 and there is any sequence, at
+    least one record is held out.
 
     Args:
         record: number of each sequence's record, counted on through all sources, ascending; int64 ``[n]``.
