@@ -318,9 +318,9 @@ def to_batch(
 def _fit(values: Sequence[Any], kind: pa.DataType) -> bool:
     """Return whether all values fit the type `kind`; None always does.
 
-    This is checked here because Arrow would silently turn 0.5 into 0, and True into 1. Only booleans, numbers, texts
-    and lists of these are checked. For any other type, all values are taken to fit; but a NumPy array does not fit a
-    list of such a type.
+    This is checked here because Arrow would silently turn 0.5 into 0 in a column of integers, and True into 1 in a
+    column of floats. Only booleans, numbers, texts and lists of these are checked. For any other type, all values are
+    taken to fit; but a NumPy array does not fit a list of such a type.
     """
     if is_list(kind):
         arrays = [value for value in values if isinstance(value, np.ndarray)]

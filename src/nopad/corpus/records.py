@@ -312,7 +312,7 @@ def ids_record(values: list[Any], line: int, label: str) -> Record | BadRecord:
 
 
 def shown(value: object, limit: int = 40) -> str:
-    """Return a value as ASCII JSON for a message; what JSON cannot hold is written as by `repr`.
+    """Return a value as ASCII JSON for a message; what JSON cannot hold becomes the string that `repr` returns.
 
     If this is longer than `limit` characters, the rest is replaced by "...".
     """
