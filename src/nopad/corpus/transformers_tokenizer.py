@@ -23,7 +23,8 @@ def load_transformers_tokenizer(spec: str | Path | None = None) -> Any:
 
     Raises:
         MissingExtraError: transformers is not installed, or no tokenizer is chosen and the default one is not there.
-        FormatError: there is no such tokenizer, transformers cannot read it, or it has only special tokens.
+        FormatError: there is no such tokenizer, transformers cannot read it, or a folder or name gives a tokenizer that
+            has only special tokens.
     """
     try:
         import transformers

@@ -1,10 +1,10 @@
 """Index-only datasets ("virtual packing"): which sequence is in which pack, without the tokens.
 
 ``packs.arrow`` is the file that `Packs.save` writes: the sequence numbers of each pack. ``sequences.arrow`` has one row
-per sequence, with the columns ``length``, in the narrowest unsigned type; ``record``, unless sequence i is simply
-record i; ``start``, if records were split; and ``source``, if sources are named. The header of ``packs.arrow`` states
-how records were changed before their lengths were taken (stripped, truncated, split), so that the index is not applied
-to unchanged records.
+per sequence, with the columns ``length``, in the narrowest unsigned type; ``record``, unless every sequence i is of
+record i and no record was split; ``start``, if records were split; and ``source``, if sources are named. The header of
+``packs.arrow`` states how records were changed before their lengths were taken (stripped, truncated, split, tokenised),
+so that the index is not applied to unchanged records.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ SEQUENCES = "sequences.arrow"
 
 
 def selection(counts: Mapping[str, int], tokenizer: object) -> str:
-    """Return as text how sequences differ from whole records of the source; "" if they do not.
+    """Return a text that says how sequences differ from whole records of the source; "" if they do not.
 
-    `counts` holds the manifest's counts (fields of `nopad.corpus.Counts`); `tokenizer` is truthy if texts were
-    tokenised.
+    `counts` holds the manifest's counts (fields of `nopad.corpus.Counts`), and `tokenizer` its entry for the tokenizer,
+    which is None if no text was tokenised.
 
     >>> selection({"stripped": 13, "truncated": 1, "split": 0}, None)
     'padding was cut off 13 records, 1 was truncated'
@@ -93,7 +93,7 @@ class Index:
     Attributes:
         packs: the packs, which hold sequence numbers.
         lengths: number of tokens in each sequence; unsigned integers ``[n]``.
-        record: record number of each sequence; int64 ``[n]``; None: sequence i is record i.
+        record: record number of each sequence; int64 ``[n]``; None: each sequence i is of record i.
         start: index of the token, in its record, at which each sequence begins; int64 ``[n]``; None: always 0, since no
             record was split.
         source: number of each sequence's source; int32 ``[n]``; None: sources are not named.
@@ -120,9 +120,10 @@ class Index:
 
 
 def read_index(folder: Path, m: Manifest) -> Index:
-    """Read both index files into memory, and return their content: 5 to 28 bytes per sequence, at 1 to 2 GB/s.
+    """Read both index files into memory, and return their content.
 
-    The checksums are verified on the bytes in memory, so later changes of the files have no effect.
+    This takes 5 to 28 bytes of memory per sequence; the files are read at 1 to 2 GB/s. The checksums are verified on
+    the bytes in memory, so later changes of the files have no effect.
 
     Raises:
         CorruptError: a file is missing, does not have the checksum that the manifest `m` states, or is not an index of

@@ -68,9 +68,9 @@ def _warn_of_random_reads(rows: int, decoded: int, rows_per_group: int) -> None:
 
 
 def refuse_stacking() -> None:
-    """Make torch's default collate function raise OptionError for packs, with a message that names `collator`.
+    """Make torch's default collate function, which would stack packs, raise an OptionError for them.
 
-    Does nothing if torch's DataLoader is not imported.
+    The message names `PackedDataset.collator`, which joins them. Nothing is done if torch's DataLoader is not imported.
     """
     collate = sys.modules.get("torch.utils.data._utils.collate")
     if collate is not None:

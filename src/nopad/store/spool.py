@@ -100,7 +100,9 @@ class Spool:
         carried: Sequence[Carried] = (),
         commit_every_s: float = 2.0,
     ) -> None:
-        """Open the spool in an existing folder; if there is none, its files are created when something is written.
+        """Open the spool in `folder`, which must exist; the spool's files may be missing.
+
+        Missing files are created when something is first written.
 
         Args:
             folder: the folder of the files.
@@ -266,7 +268,7 @@ class Spool:
         return self._folder / f"{name}.bin"
 
     def _trusted(self) -> list[Progress]:
-        """Return the commits whose checksums are right, up to the first wrong one; truncate the journal after them."""
+        """Return the commits before the first one with a wrong checksum; remove all others from the journal."""
         history: list[Progress] = []
         good = 0
         with ExitStack() as stack:
@@ -317,7 +319,7 @@ class Spool:
                     self._write(name, np.zeros(1, dtype=np.int64))  # the first string begins at 0
 
     def _begin_segment(self) -> None:
-        """Begin to hash what the next commit will cover."""
+        """Start new hashes, for the bytes that the next commit will cover, and note the time."""
         self._hashes = {name: hashlib.sha256() for name in self._layout}
         self._committed_at = time.monotonic()
 
