@@ -70,10 +70,10 @@ class PackCollator:
         self.epoch: int | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """From now on, draw masks by seed, `epoch` and sequence number alone, as a `PackedLoader` does in that epoch.
+        """Let masks depend only on the seed, on `epoch` and on the number of each sequence, from the next batch on.
 
-        Before the first call of `set_epoch`, masks are drawn anew for each batch, by torch's random generator, as in
-        transformers' collators.
+        A `PackedLoader` draws the same masks in that epoch. Before the first call of `set_epoch`, masks are drawn anew
+        for each batch, by torch's random generator, as in transformers' collators.
 
         Raises:
             OptionError: `epoch` is not an integer of at least 0.
@@ -84,9 +84,9 @@ class PackCollator:
         """Make a batch of the rows in `features`.
 
         Raises:
-            BatchError: rows have neither ``seq_lengths`` nor ``position_ids``, or ``position_ids`` that do not begin at
-                0; masks are to be drawn, and the rows have labels, or no ``seq_index``; or there is another reason, as
-                in `PackedBatch.from_features`.
+            BatchError: a row has neither ``seq_lengths`` nor ``position_ids``, or its ``position_ids`` do not begin at
+                0; masks are to be drawn, and the rows have labels, or have no ``seq_index``; or there is another
+                reason, as in `PackedBatch.from_features`.
             LengthError: a row has more tokens than the form's capacity.
             OptionError: the form would move sequences to other rows, or has fewer rows than `features`.
         """

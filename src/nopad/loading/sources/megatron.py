@@ -140,7 +140,7 @@ class MegatronTokens(TokenSource):
             self._check_documents()
 
     def _ends(self, here: slice) -> NDArray[np.int64]:
-        """Return where the sequences of a slice end in the ``.bin``, in bytes."""
+        """Return where the sequences in the slice `here` end in the ``.bin``, in bytes; int64 ``[k]``."""
         width = np.int64(self._ids.dtype.itemsize)
         ends: NDArray[np.int64] = self._places.values[here] + self._lengths_in.values[here] * width
         return ends

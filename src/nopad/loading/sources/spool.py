@@ -61,7 +61,7 @@ def spooled(
 
     Args:
         parts: a function that yields all sequences in order, in parts; columns are NumPy arrays of numbers, the same
-            in each part. It is called only if there is no copy yet.
+            in each part. It is not called if a folder holds a copy already.
         identity: a description of what is copied, as JSON values, by which a later process finds the copy; None: the
             tokens stay in memory.
         name: the source's name in messages.
@@ -106,7 +106,7 @@ def _default_root() -> Path:
 
 
 def _taken(parts: Iterator[Sequences]) -> list[Sequences]:
-    """Take parts from the iterator until they have more than `IN_MEMORY` tokens, or it ends; return these parts."""
+    """Take parts from the iterator until they have more than `IN_MEMORY` tokens together, or it ends; return these parts."""
     taken, tokens = [], 0
     for part in parts:
         taken.append(part)
