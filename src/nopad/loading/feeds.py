@@ -197,7 +197,7 @@ def planned(
     align: int = 1,
     **options: Any,
 ) -> Plan:
-    """Return a plan for the sequences of `source`: `plan`, after checking that it fits them; or a new one (`nopad.plan`).
+    """Return a plan for the sequences of `source`: `plan` if it fits them; a new one (`nopad.plan`) if `plan` is None.
 
     Args:
         source: the sequences.

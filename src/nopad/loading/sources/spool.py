@@ -106,7 +106,7 @@ def _default_root() -> Path:
 
 
 def _taken(parts: Iterator[Sequences]) -> list[Sequences]:
-    """Take parts from the iterator until they have more than `IN_MEMORY` tokens together, or it ends; return these parts."""
+    """Take parts from the iterator until they have more than `IN_MEMORY` tokens, or it ends; return these parts."""
     taken, tokens = [], 0
     for part in parts:
         taken.append(part)
