@@ -99,7 +99,8 @@ _KEY = re.compile(r'"([^"]*)": ')
 def verb_of(arguments: list[str]) -> str:
     """Return the verb (the command) in a command line, such as "pack" or "study glue"; "" if it has none.
 
-    It is the first argument that does not begin with a dash; after "study", the second one belongs to it too.
+    It is the first argument that does not begin with a dash; after "study", the second one belongs to it too. So before
+    the verb, only options without a value are allowed for.
 
     >>> verb_of(["--debug", "study", "glue", "folder"]), verb_of(["pack", "texts"])
     ('study glue', 'pack')
@@ -109,7 +110,9 @@ def verb_of(arguments: list[str]) -> str:
 
 
 def worded(message: str, verb: str) -> str:
-    """Return a message in which Python options are named as in `verb` (a command): its flags, or fields of `train`.
+    """Return a message with its Python options named as in the command `verb`: by flags, or by fields of `train`.
+
+    An option that only `nopad pack` has becomes that command with its flag.
 
     >>> said = 'choose over_long="truncate" or "drop", or another tokenizer='
     >>> worded(said, "pack")
@@ -156,9 +159,9 @@ def _shown(found: re.Match[str], verb: str) -> str:
 
 
 def _field(field: str, value: str | None) -> str:
-    """Return a field with its value as TOML.
+    """Return a field of the configuration of `nopad train` with its value, as TOML.
 
-    A `value` of None gives the field's name alone; "None" gives "no" and the field's name.
+    If `value` is None, the result is the field's name alone; if it is the text "None", it is "no" and the field's name.
     """
     if value is None:
         return field
