@@ -106,7 +106,7 @@ def share(part: int, whole: int) -> str:
 
 
 def text_unit(given: Given) -> list[str]:
-    """Return a list of one line: what one record of the text files is, in this plan and in `nopad train`.
+    """Return a list of one line: what one record of the text files is, here and in `nopad train` and `nopad predict`.
 
     The list is empty if no text files were read.
 

@@ -75,7 +75,8 @@ def show_capacities(
     """Read the input once, plan for every capacity, and print a table with a line for each, or one JSON object.
 
     Args:
-        read: function that is called as ``read(capacity, monitor, apart=True)``, as `read_given`.
+        read: a function that is called as ``read(capacity, monitor, apart=True)`` and returns a `Given`, as
+            `read_given`.
         inputs: the inputs as given, for messages.
         capacities: two or more; the lines are in this order.
         planner: the result of `planner_of`.

@@ -127,9 +127,10 @@ def _said(param: Any, is_option: bool) -> str:
 
 
 def _table(rows: Iterable[tuple[str, str]], width: int) -> Iterator[str]:
-    """Yield the lines of a table with two columns; `width` is the width of a line.
+    """Yield the lines of a table with two columns; `width` is the width of a line in characters.
 
-    `rows` are the pairs (name, text). A name that is too long for its column has a line of its own.
+    `rows` are pairs: what stands in the first column, such as the names of an option, and the text beside it. What is
+    too wide for the first column has a line of its own.
     """
     rows = list(rows)
     column = min(max(len(names) for names, _ in rows), NAMES) + 2

@@ -333,7 +333,7 @@ def _ladder(text: str, read: partial[Given], beside: Mapping[str, Any], wanted: 
 def _show(given: Given, without: Padded, rows: list[dict[str, Any]], wanted: Wanted) -> None:
     """Print what packing gains, a table of the plans, and their notes.
 
-    The short answer (`Wanted.short`) ends with what a limit on depth costs, every other one with the lower bound.
+    The short answer (`Wanted.short`) ends with what a limit on depth costs; any other answer ends with the lower bound.
     """
     out = console()
     whole = not out.is_terminal  # lines are wrapped for a terminal only
@@ -412,7 +412,7 @@ def table_rows(
 ) -> list[dict[str, Any]]:
     """Call `nopad.planning.comparison.compare`, show its progress on `monitor`, and return its rows.
 
-    The first arguments, `seed` and `options` are those of `compare`. `as_saved` is called with the plan of depth
+    The first five arguments, `seed` and `options` are those of `compare`. `as_saved` is called with the plan of depth
     `saved_depth`, and the plan that it returns is saved in the file `output`. If `output` is None, no plan is saved;
     with `output`, give one algorithm only.
     """

@@ -28,10 +28,10 @@ _SPARK = 24
 
 
 def redone_table(table: Table, rows: Sequence[Redone], width: int) -> Group:
-    """Return a published table beside ours; up to three columns are left out if it is wider than `width` characters.
+    """Return a table with the figures of a published table and ours.
 
     Each row has up to three lines: the published figures, ours, and the differences. Lines without figures are left
-    out.
+    out. Up to three columns are left out if the table is wider than `width` characters.
     """
 
     def make(left_out: Sequence[str]) -> Grid:

@@ -92,7 +92,7 @@ def learning(
 
 
 def described(prepared: Prepared) -> list[str]:
-    """Return lines of text about a study that has not run yet: its model, its data, its runs and their estimated time."""
+    """Return lines of text about a study that has not run yet: model, data, runs, and how long they will take."""
     size = prepared.size
     return [
         f"BERT of {size.layers} x {size.hidden}: {prepared.parameters:,} parameters, vocabulary {size.vocabulary:,}",

@@ -1,9 +1,10 @@
 """Translate option names in messages from Python's form to the flags or configuration fields of a verb.
 
-A verb is a command such as ``pack``. An option that the verb has becomes its flag (``--over-long truncate``), or for
-`nopad train` a field of its configuration (``task.over_long = "truncate"``). An option that only `nopad pack` has
-becomes that command with its flag (``nopad pack --empty skip``). Arguments inside the parentheses of a Python call
-stay unchanged, and so do options that no verb has.
+A verb is a command such as ``pack``. An option that the verb has becomes its flag (``--over-long truncate``), for
+`nopad train` a field of its configuration (``task.over_long = "truncate"``), and for `nopad predict` in some cases
+``--set prompt=...``. An option that only `nopad pack` has becomes that command with its flag
+(``nopad pack --empty skip``). Arguments inside the parentheses of a Python call stay unchanged, and so do options that
+no verb has.
 """
 
 from __future__ import annotations

@@ -34,13 +34,13 @@ class PackCollator:
     """Makes a `PackedBatch` of rows of a packed dataset; `PackedDataset.collator` returns one of these.
 
     A row is an item of a `PackedDataset`, or of the result of its `to_hf`. If a trainer has removed the column
-    ``seq_lengths``, the lengths of the sequences are found from ``position_ids``. ``label`` and ``label_ids`` become
-    ``labels``.
+    ``seq_lengths``, the lengths of the sequences are found from ``position_ids``. Columns ``label`` and ``label_ids``
+    become ``labels``.
 
     Args:
         form: shape of the batch: `nopad.Flat()`, one row without padding, or `nopad.Rows(capacity)`; None: flat.
-        causal: whether to make labels for a causal language model: tokens are the labels if there are none, and the
-            first label of each sequence is -100.
+        causal: whether to make labels for a causal language model: those of the rows or, if they have none, the tokens.
+            The first label of each sequence becomes -100.
         masking: a `nopad.tasks.Masking`, for masked language models; None: nothing is masked.
         per_sequence: names of columns with one value per sequence. Needed where every sequence has one token, since
             shapes do not tell such columns from those with one value per token.
@@ -51,7 +51,7 @@ class PackCollator:
     >>> import nopad
     >>> from nopad.loading import PackCollator
     >>> packed = nopad.pack_dataset([[7, 8, 9], [5]], 4)
-    >>> PackCollator(causal=True)([packed[0]])["labels"].tolist()
+    >>> PackCollator(causal=True)([packed[0]])["labels"].tolist()  # the row holds both sequences
     [[-100, 8, 9, -100]]
     """
 
@@ -103,7 +103,7 @@ class PackCollator:
     def _sequences(self, features: Sequence[Any]) -> tuple[Sequences, NDArray[np.int64]]:
         """Return the sequences of the rows, and the number of sequences in each row, int64 ``[rows]``.
 
-        The sequences include record columns, such as ``seq_index``.
+        The sequences also have the columns that say where each one comes from, such as ``seq_index``.
 
         Raises:
             BatchError: as in `__call__`.

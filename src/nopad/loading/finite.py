@@ -38,7 +38,7 @@ class EpochSupply(Supply):
     """
 
     def __init__(self, epochs: Epochs, serving: Serving, balance: Balance) -> None:
-        """Keep the arguments, and check that epoch 0 can be dealt in whole steps.
+        """Keep the arguments, and check that epoch 0 can be divided into steps.
 
         Raises:
             OptionError: the units (packs, rows, single sequences or groups) do not make a single step, or do not make

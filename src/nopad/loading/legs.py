@@ -1,4 +1,4 @@
-"""Legs: the parts of an epoch between two changes of the ranks, and the steps of the current leg.
+"""Legs: the parts of an epoch in which ranks, step and balance stay the same; and the steps of the current leg.
 
 An epoch is one leg, unless training stops in the middle and goes on with another number of ranks or nodes, another step
 (accumulation, units per rank, token cap) or another balance. Then a new leg begins, which deals exactly the units

@@ -20,7 +20,10 @@ __all__ = ["MixedTokens"]
 
 
 class MixedTokens(Feed):
-    """The feed of a `Mixture`: its sequences, packed (sequences of several sources may share a pack), or one by one."""
+    """The feed of a `Mixture`: its sequences, in packs or one by one.
+
+    Sequences of several sources may share a pack.
+    """
 
     steady = False
 

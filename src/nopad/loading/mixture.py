@@ -68,8 +68,8 @@ class Mixture:
         OptionError: `sources` is not a dict or is empty; a weight names no source, is missing, or is not a finite
             number above 0; `exhausted` has another value; the sources do not have the same columns; or an epoch would
             take more than 2^31 - 1 sequences from one source.
-        SourceError, FormatError, CorruptError, RecordError, LengthError, StorageError: a source cannot be opened, as
-            for `open_tokens`.
+        SourceError, FormatError, CorruptError, RecordError, LengthError, StorageError, MissingExtraError: a source
+            cannot be opened, as for `open_tokens`.
 
     >>> import nopad
     >>> from nopad.loading import Mixture

@@ -32,8 +32,8 @@ class EpochCollate(ABC):
     """Base class of collates that make different batches of the same sequences in every epoch, such as with new masks.
 
     A subclass defines `at`, and also `facts` if its batches depend on settings. Random draws must depend only on the
-    epoch and on the numbers of the sequences (the column ``seq_index`` of `Sequences.values`). Then a sequence is drawn
-    in the same way with any number of ranks or worker processes, and after a run is resumed.
+    epoch and on the numbers of the sequences (the column ``seq_index`` of `Sequences.values`). Then the draws for a
+    sequence are the same with any number of ranks or worker processes, and after a run is resumed.
 
     >>> from nopad.loading import EpochCollate, causal
     >>> class Same(EpochCollate):

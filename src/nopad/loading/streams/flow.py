@@ -57,7 +57,7 @@ class Flow:
 
         Raises:
             SourceError: as in `Reader.groups`; or the last passes over the source gave this rank no sequence.
-            RecordError, OptionError, FormatError: as in `Reader.groups`.
+            RecordError, LengthError, OptionError, FormatError: as in `Reader.groups`.
         """
         while len(self._ready) < units and self._read():
             pass
@@ -70,7 +70,7 @@ class Flow:
 
         Raises:
             SourceError: the last passes over the source gave this rank no sequence; or as in `Reader.groups`.
-            RecordError, OptionError, FormatError: as in `Reader.groups`.
+            RecordError, LengthError, OptionError, FormatError: as in `Reader.groups`.
         """
         read = next(self._groups, None)
         if read is None:

@@ -118,9 +118,10 @@ class Reader:
 
         Raises:
             RecordError: a record is bad, too long or empty, and the options do not allow it.
+            LengthError: the source is a task's (`nopad.tasks.source.TaskSource`), and the task refuses a record.
             SourceError: reading fails, the source mixes text and ids, has changed since `cursor` was made, or has no
                 record.
-            OptionError: a record is text, and there is no tokenizer.
+            OptionError: a record is text, and there is no tokenizer; or the tokenizer cannot encode chats.
             FormatError: the tokenizer cannot encode a text.
         """
         waiting: deque[_Started | Exception] = deque()

@@ -131,7 +131,10 @@ def _lengths(parts: Sequence[Sequences]) -> NDArray[np.int32]:
 
 
 def _taken(parts: Sequence[Sequences], numbers: NDArray[np.int64]) -> Sequences:
-    """Return the sequences with these numbers, counted over all parts, concatenated. O(their tokens)."""
+    """Return the sequences with these numbers, concatenated; O(their tokens).
+
+    The numbers count the sequences of all parts, one part after the other.
+    """
     if not numbers.size:
         return NOTHING
     begin = np.cumsum([0, *map(len, parts)])

@@ -85,7 +85,7 @@ class StreamSupply(Supply):
         """Refuse several ranks that are to stop at the end of the source, but cannot tell one another when.
 
         Raises:
-            OptionError: there are such ranks: torch.distributed has no process group.
+            OptionError: there are such ranks, and torch.distributed has no process group.
         """
         if not self.reader.repeat and self.serving.ranks.world_size > 1 and exchange_of(self.serving.ranks) is None:
             raise OptionError(
@@ -257,7 +257,7 @@ class StreamSupply(Supply):
         Raises:
             OptionError: `workers` is above 1; the stream ended in the middle of a step, and `last` is "refuse"; or as
                 in `Flow.take`.
-            SourceError, RecordError, FormatError: as in `Flow.take`.
+            SourceError, RecordError, LengthError, FormatError: as in `Flow.take`.
         """
         if workers > 1:
             self.check_workers(workers)
