@@ -177,9 +177,9 @@ def _warned(verb: str, message: Warning | str, category: type[Warning], filename
 
 
 def _failed(message: str, code: int, debug: bool) -> int:
-    """Print `message` as one line to stderr, or with `debug` the traceback of the current error; return `code`.
+    """Print `message` as one line to stderr, unless it is empty; return `code`, the exit code.
 
-    Nothing is printed if the message is empty. `code` is the exit code.
+    With `debug`, the traceback of the current error is printed instead.
     """
     if debug:
         traceback.print_exc()

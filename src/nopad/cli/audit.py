@@ -268,7 +268,9 @@ class _AsTrained:
 
 
 def _imported(name: str) -> Any:
-    """Import what ``module:name`` stands for, where the name may have dots; a class is called to make an instance.
+    """Import what ``module:name`` stands for, and return it; if it is a class, return an instance of it.
+
+    The name may have dots.
 
     Raises:
         OptionError: `name` has another form, the import or the class raises an exception, or the result is not

@@ -163,7 +163,7 @@ def _grid(title: str, heads: list[str]) -> Table:
 def as_document(prepared: Prepared, found: Learning) -> dict[str, Any]:
     """Return the results of the study as JSON values by name: size, packing factor, parameters, curves and fine-tuning.
 
-    An infinite loss, of a run that diverged, is None: JSON has no such number.
+    A masked loss that is NaN or infinite, as in a run that diverged, is None: JSON has no such number.
     """
     return {
         "size": asdict(prepared.size),

@@ -2,9 +2,9 @@
 
 A verb is a command such as ``pack``. An option that the verb has becomes its flag (``--over-long truncate``), for
 `nopad train` a field of its configuration (``task.over_long = "truncate"``), and for `nopad predict` in some cases
-``--set prompt=...``. An option that only `nopad pack` has becomes that command with its flag
-(``nopad pack --empty skip``). Arguments inside the parentheses of a Python call stay unchanged, and so do options that
-no verb has.
+``--set prompt=...``. An option that the verb lacks, and `nopad pack` has, becomes that command with its flag
+(``nopad pack --empty skip``). Arguments inside the parentheses of a Python call stay unchanged, and so do all other
+options.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ def verb_of(arguments: list[str]) -> str:
 
 
 def worded(message: str, verb: str) -> str:
-    """Return a message with its Python options named as in the command `verb`: by flags, or by fields of `train`.
+    """Return a message with its Python options named as in a command: by flags, by fields of `train`, or by ``--set``.
 
-    An option that only `nopad pack` has becomes that command with its flag.
+    `verb` is the command. An option that it lacks, and `nopad pack` has, becomes `nopad pack` with its flag.
 
     >>> said = 'choose over_long="truncate" or "drop", or another tokenizer='
     >>> worded(said, "pack")
@@ -130,7 +130,7 @@ def worded(message: str, verb: str) -> str:
 def _named(name: str, verb: str) -> str | None:
     """Return how a verb (a command) names an option: "--FLAG", "FIELD =", "--set NAME=" or "nopad pack --FLAG".
 
-    None: the verb has no name for the option.
+    None: the verb has no name for the option, and `nopad pack` has none either.
     """
     flag = f"--{name.replace('_', '-')}"
     if verb == "train" and name in FIELDS:

@@ -1,6 +1,6 @@
 """Load batches for training: packs, rows or sequences are dealt to ranks so that all ranks have about the same work.
 
-A run that stopped goes on exactly where it stopped.
+A run whose state was saved can be resumed exactly where it was saved.
 """
 
 from nopad.loading.collate import causal

@@ -179,6 +179,9 @@ class EpochSupply(Supply):
 
         Raises:
             SourceError, CorruptError, FormatError: the data changed since they were opened, or are not there any more.
+            StorageError, BatchError: as in `Feed.gather`.
+            OptionError: as in `Epochs.course` and `Serving.batch`.
+            BalanceError: as in `Epochs.course` and `Course.dealt`.
         """
         self._epochs.feed.check_unchanged()
         pairs = islice(self._pairs(at, deal_ahead=workers == 1), worker, None, workers)

@@ -143,7 +143,11 @@ class Course:
         return found
 
     def seen(self, number: int) -> tuple[int, int]:
-        """Return the number of sequences and of tokens that step `number` takes on all ranks together."""
+        """Return the number of sequences and of tokens that step `number` takes on all ranks together.
+
+        Raises:
+            IndexError: the leg has no such step.
+        """
         step = self.step(number)
         return step.sequences.size, _kernels.sum_at(self._units.seq_lengths, step.sequences)
 
@@ -151,6 +155,10 @@ class Course:
         """Return the units and sequences that one rank takes in one micro-step of step number `step`.
 
         In a last step with empty places, a rank may have no unit; the result then holds nothing.
+
+        Raises:
+            IndexError: the leg has no such step.
+            BalanceError: as in `dealt`.
         """
         if self.shape.per_step == self.shape.per_rank and not self._units.apart:  # a single rank, without accumulation
             return self.step(step)
@@ -167,6 +175,11 @@ class Course:
         as the largest number of units of any micro-step. If the sequences of a unit may go to different ranks
         (`Units.apart`), the result holds numbers of sequences instead, and the last dimension counts these. The units
         of a rank's micro-step are in the leg's order of units; empty places come last.
+
+        Raises:
+            IndexError: the leg has no such step.
+            BalanceError: the cost model gives an invalid cost, or the costs of a pack or of the step do not fit into 64
+                bits together.
         """
         taken = self.step(step)
         if self._units.apart:

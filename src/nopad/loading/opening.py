@@ -41,7 +41,7 @@ def open_feed(
 
             * there is no `capacity`, `unpacked` is False, and `data` is not a packed dataset
             * options of a plan are given, and nothing is planned
-            * nothing is packed, and `together` is "pack", or the groups differ in size
+            * `unpacked` is True, `data` is not a mixture, and `together` is "pack" or the groups differ in size
             * groups are given for stored rows; or groups or a plan are given for a mixture
             * an option has an invalid value
         LengthError: a sequence or group is longer than `capacity`, or a sequence has no token.

@@ -34,7 +34,7 @@ class Ranks:
     Raises:
         OptionError: a number is out of range, or `node_size` does not divide `world_size`.
 
-    >>> Ranks(rank=3, world_size=8, node_size=4).node
+    >>> Ranks(rank=3, world_size=8, node_size=4).node  # ranks 0 to 3 share node 0
     0
     """
 

@@ -46,7 +46,7 @@ class HostArrays:
         folder: the folder of the arrays' files.
 
     Raises:
-        StorageError: the folder cannot be made, or belongs to somebody else.
+        StorageError: the folder cannot be made, or `root` is a symbolic link or belongs to somebody else.
     """
 
     def __init__(self, facts: Mapping[str, Any], root: Path | None = None) -> None:
@@ -55,7 +55,7 @@ class HostArrays:
         Folders below `root` that no process uses any more are removed.
 
         Raises:
-            StorageError: the folder cannot be made, or `root` belongs to somebody else.
+            StorageError: the folder cannot be made, or `root` is a symbolic link or belongs to somebody else.
         """
         same = {**facts, "nopad": nopad.__version__}
         key = hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:32]

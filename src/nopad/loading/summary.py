@@ -35,9 +35,9 @@ class Summary:
         shape, balance, cost: the ranks and units of a step, how units are dealt to ranks, and the cost model.
         steps: number of optimiser steps.
         sequences, tokens: number of sequences and tokens in these steps, on all ranks together.
-        slots: number of slots in these steps, tokens and padding together; None: batches have no rows of a capacity.
+        slots: number of slots in these steps, tokens and padding together; None: the loader was not given `rows`.
         steps_not_packed: number of optimiser steps that the same sequences would take with one sequence per row; None:
-            batches have no rows of a capacity.
+            the loader was not given `rows`.
         left_out: numbers of units, of sequences and of tokens that make no whole step in this epoch.
         empty: number of places for units that stay empty in the last step.
         last: what happens to units that make no whole step, as in `PackedLoader`.
@@ -137,7 +137,7 @@ def summarise(
         unit: what is dealt, as in `Summary`.
         takes: what a rank takes in a micro-step, as in `Summary`.
         cost: the cost model by which ranks are balanced.
-        capacity: slots per unit; None: batches have no rows of a capacity.
+        capacity: slots per row, if the loader was given `rows`; else None.
         notes: further lines, as in `Summary`.
     """
     shape, places = course.shape, course.units_at(0, course.units_left)

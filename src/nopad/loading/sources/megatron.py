@@ -168,7 +168,11 @@ class MegatronTokens(TokenSource):
                 )
 
     def stored_lengths(self) -> NDArray[np.int32]:
-        """Return the lengths of all stored sequences or documents, 0 or more; int32 ``[stored]``."""
+        """Return the lengths of all stored sequences or documents, 0 or more; int32 ``[stored]``.
+
+        Raises:
+            SourceError: a document has more than 2^31 - 1 tokens.
+        """
         if not self._documents:
             return self._lengths_in.values.astype(np.int32)
         offsets = np.zeros(self._lengths_in.size + 1, np.int64)

@@ -64,10 +64,11 @@ class IndexTokens(TokenSource):
             index.
         SourceError: the dataset holds its tokens itself.
         FormatError, CorruptError: the index is unfinished or damaged.
+        StorageError: the index cannot be read.
     """
 
     def __init__(self, path: Path, source: TokenSource) -> None:
-        """Read the index, 5 to 28 bytes per sequence, and compare its lengths with those of the source."""
+        """Read the index, which takes 5 to 28 bytes per sequence, and compare its lengths with those of the source."""
         self._path, self._source, self._manifest = path, source, open_packed(path).manifest
         if self._manifest.kind != "index":
             raise SourceError(f"{path}: holds its tokens itself; open it without source=")

@@ -183,7 +183,7 @@ class TokenSource(ABC):
         return self._stored - self.skipped
 
     def __repr__(self) -> str:
-        """Return the source's name and size, in one line."""
+        """Return the type of the source, its name and its number of sequences, in one line."""
         return f"{type(self).__name__}({self.name!r}, {len(self):,} sequences)"
 
     @property

@@ -51,7 +51,7 @@ class Packing:
         return "sequence" if self.capacity is None else "pack"
 
     def packer(self) -> Packer:
-        """Return a packer that holds no sequence."""
+        """Return a new packer, which holds no sequence."""
         return Packer(self)
 
     def facts(self) -> dict[str, Any]:
