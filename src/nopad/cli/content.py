@@ -92,7 +92,7 @@ def content_of(
         others: values by name of the options that cannot be combined with chats, pairs or several fields.
 
     Raises:
-        OptionError: options contradict each other.
+        OptionError: options contradict each other, or a value in `chat_options` is not NAME=VALUE.
     """
     return Content(
         fields=tuple(fields or ()),

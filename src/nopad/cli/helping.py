@@ -112,7 +112,8 @@ def _choices(command: Any, name: str) -> str:
 def _said(param: Any, is_option: bool) -> str:
     """Return the help text of an option or argument.
 
-    That of an option ends with its default or, if the option must be given, with the word "Required".
+    At the end of an option's text stands its default, if it has one that is shown; or the word "Required", if the
+    option must be given.
     """
     text = " ".join((getattr(param, "help", None) or "").split())
     if param.required:

@@ -211,7 +211,7 @@ def read_pairs(
     Raises:
         OptionError: an input is no ``.npy`` file, corpus options or `keep` are given, or `validation` is not 0.
         FormatError: a file holds an array of another shape.
-        SourceError: there is no such file, or the files hold no sequences.
+        SourceError: a file is missing or damaged, or the files hold no sequences.
     """
     if keep is not None:
         raise OptionError(f"--save-lengths saves one length per sequence, and {inputs[0]} has two kinds of size")

@@ -63,8 +63,8 @@ def from_stdin(inputs: Sequence[str], form: Format | None = None) -> list[str]:
         form: format of standard input; None: the first bytes decide.
 
     Raises:
-        OptionError: ``-`` is given twice, or standard input is a terminal; or `form` is None and the input may be CSV
-            or TSV, or `form` is given and ``-`` is not.
+        OptionError: ``-`` is given twice, or standard input is closed or a terminal; or `form` is None and the input
+            may be CSV or TSV, or `form` is given and ``-`` is not.
     """
     places = [at for at, given in enumerate(inputs) if given == "-" or given.endswith("=-")]
     if not places:

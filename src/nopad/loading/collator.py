@@ -72,8 +72,8 @@ class PackCollator:
     def set_epoch(self, epoch: int) -> None:
         """Let masks depend only on the seed, on `epoch` and on the number of each sequence, from the next batch on.
 
-        A `PackedLoader` draws the same masks in that epoch. Before the first call of `set_epoch`, masks are drawn anew
-        for each batch, by torch's random generator, as in transformers' collators.
+        A `PackedLoader` with the same `Masking` draws the same masks in that epoch. Before the first call of
+        `set_epoch`, masks are drawn anew for each batch, by torch's random generator, as in transformers' collators.
 
         Raises:
             OptionError: `epoch` is not an integer of at least 0.

@@ -146,7 +146,8 @@ class StoredTokens(Feed):
     def facts(self) -> dict[str, Any]:
         """Return, by name, what must be the same when a saved run goes on.
 
-        These are what is dealt, the seed, and the fingerprints of the data, of the groups and of the plan.
+        These are what is dealt, the seed and the fingerprint of the data; with groups, their fingerprint and what their
+        sequences share; with a plan, its fingerprint and capacity.
         """
         found: dict[str, Any] = {"unit": self.unit, "seed": self.seed, "data": self._source.fingerprint}
         if self._groups is not None:
