@@ -239,10 +239,10 @@ def _loaded(
 
 
 def _lowered(loaded: Any, precision: str | None) -> tuple[Any, float | None]:
-    """Return the model in the given precision, and the smallest cosine between its outputs and those before.
+    """Return the model in the given precision, and how alike its outputs are to those of the given model.
 
-    The cosine is that of `nopad.model.precision.agreement`. If `precision` is None, return the model as it is, and
-    None.
+    The second result is the smallest cosine of `nopad.model.precision.agreement`. If `precision` is None, return the
+    given model, and None.
     """
     if precision is None:
         return loaded, None

@@ -157,7 +157,7 @@ def _difference(row: BalanceRow, published: tuple[int, int] | None) -> str:
 
 
 def _reproduced(row: BalanceRow, published: tuple[int, int]) -> bool:
-    """Return whether noise and a slightly different Wikipedia explain by how much a row differs from MLPerf's Table 5.
+    """Return whether a row is as near to MLPerf's Table 5 as noise and a slightly different Wikipedia allow.
 
     `published` has the least and most tokens per GPU in that table.
     """

@@ -65,7 +65,7 @@ class Feed(ABC):
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """Return, by name, what must be the same when a saved run goes on, such as a fingerprint of the data.
+        """Return, by name, what a saved run and the run that resumes it must share, such as a fingerprint of the data.
 
         All values can be written as JSON.
         """
@@ -144,9 +144,9 @@ class StoredTokens(Feed):
             self.group_size = groups.one_size()
 
     def facts(self) -> dict[str, Any]:
-        """Return, by name, what must be the same when a saved run goes on.
+        """Return, by name, what a saved run and the run that resumes it must share.
 
-        These are what is dealt, the seed and the fingerprint of the data; with groups, their fingerprint and what their
+        This is what is dealt, the seed and the fingerprint of the data; with groups, their fingerprint and what their
         sequences share; with a plan, its fingerprint and capacity.
         """
         found: dict[str, Any] = {"unit": self.unit, "seed": self.seed, "data": self._source.fingerprint}
@@ -279,9 +279,9 @@ class StoredRows(Feed):
         self.packs, self.tokens = len(dataset), dataset.manifest.tokens
 
     def facts(self) -> dict[str, Any]:
-        """Return, by name, what must be the same when a saved run goes on.
+        """Return, by name, what a saved run and the run that resumes it must share.
 
-        These are what is dealt, the seed, and the fingerprint of the dataset.
+        This is what is dealt, the seed, and the fingerprint of the dataset.
         """
         return {"unit": "row", "seed": self.seed, "data": _of_shards(self._dataset)}
 

@@ -54,7 +54,7 @@ class Leg:
 
 
 class Course:
-    """The steps of the current leg: which units each rank gets in each step. Every rank computes the same.
+    """The steps of the current leg: which units each rank gets in each step. Each rank computes this for all ranks.
 
     A leg is a part of an epoch in which ranks, step and balance stay the same. Units are packs, rows, single sequences
     or groups of sequences.

@@ -53,9 +53,9 @@ class MixedTokens(Feed):
         self.phased = mixture.exhausted == "drop"
 
     def facts(self) -> dict[str, Any]:
-        """Return, by name, what must be the same when a saved run goes on.
+        """Return, by name, what a saved run and the run that resumes it must share.
 
-        These are what is dealt, the seed, the facts of the mixture and, if sequences are packed, the capacity and the
+        This is what is dealt, the seed, the facts of the mixture and, if sequences are packed, the capacity and the
         options of the plans.
         """
         packing = {} if self._capacity is None else {"capacity": self._capacity, "plan options": repr(self._options)}

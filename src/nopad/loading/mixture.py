@@ -152,16 +152,16 @@ class Mixture:
         return Chosen(numbers, (0, numbers.size), tuple(notes))
 
     def _window(self, place: int, seed: int, begin: int, end: int) -> NDArray[np.int64]:
-        """Return the sequences of a source that begin at places `begin` to `end` (exclusive); int64 ``[k]``.
+        """Return the sequences of a source whose first token is one of the tokens `begin` to `end` (exclusive); int64.
 
-        Places count the tokens of all passes over this source, one pass after the other. The sequences are returned as
+        The tokens of a source are numbered over all passes, one pass after the other. The sequences are returned as
         numbers that count all sources of the mixture.
 
         Args:
             place: number of the source, from 0.
             seed: the seed of all random choices.
-            begin: the first place.
-            end: the end of the places.
+            begin: number of the first token.
+            end: number of the token after the last one.
         """
         tokens = self._tokens[place]
         parts = [np.zeros(0, dtype=np.int64)]

@@ -1,4 +1,4 @@
-"""The state of a loader over stored tokens: a few integers, and the facts that must be the same when the run goes on.
+"""The state of a loader over stored tokens: a few integers, and the facts that the run that resumes it must share.
 
 A state is plain JSON. It holds the legs of the current epoch: its parts in which ranks, step and balance stay the same
 (`nopad.loading.legs`). It also holds the steps that each leg has taken, how many batches of the next step were taken,

@@ -76,7 +76,7 @@ class IndexTokens(TokenSource):
         super().__init__(str(path), files=source.files)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes that a worker process gets: all but the index and the other arrays.
+        """Return the attributes that a worker process gets: all but the index and the arrays per sequence.
 
         A worker reads the index anew, and checks that its checksum is still the same.
         """

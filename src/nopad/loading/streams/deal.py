@@ -1,6 +1,6 @@
 """Which records of a stream belong to a rank: every rank counts the records in the same way, without communication.
 
-Records go to the ranks in turn, one record each. When training stops, every rank has read up to a different record. If
+Records go to the ranks in turn, one record each. When training stops, ranks may have read up to different records. If
 the run goes on with another number of ranks, the records that were not read are dealt anew. Reading begins at the first
 of them. Records that were read before the stop are skipped, and the others go to the new ranks in turn. The former deal
 is kept until reading has passed the furthest record that one of its ranks had reached.
