@@ -219,7 +219,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def _few_threads(model: Any) -> None:
-    """Let torch use one thread if the model has under 200 million parameters: more would mostly wait for each other."""
+    """Let torch use one thread for a model of under 200 million parameters: several would mostly wait for each other."""
     import torch
 
     if model.num_parameters() < LARGE:

@@ -131,7 +131,7 @@ def _draw(out: Path, path: Path) -> Path | None:
 
 
 def _balance_line(out: Path) -> str:
-    """Return a line of text that says how evenly 8 ranks share the work of the packed dataset `out`, balanced and not.
+    """Return a line of text: how evenly 8 ranks share the work of the packed dataset `out`, with balancing and without.
 
     Work is counted by a cost model that includes attention.
     """

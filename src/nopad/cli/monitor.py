@@ -79,7 +79,7 @@ class Bars(Drawn):
         self._task: TaskID | None = None
 
     def stage(self, name: str, total: int | None, unit: str) -> None:
-        """Replace the bar of the stage before by one for the stage `name`, which has `total` units (None: not known).
+        """Replace the bar of the previous stage by one for the stage `name`, which has `total` units (None: not known).
 
         The name of the `unit` is not shown.
         """
@@ -89,7 +89,7 @@ class Bars(Drawn):
         self._stage, self._total, self._done, self._tokens = name, total, 0, 0
 
     def advance(self, units: int, tokens: int = 0) -> None:
-        """Move the bar on by `units`, and add `tokens` to the tokens from which it computes tokens per second."""
+        """Move the bar on by `units`, and add `tokens` to the tokens from which the bar computes tokens per second."""
         if self._task is not None:
             task = self._progress.tasks[-1]
             self._progress.update(self._task, advance=units, tokens=task.fields["tokens"] + tokens)

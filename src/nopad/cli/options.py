@@ -244,7 +244,7 @@ def parse_policies(
     on_bad_record: corpus.OnBadRecord,
     vocab_size: int | None,
 ) -> dict[str, Any]:
-    """Return these options by name; they are those of `CorpusOptions`, except its capacity."""
+    """Return the arguments by name; they are the options of `CorpusOptions`, except its capacity."""
     return {
         "special_tokens": special_tokens,
         "over_long": over_long,

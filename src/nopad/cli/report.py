@@ -144,7 +144,7 @@ def _named(made: Callable[[], T]) -> T:
     """Call `made` and return its result; in an error message, fields of `Settings` are replaced by the command's flags.
 
     Raises:
-        OptionError: `made` raised one.
+        OptionError: `made` raised an `OptionError`.
     """
     try:
         return made()

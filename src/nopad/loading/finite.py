@@ -204,7 +204,7 @@ class EpochSupply(Supply):
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def places(self, at: Position) -> Iterator[Position]:
-        """Yield the position after each batch that is left of the epoch."""
+        """Yield the position after each batch that is left of the epoch after `at`."""
         return (after for _, after in self._pairs(at))
 
     def _pairs(self, at: Position, *, deal_ahead: bool = True) -> Iterator[tuple[Position, Position]]:

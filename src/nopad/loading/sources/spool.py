@@ -178,7 +178,7 @@ def _write_columns(parts: Iterable[Sequences], folder: Path, name: str) -> list[
 
 
 class _Column:
-    """A file of numbers that is appended to; 16-bit ids are widened to 32 bits when the first one does not fit."""
+    """A file of numbers that is appended to; 16-bit ids are widened to 32 bits at the first id that needs more bits."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
         self.path, self.dtype, self.size = path, dtype, 0

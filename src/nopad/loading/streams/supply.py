@@ -118,7 +118,7 @@ class StreamSupply(Supply):
         return replace(at, cursor=cursor, buffer=buffer, held=Held.none(), ready=(), arrived=0, batches=0)
 
     def described(self) -> str:
-        """Return a phrase that says that it is a stream, and what a rank takes in a micro-step."""
+        """Return a phrase that says that the data are a stream, and what a rank takes in a micro-step."""
         packs = f" in packs of at most {self.packing.capacity:,} tokens" if self.packing.capacity else ""
         return f"a stream{packs}, {self.serving.takes(self.packing.unit)} per rank and micro-step"
 
