@@ -152,7 +152,7 @@ def _audited(
 ) -> tuple[Any, Extras]:
     """Load the model `name` and audit it; return its `Verdict`, and the `Extras` that `more` asks for.
 
-    The trace is made first: it refuses tokens that do not exist (``--poisoned``), before the audit takes its time.
+    The trace is made first: it refuses tokens that do not exist (``--poisoned``), before the audit, which takes longer.
     """
     monitor.stage("loading the model", None, "")
     with _uncollected():
@@ -219,7 +219,10 @@ def _uncollected() -> Iterator[None]:
 
 
 def _few_threads(model: Any) -> None:
-    """Let torch use one thread for a model of under 200 million parameters: several would mostly wait for each other."""
+    """Let torch use one thread if the model has under 200 million parameters.
+
+    With so small a model, several threads would mostly wait for each other.
+    """
     import torch
 
     if model.num_parameters() < LARGE:

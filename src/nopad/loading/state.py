@@ -44,7 +44,10 @@ class Position:
     tokens_seen: int = 0
 
     def at_start_of(self, epoch: int) -> Position:
-        """Return the position at the beginning of epoch number `epoch`; ranks and `steps_seen` etc. stay the same."""
+        """Return the position at the beginning of epoch number `epoch`.
+
+        Ranks, step and balance stay the same, and so do `steps_seen`, `sequences_seen` and `tokens_seen`.
+        """
         return replace(self, epoch=epoch, past=(), leg=replace(self.leg, steps=0), batches=0)
 
     def after_step(self, sequences: int, tokens: int) -> Position:
