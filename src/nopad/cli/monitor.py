@@ -21,7 +21,10 @@ class _Rate(ProgressColumn):
     """The column of a progress bar that shows tokens per second, in stages that count tokens."""
 
     def render(self, task: Task) -> Text:
-        """Return millions or thousands of tokens per second as text; empty if no tokens are counted."""
+        """Return millions or thousands of tokens per second as text.
+
+        The text is empty if no tokens are counted, or no time has passed.
+        """
         tokens, elapsed = task.fields.get("tokens", 0), task.elapsed or 0.0
         if not tokens or elapsed <= 0:
             return Text("")

@@ -1,8 +1,8 @@
 """`Epochs`: the units that a loader deals in an epoch, the steps of the current leg, and the position after a batch.
 
 Units are packs, rows, single sequences or groups of sequences. A leg is a part of an epoch during which ranks, step and
-balance stay the same (`nopad.loading.legs`). The next epoch is dealt in the background while the last tenth of the
-current one is read (`Epochs.deal_ahead`).
+balance stay the same (`nopad.loading.legs`). Near the end of an epoch, the next one is dealt in the background
+(`Epochs.deal_ahead`).
 """
 
 from __future__ import annotations

@@ -210,7 +210,8 @@ class EpochSupply(Supply):
     def _pairs(self, at: Position, *, deal_ahead: bool = True) -> Iterator[tuple[Position, Position]]:
         """Yield (position before, position after) for each batch that is left of the epoch.
 
-        If `deal_ahead` is True, the next epoch is dealt in the background while the last tenth of this one is taken.
+        If `deal_ahead` is True, the next epoch is dealt in the background near the end of this one
+        (`Epochs.deal_ahead`).
         """
         while not self._epochs.is_over(at):
             if deal_ahead:

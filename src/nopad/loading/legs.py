@@ -126,7 +126,7 @@ class Course:
     def step(self, number: int) -> Taken:
         """Return the units and sequences that step `number` of this leg takes on all ranks together.
 
-        The results of the last few steps are cached.
+        A few results are cached.
 
         Raises:
             IndexError: the leg has no such step.

@@ -28,7 +28,7 @@ class MixedTokens(Feed):
     steady = False
 
     def __init__(self, mixture: Mixture, capacity: int | None, *, seed: int = 0, **options: Any) -> None:
-        """Keep the arguments, and check the options.
+        """Keep the arguments; check the options, and with a capacity also the lengths of the sequences.
 
         Args:
             mixture: the sources and their shares.

@@ -133,7 +133,7 @@ class TokenSource(ABC):
 
         Raises:
             LengthError: a sequence has no token, and `empty` is "refuse".
-            SourceError: no sequence has a token, or a file cannot be read.
+            SourceError: no sequence has a token, a stored length is invalid, or a file cannot be read or has changed.
             OptionError: `empty` has another value.
         """
         self.name, self._files = name, tuple(files)

@@ -256,8 +256,9 @@ class StreamSupply(Supply):
 
         Raises:
             OptionError: `workers` is above 1; the stream ended in the middle of a step, and `last` is "refuse"; or as
-                in `Flow.take`.
+                in `Flow.take` or `Serving.batch`.
             SourceError, RecordError, LengthError, FormatError: as in `Flow.take`.
+            BatchError: a finite float64 of a column is beyond float32.
         """
         if workers > 1:
             self.check_workers(workers)
