@@ -140,7 +140,7 @@ class MegatronTokens(TokenSource):
             self._check_documents()
 
     def _ends(self, here: slice) -> NDArray[np.int64]:
-        """Return where the sequences of a slice end in the ``.bin``, in bytes."""
+        """Return where the sequences in the slice `here` end in the ``.bin``, in bytes; int64 ``[k]``."""
         width = np.int64(self._ids.dtype.itemsize)
         ends: NDArray[np.int64] = self._places.values[here] + self._lengths_in.values[here] * width
         return ends
@@ -168,7 +168,11 @@ class MegatronTokens(TokenSource):
                 )
 
     def stored_lengths(self) -> NDArray[np.int32]:
-        """Return the lengths of all stored sequences or documents, 0 or more; int32 ``[stored]``."""
+        """Return the lengths of all stored sequences or documents, 0 or more; int32 ``[stored]``.
+
+        Raises:
+            SourceError: a document has more than 2^31 - 1 tokens.
+        """
         if not self._documents:
             return self._lengths_in.values.astype(np.int32)
         offsets = np.zeros(self._lengths_in.size + 1, np.int64)
