@@ -225,6 +225,9 @@ def best_spans(start_logits: Tensor, end_logits: Tensor, longest: int = 30) -> t
     >>> from nopad.losses import best_spans
     >>> best_spans(torch.tensor([[0.0, 5.0, 9.0]]), torch.tensor([[8.0, 7.0, 0.0]]))
     (tensor([1]), tensor([1]))
+
+    The highest start logit, at 2, comes after the highest end logit, at 0; of the answers that end at or after their
+    start, 1 to 1 has the highest sum, 12.
     """
     longest = LONGEST.check("longest", longest)
     check_tensors(start_logits=start_logits, end_logits=end_logits)

@@ -5,9 +5,9 @@ not change them. Like all losses here, they are sums divided by a denominator: t
 caller gives.
 
 The definitions are those of TRL 1.16: for reward models, Bradley-Terry with a margin and centred rewards (arXiv
-2307.09288, 2312.09244); for DPO, the losses "sigmoid" (arXiv 2305.18290), "ipo", per token (arXiv 2310.12036), and
-"robust" (arXiv 2403.00409). With "sigmoid", `label_smoothing` gives conservative DPO, as in earlier versions of TRL;
-TRL 1.16 ignores it.
+2307.09288, 2312.09244); for DPO, the losses "sigmoid" (arXiv 2305.18290), "ipo" (arXiv 2310.12036) and "robust" (arXiv
+2403.00409). "ipo" takes the mean log-probability of an answer's tokens instead of the sum. With "sigmoid",
+`label_smoothing` gives conservative DPO, as in earlier versions of TRL; TRL 1.16 ignores it.
 """
 
 from __future__ import annotations

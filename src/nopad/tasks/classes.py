@@ -105,7 +105,7 @@ def _count(numbers: set[int]) -> int:
     """Return the number of classes: `numbers` must be 0, 1, 2, ... without gaps.
 
     Raises:
-        OptionError: there is a gap.
+        OptionError: there is a gap: a number below the largest one is missing.
     """
     most = max(numbers)
     if len(numbers) <= most:
@@ -117,6 +117,6 @@ def _count(numbers: set[int]) -> int:
 
 
 def _some(labels: Iterable[Any]) -> str:
-    """Return the first few of the labels, sorted, as text for a message."""
+    """Return the first five of the labels, or all if there are fewer, sorted, as text for a message."""
     found = sorted(labels)
     return ", ".join(map(repr, found[:5])) + (", ..." if len(found) > 5 else "")

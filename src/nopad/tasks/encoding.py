@@ -1,4 +1,4 @@
-"""Options of `Embedder.encode` that have the names of sentence-transformers' `encode`: check them, and apply them."""
+"""Check and apply options of `Embedder.encode` that sentence-transformers' `encode` has under the same names."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def given_as(vectors: NDArray[np.float32], form: As, one: bool, device: torch.de
 
 @contextmanager
 def progress(shown: bool | None, texts: int) -> Iterator[Shown]:
-    """Return a context manager that gives a function, to be called after each batch with the number of its texts.
+    """Return a context manager that gives a function, to be called after each batch with the batch's number of texts.
 
     If `shown` is True, the function moves a progress bar for `texts` texts on standard error; else it does nothing.
     """

@@ -35,6 +35,8 @@ def entities(tags: Sequence[str | None]) -> list[tuple[str, int, int]]:
 
     >>> entities(["B-PER", "I-PER", "O", "I-LOC", "B-LOC", "I-PER"])
     [('PER', 0, 2), ('LOC', 3, 4), ('LOC', 4, 5), ('PER', 5, 6)]
+
+    The two ``I-`` tags that follow no entity of their own type begin an entity.
     """
     found: list[tuple[str, int, int]] = []
     open_kind, begin = None, 0
@@ -65,9 +67,9 @@ def f1_of(right: float, guessed: float, wanted: float) -> dict[str, float]:
 
 
 class OfTags(OfTokens):
-    """Cross-entropy per labelled token.
+    """Objective of tags: cross-entropy per labelled token.
 
-    Its meter also has the F1 of entities if the tags are like ``B-PER``, ``I-PER``.
+    If the tags mark entities, as ``B-PER`` and ``I-PER`` do, its meter also has the F1 of entities.
 
     Args:
         names: the name of each tag, in the order of their numbers.
@@ -108,5 +110,8 @@ class EntityMeter(TokenMeter):
         self.found = over_ranks(self.found.to(self.counts.counts.device)).cpu()
 
     def values(self) -> dict[str, float]:
-        """Return ``accuracy``, ``precision``, ``recall`` and ``f1``, from 0 to 1; accuracy is NaN without tokens."""
+        """Return ``accuracy``, ``precision``, ``recall`` and ``f1``, from 0 to 1.
+
+        Without labelled tokens, ``accuracy`` is NaN, and the others are 0.
+        """
         return {**super().values(), **f1_of(*self.found.tolist())}

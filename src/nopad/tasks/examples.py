@@ -90,7 +90,9 @@ _COUNTED = {"empty_skipped": "skipped as empty", "bad_skipped": "skipped as bad"
 
 
 def counted(counts: Mapping[str, int]) -> str:
-    """Return counts (`Examples.counts`) as text that begins with a comma, without those that are 0; "" if all are.
+    """Return counts (`Examples.counts`) as text that begins with a comma.
+
+    Counts that are 0 are left out; if all are 0, the result is "".
 
     >>> counted({"truncated": 0, "empty_skipped": 2})
     ', 2 skipped as empty'
@@ -107,10 +109,10 @@ def stacked(
     tokens: Mapping[str, Sequence[Sequence[int]]] | None = None,
     values: Mapping[str, Any] | None = None,
 ) -> Sequences:
-    """Return lists of ids as `Sequences`.
+    """Return lists of token ids, one list per sequence, as `Sequences`.
 
-    `record` has the number of each sequence's record, for messages. `tokens` are further per-token columns, and
-    `values` the per-sequence columns. Ids and `tokens` become int32.
+    `record` has the number of each sequence's record, for messages. `tokens` are further per-token columns, by name,
+    and `values` the per-sequence columns. Ids and `tokens` become int32.
 
     Raises:
         LengthError: a sequence has no token.
@@ -170,8 +172,8 @@ def encoded_part(
 def readable(records: Iterable[Any], counts: dict[str, int], after: int = 0) -> Iterator[tuple[int, Any]]:
     """Yield (number, record) for each record that can be read, from number `after` on; numbers begin at 0.
 
-    Records that a `RecordStream` skips, since they cannot be read, are counted in ``counts["bad_skipped"]``. `after` is
-    for record streams only.
+    Records that a `RecordStream` skips, since they cannot be read, are counted in ``counts["bad_skipped"]``. `after`
+    must be 0 if `records` are not a `RecordStream`.
     """
     items = records.each(after=after) if isinstance(records, RecordStream) else iter(records)
     for number, record in enumerate(items, after):
@@ -220,7 +222,8 @@ def field_of(
 ) -> Any:
     """Return the value of column `name` of record `number`, after checking that it is of type `kind`.
 
-    `option` is the task's option that names the column, for messages.
+    True and False are accepted only if `kind` is bool, although a bool is an int in Python. `option` is the task's
+    option that names the column, for messages.
 
     Raises:
         RecordError: the record has no such column, its value is of another type, or it is a text with a lone surrogate.

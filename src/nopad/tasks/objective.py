@@ -59,8 +59,8 @@ class Objective(ABC):
 
     Attributes:
         targets: names of the batch items that the loss reads and the model does not get.
-        reads: names of the model outputs that are predictions.
-        gives: whether these outputs and the targets are per "token" or per "sequence".
+        reads: names of the model outputs that the loss reads.
+        gives: whether these outputs and the targets have one entry per "token" or per "sequence".
         heads: names of the heads that a model may have, such as "causal" (`nopad.model.known.NAMES`); empty: any head.
         classes: number of logits per token or sequence; None: any number.
         parts: number of means whose sum is the loss; if there are several, denominators are ``[parts]``.
@@ -147,10 +147,11 @@ class Objective(ABC):
         return loss, outputs
 
     def nothing(self, outputs: Any, batch: PackedBatch) -> Tensor:
-        """Return 0, the loss of a stand-in batch.
+        """Return 0, the loss of a stand-in: a batch that a rank runs only so that it takes part in a step.
 
-        The 0 is computed from all outputs, so that every parameter used in them gets a gradient of 0. An objective
-        whose loss communicates with other ranks overrides this method, and communicates here too.
+        A stand-in does not count. The 0 is computed from all outputs, so that every parameter used in them gets a
+        gradient of 0. An objective whose loss communicates with other ranks overrides this method, and communicates
+        here too.
         """
         return _nothing(outputs)
 
@@ -173,7 +174,7 @@ class Objective(ABC):
 def _nothing(outputs: Any) -> Tensor:
     """Return a loss of 0, computed from all floating-point outputs.
 
-    So every parameter used in them gets a gradient, for which the other ranks wait.
+    So every parameter used in them gets a gradient; other ranks may be waiting for it.
 
     Raises:
         BatchError: there is no floating-point output.

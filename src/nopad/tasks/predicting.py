@@ -1,7 +1,7 @@
 """`predict`: predict any number of records with a task and a pack-safe model, in input order.
 
-The records go through a `Predictor` (`nopad.tasks.predictor`) a chunk at a time, so that memory depends only on the
-size of a chunk.
+The records go through a `Predictor` (`nopad.tasks.predictor`) in chunks of consecutive records. Memory depends only on
+the size of a chunk, not on the number of records.
 """
 
 from __future__ import annotations
@@ -124,6 +124,8 @@ def predict(
     >>> found = nopad.tasks.predict(task, model, [{"text": "is it ?"}, {"text": "one two three four five"}])
     >>> [one if one is None else list(one) for one in found], dict(found.counts)
     ([['score'], None], {'dropped': 1})
+
+    The second text has more than 6 tokens, so the task drops its record.
     """
     predictor = Predictor(task, model, capacity=capacity, rows=rows, form=form, fast=fast)
     return Predictions(predictor, task.read(open_records(records)), batch_records)
