@@ -47,11 +47,11 @@ class Likely(Task):
         return causal
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, for each sequence, its log-probability (natural logarithm) under the model.
+        """Return a dict for each sequence, with its log-probability (natural logarithm) under the model.
 
-        ``logprob`` is the sum over its labelled tokens; in a batch without labels, over all its tokens. The first token
-        of a sequence never counts, since nothing predicts it. ``tokens`` is the number of tokens that count, and
-        ``mean_logprob`` the mean per token, None if there are none.
+        ``logprob`` is the sum of the log-probabilities of the sequence's labelled tokens; in a batch without labels, of
+        all its tokens. The first token of a sequence never counts, since nothing predicts it. ``tokens`` is the number
+        of tokens that count, and ``mean_logprob`` is ``logprob`` divided by it; None if no token counts.
         """
         labels = batch["labels"] if "labels" in batch else batch["input_ids"]
         sums, counts = label_logprobs(outputs["logits"], labels, batch)
@@ -60,7 +60,7 @@ class Likely(Task):
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
         """Return one prediction per record; None if the task left the record out.
 
-        For a record of several sequences, sum and mean are over the tokens of all these sequences.
+        If a record has several sequences, ``logprob``, ``mean_logprob`` and ``tokens`` are those of all their tokens.
         """
         found: list[dict[str, Any] | None] = [None] * examples.records
         for record, result in zip(examples.record.tolist(), results, strict=True):
@@ -195,8 +195,8 @@ class Chat(Likely):
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn chats into sequences, with the column ``labels``; see `Task.encode`.
 
-        The labels come from the chat itself, so `labels` has no effect: a prediction is about the tokens that would be
-        learned.
+        The labels come from the chat itself, so `labels` has no effect: also for predictions, the sequences are
+        labelled, and a prediction is the log-probability of the tokens that training would learn.
 
         Raises:
             RecordError, LengthError: as in `Task.encode`.
@@ -222,7 +222,7 @@ class Chat(Likely):
 def answered(
     found: Sequence[Answered], record: Sequence[int], records: int, counts: Mapping[str, int], **options: Any
 ) -> Examples:
-    """Return sequences, of which some tokens are learned, as examples with the column ``labels``.
+    """Return sequences as `Examples` with the column ``labels``, which is -100 where a token is not learned.
 
     Args:
         found: ids of each sequence, and which of its tokens are learned.

@@ -114,7 +114,7 @@ class InBatch(Vectors):
         return super().nothing({**outputs, "gathered": vectors}, batch)
 
     def meter(self) -> Meter:
-        """Return a meter of each positive's rank among all candidates: accuracy at 1 and mean reciprocal rank."""
+        """Return a meter of accuracy at 1 and mean reciprocal rank: how often each anchor's positive is the nearest."""
         return _Nearness(self)
 
     def _rank(self) -> int:
@@ -125,10 +125,11 @@ class InBatch(Vectors):
 class _Nearness(Meter):
     """Accuracy at 1 and mean reciprocal rank of each anchor's positive among the candidates of all records.
 
-    The candidates come from all records, not only from one batch, so neither packs nor ranks change the metric. A
-    candidate as similar to the anchor as its positive ranks before the positive. If `InBatch.same` is "mask", an
-    anchor's false negatives do not count. The meter keeps one vector per sequence, and computes anchors x candidates
-    similarities.
+    For each anchor, all candidates are sorted by their similarity to it; the rank is the place of its positive, from 1.
+    A candidate exactly as similar as the positive is placed before it. The candidates come from all records, not only
+    from one batch, so packs and the number of processes do not change the metric. If `InBatch.same` is "mask", an
+    anchor's false negatives do not count. The meter keeps one vector per sequence, and computes the similarity of every
+    anchor to every candidate.
     """
 
     def __init__(self, objective: InBatch) -> None:
@@ -136,7 +137,7 @@ class _Nearness(Meter):
         self.parts: list[tuple[Any, Any]] = []
 
     def add(self, outputs: Any, batch: PackedBatch) -> None:
-        """Add the outputs for a batch: ``embeddings`` ``[S, H]``."""
+        """Add the outputs for a batch: ``embeddings`` ``[S, H]``. The batch says which sequences are anchors."""
         columns = [batch[name] for name in self.objective.targets]
         table = torch.stack([*columns, torch.full_like(columns[0], self.batches)], 1)
         vectors = outputs["embeddings"].detach()

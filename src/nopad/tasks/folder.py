@@ -1,4 +1,4 @@
-"""Settings in a sentence-transformers folder: pooling, most tokens, prompts, and how texts are changed.
+"""Settings in a sentence-transformers folder: pooling, length limit, prompts, and how texts are changed.
 
 Reads ``modules.json``, the pooling's ``config.json``, ``sentence_bert_config.json`` and
 ``config_sentence_transformers.json``. A folder that requires what nopad does not support is refused.

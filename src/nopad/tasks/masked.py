@@ -56,6 +56,8 @@ class MaskedLM(OfTexts):
     >>> task = MaskedLM(tokenizer, max_length=6, over_long="split", copies=2)
     >>> print(task.encode([{"text": "the cat sleeps in the house ."}, {"text": "hello"}]))
     2 records: 6 sequences, 28 tokens, 1 split
+
+    The first text is split into two sequences, the second is one; `encode` returns each of the three twice.
     """
 
     name = "mask"

@@ -49,6 +49,8 @@ class Masking(EpochCollate):
     >>> loader = nopad.PackedLoader(data, 64, rows=2, collate=Masking(tokenizer))
     >>> [[(batch["labels"] >= 0).sum().item() for batch in loader] for epoch in range(2)]
     [[7], [15]]
+
+    The three sequences are one batch. Of its tokens, 7 are predicted in the first epoch, and 15 in the second.
     """
 
     def __init__(

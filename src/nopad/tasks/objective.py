@@ -64,8 +64,9 @@ class Objective(ABC):
         heads: names of the heads that a model may have, such as "causal" (`nopad.model.known.NAMES`); empty: any head.
         classes: number of logits per token or sequence; None: any number.
         parts: number of means whose sum is the loss; if there are several, denominators are ``[parts]``.
-        alone: for audits, a function ``(model, inputs)`` that returns the losses ``[n]`` of one sequence run alone, or
-            a tuple of them for several parts; None: the model's own loss is used.
+        alone: for audits, a function ``(model, inputs)`` that runs one sequence alone, and returns the losses of its n
+            labelled items, ``[n]``; if there are several parts, a tuple of such losses, one for each part. None: the
+            model's own loss is used.
     """
 
     targets: tuple[str, ...] = ("labels",)

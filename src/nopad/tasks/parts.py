@@ -74,11 +74,15 @@ def table_of(
 def array_of_cells(cells: Sequence[str | None]) -> pa.Array:
     """Return cells of a CSV or TSV file as integers, as floats, or else as texts; as nulls if all are empty.
 
-    They become numbers only if Python writes each of these numbers exactly as its cell has it. An empty cell beside
-    numbers is null. If another part of the column holds texts, `aligned` turns the numbers into texts again.
+    They become numbers only if all are integers or all are floats, and Python writes each of these numbers exactly as
+    its cell has it. An empty cell beside numbers is null. If another part of the column holds texts, `aligned` turns
+    the numbers into texts again.
 
     >>> [array_of_cells(cells).to_pylist() for cells in (["7", ""], ["0.5", "1e-05"], ["1.1", "1.10"], ["1", "0.5"])]
     [[7, None], [0.5, 1e-05], ['1.1', '1.10'], ['1', '0.5']]
+
+    1.10 stays a text, since Python writes this number as 1.1; 1 and 0.5 stay texts, since one is an integer and the
+    other a float.
     """
     filled = [cell for cell in cells if cell]
     if not filled:

@@ -111,10 +111,13 @@ class TokenClassification(Task):
 
     @classmethod
     def labels_in(cls, record: Mapping[str, Any], number: int, options: Mapping[str, Any]) -> Sequence[Any]:
-        """Return the tags of record `number`, or those that its spans need. See `Task.labels_in`.
+        """Return the tags of record `number`, or, if records are texts, the tags that its spans need.
 
         Spans need the tag ``O``. A span whose label is a tag itself (``B-PER``) needs this tag; any other label needs
-        two tags: the label with ``B-`` and with ``I-`` before it.
+        two tags: the label with ``B-`` and with ``I-`` before it. See `Task.labels_in`.
+
+        Raises:
+            RecordError: the record has no column of tags or spans, or the column has another form.
         """
         if options["text"] is None:
             return _listed(record, options["tags"], number, "tags")
