@@ -27,7 +27,7 @@ def effects(
     routers: float | None = None,
     usual: int | None = None,
 ) -> str:
-    """Return a few lines of text about what packing changes.
+    """Return lines of text: the loader's summary, what packing changes about a training, and what corrects it.
 
     Args:
         summary: the loader's summary of the epoch in which training begins.
@@ -116,9 +116,10 @@ def _shown(number: float) -> str:
 
 
 def _way_back(summary: Summary, args: Any, factor: float) -> str:
-    """Return advice in words: how a step can have about as many sequences as without packs.
+    """Return advice in words: how a step with packs can have about as many sequences as a step without packs.
 
-    `factor`: how many times as many sequences a step has with packs.
+    If no setting does this, the words say so. `factor` is the number of sequences in a step with packs, divided by the
+    number in a step without.
     """
     accumulation, rows = args.gradient_accumulation_steps, args.per_device_train_batch_size
     micro_steps = round(accumulation / factor)

@@ -37,7 +37,7 @@ _HEADER = 128  # bytes
 
 
 class Stored(Protocol):
-    """Records that can be iterated over, with a fingerprint that identifies them."""
+    """Records that can be read by iterating, any number of times, with a fingerprint that identifies them."""
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]: ...
 
@@ -55,6 +55,8 @@ class Part:
 
     >>> [number for number in range(12) if Part(share=0.3, seed=1, held_out=True).has(number)]
     [0, 1, 2, 3, 7, 9, 11]
+
+    Of these few records, more than 0.3 happen to be held out; of 100,000 records, 0.301 are.
     """
 
     share: float = 0.0

@@ -141,9 +141,10 @@ def stacked_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _numbers(batch: PackedBatch) -> NDArray[np.int64]:
-    """Return where in the input each sequence is: source, record, and where it begins there; int64 ``[3, S]``.
+    """Return where in the input each sequence of a batch is; int64 ``[3, S]``.
 
-    A number that the batch does not have is 0.
+    The three numbers of a sequence are its source, its record, and where it begins in the record. A number that the
+    batch does not have is 0.
     """
     source, record, start = ("seq_source", "seq_index", "seq_start")
     assert {source, record, start} == set(RECORDS)
@@ -166,7 +167,9 @@ def _listed(value: Tensor, sequences: int) -> list[NDArray[Any]]:
 
 
 def _split(value: Tensor, batch: PackedBatch, gives: str) -> list[NDArray[Any]]:
-    """Return a value per token or per sequence as one array per sequence, in the order in which sequences were given.
+    """Divide a tensor with a value per token or per sequence (`gives`) into arrays, one per sequence of `batch`.
+
+    The arrays are in the order in which the sequences were given to the batch.
 
     Half precision becomes float32. Rows of logits that are minus infinity exactly after the end of each sequence
     (question answering) are cut to the sequences' lengths.

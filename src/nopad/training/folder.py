@@ -227,7 +227,11 @@ class RunFolder:
         return f"take only its weights, with --init-from {self.path} and another output.folder"
 
     def _began(self) -> dict[str, Any]:
-        """Return the configuration that the run began with; raise `ResumeError` if the stored file is damaged."""
+        """Return the configuration with which the run began, as tables of fields.
+
+        Raises:
+            ResumeError: the stored file is damaged.
+        """
         try:
             return tomllib.loads((self.path / CONFIG_FILE).read_text(encoding="utf-8"))
         except ValueError as error:
@@ -267,7 +271,7 @@ class RunFolder:
         write_atomic(self.path / RUN_FILE, _json({**self.facts(), **facts}))
 
     def clear_incomplete(self) -> None:
-        """Remove checkpoints newer than the last complete one, which were being written when the run was killed."""
+        """Remove checkpoints newer than the last complete one: the run was killed while it wrote them."""
         last = last_checkpoint(self.path)
         for number, path in _checkpoints(self.path):
             if last is None or number > int(last.name.removeprefix(_PREFIX)):

@@ -156,8 +156,8 @@ def _checkpointed(config: Any, slots: tuple[int, int], total: int, model: Any) -
 def _counted_attention(model: Any) -> Iterator[None]:
     """In a ``with`` block, replace a model's attention by `_Fused`, which keeps the same tensors as fused kernels do.
 
-    These are queries, keys, values, results, and the sums of the softmax. The caller must restore the configuration's
-    `_attn_implementation` afterwards.
+    The tensors are queries, keys, values, results, and the sums of the softmax. The caller must restore the
+    configuration's `_attn_implementation` afterwards.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as functions
 
@@ -178,7 +178,7 @@ def _attention(
 
 
 class _Fused(torch.autograd.Function):
-    """A stand-in for a fused attention kernel, which keeps the same tensors and computes nothing."""
+    """An attention function that keeps the same tensors as a fused kernel does, but computes nothing."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

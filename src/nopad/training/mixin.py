@@ -291,7 +291,7 @@ class PackedMixin(EvaluatingMixin):
             self.args.ignore_data_skip = skips
 
     def _undo_step(self, loader: PackedLoader) -> None:
-        """Move the loader back before an interrupted step, which changed no weights, so that no sequence is lost."""
+        """If a step was interrupted before it changed the weights, move the loader back to where the step began."""
         if self._before is not None and self._before[0] == self.state.global_step:
             loader.load_state_dict(self._before[1].state_dict())
 
@@ -308,8 +308,8 @@ class PackedMixin(EvaluatingMixin):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log as the Trainer does.
 
-        Logs of a training loss also get the number of sequences and tokens seen since the first epoch, except from a
-        stream on several ranks.
+        Logs of a training loss also get the numbers of sequences and tokens seen since the beginning of the first
+        epoch. Only if the data are a stream on several ranks, these are not known, and left out.
         """
         loader = self.train_dataset
         if (
@@ -353,7 +353,7 @@ def _without_bars() -> Iterator[None]:
 
 
 def _map(datasets: Any, function: Callable[[Any], Any]) -> Any:
-    """Apply `function` to an evaluation dataset, or to each value of a dict of them, and return the result."""
+    """Return ``function(datasets)`` for one evaluation dataset; for a dict of them, a dict with the result for each."""
     if isinstance(datasets, Mapping):
         return {name: function(one) for name, one in datasets.items()}
     return function(datasets)

@@ -51,9 +51,10 @@ def load_tokenizer(table: Model) -> Any:
 
 
 def read_model_config(table: Model, task: type[Task] | Task | None) -> Any:
-    """Return the configuration of the model of a table ``[model]``, changed as the task and ``model.config`` require.
+    """Return the configuration of the model that a table ``[model]`` names, with some fields changed.
 
-    A task that is None, or a class and not an object, changes nothing.
+    A task sets what `Task.model_options` returns, such as the names of classes; ``model.config`` replaces these and
+    other fields. If `task` is None, or a class and not an object, only ``model.config`` counts.
 
     Raises:
         FormatError: there is no model, or its configuration cannot be read.
@@ -115,7 +116,9 @@ def longest(model: Any) -> int | None:
 
 
 def check_positions(table: Model, shape: Any) -> None:
-    """Refuse a checkpoint with fewer learned positions than the model, such as one of pre-training's first phase.
+    """Refuse a checkpoint with fewer learned positions than the model that is to begin with its weights.
+
+    An example is a checkpoint of a first phase of pre-training, with a model for shorter sequences.
 
     `shape` is the model without weights, from `outline`. Nothing is checked if ``model.init_from`` or ``model.name`` is
     not given, or if the model learns no positions.
@@ -231,7 +234,9 @@ def _weights(table: Model) -> Path | str:
 
 
 def _initial(table: Model) -> Path | None:
-    """Return the folder that ``model.init_from`` means: itself, or its last checkpoint; None: it is not given.
+    """Return the folder that ``model.init_from`` names, or the last checkpoint in it; None if it is not given.
+
+    A folder with a model or adapters is returned itself.
 
     Raises:
         FormatError: the folder does not exist, or has neither a model nor a complete checkpoint.

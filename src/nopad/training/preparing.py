@@ -90,7 +90,7 @@ class PreparingMixin(_Base):
 
     @property
     def _loss_is_theirs(self) -> bool:
-        """Whether TRL's Trainer itself computes the loss of a training step, over the same labels; here, False."""
+        """Whether TRL's own code computes the loss of a training step, and not the objective; here, False."""
         return False
 
     def _check_metric(self) -> None:

@@ -31,7 +31,8 @@ class Logged:
         values: the values that the Trainer logged, by name.
         sequences, tokens: sequences and tokens per second since the previous log of a training loss, on all ranks;
             None: not known, or this log has no training loss.
-        padding: share of padding in the slots since then; None: batches have no padding, or it is not known.
+        padding: share of the slots since the previous log of a training loss that hold padding; None: batches have no
+            padding, or it is not known.
         left: seconds until the last step; None: not known.
     """
 

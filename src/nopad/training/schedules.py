@@ -4,8 +4,8 @@ Packing puts p times as many sequences into a step, so a schedule in steps ends 
 sequences as before. A schedule that counts sequences or tokens means the same with and without packs. This module
 computes the rate, in plain Python; `nopad.training.CountedLR` applies it to a torch optimiser.
 
-Source: the warm-up from an initial rate and the polynomial decay to an end ratio are those of MLPerf's BERT; "Breaking
-MLPerf Training", Table 4, tunes them.
+Source: the warm-up from an initial rate and the polynomial decay to an end ratio are those of MLPerf's BERT; Table 4 of
+"Breaking MLPerf Training" has tuned values of them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Schedule:
         counts: the unit that is counted, over all ranks: "sequences", "tokens" or "steps" (of the optimiser).
         warmup: length of the warm-up, in units of `counts`; a value below 1 is a share of the whole schedule.
         total: length of the whole schedule, warm-up included, in units of `counts`; None: the length of training.
-        initial: multiple at the first step, from 0 to 1. MLPerf's warm-up of w steps that begins at step -s
-            ("LR init" -s) is ``warmup=w - s, initial=s / w``.
+        initial: multiple at the first step, from 0 to 1. In MLPerf, a warm-up of w steps may begin s steps before the
+            first one ("LR init" -s); here, this is ``warmup=w - s, initial=s / w``.
         end: multiple at the end, from 0 to 1.
         power: exponent of the decay; 1: linear; 0: the rate stays, and drops to `end` at the end.
 
