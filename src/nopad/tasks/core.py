@@ -109,9 +109,7 @@ class Core(ABC):
 
     @abstractmethod
     def finish(self, prepared: Prepared, results: Sequence[Any]) -> Any:
-        """Return the answer to the request `prepared`; `results` has a result for each of its sequences, in their
-        order.
-        """
+        """Return the answer to the request `prepared`, given `results`, one for each of its sequences, in order."""
 
     def gathered(self, answers: list[Any]) -> Any:
         """Combine the answers to several requests into what the caller gets; by default, the list itself."""
