@@ -123,7 +123,7 @@ def preference_loss(
         rejected: the same for the rejected answers, ``[P]``.
         counts: numbers of labelled tokens of the chosen and of the rejected answers, floats ``[P]`` each; "ipo" divides
             by these numbers.
-        beta: how strongly the model is held to the reference, above 0, as in TRL; this is not checked.
+        beta: how strongly the model is held to the reference model, above 0, as in TRL; this is not checked.
         kind: "sigmoid", "ipo" or "robust".
         label_smoothing: share of pairs whose answers are assumed to be swapped, below 0.5; this is not checked. "ipo"
             ignores it.

@@ -78,7 +78,7 @@ def _likely(logprob: float, tokens: int) -> dict[str, Any]:
 
 
 class CausalLM(OfTexts, Likely):
-    """A causal language model on texts.
+    """Causal language modelling on texts: each token of a text is predicted from the tokens before it.
 
     Args:
         tokenizer: the model's tokenizer, with an end-of-sequence token.
@@ -96,6 +96,8 @@ class CausalLM(OfTexts, Likely):
     >>> made = task.encode([{"text": "why not"}, {"text": "one two three four five"}])
     >>> made.sequences.seq_lengths.tolist(), made.record.tolist(), str(made)
     ([4, 4, 3], [0, 1, 1], '2 records: 3 sequences, 11 tokens, 1 split')
+
+    The second text has 7 tokens, special tokens included, so it becomes two sequences, of 4 and 3 tokens.
     """
 
     name = "causal"
@@ -140,7 +142,7 @@ class CausalLM(OfTexts, Likely):
 
 
 class Chat(Likely):
-    """A causal language model on chats, which learns the assistant's turns.
+    """Causal language modelling on chats, of which only the assistant's turns are learned.
 
     A record has ``messages``, ``conversations``, or ``prompt`` and ``completion`` (`nopad.corpus.conversations`).
 
@@ -148,8 +150,9 @@ class Chat(Likely):
         tokenizer: the model's tokenizer; with a chat template, unless all records are a prompt with a completion, both
             as strings.
         last_only: learn only the last of the assistant's turns.
-        rewriting: what happens if the template rewrites earlier turns: "error", or "expand" such a chat into one
-            sequence for each of the assistant's turns.
+        rewriting: what happens if the chat template writes a turn differently once other turns follow, as Qwen3's,
+            which drops the reasoning of earlier turns. "error" refuses such a chat; "expand" makes one sequence for
+            each learned turn of the assistant, which ends with that turn.
         end_of_turn: "require" refuses a learned turn that does not end with a special or added token; "any" accepts
             every end.
         template: arguments of the chat template, such as ``{"enable_thinking": False}``.

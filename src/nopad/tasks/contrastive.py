@@ -1,4 +1,4 @@
-"""Train embeddings on pairs, so that an anchor is nearer to its positive than to the texts of other records.
+"""Train embeddings on pairs, so that an anchor is nearer to its positive than to other texts.
 
 A record is an anchor and a positive, and may have hard negatives. Each text is a sequence of its own, and the sequences
 of a record stay together (`Examples.group`). The candidates of an anchor are all positives and hard negatives of the
@@ -45,7 +45,7 @@ class InBatch(Vectors):
         symmetric: average the loss of anchors against all candidates with the loss of positives against all anchors.
         same: what happens to an anchor's false negatives: candidates with the same tokens as the anchor or its
             positive, and positives of other anchors with the same tokens as this anchor. "mask": they are left out of
-            the loss; "keep": they are negatives. Prompts are among the tokens.
+            the loss; "keep": they are negatives. The tokens of prompts are compared too.
         group: the process group whose ranks share negatives; None: all ranks.
 
     All ranks must call `step` the same number of times, and either all or none of them run the backward pass.
@@ -114,7 +114,10 @@ class InBatch(Vectors):
         return super().nothing({**outputs, "gathered": vectors}, batch)
 
     def meter(self) -> Meter:
-        """Return a meter of accuracy at 1 and mean reciprocal rank: how often each anchor's positive is the nearest."""
+        """Return a meter of accuracy at 1 and mean reciprocal rank, by the place of each anchor's positive.
+
+        The positive's place is that among all candidates, the most similar to the anchor first.
+        """
         return _Nearness(self)
 
     def _rank(self) -> int:
@@ -250,7 +253,7 @@ class Contrastive(Task):
 
         Each of these texts is one sequence; see `Task.encode`. With `labels`, sequences have three per-sequence values:
         ``roles`` (0: anchor, 1: positive, 2: hard negative), ``pairs`` (the record's number) and ``contents`` (a hash
-        of the tokens).
+        of the tokens). The count ``truncated_texts`` is a number of texts, ``dropped`` a number of records.
 
         Raises:
             RecordError: as in `Task.encode`; or records have different numbers of hard negatives.

@@ -130,8 +130,8 @@ class Core(ABC):
     def run_batch(self, batch: PackedBatch, model: Any = None) -> list[Any]:
         """Move a batch to the model's device, run it without gradients, and return one result per sequence.
 
-        `model` is the core's own model (None), or a compiled form of it. `results_of` says more about it and the
-        results.
+        `model` is the core's own model (None), or a `nopad.model.compiled.CompiledRows` of it. Results are as in
+        `results_of`.
         """
         with torch.inference_mode():
             return self.results_of(batch.to(device_of(self.model)), self.model if model is None else model)

@@ -30,7 +30,8 @@ _FLAGS = {
 def check_encoding(batch_size: int | None, precision: str, **flags: Any) -> As:
     """Check options of `Embedder.encode`, and return the form of its result: "array", "tensor" or "list" (of tensors).
 
-    `flags` are `normalize_embeddings`, `convert_to_numpy`, `convert_to_tensor` and `show_progress_bar`.
+    `flags` are `normalize_embeddings`, `convert_to_numpy`, `convert_to_tensor` and `show_progress_bar`. The form is
+    "tensor" if `convert_to_tensor` is True, else "array" if `convert_to_numpy` is True, else "list".
 
     Raises:
         OptionError: a flag is neither True nor False (`show_progress_bar` may be None), `batch_size` is neither None

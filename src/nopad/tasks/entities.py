@@ -2,8 +2,8 @@
 
 An entity is a run of words with tags of one type: ``B-PER`` begins one, ``I-PER`` continues it, and ``O`` is outside of
 any. The rules are those of CoNLL's script and seqeval: ``I-`` begins an entity if the word before is not in an entity
-of the same type; ``E-`` and ``S-`` (BIOES) end one; and an entity counts as found only if its type, beginning and end
-are right.
+of the same type. In BIOES tags, ``E-`` ends an entity, and ``S-`` is an entity of one word. An entity counts as found
+only if its type, beginning and end are right.
 """
 
 from __future__ import annotations

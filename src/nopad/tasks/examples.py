@@ -174,6 +174,9 @@ def readable(records: Iterable[Any], counts: dict[str, int], after: int = 0) -> 
 
     Records that a `RecordStream` skips, since they cannot be read, are counted in ``counts["bad_skipped"]``. `after`
     must be 0 if `records` are not a `RecordStream`.
+
+    Raises:
+        RecordError, FormatError, SourceError: as for `RecordStream.read`.
     """
     items = records.each(after=after) if isinstance(records, RecordStream) else iter(records)
     for number, record in enumerate(items, after):

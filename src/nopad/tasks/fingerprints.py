@@ -1,4 +1,7 @@
-"""The fingerprint of a tokenizer: tokenizers with the same fingerprint turn every text into the same sequence."""
+"""The fingerprint of a tokenizer: tokenizers with the same fingerprint turn every text into the same sequence.
+
+This holds if both are called with the same truncation and padding, which are not part of the fingerprint.
+"""
 
 from __future__ import annotations
 

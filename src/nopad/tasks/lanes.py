@@ -3,8 +3,9 @@
 PyTorch divides each operation of a model on a CPU among its threads. Between operations, and in those that are too
 small to be divided (such as the attention of short sequences), all threads but one wait. So a batch of many sequences
 is often done sooner as several batches with a thread of their own each: MiniLM on two cores takes 0.87 times as long.
-Which way is faster depends on model and machine, so the first large batches are run with different numbers of threads,
-and later batches with the number that was fastest. No batch is run twice for this.
+Which way is faster depends on model and machine. So of the first large batches, some are run as one batch, and others
+are divided into 2, 4, ... smaller ones; later batches are run in the way that was fastest. No batch is run twice for
+this.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ class Lanes:
     """Runs the sequences of a batch in one thread or in several at once, whichever proved faster for this model.
 
     Each thread (a lane) runs some of the sequences as one batch. There is only one lane if the model is not on a CPU,
-    if PyTorch has one thread, for a small batch, under autocast, and within a `TorchFunctionMode` or
-    `TorchDispatchMode` of the user. A model that threads must not share (`nopad.model.sharing`), such as one with the
-    user's own modules or hooks, runs in one lane, and other threads that call it wait.
+    if PyTorch has one thread, for a small batch, while another thread's batch is in lanes, under autocast, and within a
+    `TorchFunctionMode` or `TorchDispatchMode` of the user. A model that threads must not share (`nopad.model.sharing`),
+    such as one with the user's own modules or hooks, runs in one lane, and other threads that call it wait.
 
     >>> from transformers import BertConfig, BertModel
     >>> from nopad.tasks.lanes import Lanes
@@ -67,9 +68,9 @@ class Lanes:
         self._lock = threading.Lock()  # held while lanes run: two calls at once would get half of the cores each
 
     def turn(self) -> AbstractContextManager[Any]:
-        """Return a context manager within which no other thread runs the model.
+        """Return a context manager that only one thread at a time can be in, so that threads run the model in turn.
 
-        If threads may share the model, the context manager does nothing. A thread that is inside may enter it again.
+        If threads may share the model, the context manager does nothing. A thread that is in it may enter it again.
         """
         if may_be_shared(self._model):
             return nullcontext()
@@ -232,7 +233,7 @@ class _Pool:
 
 
 def _take(threads: int) -> None:
-    """Let PyTorch use this many threads for operations called from the current thread."""
+    """Let PyTorch use `threads` threads for operations that are called from the current thread."""
     torch.get_num_threads()  # PyTorch sets the default when it is first asked in a thread: before, not after
     torch.set_num_threads(threads)
 

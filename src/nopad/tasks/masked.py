@@ -37,10 +37,11 @@ class MaskedLM(OfTexts):
         tokenizer: the model's tokenizer; it must have a mask token, and be a fast one, which gives offsets.
         text: column of the text.
         rate: share of the tokens that are predicted, above 0 and at most 1.
-        whole_words: choose all tokens of a word (`nopad.tasks.pieces.words_in`), or none of them.
+        whole_words: True: of each word (`nopad.tasks.pieces.words_in`), all tokens are chosen, or none; False: tokens
+            are chosen one by one.
         copies: None: draw masks anew in every epoch, when batches are made. A number k: `encode` returns every sequence
-            k times, with fixed masks, which are those that the first k epochs would have drawn. Fixed masks make
-            evaluations comparable.
+            k times, with fixed masks. If all records are encoded in one call, these are the masks that the first k
+            epochs would have drawn. Fixed masks make evaluations comparable.
         seed: the seed of the masks.
         top: number of candidate tokens that a prediction lists for each ``[MASK]`` of its text.
         max_length, over_long: see `Task`; "split" makes several sequences of a long record.

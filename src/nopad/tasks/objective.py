@@ -129,9 +129,10 @@ class Objective(ABC):
 
         Raises:
             BatchError: the batch is not a `PackedBatch` with all targets, or a target does not fit the batch.
-            OptionError: the model has another head, lacks an output that the loss reads, has another number of
-                classes, or (if gradients are enabled) returns another loss of its own (`nopad.tasks.fit`); or it gives
-                `aux_loss`, and its configuration has no coefficient for it.
+            OptionError: the model has a head that the objective cannot train, lacks an output that the loss reads, has
+                another number of classes than the objective, or (if gradients are enabled) returns a loss of its own
+                other than `aux_loss` (`nopad.tasks.fit`); or it gives `aux_loss`, and its configuration has no
+                coefficient for it.
         """
         counted = self.count(batch) if denominator is None else denominator
         self.check(batch)

@@ -139,7 +139,7 @@ class OfPreferences(_OfPairs):
     arXiv 2305.18290 ("sigmoid"), 2310.12036 ("ipo").
 
     Args:
-        beta: how strongly the model is held to the reference; above 0, as in TRL.
+        beta: how strongly the model is held to the reference model; above 0, as in TRL.
         loss_type: "sigmoid", "ipo" or "robust".
         label_smoothing: share of pairs whose answers are assumed to be swapped; from 0 to below 0.5.
 
