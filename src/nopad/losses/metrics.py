@@ -57,6 +57,8 @@ class Accuracy(_Counts):
     ...     print(round(accuracy.value, 3))
     0.5
     0.667
+
+    Two of the four tokens are right; of the sequences' own accuracies, 1/3 and 1, the mean is 2/3.
     """
 
     def __init__(self, per: Per = "token") -> None:
@@ -167,6 +169,8 @@ class Spans(_Counts):
     >>> spans.add(*(torch.tensor(side) for side in ([3, 5], [4, 6], [3, 6], [4, 9])))
     >>> spans.exact, round(spans.f1, 3)
     (0.5, 0.667)
+
+    The first answer is exact, with an F1 of 1. The second, 5 to 6, shares one token with the true one, 6 to 9: 1/3.
     """
 
     def __init__(self) -> None:

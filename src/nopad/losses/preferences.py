@@ -57,6 +57,9 @@ def label_logprobs(logits: Tensor, labels: Tensor, batch: PackedBatch) -> tuple[
     >>> sums, counts = label_logprobs(torch.zeros(1, 5, 8), torch.tensor([[1, -100, 3, 4, 5]]), batch)
     >>> [round(-one, 3) for one in sums.tolist()], counts.tolist()
     ([2.079, 2.079], [1.0, 1.0])
+
+    All 8 labels are equally likely, so each token that counts adds -log 8, which is -2.079. First tokens do not count,
+    nor does the label of -100.
     """
     number, wanted = labelled(labels, batch, causal=True)
     check_logits(logits, labels, batch)
@@ -96,6 +99,8 @@ def reward_loss(
     >>> from nopad.losses import reward_loss
     >>> round(reward_loss(torch.tensor([1.0]), torch.tensor([1.0])).item(), 4)
     0.6931
+
+    With equal rewards, either answer is the better one with probability 1/2, so the loss is log 2.
     """
     _check_pairs(chosen=chosen, rejected=rejected, **({} if margin is None else {"margin": margin}))
     chosen, rejected = wide(chosen), wide(rejected)
@@ -143,6 +148,8 @@ def preference_loss(
     >>> zero, one = torch.zeros(1), torch.ones(1)
     >>> [round(preference_loss(zero, zero, (one, one), kind=kind).item(), 4) for kind in ("sigmoid", "ipo")]
     [0.6931, 25.0]
+
+    The model still equals the reference model: "sigmoid" gives log 2, and "ipo" gives 1 / (2 beta), squared.
     """
     _check_pairs(chosen=chosen, rejected=rejected, counts=counts[0], **{"counts of rejected": counts[1]})
     chosen, rejected = wide(chosen), wide(rejected)

@@ -35,8 +35,10 @@ class Predictions(Iterator["dict[str, Any] | None"]):
 
     Attributes:
         counts: number of records truncated or left out so far, by reason, and the task's other counts.
-        records, sequences, tokens: number of records, sequences and tokens predicted so far; these grow by a chunk of
-            `batch_records` records at a time.
+        records: number of records so far, those left out included.
+        sequences, tokens: number of sequences and tokens that the model has run on so far.
+
+    These numbers grow by a chunk of `batch_records` records at a time.
 
     Raises:
         OptionError: `batch_records` is not an integer of at least 1.
@@ -64,7 +66,7 @@ class Predictions(Iterator["dict[str, Any] | None"]):
         """Return the next record's prediction; None: the record was left out, by the task or since it cannot be read.
 
         Raises:
-            RecordError, LengthError: as for `predict`.
+            RecordError, LengthError, SourceError: as for `predict`.
         """
         return next(self._items)
 

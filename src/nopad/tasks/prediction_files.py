@@ -382,7 +382,8 @@ def _kept(chunk: Chunk, column: str) -> list[Any]:
 def described(task: Task) -> dict[str, Any]:
     """Return the attributes of a task and of its objective, by name, as JSON values.
 
-    The tokenizer and `Task.options` are left out. A value that JSON cannot hold is given by the name of its type.
+    Names of the objective's attributes begin with ``objective.``. The tokenizer and `Task.options` are left out. A
+    value that JSON cannot hold is given by the name of its type.
     """
     plain = {name: value for name, value in vars(task).items() if name not in ("tokenizer", "objective", "options")}
     plain |= {f"objective.{name}": value for name, value in vars(task.objective).items()}

@@ -76,7 +76,8 @@ class Predictor(Core):
         rows: number of packs run at a time; None: 1 if the model cannot run several rows, for lack of a pad id; else as
             many as hold about 4,096 tokens.
         form: layout of a batch in memory, a `nopad.Rows` or `nopad.Flat`. None: one flat row without padding on a CPU
-            or in half precision, else (and for models such as FNet, whose rows are limited) rows of `capacity` tokens.
+            or in half precision. In other cases, and for models whose rows can be no longer than their positions, such
+            as FNet, rows of `capacity` tokens.
         fast: on CPUs, run float32 linear layers with a faster kernel (`nopad.model.fast_linear`), whose results differ
             in the last digit; None: only if a measurement shows that the kernel is faster.
         precision: "bfloat16" or "int8": a copy of the model computes in it (`nopad.model.lowered`); None: the model as

@@ -30,7 +30,7 @@ __all__ = ["DPO", "Pairs"]
 
 
 class Pairs(Task):
-    """A reward model: one number per text or chat, larger for the chosen answer of a pair.
+    """Training a reward model on pairs: it gives one number per text or chat, larger for a pair's chosen answer.
 
     Strings get the tokenizer's special tokens; if it puts none after a text, its end-of-sequence token ends the text. A
     ``prompt`` is put before both answers. An optional column ``margin`` says by how much the rewards should differ.
@@ -180,7 +180,7 @@ class DPO(Likely):
     >>> model = nopad.packed(LlamaForCausalLM(LlamaConfig(vocab_size=96, **sizes)))
     >>> made = nopad.tasks.reference_logprobs(model, made, capacity=32)
     >>> batch = next(iter(task.loader(made, 32, rows=1)))
-    >>> loss, _ = task.objective.step(model, batch)  # the model is still its reference
+    >>> loss, _ = task.objective.step(model, batch)  # the model equals its reference: log 2
     >>> round(loss.item(), 4)
     0.6931
     """

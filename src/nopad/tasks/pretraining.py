@@ -55,16 +55,16 @@ class Pretraining(Task):
         rate: share of a sequence's tokens that are predicted, above 0 and at most 1 (`nopad.corpus.masks`).
         max_predictions: most predicted tokens per sequence. None: 20, 56 or 76 if `max_length` is 128, 384 or 512, else
             15 % of `max_length`.
-        whole_words: choose all tokens of a word to be predicted, or none of them; needs a WordPiece vocabulary
-            (``##s``).
+        whole_words: True: of each word, all tokens are chosen to be predicted, or none; this needs a WordPiece
+            vocabulary (``##s``). False: tokens are chosen one by one.
         per: how the loss of masked tokens is averaged: over all masked tokens of a step ("token"), or first within
             each sequence and then over sequences ("sequence"), as in the packing paper.
         next_sentence: whether next-sentence prediction is learned too.
         seed: random seed of pairs and masks.
         top: how many candidate tokens a prediction lists for each ``[MASK]``.
         max_length: most tokens of a pair, special tokens included; needed for training.
-        over_long: what happens to a sentence that is too long to share a pair with another one: "error", "truncate",
-            "split" or "drop".
+        over_long: what happens to a sentence that is so long that no token of a second text fits into its pair:
+            "error", "truncate", "split" or "drop".
 
     For predictions, a record is a pair of texts. A prediction has ``next``, the probability that the second text
     follows the first, and ``fill``, as in `nopad.tasks.MaskedLM`.

@@ -28,7 +28,7 @@ COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
 def coefficient_of(config: Any) -> float | None:
     """Return the coefficient of the loss that balances experts; None if the configuration has none.
 
-    `config` is the model's configuration, or contains it as its text configuration.
+    The coefficient is looked for in `config`, a model's configuration, and then in its text configuration.
     """
     for one in (config, config.get_text_config()):
         for name in COEFFICIENTS:

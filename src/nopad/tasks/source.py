@@ -217,9 +217,9 @@ class _Made:
         return self.record.size
 
     def with_next(self, other: _Made) -> _Made:
-        """Return one `_Made` of these records and of `other`, the records after them; one of the two must be empty.
+        """Return one `_Made` of these records and of `other`, the records after them.
 
-        Empty means that it has no sequences, since the task left all its records out.
+        At least one of the two must have no sequences, since the task left all its records out.
         """
         record = self.record if self.size else other.record + self.of
         columns = self.columns if self.size else other.columns

@@ -100,8 +100,8 @@ class Task(ABC):
             tasks that combine records at random.
         text_unit: what becomes one record when text files are read for training, unless the user says otherwise: a
             "line", a "paragraph", or the whole "file".
-        dtypes: dtypes (NumPy's names) in which files store the numbers of a prediction, by the prediction's key; such
-            as ``{"embedding": "float32"}``. Numbers of other keys are stored as int64 or float64.
+        dtypes: for some keys of a prediction, the dtype (NumPy's name) in which files store the numbers under this key,
+            such as ``{"embedding": "float32"}``. Numbers under other keys are stored as int64 or float64.
 
     Raises:
         OptionError: an option has an invalid value, `over_long` is not "error" and there is no `max_length`, or the
@@ -262,7 +262,8 @@ class Task(ABC):
         that belong together (`Examples.group`), unless `options` say otherwise.
 
         Raises:
-            LengthError: the task left every record out, or as for `encode` and `PackedLoader`.
+            LengthError: the task left every record out; a sequence is longer than `capacity`; or as for `encode` and
+                `PackedLoader`.
             RecordError, OptionError: as for `encode` and `PackedLoader`.
         """
         made = data if isinstance(data, Examples) else self.encode(self.read(data))

@@ -270,7 +270,7 @@ class TokenClassification(Task):
         The names of the task's tags decide their scheme: BIO, IO, BIOES, or the label itself without a prefix.
 
         Raises:
-            RecordError: no tag is for `label`; the message begins with `where`.
+            RecordError: the task has no tag for `label`; the message begins with `where`.
         """
 
         def tag(signs: str) -> int:

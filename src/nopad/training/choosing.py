@@ -114,7 +114,7 @@ class Chosen:
         `positions` (None: unlimited). If there are none of these, nothing is set.
 
         Raises:
-            OptionError: the given `max_length` exceeds the model's positions.
+            OptionError: the task has a `max_length` that exceeds the model's positions.
         """
         packing = self.config.packing
         most = [one for one in (packing.capacity, packing.tokens, positions) if one is not None]

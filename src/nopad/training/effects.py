@@ -72,10 +72,10 @@ def _changes(
 ) -> list[str]:
     """Return lines of text about what packing changes, and what corrects these changes.
 
-    The arguments are those of `effects`. In three cases, the result has only the lines of the correction, if there is
-    one: the correction keeps the number of sequences per step; the number of steps without packs is not known; or
-    packing changes little. In the last case, if `usual` is given, a line also says how many steps there would be
-    without packs.
+    The arguments are those of `effects`. In three cases, the result has only the lines of the correction `scaled`
+    (None: no lines): the correction keeps the number of sequences per step; the number of steps without packs is not
+    known; or packing changes little. In the last case, if `usual` is given, a line also says how many steps there would
+    be without packs.
     """
     before, after = summary.steps_not_packed, summary.steps
     corrected = list(scaled.lines) if scaled is not None else []

@@ -61,7 +61,7 @@ class Ahead:
         return self._whole[epoch]
 
     def steps(self, epochs: float) -> int:
-        """Return the number of steps left until `epochs` epochs, counted from epoch 0, are over.
+        """Return the number of steps left until `epochs` epochs, counted from epoch 0, are over; 0 if they are over.
 
         `epochs` may be fractional, like transformers' ``num_train_epochs``.
         """

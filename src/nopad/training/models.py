@@ -273,6 +273,8 @@ def _adapters(table: Model) -> Path | None:
 def _load_adapters(model: Any, path: Path) -> set[str]:
     """Load saved adapters' weights into a model with adapters; return the names in peft's ``modules_to_save``.
 
+    These are modules that are trained and saved as a whole, such as a head.
+
     Raises:
         OptionError: the adapters belong to another model.
         FormatError: the adapters cannot be read.

@@ -1,8 +1,8 @@
 """`Schedule`: a learning rate as a function of the number of sequences, tokens or optimiser steps seen.
 
-Packing puts p times as many sequences into a step, so a schedule in steps ends its warm-up after p times as many
-sequences as before. A schedule that counts sequences or tokens means the same with and without packs. This module
-computes the rate, in plain Python; `nopad.training.CountedLR` applies it to a torch optimiser.
+With p sequences per pack, a step has p times as many sequences, so a schedule in steps ends its warm-up after p times
+as many sequences as without packs. A schedule that counts sequences or tokens means the same with and without packs.
+This module computes the rate, in plain Python; `nopad.training.CountedLR` applies it to a torch optimiser.
 
 Source: the warm-up from an initial rate and the polynomial decay to an end ratio are those of MLPerf's BERT; Table 4 of
 "Breaking MLPerf Training" has tuned values of them.
@@ -36,7 +36,7 @@ class Schedule:
         total: length of the whole schedule, warm-up included, in units of `counts`; None: the length of training.
         initial: multiple at the first step, from 0 to 1. In MLPerf, a warm-up of w steps may begin s steps before the
             first one ("LR init" -s); here, this is ``warmup=w - s, initial=s / w``.
-        end: multiple at the end, from 0 to 1.
+        end: multiple at the end of the schedule, from 0 to 1.
         power: exponent of the decay; 1: linear; 0: the rate stays, and drops to `end` at the end.
 
     Raises:

@@ -66,7 +66,7 @@ class Data:
     Attributes:
         train: files or folders of records (with a task), or one place where tokens are stored: a packed dataset, a
             folder of arrays, or another source that `nopad.loading.sources.open_tokens` reads.
-        eval: the same for evaluation data.
+        eval: the same for evaluation data. Without it, the validation split of a packed dataset is used, if it has one.
         empty: what happens to a record without a token: "skip" leaves it out and counts it, "error" stops; None: "skip"
             for records, "error" for stored tokens.
         on_bad_record: what happens to a record that cannot be decoded: "error" stops, "skip" leaves it out and counts

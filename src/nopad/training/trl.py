@@ -59,7 +59,7 @@ def check_passed_over(trainer: Any, **same: Any) -> None:
     not TRL's is not checked.
 
     Raises:
-        OptionError: another option has a value of its own.
+        OptionError: an option that is none of these is neither None nor at its default.
     """
     args, task = trainer.args, trainer.task
     kind = next((one for one in type(args).__mro__ if one.__module__.startswith("trl.")), None)

@@ -45,7 +45,7 @@ class Watch:
             rank: number of this rank, for the file's name.
 
         Raises:
-            LossError: a loss is NaN or infinite on some rank; that rank has saved the batch in `folder`.
+            LossError: a loss is NaN or infinite on some rank; that rank has saved its first such batch in `folder`.
         """
         step, self._step = self._step, []
         if not step:
