@@ -121,7 +121,7 @@ class Classification(_Judged):
         return number_of(value, self.names, f"record {number}: {self.label}")
 
     def text_columns(self) -> tuple[str, ...]:
-        """Return the columns that files without types (CSV, TSV) must read as text.
+        """Return the columns that must be read as text from files without types (CSV, TSV).
 
         The label's column is among them if a class name begins with a digit, a sign or a point, and the names are not
         just the classes' own numbers.

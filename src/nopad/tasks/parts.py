@@ -118,7 +118,10 @@ def _column(
 
 
 def _with(kind: pa.DataType, inner: pa.DataType) -> pa.DataType:
-    """Return `kind`, a number type or a list type of any depth, with `inner` as its number type; null stays null."""
+    """Return the type `kind` with its number type replaced by `inner`.
+
+    `kind` is a number type, or a list type of any depth with numbers inside; the null type is returned unchanged.
+    """
     if pa.types.is_null(kind):
         return kind
     return pa.list_(_with(kind.value_type, inner)) if pa.types.is_list(kind) else inner

@@ -213,11 +213,16 @@ class Task(ABC):
 
     @classmethod
     def found_options(cls, folder: Path) -> dict[str, Any]:
-        """Return options of this task that a model's folder states outside ``config.json``; {} unless overridden."""
+        """Return options of this task that a model's folder states outside ``config.json``, by name.
+
+        The result is {} unless a task overrides this method.
+        """
         return {}
 
     def text_columns(self) -> tuple[str, ...]:
-        """Return the columns that hold texts, which files without types (CSV, TSV) must not turn into numbers."""
+        """Return the columns that hold texts, which must be read as text, not as numbers, from files without types
+        (CSV, TSV).
+        """
         named = [getattr(self, name) for name in self.texts_by]
         return tuple(dict.fromkeys(one for one in (*named, *self.texts_always) if one is not None))
 

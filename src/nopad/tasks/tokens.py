@@ -248,7 +248,7 @@ class TokenClassification(Task):
         return _Words(text, words, tags)
 
     def _span(self, span: Any, where: str, text: str, words: Sequence[tuple[int, int]]) -> tuple[int, int, str]:
-        """Return first and last word (exclusive) of a span, and its label.
+        """Return the first and the last word (exclusive) of a span, as indices into `words`, and the span's label.
 
         Raises:
             RecordError: the span has another form, lies outside of the text, has no label, or does not consist of whole

@@ -187,7 +187,7 @@ class _Column:
         return self
 
     def add(self, values: NDArray[Any]) -> None:
-        """Append values, converted to the dtype of the first ones.
+        """Append values to the file, converted to the dtype of those with which the column was made.
 
         Raises:
             FormatError: the values have another kind of dtype or another shape, or the conversion would change a value.

@@ -113,7 +113,8 @@ class Evaluation:
     def _gathered(self) -> tuple[Any, Any]:
         """Return predictions and labels of all ranks, in the order of the input.
 
-        Each of the two is one array, or a tuple of arrays if a sequence has several of them.
+        Each of the two is one array; or a tuple of arrays if the model has several outputs that are predictions (such
+        as start and end logits), or the objective several targets.
         """
         parts = [part for rank in over_all_ranks(self.kept) for part in rank]
         order = np.lexsort(np.concatenate([numbers for numbers, _, _ in parts], axis=1)[::-1])

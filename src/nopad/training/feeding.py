@@ -92,7 +92,7 @@ class FedLoader(TorchLoader):
 
     @cached_property
     def summary(self) -> Summary:
-        """The loader's summary, made when it is first asked for: of the epoch in which the Trainer begins."""
+        """The loader's summary of the epoch in which the Trainer begins; made when it is first asked for."""
         found = self.packed_loader.summary()
         assert isinstance(found, Summary)  # the Trainer asks only where there is a length, and a stream has none
         return found
@@ -112,7 +112,7 @@ class FedLoader(TorchLoader):
 class Progress(TrainerCallback):
     """A callback that sets the Trainer's epoch numbers to the loader's, which count from the loader's first epoch.
 
-    The Trainer's own numbers would be wrong after training resumed, and if epochs differ in length.
+    The Trainer itself would count an epoch from where training resumed, and takes all epochs to be equally long.
     """
 
     def __init__(self, loader: PackedLoader, ahead: Ahead, epochs: int) -> None:

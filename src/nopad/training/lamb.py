@@ -186,7 +186,9 @@ class Lamb(torch.optim.Optimizer):
         return params, [cast(Tensor, param.grad) for param in params]
 
     def _divisor(self, gradients: list[list[Tensor]]) -> float:
-        """Return the number by which gradients are divided to clip them (1: no clipping), after waiting for the device.
+        """Return the number by which gradients are divided to clip them (1: no clipping).
+
+        This waits for the device.
 
         Raises:
             TrainingError: the norm of a gradient is not finite.

@@ -187,7 +187,7 @@ class Loaders:
     def _settings(self) -> Mapping[str, Any]:
         """Return the task, its options, ``data.empty`` and the tokenizer's fingerprint, by name.
 
-        Runs on the same records in which these agree share the files of encoded data.
+        Two runs share the files of encoded data only if all of this is the same in both.
         """
         said = {"task": self.config.task.name, "options": dict(self.config.task.options)}
         said["empty"] = self.config.data.empty

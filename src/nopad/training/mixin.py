@@ -249,7 +249,7 @@ class PackedMixin(EvaluatingMixin):
         return done // most + len(epochs), most, examples, samples, batch, most * loader.accumulation, max_steps
 
     def train(self, resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as transformers' Trainer does, from where the loader stands, or from where the checkpoint left it.
+        """Train as transformers' Trainer does, from where the loader stands or, resuming, stood at the checkpoint.
 
         Returns what the Trainer returns. Before training begins, the first rank prints what packing changes, unless
         `quiet` is set. Each trial of a hyper-parameter search begins where the first one began. After an exception, the

@@ -126,7 +126,10 @@ class PackedSFTTrainer(_Packed, _SFT):
     """
 
     def __init__(self, *args: Any, formatting_func: Any = None, **kwargs: Any) -> None:
-        """Take the arguments of TRL's `SFTTrainer`, and those of `PackedMixin`."""
+        """Take the arguments of TRL's `SFTTrainer`, and those of `PackedMixin`.
+
+        A `formatting_func` is refused, with an OptionError: a task turns records into sequences here.
+        """
         self._formats = formatting_func is not None
         super().__init__(*args, **kwargs, **({"formatting_func": formatting_func} if self._formats else {}))
 
