@@ -50,7 +50,7 @@ class Framed:
         return len(self.ids) - len(self.offsets)
 
     def part(self, begin: int, end: int) -> tuple[list[int], list[int]]:
-        """Return (ids, token types) of a part: of some of the content, and of all tokens around it.
+        """Return (ids, token types) of a part: some of the content, and all tokens around the content.
 
         The content of the part is that from token `begin` to `end` (exclusive), counted from the content's first token.
         The token types are an empty list if the tokenizer has none.

@@ -220,8 +220,9 @@ class Task(ABC):
         return {}
 
     def text_columns(self) -> tuple[str, ...]:
-        """Return the columns that hold texts, which must be read as text, not as numbers, from files without types
-        (CSV, TSV).
+        """Return the columns that hold texts.
+
+        In files without types (CSV, TSV), they must be read as text, and not as numbers.
         """
         named = [getattr(self, name) for name in self.texts_by]
         return tuple(dict.fromkeys(one for one in (*named, *self.texts_always) if one is not None))

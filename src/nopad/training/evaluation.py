@@ -43,7 +43,7 @@ class Evaluated(NamedTuple):
 
 
 class Evaluation:
-    """One pass over packs, on all ranks.
+    """One evaluation: a pass over packs, on all ranks.
 
     Args:
         objective: computes the loss and the metrics.

@@ -304,7 +304,7 @@ def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """Return the last complete checkpoint of a run; None: there is none.
+    """Return the folder of a run's last complete checkpoint; None if no checkpoint is complete.
 
     Raises:
         ResumeError: no checkpoint is complete, and one was saved without the optimiser's state.

@@ -65,7 +65,7 @@ class PackedMixin(EvaluatingMixin):
         objective: computes the loss, if there is no task; None: the objective that fits the model's head.
         capacity: most tokens per pack. ``per_device_train_batch_size`` is the number of rows per rank and micro-step.
             None: the rows of a packed dataset are used as stored, and other datasets are not packed, unless they are
-            loaders.
+            loaders; records of a task and `Examples` need a capacity.
         loading: further options of `nopad.PackedLoader`: balance, cost, depth, ...
         schedule: the learning rate by sequences, tokens or steps seen (`nopad.training.Schedule`), in place of the
             Trainer's own schedule.

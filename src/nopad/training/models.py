@@ -342,7 +342,9 @@ def _head(table: Model, config: Any, auto: str | None) -> Iterator[None]:
 
 @contextmanager
 def _reading(name: str, what: str) -> Iterator[None]:
-    """In a ``with`` block, turn transformers' errors into a `FormatError` of one line; `what` is what is read.
+    """In a ``with`` block, turn transformers' errors into a `FormatError` of one line.
+
+    `name` is the folder, or the name on the hub, that is read; `what` says in the message what is read from it.
 
     Raises:
         FormatError: before the block, if `name` is the path of a folder that does not exist.
