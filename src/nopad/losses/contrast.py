@@ -191,8 +191,9 @@ def _sizes(mine: Tensor, group: Any) -> list[int]:
 
 
 def _all(mine: Tensor, most: int, group: Any) -> list[Tensor]:
-    """Return the rows of each rank, padded with zeros to `most` rows (at least 1), since ranks must send equal numbers
-    of rows.
+    """Return the rows of each rank, padded with zeros to `most` rows (at least 1).
+
+    They are padded since all ranks must send equal numbers of rows.
     """
     filled = mine.new_zeros(max(most, 1), *mine.shape[1:])
     filled[: mine.shape[0]] = mine

@@ -89,7 +89,10 @@ class Objective(ABC):
         """Return the sum of the losses of labelled items, divided by `denominator`; a scalar, float32 or wider."""
 
     def each(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
-        """Return the parts that add up to `loss`, ``[parts]``; an objective with several parts overrides this."""
+        """Return the parts of the loss, ``[parts]``, whose sum `loss` returns.
+
+        The arguments are those of `loss`. An objective with several parts overrides this method.
+        """
         return self.loss(outputs, batch, denominator).reshape(1)
 
     @abstractmethod

@@ -153,9 +153,10 @@ def together(schemas: Iterable[pa.Schema], place: str, cells: Collection[str] = 
 
 
 def aligned(table: pa.Table, schema: pa.Schema, cells: Collection[str] = ()) -> pa.Table:
-    """Return a table with the columns and types of `schema`, made by `together`; columns not in the table are null.
+    """Return `table` with the columns and types of `schema`, made by `together`; columns that it lacks are null.
 
-    Numbers in columns of `cells` become texts as they were in the file, if the schema has texts there.
+    If the schema has texts for a column in `cells`, numbers in it become texts as they were in the file, and nulls
+    become empty texts.
 
     Raises:
         RecordError: a value cannot be converted to the type in `schema` without a change.

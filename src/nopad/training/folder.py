@@ -369,7 +369,9 @@ def append_line(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def kept_lines(path: Path, step: int) -> None:
-    """Keep the lines of a metrics file up to this step; remove later lines, and lines that are no whole JSON object.
+    """Keep the lines of a metrics file up to step number `step`, and remove those of later steps.
+
+    Lines that are no whole JSON object are removed too.
 
     Raises:
         StorageError: the file cannot be written.

@@ -145,7 +145,11 @@ def _activations(model: Any, slots: tuple[int, int], checkpointing: bool) -> int
 
 
 def _checkpointed(config: Any, slots: tuple[int, int], total: int, model: Any) -> int:
-    """Return the bytes kept with gradient checkpointing: the layers' inputs, and one layer's share of `total` bytes."""
+    """Return the bytes kept with gradient checkpointing: the layers' inputs, and what autograd keeps of one layer.
+
+    The latter is `total`, the bytes without checkpointing, divided by the number of layers. The result is at most
+    `total`.
+    """
     text, size = config.get_text_config(), next(model.parameters()).element_size()
     layers = max(int(getattr(text, "num_hidden_layers", 1)), 1)
     inputs: int = layers * slots[0] * slots[1] * int(getattr(text, "hidden_size", 0)) * size

@@ -252,8 +252,9 @@ class PackedMixin(EvaluatingMixin):
         """Train as transformers' Trainer does, from where the loader stands or, resuming, stood at the checkpoint.
 
         Returns what the Trainer returns. Before training begins, the first rank prints what packing changes, unless
-        `quiet` is set. Each trial of a hyper-parameter search begins where the first one began. After an exception, the
-        loader stands before the step that the exception interrupted, so calling `train` again loses no sequence.
+        `quiet` is set or the data are a stream. Each trial of a hyper-parameter search begins where the first one
+        began. After an exception, the loader stands before the step that the exception interrupted, so calling `train`
+        again loses no sequence.
 
         Raises:
             FormatError: the checkpoint holds no loader state.
@@ -296,7 +297,7 @@ class PackedMixin(EvaluatingMixin):
             loader.load_state_dict(self._before[1].state_dict())
 
     def _tell(self, loader: PackedLoader) -> None:
-        """Print what packing changes, on the first rank, unless `quiet` is set."""
+        """Print what packing changes, on the first rank, unless `quiet` is set or the data are a stream."""
         summary = None if self.quiet or not self.is_world_process_zero() else loader.summary()
         if isinstance(summary, Summary):
             total = None if self.schedule is None else length_of(self.schedule, loader, self.args)

@@ -34,8 +34,8 @@ class Schedule:
         counts: the unit that is counted, over all ranks: "sequences", "tokens" or "steps" (of the optimiser).
         warmup: length of the warm-up, in units of `counts`; a value below 1 is a share of the whole schedule.
         total: length of the whole schedule, warm-up included, in units of `counts`; None: the length of training.
-        initial: multiple at the beginning of the warm-up, from 0 to 1. In MLPerf, a warm-up of w steps may begin s steps before the
-            first one ("LR init" -s); here, this is ``warmup=w - s, initial=s / w``.
+        initial: multiple at the beginning of the warm-up, from 0 to 1. In MLPerf, a warm-up of w steps may begin s
+            steps before the first one ("LR init" -s); here, this is ``warmup=w - s, initial=s / w``.
         end: multiple at the end of the schedule, from 0 to 1.
         power: exponent of the decay; 1: linear; 0: the rate stays, and drops to `end` at the end.
 
