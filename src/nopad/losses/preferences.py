@@ -77,7 +77,10 @@ def reward_loss(
     center: float | None = None,
     denominator: Denominator = None,
 ) -> Tensor:
-    """Return the Bradley-Terry loss: minus the log-probability, given both rewards, that the chosen answer is better.
+    """Return the Bradley-Terry loss of P pairs, from the rewards of their chosen and rejected answers.
+
+    The loss of a pair is minus the log of the probability that the chosen answer is the better one. This probability is
+    the sigmoid of the chosen reward minus the rejected one.
 
     Args:
         chosen: rewards of the chosen answers, ``[P]``.

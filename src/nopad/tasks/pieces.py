@@ -185,7 +185,9 @@ def trimmed(text: str, begin: int, end: int) -> tuple[int, int]:
 def aligned(
     words: Sequence[tuple[int, int]], offsets: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the word of each token, int64 ``[tokens]``, and the first token of each word, int64 ``[words]``; -1: none.
+    """Return the index of each token's word, int64 ``[tokens]``, and of each word's first token, int64 ``[words]``.
+
+    The index is -1 if a token is in no word, or if a word has no token.
 
     Args:
         words: first and last character (exclusive) of each word, in order; a word neither begins nor ends with a space.

@@ -163,13 +163,12 @@ class Chunk:
             return predictor.encode([*self.records.values()]) if self.records else None
 
     def predicted(self, predictor: Predictor, examples: Examples | None) -> Predicted:
-        """Return a prediction for each of the chunk's records, None for those that cannot be read.
+        """Return a `Predicted` with a prediction for each of the chunk's records; None for those that cannot be read.
 
         `examples` is the result of `encode`.
 
         Raises:
-            RecordError, LengthError, OptionError: as for `Predictor.forward`; messages give a record's number in the
-                input.
+            RecordError, LengthError, OptionError: as for `Predictor.forward`; messages give a record's number in the input.
         """
         counts = {"bad_skipped": bad} if (bad := self.size - len(self.records)) else {}
         if examples is None:

@@ -3,7 +3,7 @@
 ::
 
     FOLDER/nopad_train.toml     the configuration, which `nopad train` reads again
-    FOLDER/nopad_run.json       the size of a step and fingerprints of the data when the run began; is the run over?
+    FOLDER/nopad_run.json       a step's size and the data's fingerprints at the beginning; whether the run is over
     FOLDER/nopad_task.json      the task and its options, for predictions
     FOLDER/metrics.jsonl        one line per log
     FOLDER/checkpoint-N/        a checkpoint of the Trainer, with the loader's state

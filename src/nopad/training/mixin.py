@@ -180,7 +180,7 @@ class PackedMixin(EvaluatingMixin):
         """Return the objective's loss: the batch's sum of losses, divided by the step's denominator.
 
         In training, the result is multiplied by the number of ranks, since gradients are averaged over them. Without
-        packs or an objective, or if TRL computes the loss of the objective itself, this is the Trainer's own loss.
+        packs or an objective, or if TRL's own code computes the loss, this is the Trainer's own loss.
         """
         ours = self.objective is not None and isinstance(inputs, PackedBatch) and not self._loss_is_theirs
         if not ours:
@@ -249,12 +249,12 @@ class PackedMixin(EvaluatingMixin):
         return done // most + len(epochs), most, examples, samples, batch, most * loader.accumulation, max_steps
 
     def train(self, resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as transformers' Trainer does, from where the loader stands or, resuming, stood at the checkpoint.
+        """Train as transformers' Trainer does, beginning where the loader stands; return what the Trainer returns.
 
-        Returns what the Trainer returns. Before training begins, the first rank prints what packing changes, unless
-        `quiet` is set or the data are a stream. Each trial of a hyper-parameter search begins where the first one
-        began. After an exception, the loader stands before the step that the exception interrupted, so calling `train`
-        again loses no sequence.
+        If training resumes, it begins where the loader stood when the checkpoint was saved. Before training begins, the
+        first rank prints what packing changes, unless `quiet` is set or the data are a stream. Each trial of a
+        hyper-parameter search begins where the first one began. After an exception, the loader stands before the step
+        that the exception interrupted, so calling `train` again loses no sequence.
 
         Raises:
             FormatError: the checkpoint holds no loader state.
