@@ -168,7 +168,8 @@ class Chunk:
         `examples` is the result of `encode`.
 
         Raises:
-            RecordError, LengthError, OptionError: as for `Predictor.forward`; messages give a record's number in the input.
+            RecordError, LengthError, OptionError: as for `Predictor.forward`; messages give a record's number in the
+                input.
         """
         counts = {"bad_skipped": bad} if (bad := self.size - len(self.records)) else {}
         if examples is None:
