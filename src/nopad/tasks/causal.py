@@ -157,8 +157,8 @@ class Chat(Likely):
             every end.
         template: arguments of the chat template, such as ``{"enable_thinking": False}``.
         roles: dict from the records' own names of roles to the usual ones, such as ``{"bot": "assistant"}``.
-        max_length, over_long: see `Task`. A truncated chat loses its end; if none of the assistant's tokens are left,
-            it is dropped, and counted as dropped.
+        max_length, over_long: see `Task`. A truncated chat loses its end; if none of its learned tokens are left, it is
+            dropped, and counted as dropped.
 
     Raises:
         OptionError: an option has an invalid value.

@@ -258,8 +258,10 @@ class PackedMixin(EvaluatingMixin):
 
         Raises:
             FormatError: the checkpoint holds no loader state.
-            PlanMismatchError: the checkpoint's loader state belongs to other data, another plan, cost model or seed.
-            OptionError: the checkpoint's model has another configuration.
+            PlanMismatchError, BalanceError: as for `PackedLoader.load_state_dict`: the loader refuses the checkpoint's
+                state, for example since it belongs to other data.
+            OptionError: the checkpoint's model has another configuration; or as for `set_initial_training_values`.
+            TrainingError: as for `training_step`.
         """
         if not isinstance(self.train_dataset, PackedLoader) and self._packs(self.train_dataset):
             self._get_ready()
