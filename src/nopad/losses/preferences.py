@@ -79,8 +79,8 @@ def reward_loss(
 ) -> Tensor:
     """Return the Bradley-Terry loss of P pairs, from the rewards of their chosen and rejected answers.
 
-    The loss of a pair is minus the log of the probability that the chosen answer is the better one. This probability is
-    the sigmoid of the chosen reward minus the rejected one.
+    The loss of a pair is ``-log(sigmoid(chosen - rejected - margin))``. Without a margin, this is minus the log of the
+    probability that the chosen answer is the better one.
 
     Args:
         chosen: rewards of the chosen answers, ``[P]``.

@@ -66,7 +66,9 @@ class PreparingMixin(_Base):
             self._ready = True
 
     def _make_safe(self) -> None:
-        """Make the model pack-safe, and choose the objective that fits its head if none is given.
+        """Make the model pack-safe, and choose the objective that fits its head.
+
+        No objective is chosen if one is given, or if there is a `compute_loss_func`.
 
         Raises:
             UnsupportedModelError: the model cannot keep sequences apart, or no objective is known for its head.
