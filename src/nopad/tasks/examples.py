@@ -188,11 +188,11 @@ def readable(records: Iterable[Any], counts: dict[str, int], after: int = 0) -> 
 
 @contextmanager
 def placed(records: Any) -> Iterator[None]:
-    """Return a context manager that adds the record's file and line to an error about a record.
+    """Return a context manager that adds the record's place to an error about a record, such as ``a.jsonl, line 7``.
 
     If `records` is a `RecordStream` of files, the message of a `RecordError` or `LengthError` from the ``with`` block
-    then begins with file and line. For this, the message must name the record by its number, from 0, among all records
-    of the stream. Other errors are not changed.
+    then begins with the place. For this, the message must name the record by its number, from 0, among all records of
+    the stream. Other errors are not changed.
     """
     try:
         yield

@@ -116,7 +116,7 @@ def predict(
         OptionError, UnsupportedModelError: as for `Predictor`.
         RecordError, LengthError: raised during iteration: the task cannot read a record, a record is too long, or the
             model gives NaN for it; the message gives the record's number in the input.
-        SourceError: the input cannot be read.
+        SourceError, FormatError: the input cannot be read, or is damaged.
 
     >>> import nopad
     >>> from transformers import BertConfig, BertForSequenceClassification
@@ -200,7 +200,8 @@ def _encoded(
     """Encode records in chunks of `size`; yield each chunk with its examples (None: none of its records can be read).
 
     Raises:
-        RecordError, LengthError: as for `Chunk.encode`; for records of files, messages begin with file and line.
+        RecordError, LengthError: as for `Chunk.encode`; for records of files, messages begin with the record's place,
+            such as ``a.jsonl, line 7``.
     """
     items = records.each() if isinstance(records, RecordStream) else iter(records)
     first = 0

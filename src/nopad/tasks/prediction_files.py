@@ -116,7 +116,7 @@ def predict_files(
     Raises:
         RecordError: a record is bad, lacks a column that the task reads or `keep` names, or gets NaN from the model.
         LengthError: a record is too long.
-        SourceError: the inputs cannot be read.
+        SourceError, FormatError: the inputs cannot be read, or are damaged.
         UnsupportedModelError: nopad refuses this model; the message gives the reason.
         OptionError: an option has an invalid value; the inputs are an iterator; or `out` is a URL, or lies in a folder
             of the inputs.

@@ -59,7 +59,7 @@ def _placing(encode: Callable[..., Examples]) -> Callable[..., Examples]:
 
     If the records are not a `RecordStream`, they are passed to `encode` unchanged. If they are one, two things change:
     records that the stream skips, since they cannot be read, are counted in `Examples.counts` as ``bad_skipped``; and
-    an error about a record gives the record's number in the stream, and the file and line that it is from.
+    an error about a record gives the record's number in the stream, and its place, such as ``a.jsonl, line 7``.
     """
 
     @functools.wraps(encode)

@@ -171,8 +171,9 @@ class Embedding(OfTexts):
         return base_model(super().model, name, **options)
 
     def _skipped(self, pooling: str) -> int:
-        """Return how many tokens at the beginning of each sequence are not pooled, since they belong to the prompt.
+        """Return how many tokens at the beginning of each sequence are left out of the mean.
 
+        If the prompt is not pooled, these are its tokens and the special tokens before it.
         Raises:
             OptionError: the prompt is not to be pooled, and `pooling` is "first".
         """

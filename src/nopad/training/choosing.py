@@ -86,7 +86,7 @@ class Chosen:
             self.lines.append(f"the weights with which training begins are of other classes: {as_toml(list(known))}")
 
     def capacity(self, records: Any, positions: int | None) -> None:
-        """Set ``packing.capacity`` for records of a task, if no size of a pack or micro-step is given.
+        """Set ``packing.capacity`` for records of a task, if nothing in the configuration limits packs.
 
         The capacity is 2,048 tokens, or the model's number of positions if that is smaller; but if ``task.max_length``
         is larger than this, it is ``task.max_length``. `positions` is the model's number of positions; None: unlimited.

@@ -131,6 +131,7 @@ def _write(task: Task, records: Stored, of: Part, place: Path, at_once: int) -> 
         RecordError, LengthError: as for `Task.encode`.
         FormatError: a column has another kind of dtype or another shape for some records than for the first ones, or
             values that do not fit the dtype of the first ones.
+        StorageError: the disk is full, or a file cannot be written.
     """
     counts, bad = Counter[str](), dict[str, int]()
     group, seen, ends = 1, 0, 0

@@ -129,7 +129,8 @@ class EvaluatingMixin(PreparingMixin):
         evaluation; predictions are in input order.
 
         Raises:
-            OptionError: the data are packs, and `include_for_metrics` or `compute_loss_func` is set.
+            OptionError: the data are packs, and `include_for_metrics` or `compute_loss_func` is set, or
+                `preprocess_logits_for_metrics` does not give one entry per sequence.
         """
         if not isinstance(dataloader, FedLoader):
             return super().evaluation_loop(

@@ -271,7 +271,13 @@ class RunFolder:
         write_atomic(self.path / RUN_FILE, _json({**self.facts(), **facts}))
 
     def clear_incomplete(self) -> None:
-        """Remove checkpoints newer than the last complete one: the run was killed while it wrote them."""
+        """Remove checkpoints newer than the last complete one, or all if none is complete.
+
+        The run was killed while it wrote them.
+
+        Raises:
+            ResumeError: as in `last_checkpoint`.
+        """
         last = last_checkpoint(self.path)
         for number, path in _checkpoints(self.path):
             if last is None or number > int(last.name.removeprefix(_PREFIX)):
