@@ -174,6 +174,7 @@ class Embedding(OfTexts):
         """Return how many tokens at the beginning of each sequence are left out of the mean.
 
         If the prompt is not pooled, these are its tokens and the special tokens before it.
+
         Raises:
             OptionError: the prompt is not to be pooled, and `pooling` is "first".
         """

@@ -311,8 +311,8 @@ class PackedMixin(EvaluatingMixin):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log as the Trainer does.
 
-        Logs of a training loss also get the numbers of sequences and tokens seen since the beginning of the first
-        epoch. Only if the data are a stream on several ranks, these are not known, and left out.
+        If the training data are packed, logs of a training loss also get the numbers of sequences and tokens seen since
+        the beginning of the first epoch. For a stream on several ranks, these numbers are not known, and left out.
         """
         loader = self.train_dataset
         if (
