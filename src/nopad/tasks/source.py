@@ -219,7 +219,7 @@ class _Made:
     def with_next(self, other: _Made) -> _Made:
         """Return one `_Made` of these records and of `other`, the records after them.
 
-        At least one of the two must have no sequences, since the task left all its records out.
+        At least one of the two must have no sequences: the task left out all of its records.
         """
         record = self.record if self.size else other.record + self.of
         columns = self.columns if self.size else other.columns

@@ -186,7 +186,11 @@ class Task(ABC):
         return {}
 
     def model_options(self) -> dict[str, Any]:
-        """Return settings of the model's configuration, by name, such as names of labels and the problem type."""
+        """Return the settings that this task wants in the model's configuration, by name: label names, the problem
+        type, ...
+
+        The result is {} unless a task overrides this method.
+        """
         return {}
 
     def model(self, name: Any, **options: Any) -> Any:

@@ -54,7 +54,7 @@ class EvaluatingMixin(PreparingMixin):
         return self._packs_of(test_dataset) or super().get_test_dataloader(test_dataset)
 
     def _packs_of(self, data: Any) -> FedLoader | None:
-        """Return a DataLoader of a dataset's packs, from the first pack on; None if the dataset is not packed.
+        """Return a DataLoader of a dataset's packs, which begins at the first pack; None if the dataset is not packed.
 
         If `data` is None, the dataset is the Trainer's `eval_dataset`.
 

@@ -92,8 +92,8 @@ class RunFolder:
 
         Raises:
             OutputExistsError: without `resume`: the folder holds a run, or other files.
-            ResumeError: there is no run to resume, its configuration differs (the message names the field) or is
-                damaged, or the run would become shorter.
+            ResumeError: with `resume`: the folder holds no run, its run began with another configuration (the message names
+                the field), the stored configuration is damaged, or the run would become shorter.
             StorageError: the folder cannot be made or locked.
             OutputBusyError: another process trains in the folder.
         """

@@ -182,7 +182,9 @@ def _attention(
 
 
 class _Fused(torch.autograd.Function):
-    """An attention function that keeps the same tensors as a fused kernel does, but computes nothing."""
+    """An attention function that computes nothing, but keeps for the backward pass the tensors that a fused kernel
+    keeps.
+    """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

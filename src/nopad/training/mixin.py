@@ -140,7 +140,10 @@ class PackedMixin(EvaluatingMixin):
             check_schedule(self, packs=packs)
 
     def _look_at(self, given: dict[str, Any]) -> None:
-        """Check or complete `given`, the arguments of the Trainer's constructor, in place; here, do nothing."""
+        """Check or complete `given`, the arguments of the Trainer's constructor, in place.
+
+        Here, this does nothing; subclasses override it.
+        """
 
     def get_train_dataloader(self) -> Any:
         """Return a `DataLoader` of the loader's batches, which accelerate leaves unchanged.
