@@ -186,8 +186,7 @@ class Task(ABC):
         return {}
 
     def model_options(self) -> dict[str, Any]:
-        """Return the settings that this task wants in the model's configuration, by name: label names, the problem
-        type, ...
+        """Return the settings that this task needs in the model's configuration, by name, such as the problem type.
 
         The result is {} unless a task overrides this method.
         """

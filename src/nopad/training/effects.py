@@ -111,7 +111,7 @@ def _changes(
 
 
 def _shown(number: float) -> str:
-    """Return a mean as text: with one decimal below 10, unless it is whole."""
+    """Return a mean as text: with one decimal if it is below 10 and not whole, and else without decimals."""
     return f"{number:.1f}".removesuffix(".0") if number < 10 else f"{number:,.0f}"
 
 

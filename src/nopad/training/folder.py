@@ -92,8 +92,9 @@ class RunFolder:
 
         Raises:
             OutputExistsError: without `resume`: the folder holds a run, or other files.
-            ResumeError: with `resume`: the folder holds no run, its run began with another configuration (the message names
-                the field), the stored configuration is damaged, or the run would become shorter.
+            ResumeError: with `resume`: the folder holds no run; the run began with another configuration (fields that
+                do not change what is learned may differ); the stored configuration is damaged; or the run would become
+                shorter.
             StorageError: the folder cannot be made or locked.
             OutputBusyError: another process trains in the folder.
         """

@@ -195,7 +195,7 @@ class Loaders:
 
 
 def widest(loader: PackedLoader) -> int:
-    """Return the average number of tokens that a rank gets in a micro-step of `loader`; 1 if it is not known."""
+    """Return the average number of tokens that a rank gets in a micro-step, rounded; 1 if it is not known."""
     summary = loader.summary()
     if not isinstance(summary, Summary) or not summary.steps:
         return 1

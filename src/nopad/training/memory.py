@@ -182,9 +182,7 @@ def _attention(
 
 
 class _Fused(torch.autograd.Function):
-    """An attention function that computes nothing, but keeps for the backward pass the tensors that a fused kernel
-    keeps.
-    """
+    """An attention function that computes nothing, but saves for the backward pass what a fused kernel saves."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -159,7 +159,7 @@ def scale_for_packing(hparams: Any, factor: Any, how: How = "accumulation") -> S
 def _fewer(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str]]:
     """Divide the number of micro-steps by `p`, the sequences per pack; return the change, and lines that describe it.
 
-    The change is as in `Scaled.changed`: empty if the number stays.
+    The change is as in `Scaled.changed`: empty if the number stays. `hparams` itself is not changed.
 
     Raises:
         OptionError: the number of micro-steps is missing, is given under two names, or is not an integer of at least 1;
