@@ -113,7 +113,7 @@ class Classification(_Judged):
         return [_label(record, options["label"], number)]
 
     def target(self, value: Any, number: int) -> int:
-        """Return the number of the class that is a record's label.
+        """Return the class of a record whose label is `value`, as a number.
 
         Raises:
             RecordError: `value` is not a class; the message gives the record's `number`.

@@ -27,9 +27,9 @@ class Evaluated(NamedTuple):
     """The results of an evaluation, the same on every rank.
 
     Attributes:
-        loss: the sum of the losses of all labelled tokens or sequences, divided by their number. For an objective with
-            several parts, such a quotient is computed for each part, and the loss is the sum of the quotients. NaN if
-            nothing is labelled.
+        loss: the sum of the losses of all sequences, divided by the objective's denominator for all of them, such as
+            the number of labelled tokens. For an objective with several parts, such a quotient is computed for each
+            part, and the loss is the sum of the quotients. NaN if nothing is labelled.
         metrics: the metrics by name.
         sequences: number of evaluated sequences.
         predictions, labels: one array or a tuple of arrays, in input order; None unless they were kept.
