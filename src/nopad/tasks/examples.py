@@ -90,7 +90,9 @@ _COUNTED = {"empty_skipped": "skipped as empty", "bad_skipped": "skipped as bad"
 
 
 def counted(counts: Mapping[str, int]) -> str:
-    """Return counts (`Examples.counts`) as text that begins with a comma, without those that are 0; "" if all are.
+    """Return counts (`Examples.counts`) as text that begins with a comma.
+
+    Counts that are 0 are left out; if all are 0, the result is "".
 
     >>> counted({"truncated": 0, "empty_skipped": 2})
     ', 2 skipped as empty'
@@ -107,10 +109,10 @@ def stacked(
     tokens: Mapping[str, Sequence[Sequence[int]]] | None = None,
     values: Mapping[str, Any] | None = None,
 ) -> Sequences:
-    """Return lists of ids as `Sequences`.
+    """Return lists of token ids, one list per sequence, as `Sequences`.
 
-    `record` has the number of each sequence's record, for messages. `tokens` are further per-token columns, and
-    `values` the per-sequence columns. Ids and `tokens` become int32.
+    `record` has the number of each sequence's record, for messages. `tokens` are further per-token columns, by name,
+    and `values` the per-sequence columns. Ids and `tokens` become int32.
 
     Raises:
         LengthError: a sequence has no token.
@@ -170,8 +172,11 @@ def encoded_part(
 def readable(records: Iterable[Any], counts: dict[str, int], after: int = 0) -> Iterator[tuple[int, Any]]:
     """Yield (number, record) for each record that can be read, from number `after` on; numbers begin at 0.
 
-    Records that a `RecordStream` skips, since they cannot be read, are counted in ``counts["bad_skipped"]``. `after` is
-    for record streams only.
+    Records that a `RecordStream` skips, since they cannot be read, are counted in ``counts["bad_skipped"]``. `after`
+    must be 0 if `records` are not a `RecordStream`.
+
+    Raises:
+        RecordError, FormatError, SourceError: as for `RecordStream.read`.
     """
     items = records.each(after=after) if isinstance(records, RecordStream) else iter(records)
     for number, record in enumerate(items, after):
@@ -183,11 +188,11 @@ def readable(records: Iterable[Any], counts: dict[str, int], after: int = 0) -> 
 
 @contextmanager
 def placed(records: Any) -> Iterator[None]:
-    """Return a context manager that adds the record's file and line to an error about a record.
+    """Return a context manager that adds the record's place to an error about a record, such as ``a.jsonl, line 7``.
 
     If `records` is a `RecordStream` of files, the message of a `RecordError` or `LengthError` from the ``with`` block
-    then begins with file and line. For this, the message must name the record by its number, from 0, among all records
-    of the stream. Other errors are not changed.
+    then begins with the place. For this, the message must name the record by its number, from 0, among all records of
+    the stream. Other errors are not changed.
     """
     try:
         yield
@@ -220,7 +225,8 @@ def field_of(
 ) -> Any:
     """Return the value of column `name` of record `number`, after checking that it is of type `kind`.
 
-    `option` is the task's option that names the column, for messages.
+    True and False are accepted only if `kind` is bool, although a bool is an int in Python. `option` is the task's
+    option that names the column, for messages.
 
     Raises:
         RecordError: the record has no such column, its value is of another type, or it is a text with a lone surrogate.

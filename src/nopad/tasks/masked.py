@@ -37,10 +37,11 @@ class MaskedLM(OfTexts):
         tokenizer: the model's tokenizer; it must have a mask token, and be a fast one, which gives offsets.
         text: column of the text.
         rate: share of the tokens that are predicted, above 0 and at most 1.
-        whole_words: choose all tokens of a word (`nopad.tasks.pieces.words_in`), or none of them.
+        whole_words: True: of each word (`nopad.tasks.pieces.words_in`), all tokens are chosen, or none; False: tokens
+            are chosen one by one.
         copies: None: draw masks anew in every epoch, when batches are made. A number k: `encode` returns every sequence
-            k times, with fixed masks, which are those that the first k epochs would have drawn. Fixed masks make
-            evaluations comparable.
+            k times, with fixed masks. If all records are encoded in one call, these are the masks that the first k
+            epochs would have drawn. Fixed masks make evaluations comparable.
         seed: the seed of the masks.
         top: number of candidate tokens that a prediction lists for each ``[MASK]`` of its text.
         max_length, over_long: see `Task`; "split" makes several sequences of a long record.
@@ -56,6 +57,8 @@ class MaskedLM(OfTexts):
     >>> task = MaskedLM(tokenizer, max_length=6, over_long="split", copies=2)
     >>> print(task.encode([{"text": "the cat sleeps in the house ."}, {"text": "hello"}]))
     2 records: 6 sequences, 28 tokens, 1 split
+
+    The first text is split into two sequences, the second is one; `encode` returns each of the three twice.
     """
 
     name = "mask"

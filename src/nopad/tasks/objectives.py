@@ -61,6 +61,8 @@ class OfTokens(Objective):
     >>> batch = nopad.PackedBatch.from_features(features, causal=True)
     >>> OfTokens(causal=True).denominator(batch).item()
     2.0
+
+    The labels 2 and 3 count. The label 4 does not: it is that of a first token, which no token predicts.
     """
 
     gives = "token"

@@ -1,7 +1,7 @@
 """`predict`: predict any number of records with a task and a pack-safe model, in input order.
 
-The records go through a `Predictor` (`nopad.tasks.predictor`) a chunk at a time, so that memory depends only on the
-size of a chunk.
+The records go through a `Predictor` (`nopad.tasks.predictor`) in chunks of consecutive records. Memory depends only on
+the size of a chunk, not on the number of records.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ class Predictions(Iterator["dict[str, Any] | None"]):
 
     Attributes:
         counts: number of records truncated or left out so far, by reason, and the task's other counts.
-        records, sequences, tokens: number of records, sequences and tokens predicted so far; these grow by a chunk of
-            `batch_records` records at a time.
+        records: number of records so far, those left out included.
+        sequences, tokens: number of sequences and tokens that the model has run on so far.
+
+    These numbers grow by a chunk of `batch_records` records at a time.
 
     Raises:
         OptionError: `batch_records` is not an integer of at least 1.
@@ -64,7 +66,7 @@ class Predictions(Iterator["dict[str, Any] | None"]):
         """Return the next record's prediction; None: the record was left out, by the task or since it cannot be read.
 
         Raises:
-            RecordError, LengthError: as for `predict`.
+            RecordError, LengthError, SourceError, FormatError: as for `predict`.
         """
         return next(self._items)
 
@@ -114,7 +116,7 @@ def predict(
         OptionError, UnsupportedModelError: as for `Predictor`.
         RecordError, LengthError: raised during iteration: the task cannot read a record, a record is too long, or the
             model gives NaN for it; the message gives the record's number in the input.
-        SourceError: the input cannot be read.
+        SourceError, FormatError: the input cannot be read, or is damaged.
 
     >>> import nopad
     >>> from transformers import BertConfig, BertForSequenceClassification
@@ -124,6 +126,8 @@ def predict(
     >>> found = nopad.tasks.predict(task, model, [{"text": "is it ?"}, {"text": "one two three four five"}])
     >>> [one if one is None else list(one) for one in found], dict(found.counts)
     ([['score'], None], {'dropped': 1})
+
+    The second text has more than 6 tokens, so the task drops its record.
     """
     predictor = Predictor(task, model, capacity=capacity, rows=rows, form=form, fast=fast)
     return Predictions(predictor, task.read(open_records(records)), batch_records)
@@ -159,7 +163,7 @@ class Chunk:
             return predictor.encode([*self.records.values()]) if self.records else None
 
     def predicted(self, predictor: Predictor, examples: Examples | None) -> Predicted:
-        """Return a prediction for each of the chunk's records, None for those that cannot be read.
+        """Return a `Predicted` with a prediction for each of the chunk's records; None for those that cannot be read.
 
         `examples` is the result of `encode`.
 
@@ -196,7 +200,8 @@ def _encoded(
     """Encode records in chunks of `size`; yield each chunk with its examples (None: none of its records can be read).
 
     Raises:
-        RecordError, LengthError: as for `Chunk.encode`; for records of files, messages begin with file and line.
+        RecordError, LengthError: as for `Chunk.encode`; for records of files, messages begin with the record's place,
+            such as ``a.jsonl, line 7``.
     """
     items = records.each() if isinstance(records, RecordStream) else iter(records)
     first = 0

@@ -40,7 +40,10 @@ def tasks_by_name() -> dict[str, type[Task]]:
 
 
 def options_of(kind: type[Task]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a task's class by name, without its tokenizer, including those of its base classes."""
+    """Return the parameters of a task's constructor, by name, except its tokenizer.
+
+    Parameters that it hands on to the constructors of its base classes are included.
+    """
     found: dict[str, inspect.Parameter] = {}
     for one in kind.__mro__:
         if "__init__" not in vars(one):
@@ -79,9 +82,9 @@ def task_named(name: str, tokenizer: Any, options: Mapping[str, Any]) -> Task:
 def load_task(name: str, spec: str | Path, options: Mapping[str, Any], **how: Any) -> tuple[Task, Any]:
     """Load a task and its model from a folder, or from the hub by name.
 
-    Options that are not in `options` are taken from the model. Names of labels come from its configuration.
-    `max_length` is its number of positions, if the task has no length of its own. Others are read from its folder by
-    `Task.found_options`.
+    Some options that are not in `options` are taken from the model. Names of labels come from its configuration.
+    `max_length` is its number of positions, or the task's own default length if that is smaller. Further options are
+    read from the model's folder by `Task.found_options`.
 
     Args:
         name: the task's name.

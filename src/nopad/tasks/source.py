@@ -55,6 +55,8 @@ class TaskSource(Source):
     >>> [run] = next(TaskSource(task, records).blocks()).records()
     >>> run.origin.record.tolist(), run.values["labels"].to_pylist(), dict(run.counts)
     ([1], [1], {'dropped': 1, 'empty_skipped': 0, 'split': 0, 'truncated': 0})
+
+    The first record has more than 3 tokens, so the task drops it; the sequence that is left is of record 1.
     """
 
     kind: Kind | None = "ids"
@@ -215,7 +217,10 @@ class _Made:
         return self.record.size
 
     def with_next(self, other: _Made) -> _Made:
-        """Return these records and the next ones as one; at most one of the two may have sequences."""
+        """Return one `_Made` of these records and of `other`, the records after them.
+
+        At least one of the two must have no sequences: the task left out all of its records.
+        """
         record = self.record if self.size else other.record + self.of
         columns = self.columns if self.size else other.columns
         counts = Counter(self.counts) + Counter(other.counts)

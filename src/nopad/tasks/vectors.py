@@ -54,7 +54,7 @@ class Vectors(Objective):
 
 
 class _OnlyVectors(Vectors):
-    """`Vectors` for predictions alone: there is nothing to train or to evaluate."""
+    """`Vectors` that are used for predictions only: its loss, denominator and meter raise an error."""
 
     def denominator(self, batch: PackedBatch) -> NoReturn:
         """Refuse to train.
@@ -128,7 +128,9 @@ class Embedding(OfTexts):
 
     @classmethod
     def found_options(cls, folder: Path) -> dict[str, Any]:
-        """Return the options that a sentence-transformers folder states: pooling, normalisation, prompts and length.
+        """Return the options that a sentence-transformers folder states, by name; {} if it states none.
+
+        These are `pooling`, `normalize`, `texts` (with the prompts) and `max_length`.
 
         Raises:
             FormatError: as for `nopad.tasks.folder.read_folder`.
@@ -169,7 +171,9 @@ class Embedding(OfTexts):
         return base_model(super().model, name, **options)
 
     def _skipped(self, pooling: str) -> int:
-        """Return how many tokens at the beginning of each sequence are not pooled, since they belong to the prompt.
+        """Return how many tokens at the beginning of each sequence are left out of the mean.
+
+        If the prompt is not pooled, these are its tokens and the special tokens before it.
 
         Raises:
             OptionError: the prompt is not to be pooled, and `pooling` is "first".

@@ -37,7 +37,7 @@ _HEADER = 128  # bytes
 
 
 class Stored(Protocol):
-    """Records that can be iterated over, with a fingerprint that identifies them."""
+    """Records that can be read by iterating, any number of times, with a fingerprint that identifies them."""
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]: ...
 
@@ -55,6 +55,8 @@ class Part:
 
     >>> [number for number in range(12) if Part(share=0.3, seed=1, held_out=True).has(number)]
     [0, 1, 2, 3, 7, 9, 11]
+
+    Of these few records, more than 0.3 happen to be held out; of 100,000 records, 0.301 are.
     """
 
     share: float = 0.0
@@ -129,6 +131,7 @@ def _write(task: Task, records: Stored, of: Part, place: Path, at_once: int) -> 
         RecordError, LengthError: as for `Task.encode`.
         FormatError: a column has another kind of dtype or another shape for some records than for the first ones, or
             values that do not fit the dtype of the first ones.
+        StorageError: the disk is full, or a file cannot be written.
     """
     counts, bad = Counter[str](), dict[str, int]()
     group, seen, ends = 1, 0, 0
@@ -185,7 +188,7 @@ class _Column:
         return self
 
     def add(self, values: NDArray[Any]) -> None:
-        """Append values, converted to the dtype of the first ones.
+        """Append values to the file, converted to the dtype of those with which the column was made.
 
         Raises:
             FormatError: the values have another kind of dtype or another shape, or the conversion would change a value.

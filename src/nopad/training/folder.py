@@ -3,7 +3,7 @@
 ::
 
     FOLDER/nopad_train.toml     the configuration, which `nopad train` reads again
-    FOLDER/nopad_run.json       the size of a step and the data when the run began, and whether the run is over
+    FOLDER/nopad_run.json       a step's size and the data's fingerprints at the beginning; whether the run is over
     FOLDER/nopad_task.json      the task and its options, for predictions
     FOLDER/metrics.jsonl        one line per log
     FOLDER/checkpoint-N/        a checkpoint of the Trainer, with the loader's state
@@ -106,8 +106,9 @@ class RunFolder:
 
         Raises:
             OutputExistsError: without `resume`: the folder holds a run, or other files.
-            ResumeError: there is no run to resume, its configuration differs (the message names the field) or is
-                damaged, or the run would become shorter.
+            ResumeError: with `resume`: the folder holds no run; the run began with another configuration (fields that
+                do not change what is learned may differ); the stored configuration is damaged; or the run would become
+                shorter.
             StorageError: the folder cannot be made or locked.
             OutputBusyError: another process trains in the folder.
         """
@@ -241,7 +242,11 @@ class RunFolder:
         return f"take only its weights, with --init-from {self.path} and another output.folder"
 
     def _began(self) -> dict[str, Any]:
-        """Return the configuration that the run began with; raise `ResumeError` if the stored file is damaged."""
+        """Return the configuration with which the run began, as tables of fields.
+
+        Raises:
+            ResumeError: the stored file is damaged.
+        """
         try:
             return tomllib.loads((self.path / CONFIG_FILE).read_text(encoding="utf-8"))
         except ValueError as error:
@@ -281,7 +286,13 @@ class RunFolder:
         write_atomic(self.path / RUN_FILE, _json({**self.facts(), **facts}))
 
     def clear_incomplete(self) -> None:
-        """Remove checkpoints newer than the last complete one, which were being written when the run was killed."""
+        """Remove checkpoints newer than the last complete one, or all if none is complete.
+
+        The run was killed while it wrote them.
+
+        Raises:
+            ResumeError: as in `last_checkpoint`.
+        """
         last = last_checkpoint(self.path)
         for number, path in _checkpoints(self.path):
             if last is None or number > int(last.name.removeprefix(_PREFIX)):
@@ -314,7 +325,7 @@ def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """Return the last complete checkpoint of a run; None: there is none.
+    """Return the folder of a run's last complete checkpoint; None if no checkpoint is complete.
 
     Raises:
         ResumeError: no checkpoint is complete, and one was saved without the optimiser's state.
@@ -393,7 +404,9 @@ def append_line(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def kept_lines(path: Path, step: int) -> None:
-    """Keep the lines of a metrics file up to this step; remove later lines, and lines that are no whole JSON object.
+    """Keep the lines of a metrics file up to step number `step`, and remove those of later steps.
+
+    Lines that are no whole JSON object are removed too.
 
     Raises:
         StorageError: the file cannot be written.

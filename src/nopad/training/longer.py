@@ -50,7 +50,7 @@ def _length(trainer: Mapping[str, Any]) -> tuple[str, float]:
 
 
 class Longer(TrainerCallback):
-    """Sets the learning rates of a run that was made longer to those of its new length; reports old and new rate.
+    """For a run that was made longer: sets the learning rates to those of the new length, and reports old and new rate.
 
     Args:
         checkpoint: folder of the checkpoint from which the run resumes.
@@ -123,7 +123,10 @@ def _changed(step: int, here: float, was: float, last: str) -> str:
 
 
 def _rate(args: Any, steps: int) -> Callable[[int], float]:
-    """Return, for a run of `steps` steps, the function from a step's number to its multiple of the learning rate."""
+    """Return a function that gives, for the number of a step, the factor of the peak learning rate at that step.
+
+    `steps` is the number of steps of the run.
+    """
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=args.learning_rate)
     how = {"num_warmup_steps": args.get_warmup_steps(steps), "num_training_steps": steps}
     schedule = _lib.get_scheduler(
