@@ -297,7 +297,7 @@ def integers(lengths: ArrayLike, name: str = "lengths") -> NDArray[Any]:
 
 
 def as_lengths(lengths: ArrayLike, capacity: int | None = None) -> NDArray[np.int32]:
-    """Return lengths as a contiguous int32 array ``[n]``, after checking them.
+    """Check lengths, and return them as a contiguous int32 array ``[n]``; if they are such an array, it is not copied.
 
     Raises:
         LengthError: a length is below 1, above `capacity` (None: 2^31 - 1), not an integer, or masked; or the array is

@@ -1,4 +1,7 @@
-"""Compare the gradients of all parameters between packed and alone, for one randomly weighted sum of all outputs."""
+"""Compare the gradients of all parameters, for sequences packed and alone.
+
+The gradients are those of one sum of all values of all outputs, each multiplied by a random weight.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ class Truth:
     """Gradients of the sequences alone, in float64, and the parameters whose true gradient is zero.
 
     For example, a bias of the keys shifts all scores of a query by the same number, so its true gradient is zero and
-    its computed gradient is only rounding error. In float64 this error is small enough to tell from a small gradient:
-    a gradient of up to `EXACT` times the largest one counts as zero.
+    its computed gradient is only rounding error. In float64 this error is small enough to tell from a small gradient: a
+    gradient counts as zero if its largest value is at most `EXACT` times the largest value of all gradients.
 
     Attributes:
         alone: the gradients by parameter name.
@@ -126,9 +129,9 @@ def _rounding(value: Tensor | None, true: Tensor | None, dtype: torch.dtype, mos
 
 
 def _apart(mine: Tensor | None, other: Tensor | None) -> float:
-    """Return the largest difference of two gradients; infinite if only one is None, or if one has a NaN.
+    """Return the largest difference of two gradients; 0 if both are None.
 
-    The difference may be written into `other`.
+    The result is infinite if only one of them is None, or if one has a NaN. The difference may be written into `other`.
     """
     if mine is None or other is None:
         return 0.0 if mine is other else math.inf

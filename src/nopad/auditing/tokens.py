@@ -66,14 +66,14 @@ class Tokens:
         return np.setdiff1d(np.arange(self.vocabulary), [*self.special.values(), self.mask])
 
     def including(self, names: Sequence[str]) -> Tokens:
-        """Return a copy that also draws these special tokens, at any place."""
+        """Return a copy that also draws the special tokens with these names, at any place of a sequence."""
         return replace(self, inside=tuple(dict.fromkeys(self.special[name] for name in names)))
 
     def for_collators(self) -> Tokens:
         """Return the tokens for an audit with a collator that is not nopad's.
 
-        They are `bordered()` if eos has an id of its own. If there is no eos, or it has the same id as pad, they are
-        these tokens without change.
+        If there is an eos whose id is not that of pad, the result is `bordered()`. Otherwise these tokens are returned
+        as they are.
         """
         eos, pad = (self.special.get(name) for name in ("eos", "pad"))
         return self if eos is None or eos == pad else self.bordered()
