@@ -16,14 +16,15 @@ __all__ = ["Change", "Fix"]
 
 @dataclass(frozen=True)
 class Change:
-    """One change that an audit can try.
+    """One change of a collator, model or loss that `find_fix` or `find_step_fix` can try.
 
     Attributes:
         name: a short name, such as "position_ids".
         why: what is wrong without it.
         code: the lines of code. Those of a collator use the variables `batch` (what the collator returned), `features`
             (its argument), `model` and `torch`. Some also use `number`, int64 ``[R, L]``: the index of each token's
-            sequence, -1 in padding. Those of a loss are the body of a function of `model`, `batch` and `step`.
+            sequence, -1 in padding. Those of a model use the variable `model`. Those of a loss are the body of a
+            function of `model`, `batch` and `step`.
         where: where the code belongs: "collator" (at its end), "model" (after it is loaded), "loss" (in place of the
             loss), or "instead" (in place of the collator).
 

@@ -139,7 +139,10 @@ def _audited(model: Any, collator: Collator, changes: Sequence[Change], asked: d
 
 
 class _Quick:
-    """A quick test of changes: runs at most four short sequences in float64, and compares their outputs only."""
+    """A quick test of changes, before a whole audit.
+
+    It runs at most four short sequences in float64, packed and alone, and compares their outputs, but no gradients.
+    """
 
     def __init__(self, model: Any, collator: Collator, seed: int, stack: ExitStack) -> None:
         self.model, self.collator, self.seed, self.stack = model, collator, seed, stack

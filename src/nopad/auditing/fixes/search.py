@@ -31,9 +31,9 @@ class Search:
     Attributes:
         audited: function that audits the step with changes, and returns the verdict.
         before: the verdict without changes; it did not pass.
-        groups: the changes; of each group, at most one is made at a time. Those of the collator run in the order of the
-            groups.
-        last: sets that are tried last.
+        groups: the changes, in groups; of each group, at most one is made at a time. The changes of a collator run in
+            the order of their groups.
+        last: sets of changes that are tried last.
         monitor: is told which set is tried.
         seen: the verdict for each set that was tried; None: these changes cannot be made in this step.
         most: number of single changes, pairs, and sets of `last`; the monitor shows it as the number of sets to try.
@@ -69,7 +69,7 @@ class Search:
         return Fix(changes=(), verdict=self.before, tried=tried, nearest=nearest, nearly=self._nearly(nearest))
 
     def _sets(self) -> Iterator[tuple[Change, ...]]:
-        """Yield the sets to try; each verdict must be in `seen` before the next set is taken.
+        """Yield the sets to try. The caller stores the verdict of each set in `seen` before it takes the next one.
 
         First, changes are added one by one, up to 4. In each round, all changes that could be added are tried, and the
         one that removes most is kept. A round ends early with a change after which only the loss is wrong. Then follow
@@ -173,9 +173,13 @@ def _kinds(verdict: StepVerdict) -> list[str]:
 def _less(before: StepVerdict, after: StepVerdict) -> bool:
     """Return whether less is wrong in `after` than in `before`.
 
-    This is so if the step passes in `after`, or if the gravest finding (see `HIDES`) is less grave there. Of findings
-    that are equally grave in `HIDES`, one is graver if the first module that differs embeds an input. If the gravest
-    findings are as grave as each other, less is wrong if one of the findings is gone.
+    The two verdicts are compared in this order:
+
+    * If the step passes in `after`, less is wrong.
+    * Less is wrong if the gravest finding in `after` is less grave (`HIDES`).
+    * Of equally grave ones, that finding is graver whose verdict names a first module that embeds an input
+      (`input_of`).
+    * If both are equal in this, too, less is wrong if one of the findings in `before` is gone.
     """
     if after.passed:
         return True

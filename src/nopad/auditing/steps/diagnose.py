@@ -1,4 +1,8 @@
-"""Find out why a step differs: a module whose output differs, or a common mistake that gives the same loss."""
+"""Find out why the loss or the gradients of a step differ from those of its sequences alone.
+
+The cause is a common mistake, or the first module whose output differs. A mistake is recognised if making it with the
+sequences alone gives exactly the loss of the step.
+"""
 
 from __future__ import annotations
 
@@ -102,8 +106,9 @@ def _named(case: Case, single: Any) -> list[Finding]:
     """Look for a common mistake that gives the step's loss; return findings on it, or a finding "unknown".
 
     The losses of the mistakes are computed for the sequences as given. If none matches, and the collator changed
-    sequences, they are computed again for the sequences as the collator left them. `single` is a plain float64 copy of
-    the model, on which sequences run alone.
+    sequences, they are computed again for the sequences as the collator left them. The list is empty if what the
+    collator did explains the whole difference. `single` is a plain float64 copy of the model, on which sequences run
+    alone.
     """
     assert case.truth is not None
     observed = math.fsum(case.losses) / case.ranks
@@ -161,7 +166,7 @@ def _explained(
 
 
 def _counted(case: Case, single: Any, examples: Sequence[Example | None]) -> list[Counted]:
-    """Return the loss, counts and place of each sequence of the step.
+    """Return the losses, counts and place of each sequence of the step; one entry per sequence.
 
     `examples` are the sequences that run alone, on `single`; None stands for a sequence that the collator dropped.
     `single` is a plain float64 copy of the model.

@@ -54,7 +54,7 @@ class Example:
         return Example({**self.columns, **columns}, self.per_token | frozenset(per_token))
 
     def cut(self, begin: int, length: int) -> Example:
-        """Return an example with only `length` tokens, from token `begin` on."""
+        """Return an example with only the `length` tokens from token `begin` on; fewer if the sequence ends before."""
         end = begin + length
         cut = {name: value[begin:end] if name in self.per_token else value for name, value in self.columns.items()}
         return replace(self, columns=cut)
@@ -62,8 +62,8 @@ class Example:
     def items(self, causal: bool) -> int:
         """Return the number of labelled items: tokens with a label, or 1 for a sequence with a label.
 
-        With `causal`, the label of the first token does not count. Labels of -100 do not count either. A sequence
-        without labels counts as 1 item.
+        Labels of -100 do not count, and with `causal`, the label of the first token does not count either. A sequence
+        without labels counts as 1 item, and so does one with labels that are floats.
         """
         labels = self.labels
         if labels is None:
@@ -172,8 +172,11 @@ def _named(model: Any) -> Any:
 def _tensors(number: int, feature: Any) -> dict[str, Tensor]:
     """Return the columns of one dict that are numbers, as tensors; a column of labels is renamed to "labels".
 
+    A column ``[1, length]``, as a processor of images gives it, becomes ``[length]``. `number` is the number of the
+    dict, for messages.
+
     Raises:
-        BatchError: this is not a dict with ``input_ids``, or they are not a list of integers.
+        BatchError: `feature` is not a dict with ``input_ids``, or these are not a list of integers.
         LengthError: ``input_ids`` are empty.
     """
     if not isinstance(feature, Mapping) or feature.get("input_ids") is None:

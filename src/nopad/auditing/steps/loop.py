@@ -40,7 +40,10 @@ class Runner(Protocol):
 
 
 class Loop:
-    """A training loop with the user's own `loss`: ``loss(model, batch, step)`` or ``loss(model, batch)``."""
+    """A training loop that calls the user's `loss` on each micro-batch.
+
+    The call is ``loss(model, batch, step)``, or ``loss(model, batch)`` if the function takes two arguments.
+    """
 
     def __init__(self, micros: Sequence[Micro], loss: Loss, ranks: int, accumulation: int, shifts: bool) -> None:
         self.micros, self.loss, self.ranks, self.accumulation = micros, loss, ranks, accumulation
@@ -103,7 +106,10 @@ def whole_step(
 
 
 def as_trainer(model: Any, batch: Mapping[str, Any], step: Step) -> Tensor:
-    """Return the loss on which transformers' Trainer calls ``backward()``; `audit_step` uses it if no `loss` is given.
+    """Return the loss on which transformers' Trainer would call ``backward()`` for this batch.
+
+    `audit_step` uses this function if no `loss` is given. `step` says how many ranks, micro-batches and labels the step
+    has.
 
     Raises:
         BatchError: the batch is not a mapping, or the model gives no loss for it.

@@ -31,13 +31,21 @@ UNSEEING = "different from alone"
 def first_differences(
     micro: Micro, run: Callable[[], Any], model: Any, alone: Any, limit: float
 ) -> list[tuple[str, Finding]]:
-    """Return (name of the first module that differs, finding) for each kind of difference.
+    """Look for modules whose outputs differ; return (name of the first such module, finding) for each kind found.
 
     The kinds are "contamination" (a sequence sees another, or this is unknown), "different from alone" (no sequence
     sees another, but the model gets other inputs than for a sequence alone, such as positions) and "head fed with rows"
-    (a head gives a result per row instead of per sequence). `run` runs the micro-batch through `model`; `alone` is a
-    copy of the same model, which runs the sequences alone. The list is empty if no output differs by more than `limit`
-    (relative to its largest value), if the batch has no input_ids, or if one of the two models fails.
+    (a head gives a result per row instead of per sequence).
+
+    Args:
+        micro: the micro-batch.
+        run: runs the micro-batch through `model`.
+        model: the copy of the model that runs the micro-batch.
+        alone: another copy of the same model, which runs the sequences alone.
+        limit: largest difference, relative to the largest value of an output, that counts as equal.
+
+    Returns:
+        The list is empty if no output differs, if the batch has no input_ids, or if one of the two models fails.
     """
     if micro.shape is None:
         return []
@@ -126,9 +134,9 @@ def _padded(micro: Micro) -> bool:
 def _differs(micro: Micro, name: str, value: Tensor, single: list[dict[str, Tensor]], limit: float) -> Finding | None:
     """Return a finding if the output of module `name` for a sequence differs from its output for the sequence alone.
 
-    A finding is also returned if the module gives results per row: if the number of its results is not the number of
-    sequences. None: there is neither, or the output cannot be compared. `value` is the output in the step, and `single`
-    has the outputs for each sequence alone, by name.
+    A finding is also returned if the module gives one result per row instead of one per sequence. If there is neither,
+    or the output cannot be compared, the result is None. `value` is the output in the step, and `single` has the
+    outputs for each sequence alone, by name.
     """
     there = [number for number, seen in enumerate(single) if name in seen]
     if not there or micro.shape is None:

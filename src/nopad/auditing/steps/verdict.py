@@ -39,7 +39,7 @@ class MicroBatch:
         rank, micro: number of its rank, and its own number on this rank, both from 0.
         sequences: number of sequences that the collator was given for it.
         rows: number of rows of its input_ids; None: unknown.
-        items: number of labelled tokens or sequences that a right loss counts.
+        items: number of its labelled tokens, or of its sequences with a label, that a right loss counts.
         loss: the loss on which ``backward()`` was called; NaN if none was computed.
     """
 

@@ -71,12 +71,18 @@ class Trace:
 
     @cached_property
     def matrix(self) -> Floats:
-        """The largest of each token's changes by any poisoned token; float64 ``[M, T]``, NaN where it has no value."""
+        """The largest change of each token by any poisoned token, for each module output; float64 ``[M, T]``.
+
+        The entry is NaN where the output has no value for the token.
+        """
         return _most(self.influence)
 
     @cached_property
     def leaks(self) -> Floats:
-        """Each token's largest change by a poisoned token of another sequence; float64 ``[M, T]``, 0: no leak."""
+        """The largest leak of each token, for each module output; float64 ``[M, T]``, 0 where there is none.
+
+        A leak is a change above `limit` by a poisoned token of another sequence.
+        """
         found: Floats = np.nan_to_num(_most(self.leaking), nan=0.0, posinf=math.inf)
         return found
 
@@ -107,7 +113,7 @@ class Trace:
         return [int(number) for number in np.unique(self.sequences[self.leaks.any(0)])]
 
     def summary(self, named: bool = True) -> str:
-        """Return one sentence that says which tokens were replaced, and which sequences this changed.
+        """Return one sentence that says which tokens were replaced, and which sequences changed because of this.
 
         With `named`, it begins with the class of the model and the backend or collator.
         """

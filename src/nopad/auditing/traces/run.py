@@ -76,11 +76,14 @@ def trace(
         A `nopad.auditing.Trace`. It holds the changes, says whether anything leaks, and draws a picture.
 
     Raises:
-        UnsupportedModelError: nopad refuses this model; the message gives the reason.
+        UnsupportedModelError: nopad refuses this model, or cannot cut it to its first layers; the message gives the
+            reason.
         BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens.
         OptionError: an option is out of range, `poisoned` names a token that does not exist, or the model takes images,
             has no vocabulary to draw from, is pack-safe with another backend, is random in evaluation mode, or raises
             an exception on the batch.
+
+    With the collator of transformers, a token of sequence 2 changes all other sequences, from the first attention on:
 
     >>> import nopad.auditing
     >>> from transformers import BertConfig, BertModel, DataCollatorWithFlattening
@@ -324,7 +327,10 @@ class _Traced:
         return _Run(columns, names, values, len(outputs))
 
     def _influence(self, run: _Run) -> Floats:
-        """Return each token's change since the clean run, float64 ``[M, T]``; NaN unless both runs have its values."""
+        """Return how far each token's values moved since the clean run, for each module output; float64 ``[M, T]``.
+
+        The entry is NaN unless both runs have values of the output for the token.
+        """
         clean = self.clean
         order = self._same_order(run.columns)
         found = np.full((len(clean.names), len(clean.columns)), np.nan)
