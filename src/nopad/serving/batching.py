@@ -69,6 +69,8 @@ class Batching:
     Raises:
         OptionError: a value is invalid, or two of them contradict each other.
 
+    This policy keeps the order of arrival, since `keep_order` is not given:
+
     >>> Batching(capacity=256, rows=16, policy="first_fit", max_sequences=40).keep_order
     True
     """

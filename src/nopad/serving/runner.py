@@ -57,10 +57,10 @@ class PackRunner:
     - A `nopad.tasks.Predictor`: a record, or the values of the task's text columns: a text, or a tuple of texts. The
       answer is the prediction; None: the task leaves the record out.
 
-    ``runner(request)`` waits for one answer, ``runner(requests)`` for several. `submit` returns a future,
-    which a coroutine can await. When the constructor returns, the runner is ready: it has run some batches of different
-    sizes, so that nothing is compiled or chosen while the first requests wait. Close a runner when it is no longer
-    needed, or use it in a ``with`` statement: until then, its worker keeps the model alive.
+    ``runner(request)`` waits for one answer, ``runner(requests)`` for several. `submit` returns a future, which a
+    coroutine can await. When the constructor returns, the runner is ready: it has run some batches of different sizes,
+    so that nothing is compiled or chosen while the first requests wait. Close a runner when it is no longer needed, or
+    use it in a ``with`` statement: until then, its worker keeps the model alive.
 
     Args:
         model: the model, Embedder or Predictor; the model is put into evaluation mode. Its weights must not change
@@ -74,14 +74,15 @@ class PackRunner:
             logits of question answering). A number: this number, with the tokens first and padding after them, filled
             in the same way.
         fast: on CPUs, run a model's float32 linear layers with a faster kernel (`nopad.model.fast_linear`), which takes
-            as much memory again as their weights; None: measure, and do so only if it is faster. Not allowed
-            with an Embedder, which always measures, or a Predictor, which has its own `fast`. True is not allowed with
-            a compiled model.
+            as much memory again as their weights; None: measure, and do so only if it is faster. Not allowed with an
+            Embedder, which always measures, or a Predictor, which has its own `fast`. True is not allowed with a
+            compiled model.
         compile: compile the model with torch.compile, so that every batch runs as rows of one shape, by one graph;
             needs `Batching.rows`. True, or torch.compile's mode: "default", "reduce-overhead" or "max-autotune" (both
             use CUDA graphs on a GPU), or "max-autotune-no-cudagraphs". False: the model runs as it is, whether or not
-            you have compiled it yourself. Heads with a result per sequence need ``nopad.packed(model,
-            max_sequences=...)``. With "end_to_end", rows become one row of all slots, whose attention takes longer.
+            you have compiled it yourself. Heads with a result per sequence need
+            ``nopad.packed(model, max_sequences=...)``. With "end_to_end", rows become one row of all slots, whose
+            attention takes longer.
         warm_up: run some batches before the constructor returns; `submit` can check `out` only if this is done.
         clock: function that returns the current time as an integer in nanoseconds, and never goes back.
 
@@ -92,6 +93,8 @@ class PackRunner:
         UnsupportedModelError: the model cannot be compiled.
         RunnerClosedError: the worker died while it started.
 
+    A request of three tokens and one of padding gets the states of its three tokens:
+
     >>> import nopad
     >>> from transformers import BertConfig, BertModel
     >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -101,6 +104,8 @@ class PackRunner:
     ...     states = [future.result()["last_hidden_state"] for future in futures]
     >>> result["last_hidden_state"].shape, [len(one) for one in states]
     (torch.Size([3, 16]), [5, 2])
+
+    A text gets the same vector in a batch as alone, but for rounding:
 
     >>> embedder = nopad.tasks.Embedder(BertModel(BertConfig(**sizes)), tokenizer)
     >>> with nopad.PackRunner(embedder) as runner:
@@ -303,7 +308,7 @@ class PackRunner:
 
 @contextmanager
 def _numbered_from(first: int) -> Iterator[None]:
-    """In a ``with`` block, let error messages number the requests from `first` instead of 0."""
+    """In a ``with`` block, let error messages number records, texts and requests from `first` instead of 0."""
     try:
         yield
     except InputError as error:

@@ -155,7 +155,7 @@ def latency_rows(
 
 
 def _without_quotas(methods: Sequence[Studied], batch: int) -> list[Studied]:
-    """Return the methods that the paper shows for this batch size; for small batches, it shows no stratified method."""
+    """Return `methods`, without the stratified ones if a batch has at most 12 sequences; the paper shows none there."""
     return [method for method in methods if method.balance.draw != "stratified" or batch > Constants.graph_batch]
 
 

@@ -198,10 +198,11 @@ def long_context_rows(
 def too_long(
     workload: Workload, cost: CostModel | None = None, *, ranks: int = RANKS, steps: int = STEPS
 ) -> tuple[int, NDArray[np.int32]]:
-    """Return how many random steps have a floor above 10 % because of one sequence, and the lengths of these sequences.
+    """Return how many steps cannot be dealt evenly because of one long sequence, and the lengths of all such sequences.
 
-    The lengths are in tokens, int32 ``[n]``. These steps stay uneven, however their sequences are dealt to ranks: such
-    sequences need context parallelism.
+    The steps have random sequences. A sequence counts if it costs over 10 % more than the mean rank, so that the step's
+    floor (the lower bound on its waste) is above 10 %. Only splitting such a sequence over several ranks (context
+    parallelism) helps. The lengths are in tokens, int32 ``[n]``.
     """
     cost = cost or Attention(hidden_size=HIDDEN_SIZE)
     lengths = _corpus(workload, Shape(ranks, 1, ACCUMULATION, 1), steps)
@@ -385,7 +386,10 @@ def _sums(rank_of: NDArray[np.int64], values: NDArray[np.int64] | NDArray[np.int
 
 
 def _uniform(size: int, stream: int) -> NDArray[np.float64]:
-    """Return draws between 0 and 1, both excluded."""
+    """Return random numbers between 0 and 1, both excluded; float64 ``[size]``.
+
+    The same `stream` always gives the same numbers.
+    """
     bits = random.keys(np.arange(size), SEED, random.STREAM_LEG, stream)
     return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) / 2**53
 

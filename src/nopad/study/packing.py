@@ -69,6 +69,8 @@ def redo(table: Table, row: Row, histogram: Histogram) -> Redone:
     Raises:
         LengthError: a length is above the table's capacity.
 
+    The histogram below is not the paper's, so its packing factor differs from the published one:
+
     >>> from nopad.study.published import TABLES
     >>> redone = redo(TABLES[0], TABLES[0].rows[3], Histogram.from_counts({200: 3, 128: 3}))
     >>> [row["packing factor"] for row in (redone.published, redone.ours, redone.difference)]
@@ -99,7 +101,10 @@ def redo(table: Table, row: Row, histogram: Histogram) -> Redone:
 
 
 def _what_it_took(made: Plan) -> list[str]:
-    """Return notes that explain the figures of a row, then the plan's own notes (not those of `greedy`)."""
+    """Return notes that explain our figures of a row, then the plan's own notes.
+
+    For `greedy`, the only note says how many sequences the deepest pack holds.
+    """
     if made.algorithm == "greedy":
         return [f"the deepest pack holds {made.max_depth_used}"]  # instead of the seed that drew its order
     cover = [f"the exact cover needs {made.packs:,} packs"] if "packs_before_repair" in made.facts else []

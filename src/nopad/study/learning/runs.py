@@ -225,7 +225,10 @@ def _masking(material: Material, seed: int) -> Masking:
 
 
 def batches(recipe: Recipe, material: Material, size: Size, seed: int) -> PackedLoader:
-    """Return the loader of a run's training data; the recipe decides whether a row holds several sequences or one."""
+    """Return the loader of a run's training data.
+
+    By the recipe, a row holds several sequences or one, and a step has more or fewer rows.
+    """
     p = factor_of(material)
     sequences = size.sequences * (p if recipe.larger else 1.0)
     how: dict[str, Any] = {"rows": max(round(sequences / p), 1)}

@@ -31,10 +31,10 @@ Sets = tuple[Classification, Sequences, Sequences]
 
 
 def sets_of(material: Material, size: Size) -> Sets:
-    """Return (task, texts to fine-tune on, texts to test on); the texts are encoded as `Sequences` with labels.
+    """Return ``(task, learned, tested)``: the task, the texts to fine-tune on, and the texts to test on.
 
-    The texts come from the eight commonest packages: the same number from each package, or all that it has. They are
-    then divided at random into the two sets.
+    The texts are `Sequences` with labels. They come from the eight packages with the most texts: the same number from
+    each package, or all that it has. They are then divided at random into the two sets.
     """
     common = [topic for topic, _ in Counter(topic for _, topic in material.texts).most_common(TOPICS)]
     each = -(-(size.tuned + size.tests) // TOPICS)
