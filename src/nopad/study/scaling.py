@@ -134,7 +134,9 @@ def _quantile(p: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def scaling(histogram: Histogram, devices: Sequence[int] = DEVICES) -> list[ScalingRow]:
-    """Return the expected speed-up over padding on each number of devices.
+    """Return the expected speed-up over padding on each number of devices; one row for each number.
+
+    With balance, the slowest device has fewer tokens, so the speed-up is higher:
 
     >>> [row] = scaling(Histogram.from_counts({1: 500, 3: 500}), [2])
     >>> row.balanced > row.simulated > 1

@@ -58,7 +58,7 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """The mean of several values, one per seed, with the smallest (`least`) and the largest (`most`) of them."""
+    """"""
 
     mean: float
     least: float
