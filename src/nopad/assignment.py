@@ -7,8 +7,8 @@ orders:
   several sequences of equal length goes into which pack. So a training run does not meet the packs sorted by the
   lengths in them, which would harm it.
 * "source": the packs stay close to the order in which the sequences arrived. The sequence numbers in a pack ascend, and
-  packs are in the order of their first sequences. Of several sequences of equal length, an earlier one never goes into
-  a later pack.
+  packs are in the order of their first sequences. Of two sequences of equal length, the later one never gets an earlier
+  pack.
 
 The same lengths, plan, seed and order give the same packs on every machine.
 """
@@ -154,7 +154,10 @@ def _assigned(plan: Plan, checked: NDArray[np.int32], seed: int, order: Order) -
 
 
 def _ranks(lengths: NDArray[np.int32], histogram: Histogram) -> NDArray[np.int32]:
-    """Return the rank of each length among the distinct lengths of `histogram`, which has them all; int32 ``[n]``."""
+    """Return the rank of each length among the distinct lengths of `histogram`; int32 ``[n]``.
+
+    The histogram must have each of the lengths.
+    """
     ranks = np.empty(lengths.size, dtype=np.int32)
     if histogram.max_length <= 1 << 22:
         table = np.zeros(histogram.max_length + 1, dtype=np.int32)
@@ -186,10 +189,10 @@ def _packs_by_rank(
 
 
 def check_cover(plan: Plan, lengths: NDArray[np.int32]) -> None:
-    """Check that a plan covers exactly these lengths, int32 ``[n]``: each length as often as it occurs here.
+    """Check that a plan covers exactly these lengths, int32 ``[n]``: each length as often as it occurs in `lengths`.
 
     Raises:
-        PlanMismatchError: it does not; the message names the shortest length whose number of sequences differs.
+        PlanMismatchError: the plan does not; the message names the shortest length whose number of sequences differs.
     """
     covered, given = plan.histogram, Histogram.from_lengths(lengths)
     if covered == given:

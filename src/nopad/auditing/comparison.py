@@ -32,10 +32,10 @@ class Found:
 
     Attributes:
         checks: the checks, with their measured values.
-        worst: largest absolute difference of an output, packed and alone, in float64; infinite if outputs cannot be
-            compared.
-        first: name of the first module whose output differs packed and alone; None: no output of the model differs, or
-            no such module was found.
+        worst: largest absolute difference of an output between packed and alone, in float64; infinite if outputs cannot
+            be compared.
+        first: name of the first module whose output differs between packed and alone; None: no output of the model
+            differs, or no such module was found.
         notes: remarks for the user.
         attended: how often each layer called nopad's attention in the first packed run, by ``id(module)``.
         names: names of the outputs that can be split into one part per sequence.
@@ -80,8 +80,8 @@ class Found:
     def attempt(self, name: str, measure: Callable[[], Found], may_refuse: bool = False) -> None:
         """Call `measure` and add its result; if the model raises an exception, add a failed check called `name`.
 
-        If such a `name` begins with "float64", `worst` becomes infinite. With `may_refuse`, there is one exception: if
-        nopad refuses the batch for this model, no check fails, and a note is added instead.
+        If that happens and `name` begins with "float64", `worst` becomes infinite. With `may_refuse`, there is one
+        exception: if nopad refuses the batch for this model, no check fails, and a note is added instead.
         """
         try:
             self.add(measure())
@@ -177,8 +177,8 @@ def _judged(
     """Compare `given`, the outputs of a packed run by name, with those of the sequences alone.
 
     Returns:
-        Three things: the packed outputs by name, each as one part per sequence; the check; and the largest absolute
-            difference of an output.
+        Three things: the packed outputs by name, each as one part per sequence; the check of all outputs; and the
+            largest absolute difference of an output.
     """
     together = per_sequence(given, places, alone.kinds)
     of_rows = [name for name in given if name in alone.kinds and name not in together]

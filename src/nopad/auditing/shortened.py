@@ -78,7 +78,7 @@ def shortened(model: Any, layers: int) -> Any:
 
 
 def _has_hooks(module: Any) -> bool:
-    """Return whether a module has forward hooks of others than nopad and transformers.
+    """Return whether a module has forward hooks that are neither nopad's nor transformers'.
 
     The hooks of transformers only record outputs, and those of nopad are set anew on a copy.
     """

@@ -69,7 +69,7 @@ def is_crossing(limits: NDArray[Any]) -> bool:
 
 @njit(cache=True, nogil=True)
 def row_for(fill: NDArray[Any], length: int, room: int, limits: NDArray[Any]) -> int:
-    """Return the fullest row that has room for this length, or -1; with `FIRST_FIT`, the first such row.
+    """Return the fullest row that has room for this length; with `FIRST_FIT`, the first such row; -1 if there is none.
 
     ``fill[r]`` is the number of slots used in row r, and `room` is the number of slots that each row has.
     """

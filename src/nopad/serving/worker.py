@@ -120,7 +120,7 @@ class Worker:
             _log.warning(f"a PackRunner could not warm up, so its first requests take longer: {error}")
 
     def _warming(self, batch: OnlineBatch) -> PackedBatch:
-        """Return a `PackedBatch` with sequences of the lengths in `batch`, in the same rows. Every token is 1."""
+        """Return a `PackedBatch` with sequences of the lengths in `batch`, in the same rows; every id is 1."""
         placed = sorted(zip(batch.rows.tolist(), batch.lengths.tolist(), strict=True))
         return batch_of([(row, of_length([length])) for row, length in placed], self._core, self._form)
 

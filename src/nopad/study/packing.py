@@ -248,7 +248,10 @@ def _figures(made: Plan) -> dict[str, float]:
 
 
 def _as_the_papers_count(made: Plan) -> dict[str, float]:
-    """Return a plan's figures as the papers count: for least squares, before the repair into an exact cover."""
+    """Return a plan's figures as the papers count them.
+
+    For a plan by least squares (`nnlshp`), these are the figures before its packs were repaired into an exact cover.
+    """
     facts: Mapping[str, Any] = made.facts
     if "packs_before_repair" not in facts:
         return _figures(made)

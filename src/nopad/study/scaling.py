@@ -172,7 +172,10 @@ def scaling(histogram: Histogram, devices: Sequence[int] = DEVICES) -> list[Scal
 
 
 def _most_balanced(lengths: NDArray[np.int32], devices: int, steps: int) -> NDArray[np.int64]:
-    """Return the most tokens that a device gets in each step, if each step is dealt with balance; int64 ``[steps]``."""
+    """Return the tokens of the device that gets the most, for each step; int64 ``[steps]``.
+
+    The sequences of a step are dealt to the devices with balance.
+    """
     shape = Shape(devices, 1, 1, BATCH)
     of_steps = lengths[: steps * shape.per_step].astype(np.int64).reshape(steps, -1)
     return np.array([costs[deal(costs, shape, Balance())].sum(axis=(1, 2)).max() for costs in of_steps])

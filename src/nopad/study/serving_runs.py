@@ -52,12 +52,13 @@ class RealRow:
 
     Attributes:
         way: one of `WAYS`.
-        requests, batches: number of requests, and of the batches in which they ran while all of them waited.
+        requests: number of requests.
+        batches: number of batches in which the requests ran while all of them waited.
         per_s: requests per second while all waited, in the faster turn.
         speed_up: `per_s` / that of the original way.
         difference: largest absolute difference of a hidden state from that of the original way.
         offered_per_s: requests that arrive per second, in the run that measures latency.
-        p50_ms, p99_ms: milliseconds to the answer that half, and 99 %, of these requests took at most.
+        p50_ms, p99_ms: half, and 99 %, of these requests took at most so many milliseconds to the answer.
     """
 
     way: str

@@ -52,6 +52,9 @@ class Fix:
             wrong; empty if none removes anything.
         nearly: what the changes in `nearest` remove, and what remains wrong, as text.
 
+    One line for the collator is enough here. It switches off the cache, with which this model does not see where
+    sequences begin:
+
     >>> import nopad.auditing
     >>> from transformers import DataCollatorWithFlattening, LlamaConfig, LlamaForCausalLM
     >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -69,7 +72,7 @@ class Fix:
 
     @property
     def found(self) -> bool:
-        """Whether the audit passes with the changes."""
+        """Whether the audit passes with `changes`; if these are empty, whether it passes as it is."""
         return self.verdict.isolated if isinstance(self.verdict, Verdict) else self.verdict.passed
 
     @property

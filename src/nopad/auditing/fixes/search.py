@@ -162,7 +162,7 @@ class Search:
 
 
 def _in_loss(verdict: StepVerdict) -> bool:
-    """Return whether only labels or the loss can be wrong: no finding is one of `HIDES`."""
+    """Return whether only labels or the loss can be wrong, since no finding is of a kind in `HIDES`."""
     return not set(_kinds(verdict)) & set(HIDES)
 
 
@@ -173,13 +173,14 @@ def _kinds(verdict: StepVerdict) -> list[str]:
 def _less(before: StepVerdict, after: StepVerdict) -> bool:
     """Return whether less is wrong in `after` than in `before`.
 
-    The two verdicts are compared in this order:
+    The first of these that is so decides:
 
-    * If the step passes in `after`, less is wrong.
-    * Less is wrong if the gravest finding in `after` is less grave (`HIDES`).
-    * Of equally grave ones, that finding is graver whose verdict names a first module that embeds an input
-      (`input_of`).
-    * If both are equal in this, too, less is wrong if one of the findings in `before` is gone.
+    * Less is wrong if the step passes in `after`.
+    * Less is wrong if the gravest finding in `after` is less grave than that in `before`, by `HIDES`. It is not if that
+      finding is graver.
+    * Less is wrong if the first module that differs embeds an input (`input_of`) in `before`, but not in `after`. It is
+      not if this is so the other way round.
+    * Less is wrong if one of the findings in `before` is gone.
     """
     if after.passed:
         return True

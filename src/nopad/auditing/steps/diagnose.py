@@ -68,7 +68,9 @@ class Case:
 
 
 def diagnosed(case: Case) -> list[Finding]:
-    """Return findings that explain the difference, the likeliest cause first; set the case's `denominator` and `first`.
+    """Return findings that explain why the step differs, the likeliest cause first.
+
+    The case's `denominator` and `first` are set.
 
     Raises:
         ModelFailedError: the model raised an exception on a sequence alone.
@@ -239,8 +241,9 @@ def _crossing(case: Case, single: Any, micro: Micro) -> list[float | None]:
 def _traced(case: Case, single: Any) -> list[Finding]:
     """Return findings for the first modules whose outputs differ, and set `case.first`.
 
-    The micro-batches with the most sequences are searched first. The list is empty if no output differs, or if an
-    exception ends the search. `single` is a plain float64 copy of the model, on which sequences run alone.
+    The micro-batches with the most sequences are searched first; the search ends at the first one in which an output
+    differs. The list is empty if no output differs, or if an exception ends the search. `single` is a plain float64
+    copy of the model, on which sequences run alone.
     """
     model = copied(case.model, torch.float64, plain=False)
     limit = SAME if case.wide else ROUGHLY * 10

@@ -46,8 +46,8 @@ class Plan:
         how: what is audited, as text.
         notes: remarks for the user.
         ends: ids that end a text, besides those of the model's configuration.
-        wide: whether, while the model runs in float64, casts to float32 or less give float64 instead; False after the
-            user's code failed in this way.
+        wide: whether casts to float32 or less give float64 instead, while the model runs in float64. It becomes False
+            if the user's code fails with this.
         checks: the measurements so far.
     """
 
@@ -300,7 +300,7 @@ def _wanted(micro: Micro, causal: bool) -> Iterator[Example]:
 def _notes(plan: Plan, truth: Truth) -> None:
     """Add notes to `plan`: on errors that this step cannot reveal, even if it passes, and on harmless oddities.
 
-    An example of the first: if no micro-batch holds two sequences, no sequence can see another one.
+    An example of such an error: if no micro-batch holds two sequences, it cannot show whether one sees another.
     """
     if plan.causal:
         plan.notes += merged(plan.model, [one for micro in plan.micros for one in micro.examples], plan.ends)

@@ -1,4 +1,4 @@
-"""A training loop around the user's own functions, which deals examples to ranks and micro-batches and runs them.
+"""A training loop around the user's own functions: it deals examples to ranks and micro-batches, and runs these.
 
 `Loop.take` runs one micro-batch forward and backward. `whole_step` runs those of all ranks; as in DDP, gradients are
 summed over micro-batches and averaged over ranks.

@@ -147,7 +147,7 @@ def _forwards(made: Any, memo: dict[int, Any], plain: bool) -> None:
 
 
 def _rebound(value: Any, memo: dict[int, Any], depth: int = 4) -> Any:
-    """Return `value` with the copy's modules in place of the original model's, where it refers to these.
+    """Return `value` with modules of the copy in place of those of the original model, wherever `value` refers to them.
 
     `memo` maps the ids of original objects to their copies. References are followed, `depth` levels deep, through
     methods, through closures, and through the functions and positional arguments of partials. A function that refers to

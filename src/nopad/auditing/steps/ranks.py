@@ -150,7 +150,10 @@ class Step:
     _world: World
 
     def over_ranks(self, value: Any) -> Any:
-        """Return the sum of a number or tensor over all ranks; `torch.distributed.all_reduce` works too."""
+        """Return the sum over all ranks of the values that they give, numbers or tensors.
+
+        `torch.distributed.all_reduce` may be used instead.
+        """
         return sum(self._world.everybody(value))
 
 

@@ -31,7 +31,7 @@ UNSEEING = "different from alone"
 def first_differences(
     micro: Micro, run: Callable[[], Any], model: Any, alone: Any, limit: float
 ) -> list[tuple[str, Finding]]:
-    """Look for modules whose outputs differ; return (name of the first such module, finding) for each kind found.
+    """Find modules whose outputs differ from those for the sequences alone; return the first one of each kind found.
 
     The kinds are "contamination" (a sequence sees another, or this is unknown), "different from alone" (no sequence
     sees another, but the model gets other inputs than for a sequence alone, such as positions) and "head fed with rows"
@@ -45,7 +45,8 @@ def first_differences(
         limit: largest difference, relative to the largest value of an output, that counts as equal.
 
     Returns:
-        The list is empty if no output differs, if the batch has no input_ids, or if one of the two models fails.
+        (name of the module, finding) for each kind. The list is empty if no output differs, if the batch has no
+            input_ids, or if one of the two models fails.
     """
     if micro.shape is None:
         return []
@@ -192,9 +193,9 @@ def _why(name: str, seen: bool | None, padded: bool) -> str:
 def _traced(model: nn.Module, trace: dict[str, Tensor]) -> Iterator[None]:
     """Inside this context, store the outputs of a model's modules in `trace`, by name.
 
-    The entries of `trace` are in the order in which the modules finish. Of each module's first call, the output, or its
-    first entry, is stored if it is a tensor of floating point with at least 2 dimensions. For the model itself, the
-    logits are stored under the name `RESULTS`.
+    The entries of `trace` are in the order in which the modules finish. What is stored is the result of `states_of` for
+    the output, if it is not None. If a module is called several times, the first such result is kept. For the model
+    itself, the logits are stored under the name `RESULTS`.
     """
 
     def seen(name: str, output: Any) -> None:

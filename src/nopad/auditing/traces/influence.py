@@ -95,7 +95,7 @@ class Trace:
 
     @property
     def isolated(self) -> bool:
-        """Whether no poisoned token changes another sequence in any output of the model.
+        """Whether there is no leak in any output of the model.
 
         If no output of the model can be divided among sequences, the outputs of its modules are looked at instead.
         """
@@ -103,13 +103,13 @@ class Trace:
 
     @property
     def first_leak(self) -> str | None:
-        """Name of the first module in which a poisoned token changes another sequence; None: there is none."""
+        """Name of the first module, or output of the model, in which there is a leak; None: there is no leak."""
         found = np.flatnonzero(self.leaks.any(1))
         return self.modules[found[0]] if found.size else None
 
     @property
     def reached(self) -> list[int]:
-        """Indices of the sequences that a poisoned token of another sequence changes in some module, ascending."""
+        """Indices of the sequences into which a poisoned token of another sequence leaks in some module, ascending."""
         return [int(number) for number in np.unique(self.sequences[self.leaks.any(0)])]
 
     def summary(self, named: bool = True) -> str:
@@ -145,7 +145,10 @@ class Trace:
         return drawn(self, width, colour)
 
     def to_svg(self) -> str:
-        """Return the trace as SVG, as text; it adapts to light and dark pages, and shows values under the pointer."""
+        """Return the trace as an SVG picture, as text.
+
+        The picture adapts to light and dark pages, and shows the value of a cell when the pointer is on it.
+        """
         from nopad.auditing.traces.svg import picture
 
         return picture(self)

@@ -62,11 +62,11 @@ def trace(
         collator: any function from features (dicts with ``input_ids``) to the arguments of a forward call; the model is
             then run unchanged, with batches of this collator.
         poisoned: the tokens to replace, one after the other, as pairs (sequence, token), both from 0. "each": one token
-            of every sequence. None: one token of one sequence. With None, nopad chooses a sequence that changes others,
-            if there is one. With None and "each", it also chooses the token. Of the first, middle and last one, it
-            takes the one that changes others most. If none of them changes others, but another token does, it takes
-            that; if nothing leaks, the middle one. It chooses no first or last token if the collator's batch depends on
-            them, for example because the collator looks for eos.
+            of every sequence, chosen by nopad. None: one token of one sequence, both chosen by nopad: if a sequence
+            changes others, such a sequence is taken. Of the first, middle and last token of a sequence, nopad takes the
+            one that changes others most. If none of the three changes others, but another token does, it takes that; if
+            nothing leaks, the middle one. It takes no first or last token if the collator's batch depends on them, for
+            example because the collator looks for eos.
         capacity: length of the longest sequence, and most tokens of a row.
         backend: attention backend with which the copies are made pack-safe, as in `nopad.packed`.
         layers: trace a copy with only the first `layers` layers; None: all layers.
@@ -205,7 +205,7 @@ class _Traced:
         return replace(made, drawn=_drawn(made, bare(self.trial.model)))
 
     def _asked(self, asked: Any) -> list[tuple[int, list[int]]]:
-        """Return for each token to poison (its sequence, the tokens of the sequence that may be chosen).
+        """Return (its sequence, the tokens of the sequence that may be chosen) for each token to poison.
 
         Raises:
             OptionError: there is no such sequence or token, or `asked` is neither None, "each" nor a list of pairs.
@@ -232,11 +232,11 @@ class _Traced:
         return [(sequence, [token]) for sequence, token in pairs]
 
     def _open(self, number: int) -> tuple[list[int], float]:
-        """Return which tokens of a sequence may be poisoned, and how much others change if all these are poisoned.
+        """Return which tokens of a sequence may be poisoned, and how much other sequences change if all of them are.
 
-        The change is that of other sequences, 0 if it is within the limit. All tokens may be poisoned, unless this
-        changes the collator's layout of the batch. Then it is all but the last one; or, if this changes the layout too,
-        all but the first and the last. A sequence of up to 3 tokens may have none.
+        The change is 0 if it is within the limit. All tokens may be poisoned, unless this changes the collator's layout
+        of the batch. Then it is all but the last one; or, if this changes the layout too, all but the first and the
+        last. A sequence of up to 3 tokens may have none.
         """
         every = list(range(len(self.trial.sequences[number])))
         within = every[1:-1] if len(every) > 3 else []

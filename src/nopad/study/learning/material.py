@@ -29,7 +29,7 @@ HELD_OUT = 10  # one document in so many
 
 @dataclass(frozen=True, kw_only=True)
 class Material:
-    """Data of pre-training as BERT's: pairs of text segments to train on, pairs held out, and the task that made them.
+    """Data for pre-training as BERT does it: pairs of text segments, and the task that made them.
 
     Attributes:
         task: the pre-training task, which made the pairs and masks them.

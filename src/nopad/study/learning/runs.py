@@ -227,7 +227,7 @@ def _masking(material: Material, seed: int) -> Masking:
 def batches(recipe: Recipe, material: Material, size: Size, seed: int) -> PackedLoader:
     """Return the loader of a run's training data.
 
-    By the recipe, a row holds several sequences or one, and a step has more or fewer rows.
+    The recipe decides whether a row holds several sequences or one, and how many rows a step has.
     """
     p = factor_of(material)
     sequences = size.sequences * (p if recipe.larger else 1.0)

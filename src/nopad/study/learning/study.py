@@ -58,7 +58,7 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """"""
+    """The mean of several values, one per seed, with the smallest (`least`) and the largest (`most`) of them."""
 
     mean: float
     least: float
@@ -76,7 +76,7 @@ class Learning:
 
     Attributes:
         factor: average number of sequences per pack.
-        curves: one per recipe and seed.
+        curves: the learning curves, one for each recipe and seed.
         tuned: for each recipe by name, the accuracies of the classifiers fine-tuned from its weights, one per seed of
             fine-tuning.
     """

@@ -54,7 +54,7 @@ def tuned(weights: dict[str, torch.Tensor], sets: Sets, material: Material, size
     """Fine-tune a classifier and return its accuracy on the test texts, from 0 to 1.
 
     Args:
-        weights: state dict of a pre-trained model; the classifier's encoder starts from its encoder's weights.
+        weights: state dict of a pre-trained model; the classifier starts from the weights of this model's encoder.
         sets: the task and its texts, from `sets_of`.
         material: the material that the weights were pre-trained on.
         size: the size of the pre-trained model.
