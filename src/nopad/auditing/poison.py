@@ -48,6 +48,9 @@ def poison(alone: Alone, dtype: torch.dtype) -> Found:
     Args:
         alone: the results of the sequences, each run alone; they say how the outputs are split.
         dtype: the dtype of the model, which decides how large a rounding is.
+
+    Raises:
+        BatchError: the collator failed on the changed sequences, or cut, dropped, changed or added tokens.
     """
     found, trial, huge = Found(), alone.trial, SCALE.get(dtype, 1e6)
     poisoned = Poisoned(trial, alone.kinds)
@@ -74,6 +77,9 @@ def unseen(alone: Alone, dtype: torch.dtype) -> bool:
 
     Each sequence is changed once, in every form (batch layout) of the trial. The result is False too if the model
     fails, or if no output can be split into sequences.
+
+    Raises:
+        BatchError: the collator failed on the changed sequences, or cut, dropped, changed or added tokens.
     """
     trial = alone.trial
     try:
@@ -136,6 +142,7 @@ class Poisoned:
 
         Raises:
             ModelFailedError: the model raised an exception.
+            BatchError: the collator failed, or cut, dropped, changed or added tokens.
         """
         batch, there = self.trial.batch(self.form, sequences)
         inside = nullcontext() if watch is None else watch(there)
@@ -150,7 +157,7 @@ class Poisoned:
         the model can be split into sequences.
 
         Raises:
-            ModelFailedError: the model raised an exception.
+            ModelFailedError, BatchError: as for `run`.
         """
         if self._clean is None:
             self._clean = self.run(self.trial.sequences)
@@ -177,13 +184,11 @@ class Poisoned:
     ) -> tuple[float, str]:
         """Return ``(limit, reason)``: how far results of neighbours may move, and why, as text.
 
-        The limit is relative to the largest value of all results.
-
-        `worst` is how far they moved when the model ran these `sequences`, with the embeddings of sequence `victim`
-        scaled by `factor` (None: not scaled).
+        The limit is relative to the largest value of all results. `worst` is how far they moved when the model ran
+        these `sequences`, with the embeddings of sequence `victim` scaled by `factor` (None: not scaled).
 
         Raises:
-            ModelFailedError: the model raised an exception.
+            ModelFailedError, BatchError: as for `run`.
         """
         exact = next(bare(self.trial.model).parameters()).device.type == "cpu"
         limit = 0.0 if exact else ROUNDINGS * torch.finfo(dtype).eps

@@ -104,7 +104,7 @@ class Tensors(Core):
 
     Raises:
         OptionError: the model is not pack-safe, takes no token ids, has both an encoder and a decoder, or is configured
-            to return hidden states or attentions.
+            to return hidden states or attentions; or `fast` is not True, False or None.
     """
 
     def __init__(self, model: Any, widths: Widths | int = "own", fast: bool | None = None) -> None:

@@ -366,7 +366,7 @@ class OnlinePacker:
         return batch
 
     def _wake(self) -> int | None:
-        """Return the time at which `poll` is to be called again, in nanoseconds; None: only after a new request.
+        """Return the time at which `poll` is to be called again, in nanoseconds; None: there is no such time.
 
         At this time, or later, a request has waited `wait_s`, must leave to meet its deadline, or expires.
         """
@@ -379,7 +379,10 @@ class OnlinePacker:
 
 
 def _integer(value: Any, name: str, error: type[Exception], low: int = -(2**62), high: int = 2**62) -> int:
-    """Return a Python or NumPy integer as a Python integer; raise `error` if it is not from `low` to `high`."""
+    """Return a Python or NumPy integer as a Python integer; raise `error` for other values.
+
+    `error` is also raised for an integer that is not from `low` to `high`; the message names `name`.
+    """
     number = value.item() if isinstance(value, np.integer) else value
     if type(number) is not int or not low <= number <= high:
         raise error(f"{name} must be an integer from {low} to {high}, got {value!r}")

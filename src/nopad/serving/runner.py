@@ -308,7 +308,7 @@ class PackRunner:
 
 @contextmanager
 def _numbered_from(first: int) -> Iterator[None]:
-    """In a ``with`` block, let error messages number records, texts and requests from `first` instead of 0."""
+    """In a ``with`` block, let messages of `InputError` number the records, texts or requests from `first` on."""
     try:
         yield
     except InputError as error:

@@ -59,7 +59,8 @@ def glue_sets(folder: Path | None) -> Iterator[GlueSet]:
     `missing` says why.
 
     Raises:
-        SourceError: the folder has none of the sets, or a file in it cannot be read.
+        SourceError: there is no such folder; it has none of the sets, or one of them twice; or the data of a set in it
+            are missing or cannot be read.
     """
     if folder is not None:
         files = glue_files(folder)

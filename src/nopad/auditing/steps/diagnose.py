@@ -1,7 +1,7 @@
 """Find out why the loss or the gradients of a step differ from those of its sequences alone.
 
-The cause is a common mistake, or the first module whose output differs. A mistake is recognised if making it with the
-sequences alone gives exactly the loss of the step.
+The cause is a common mistake, or the first module whose output differs. A mistake is recognised by the loss: made with
+the sequences alone, it gives the same loss as the step.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def _named(model: Any) -> Any:
 def _tensors(number: int, feature: Any) -> dict[str, Tensor]:
     """Return the columns of one dict that are numbers, as tensors; a column of labels is renamed to "labels".
 
-    A column ``[1, length]``, as a processor of images gives it, becomes ``[length]``. `number` is the number of the
+    A column ``[1, length]``, as transformers' processors give it, becomes ``[length]``. `number` is the number of the
     dict, for messages.
 
     Raises:

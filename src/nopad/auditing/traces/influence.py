@@ -159,7 +159,8 @@ class Trace:
         A file that exists is replaced.
 
         Raises:
-            OptionError: the path has another suffix or is a URL, or there is no such folder.
+            OptionError: the path has another suffix, is a URL or cannot be written in UTF-8, or there is no such
+                folder.
             StorageError: the file cannot be written.
         """
         target = local_path(path)

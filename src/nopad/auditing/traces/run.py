@@ -179,6 +179,7 @@ class _Traced:
         Raises:
             OptionError: `asked` is of another form, or names a token that does not exist.
             ModelFailedError: the model does not run on the changed tokens.
+            BatchError: the collator fails on the changed tokens, or cuts, drops, changes or adds tokens.
         """
         places, found, limits = [], [], []
         for sequence, tokens in self._asked(asked):

@@ -1,7 +1,7 @@
 """Run one pre-training of the study, and measure its learning curve.
 
-A run is a function of its size, its `Recipe`, the material and a seed. Initial weights, order and masks follow from the
-seed alone, so two recipes with the same seed differ only in their settings. Held-out pairs are always evaluated through
+A run is a function of its size, its `Recipe`, the material and a seed. The seed draws initial weights, order and masks.
+So two runs with the same seed differ only by the settings of their recipes. Held-out pairs are always evaluated through
 `nopad.packed`, however the model was trained: the results are the same as for each pair alone
 (docs/internals/equality.md).
 """
