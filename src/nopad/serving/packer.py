@@ -150,8 +150,8 @@ class OnlinePacker:
     Args:
         batching: the limits of a batch, and the policy.
 
-    The first three requests fill a batch of two rows, into which request 3 does not fit. It leaves by itself when the
-    device is idle:
+    The first three requests fill a batch of two rows; request 3, with 4 tokens, does not fit into it. This request
+    makes up the next batch, which leaves only when the device is idle:
 
     >>> packer = OnlinePacker(Batching(capacity=8, rows=2, policy="first_fit"))
     >>> [packer.add(length, now_ns=0) for length in (5, 6, 3, 4)]

@@ -319,7 +319,10 @@ def _numbered_from(first: int) -> Iterator[None]:
 
 
 def _parts(requests: Iterator[Any]) -> Iterator[list[Any]]:
-    """Yield the requests of a call in lists of 64, so that the model soon has work, then 256, 1,024 and 4,096."""
+    """Yield the requests of a call in lists: one of 64, so that the model soon has work, one of 256, one of 1,024.
+
+    All further lists have 4,096 requests; the last list may be shorter.
+    """
     for size in chain(_AT_ONCE, repeat(_AT_ONCE[-1])):
         if not (part := list(islice(requests, size))):
             return

@@ -99,8 +99,9 @@ class Example:
 def examples_of(features: Sequence[Mapping[str, Any]]) -> list[Example]:
     """Return the sequences in a dataset's dicts: one per dict, or several if the dict has ``seq_lengths``.
 
-    Columns that are not numbers are left out, and so is padding, by the attention mask. A column is per token if it has
-    one value per token in every dict that has the column.
+    A column is per token if it has one value per token in every dict that has the column. Padding is left out, by the
+    attention mask. Columns that are not numbers are left out, too, and so are ``attention_mask``, ``position_ids`` and
+    ``seq_lengths``.
 
     Raises:
         BatchError: a dict has no ``input_ids``, or they are not a list of integers, or it is not a dict.

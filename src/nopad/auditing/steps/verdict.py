@@ -82,7 +82,8 @@ class StepVerdict:
         loss: loss of the step: the mean over ranks of the sum over micro-batches. It is computed in float64, or in the
             model's own dtype if the step does not run in float64; NaN if it is not finite or was not computed.
         loss_alone: the right loss, from the sequences alone; NaN if it was not computed.
-        denominator: number of labelled tokens or sequences by which the sum of losses should be divided.
+        denominator: number of labelled tokens or sequences by which the sum of losses should be divided; NaN if it was
+            not computed.
         denominator_used: the number by which the step divided; None: there is no single one, or it is unknown.
         batches: the micro-batches, rank by rank.
         modules: differences of gradients by module, in the model's order; computed in the same dtype as `loss`.
@@ -92,6 +93,8 @@ class StepVerdict:
         findings: what is wrong, the likeliest cause first; empty if nothing is.
         notes: remarks for the user, such as errors that this step cannot reveal.
         error: class name of the exception in the user's code that ended the audit; "": there was none.
+
+    The seven sequences have 55 tokens; 48 of them count, since nothing predicts the first token of a sequence:
 
     >>> import nopad
     >>> from transformers import LlamaConfig, LlamaForCausalLM
