@@ -77,9 +77,10 @@ class Verdict:
     def outcome(self) -> str:
         """The verdict in one word: "isolated", "contaminated", "different", or "failed".
 
-        It is "isolated" if every check passed. It is "failed" if in every check that did not pass, the model raised an
-        exception. Otherwise it is "different" if results differ from those alone although no sequence sees another
-        (`unseen`), for example because positions are wrong; and "contaminated" if this is not known.
+        It is "isolated" if every check passed, and "failed" if in every check that did not pass, the model raised an
+        exception. Otherwise, results differ from those alone. The outcome is then "different" if no sequence sees
+        another (`unseen`), for example because positions are wrong. It is "contaminated" if one does, or if this is not
+        known.
         """
         if self.isolated:
             return "isolated"

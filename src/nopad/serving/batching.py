@@ -109,7 +109,10 @@ class Batching:
 
     @property
     def longest(self) -> int:
-        """Maximum number of tokens in a request: `max_waiting_tokens`, and with `rows` also at most the capacity."""
+        """Maximum number of tokens in a request: `max_waiting_tokens` or, if this is less, the capacity of a row.
+
+        Without `rows`, 2^31 - 1 takes the place of the capacity.
+        """
         return min(self.max_waiting_tokens, self.capacity if self.rows else MAX_LENGTH)
 
     def limits(self) -> NDArray[np.int64]:

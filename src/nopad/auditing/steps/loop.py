@@ -35,7 +35,7 @@ class Runner(Protocol):
     def take(self, model: Any, micro: Micro, world: World) -> float:
         """Compute the loss of one micro-batch, call ``backward()`` on it, and return its value.
 
-        `world` is the simulated rank on which the micro-batch runs.
+        `world` simulates the ranks; its `rank` is that of the micro-batch.
         """
 
 
@@ -55,8 +55,8 @@ class Loop:
     def take(self, model: Any, micro: Micro, world: World) -> float:
         """Compute the loss of one micro-batch, call ``backward()`` on it, and return its value.
 
-        A loss that is a plain number or needs no gradient has no ``backward()`` call. `world` is the simulated rank on
-        which the micro-batch runs.
+        A loss that is a plain number or needs no gradient has no ``backward()`` call. `world` simulates the ranks; its
+        `rank` is that of the micro-batch.
 
         Raises:
             BatchError: the loss is not a scalar tensor or a number.
