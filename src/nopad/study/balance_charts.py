@@ -112,7 +112,7 @@ def long_context_chart(rows: Sequence[LongRow]) -> Any:
 
 
 def scaling_chart(rows: Sequence[ScalingRow]) -> Any:
-    """Return a chart of the speed-ups over padding by number of devices."""
+    """Return a chart of the speed-up over padding by number of devices; one line for each estimate of it."""
     alt = load_altair()
     curves = {
         "un-padding, as printed": "printed",

@@ -139,8 +139,10 @@ def contrast(table: Table, histogram: Histogram, algorithm: str = "optimal") -> 
 def sorted_batches(histogram: Histogram, capacity: int, rows: int) -> dict[str, float]:
     """Return efficiency and packing factor, by name, if batches of `rows` sequences of similar length are padded.
 
-    Sequences are sorted by length, and each batch is padded to its longest one. The packing factor is the number of
-    slots if each sequence is padded to `capacity`, divided by the number of slots of these batches.
+    Sequences are sorted by length, and each batch is padded to its longest sequence. The packing factor is the number
+    of slots if each sequence is padded to `capacity`, divided by the number of slots of these batches.
+
+    The sequences of 8 and 4 tokens take 16 slots, and the two of 2 tokens take 4 slots:
 
     >>> sorted_batches(Histogram.from_counts({2: 2, 4: 1, 8: 1}), 8, 2)
     {'efficiency %': 80.0, 'packing factor': 1.6}

@@ -370,8 +370,9 @@ def _equal(mine: Any, other: Any) -> bool:
 def _drawn(trace: Trace, model: nn.Module) -> NDArray[np.int64]:
     """Return the indices of the modules to draw, ascending; int64.
 
-    They are each layer that changes, the last module outside of the layers that changes before these (mostly the
-    embeddings), the first module that leaks, and the model's outputs. If no layer changes, all modules are drawn.
+    They are each layer whose values change, the last module outside of the layers whose values change before these
+    (mostly the embeddings), the first module that leaks, and the model's outputs. If no layer changes, all modules are
+    drawn.
     """
     layers = _layers(model)
     modules = len(trace.modules) - trace.outputs

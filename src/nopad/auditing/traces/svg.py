@@ -100,7 +100,8 @@ def _panel(trace: Trace, number: int, names: list[str], across: list[int]) -> It
 def _cell(trace: Trace, number: int, row: int, at: int, x: int, y: int, name: str) -> Iterator[str]:
     """Yield the SVG element for column `at` and module `row`, if poisoned token `number` changes the column's values.
 
-    Changes of other sequences within the limit are not drawn. `x` and `y` are the corner of the element in pixels.
+    Changes of other sequences within the limit are not drawn. `x` and `y` are the upper left corner of the element in
+    pixels.
     """
     value = float(trace.influence[number, row, at])
     leak = trace.leaking[number, row, at] > 0
