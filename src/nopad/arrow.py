@@ -66,8 +66,8 @@ def read_arrow(path: str | os.PathLike[str], *, sha256: str | None = None) -> pa
 def list_array(indptr: NDArray[Any], values: NDArray[Any]) -> pa.Array:
     """Return CSR arrays as an Arrow list array: list i holds ``values[indptr[i]:indptr[i + 1]]``.
 
-    The arrays are not copied, except that booleans are (Arrow stores them as bits). The type is ``large_list`` if
-    `indptr` is int64, and otherwise ``list``. The elements of lists are not nullable.
+    Arrays of numbers are not copied. Others may be, such as booleans, which Arrow stores as bits. The type is
+    ``large_list`` if `indptr` is int64, and otherwise ``list``. The elements of lists are not nullable.
     """
     import pyarrow as pa
 

@@ -175,6 +175,7 @@ class _Task:
     """The arguments and state of one audit.
 
     Attributes:
+        model, collator, capacity, backend, gradients, seed: as in `audit`; `capacity` is never None.
         tokens: the token ids to draw from.
         truth: float64 gradients of the short sequences, each run alone; None: not computed yet.
     """

@@ -116,6 +116,8 @@ class _Task:
     """The arguments and state of one audit.
 
     Attributes:
+        model, samples, alone, packed, gradients, seed: as in `audit_samples`.
+        checks, notes, worst: the results so far, as in `Found`.
         partly: whether the model computes some results in float32, even in float64.
         truth: float64 gradients of the samples, each run alone; None: not computed yet.
     """
@@ -133,7 +135,7 @@ class _Task:
     truth: Truth | None = None
 
     def run(self) -> None:
-        """Run all checks in float64, and in the model's own dtype."""
+        """Run all checks in float64 and in the model's own dtype; the results are in `checks`, `notes` and `worst`."""
         first = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float64)
         for dtype in dict.fromkeys((torch.float64, first)):
             self._attempt(f"{named(dtype)} outputs, alone", partial(self._in, dtype))

@@ -215,7 +215,7 @@ def moved(batch: Any, parameter: Tensor) -> Any:
 
 
 def _labels_counted(batch: Any, shifts: bool) -> int | None:
-    """Return the number of labels in a batch, as transformers' Trainer counts them; None: there are none.
+    """Return the number of labels in a batch, as transformers' Trainer counts them; None: the batch has no ``labels``.
 
     `shifts`: whether the loss shifts labels by one; the first label of each row then does not count. If the batch also
     has ``shift_labels``, all of these are counted instead.

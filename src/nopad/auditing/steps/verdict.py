@@ -153,7 +153,11 @@ class StepVerdict:
 
     @property
     def outcome(self) -> str:
-        """The verdict in one word: "equal", "different", or "failed" (an exception ended the audit)."""
+        """The verdict in one word: "equal", "different", or "failed".
+
+        It is "equal" if the step passed, so that it equals its sequences alone, and "failed" if an exception ended the
+        audit.
+        """
         return "equal" if self.passed else "failed" if self.error else "different"
 
     def __str__(self) -> str:
