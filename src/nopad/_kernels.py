@@ -147,7 +147,7 @@ def lay_rows(
     """Set ``starts[i]`` to where sequence i begins in concatenated rows, and ``tokens[r]`` to the slots taken in row r.
 
     A row has `width` slots. The next ``per_row[r]`` sequences lie in row r. Each takes the slots of its length, rounded
-    up to a multiple of `align`. It is not checked whether they fit into the row.
+    up to a multiple of `align`. It is not checked whether the sequences of a row fit into it.
 
     Returns True. But if a number in `per_row` is negative, or these numbers do not add up to the number of sequences,
     nothing is set, and the result is False.

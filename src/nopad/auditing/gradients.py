@@ -61,7 +61,7 @@ def compare_gradients(
 
     All outputs are first added up with random weights, and the gradients are those of this sum. `together` holds the
     outputs of the packed sequences by name, one part per sequence; `left_out` names parameters that are not compared.
-    `dtype` is that of the model, and the limit is that of `limits.limit_of` for it.
+    `dtype` is the dtype of the model; `limits.limit_of` gives the limit for it.
 
     The largest difference in a gradient is measured relative to the gradient's largest value, or, if the true gradient
     is zero (`truth`), to the largest value of all gradients.

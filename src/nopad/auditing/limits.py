@@ -13,7 +13,7 @@ LIMITS = {torch.float64: EXACT, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch
 
 
 def limit_of(measured: float, dtype: torch.dtype, partly: bool = False) -> float:
-    """Return the largest relative difference allowed in `dtype`: that of `LIMITS`, or 1e-2 if `dtype` is not in it.
+    """Return the largest relative difference allowed in `dtype`: its value in `LIMITS`, or 1e-2 if it is not there.
 
     There is one exception, for float64. If the model computes some results in float32 even in float64 (`partly`), and
     the measured difference, `measured`, is above `EXACT` and at most `PARTLY_SINGLE`, the limit is `PARTLY_SINGLE`.

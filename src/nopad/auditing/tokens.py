@@ -26,7 +26,7 @@ class Tokens:
         vocabulary: number of ids in the vocabulary.
         special: those ids of pad, bos, eos, cls and sep that the configuration has, by name; a second eos is "eos 1".
         mask: id of the mask token, which is never drawn; -1: there is none.
-        inside: special ids that are drawn among the others.
+        inside: special ids that are drawn among the ordinary ids.
         begins: first id of every sequence of 3 tokens or more; None: any id.
         ends: last id of every sequence; None: any id.
     """

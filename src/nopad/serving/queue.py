@@ -212,7 +212,7 @@ class RequestQueue:
         """Check that requests are accepted.
 
         Raises:
-            RunnerClosedError: the runner is closed, its worker has died, or it was started in another process.
+            RunnerClosedError: the runner is closed, its worker has died, or the runner was started in another process.
         """
         check_process(self._process)
         if self._died is not None:

@@ -51,8 +51,8 @@ class PackRunner:
 
     - A model that `nopad.packed` has made pack-safe: a dict with ``input_ids`` and, optionally, ``attention_mask``
       (padding is removed) and ``token_type_ids``. The values are lists, NumPy arrays or tensors; either one sequence
-      ``[L]``, or padded rows ``[B, L]``. The answer is a dict of tensors, by the names of the model's outputs; that of
-      padded rows is padded in the same way: ``[B, L, ...]`` per token, and ``[B, ...]`` per row.
+      ``[L]``, or padded rows ``[B, L]``. The answer is a dict of tensors, by the names of the model's outputs. The
+      answer to padded rows is padded in the same way: ``[B, L, ...]`` per token, and ``[B, ...]`` per row.
     - A `nopad.tasks.Embedder`: a text. The answer is its vector, float32 ``[H]``.
     - A `nopad.tasks.Predictor`: a record, or the values of the task's text columns: a text, or a tuple of texts. The
       answer is the prediction; None: the task leaves the record out.
@@ -168,7 +168,7 @@ class PackRunner:
         cancelled.
 
         Raises:
-            ServingError: a request was not answered; the others may have been.
+            ServingError: a request was not answered; other requests may have been.
             InputError: `inputs` is neither a request nor an iterable of requests; or as for `submit`. Messages number
                 the requests from 0.
             QueueFullError, DeadlineError, RunnerClosedError: as for `submit`.

@@ -53,7 +53,7 @@ class GlueSet:
 
 
 def glue_sets(folder: Path | None) -> Iterator[GlueSet]:
-    """Yield GLUE's nine sets, read from `folder`, or from the hub if it is None.
+    """Yield GLUE's nine sets, read from `folder`, or from the hub if `folder` is None.
 
     `nopad.corpus.glue.glue_files` says which files a folder may have. A set that is not available is yielded too; its
     `missing` says why.

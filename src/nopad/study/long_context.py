@@ -285,7 +285,9 @@ def _next_fit(lengths: NDArray[np.int32], costs: NDArray[np.int64], capacity: in
 
 
 def _worst_fit_decreasing(lengths: NDArray[np.int32], costs: NDArray[np.int64], capacity: int, shape: Shape) -> _Packed:
-    """Pack the sequences of each step, longest first, each into the emptiest pack, or into a new one if it has no room.
+    """Pack the sequences of each step by worst-fit, longest first: each into the emptiest pack.
+
+    If a sequence does not fit there, it goes into a new pack.
 
     Returns the packs of all steps, step after step.
     """

@@ -103,7 +103,7 @@ def nopads_own(causal: bool, safe: bool = False) -> Change:
     """Return the change that uses nopad's batches in place of the collator, and makes the model pack-safe.
 
     `causal`: whether the model shifts labels, so that each token predicts the next one. `safe`: whether the model is
-    pack-safe already; the change is then only that of the batches.
+    pack-safe already; the change then only replaces the batches.
     """
     more = ", causal=True" if causal else ""
     made = f"batch = nopad.PackedBatch.from_features(features{more})"

@@ -179,7 +179,7 @@ def _less(before: StepVerdict, after: StepVerdict) -> bool:
     * Less is wrong if the gravest finding in `after` is less grave than that in `before`, by `HIDES`. It is not if that
       finding is graver.
     * Less is wrong if the first module that differs embeds an input (`input_of`) in `before`, but not in `after`. It is
-      not if this is so the other way round.
+      not if that module embeds one in `after`, but not in `before`.
     * Less is wrong if one of the findings in `before` is gone.
     """
     if after.passed:

@@ -23,7 +23,7 @@ class Counted:
         border: loss of that label if the preceding sequence predicts it; None: there is no such label or sequence, or
             the loss cannot be computed.
         tokens: number of its tokens.
-        slots: number of slots (tokens and padding) of its row, for the first sequence of a row; 0 for others.
+        slots: number of slots (tokens and padding) of its row, if it is the first sequence of the row; otherwise 0.
         rank, micro, row: numbers of its rank, micro-batch and row.
     """
 

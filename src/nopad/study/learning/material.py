@@ -1,7 +1,8 @@
 """The training data of `nopad study learning`: pre-training pairs made from texts of Python's standard library.
 
 Each text is a document. The vocabulary has those tokens of BERT's that these texts use most, and every character in
-them, so that no token is unknown. It is small because most of a small model's parameters would otherwise be embeddings.
+them, so that no token is unknown. The vocabulary is small because most of a small model's parameters would otherwise be
+embeddings.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def sets_of(material: Material, size: Size) -> Sets:
     """Return ``(task, learned, tested)``: the task, the texts to fine-tune on, and the texts to test on.
 
     The texts are `Sequences` with labels. They come from the eight packages with the most texts: the same number from
-    each package, or all that it has. They are then divided at random into the two sets.
+    each package, or all texts of a package that has fewer. They are then divided at random into the two sets.
     """
     common = [topic for topic, _ in Counter(topic for _, topic in material.texts).most_common(TOPICS)]
     each = -(-(size.tuned + size.tests) // TOPICS)
