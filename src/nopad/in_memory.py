@@ -242,7 +242,7 @@ def _of_transformers(tokenizer: Any) -> Any:
 
     Raises:
         OptionError: the object is not a tokenizer of transformers.
-        FormatError: there is no such tokenizer, or transformers cannot read it.
+        FormatError: there is no such tokenizer, transformers cannot read it, or it has only special tokens.
         MissingExtraError: transformers is not installed.
     """
     if tokenizer is None:
@@ -331,6 +331,9 @@ def _of_task(
     content: Content,
 ) -> Source:
     """Return a source of the sequences that a task makes from the records.
+
+    `first` is the first record of `data`; None: it is not a dict, or not known before the data are read. `reading` and
+    `content` hold options of `pack_dataset` that are mostly not allowed with a task.
 
     Raises:
         OptionError: an option is for texts and ready-made ids only, or contradicts the task.

@@ -176,6 +176,9 @@ def _judged(
 ) -> tuple[dict[str, list[Tensor]], Check, float]:
     """Compare `given`, the outputs of a packed run by name, with those of the sequences alone.
 
+    `places` says where the sequences lie in the packed batch. `dtype` is the dtype of the model, which decides how
+    large a difference may be.
+
     Returns:
         Three things: the packed outputs by name, each as one part per sequence; the check of all outputs; and the
             largest absolute difference of an output.
@@ -191,7 +194,8 @@ def _judged(
 def _left_out(alone: Alone, given: Mapping[str, Tensor], together: Mapping[str, list[Tensor]]) -> bool:
     """Return whether `pooler_output` has one value per row instead of per sequence, and other outputs can be compared.
 
-    This happens only with a collator that is not nopad's, since nopad pools each sequence.
+    `given` has all outputs of the packed run by name, and `together` those that can be split into sequences. This
+    happens only with a collator that is not nopad's, since nopad pools each sequence.
     """
     pooled = "pooler_output"
     foreign = alone.trial.collator is not None
@@ -203,9 +207,10 @@ def _outputs(
 ) -> tuple[Check, float]:
     """Compare outputs of the sequences packed with those alone; return the check, and the largest absolute difference.
 
-    `together` holds the packed outputs by name, one part per sequence. `of_rows` names outputs that belong to a row and
-    to no sequence, and `missing` names outputs that the packed run does not have. The check fails if there are any of
-    these, if an output has no finite number even alone, or if nothing can be compared; the difference is then infinite.
+    The check fails if a difference is too large for `dtype`, the dtype of the model. `together` holds the packed
+    outputs by name, one part per sequence. `of_rows` names outputs that belong to a row and to no sequence, and
+    `missing` names outputs that the packed run does not have. The check also fails if there are any of these, if an
+    output has no finite number even alone, or if nothing can be compared; the difference is then infinite.
     """
     worst, scale, odd = 0.0, 1e-30, []
     for name, parts in together.items():
@@ -240,6 +245,7 @@ def _gradients(
 
     Raises:
         ModelFailedError: the gradients cannot be computed.
+        BatchError: the collator fails on the sequences that are left, or cuts, drops, changes or adds tokens.
     """
     names = tuple(together)
     sound, left_out, notes = alone.sound(names)

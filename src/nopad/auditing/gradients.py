@@ -120,8 +120,8 @@ def judged(
 def _rounding(value: Tensor | None, true: Tensor | None, dtype: torch.dtype, most: float) -> float:
     """Return the largest rounding error in a gradient of the sequences alone.
 
-    It is the largest difference between the gradient, `value`, and the float64 gradient, `true`. If `dtype` is float64,
-    it is instead one rounding of `most` to float32.
+    It is the largest difference between the gradient, `value`, and the float64 gradient, `true`; 0 if either is None.
+    If `dtype` is float64, it is instead one rounding of `most` to float32.
     """
     if dtype == torch.float64:
         return most * torch.finfo(torch.float32).eps

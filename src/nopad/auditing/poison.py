@@ -76,7 +76,7 @@ def unseen(alone: Alone, dtype: torch.dtype) -> bool:
     """Return whether no sequence's results change when another sequence gets other tokens.
 
     Each sequence is changed once, in every form (batch layout) of the trial. The result is False too if the model
-    fails, or if no output can be split into sequences.
+    fails, or if no output can be split into sequences. The arguments are those of `poison`.
 
     Raises:
         BatchError: the collator failed on the changed sequences, or cut, dropped, changed or added tokens.

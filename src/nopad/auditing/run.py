@@ -164,7 +164,7 @@ def backend_for(model: Any, backend: str, dtype: torch.dtype) -> str:
 
 
 def how_of(model: Any, collator: Collator | None, backend: str) -> str:
-    """Return as text what keeps sequences apart: the name of the collator, or nopad's backend."""
+    """Return as text what keeps sequences apart: the name of the collator, or nopad's backend if `collator` is None."""
     if collator is not None:
         return f"as it is, with {getattr(collator, '__name__', type(collator).__name__)}"
     return f"nopad, backend {state_of(model).backend if is_packed(model) else backend!r}"

@@ -56,9 +56,10 @@ class Trial:
     def drawn(
         cls, model: Any, collator: Collator | None, capacity: int, seed: int, tokens: Tokens, most: int = 6
     ) -> Trial:
-        """Return a trial with up to `most` random sequences.
+        """Return a trial with up to `most` random sequences; `tokens` says which ids are drawn.
 
-        None of them is longer than `capacity`, or than the model's positions allow.
+        No sequence is longer than `capacity`, or than the model's positions allow. If nopad builds the batches and the
+        model has a decoder, targets are drawn too.
         """
         config = bare(model).config.get_text_config()
         longest = longest_of(config, capacity)

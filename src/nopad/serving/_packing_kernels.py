@@ -294,9 +294,10 @@ def top_up_later(
 
 @njit(cache=True, nogil=True)
 def shortest(table: NDArray[Any], begin: int, end: int) -> int:
-    """Return the length of the shortest request in these rows of the table; `GONE` if there are gaps only.
+    """Return the length of the shortest request in the rows `begin` to `end` (exclusive) of the table.
 
-    This loop compiles to vector instructions, so it takes a fraction of the time of a search.
+    The result is `GONE` if there are only gaps. This loop compiles to vector instructions, so it takes a fraction of
+    the time of a search.
     """
     least = GONE
     for at in range(begin, end):

@@ -200,9 +200,9 @@ def too_long(
 ) -> tuple[int, NDArray[np.int32]]:
     """Return how many steps cannot be dealt evenly because of one long sequence, and the lengths of all such sequences.
 
-    The steps have random sequences. A sequence counts if it costs over 10 % more than the mean rank, so that the step's
-    floor (the lower bound on its waste) is above 10 %. Only splitting such a sequence over several ranks (context
-    parallelism) helps. The lengths are in tokens, int32 ``[n]``.
+    The steps have random sequences; the arguments are those of `long_context_rows`. A sequence counts if it costs over
+    10 % more than the mean rank, so that the step's floor (the lower bound on its waste) is above 10 %. Only splitting
+    such a sequence over several ranks (context parallelism) helps. The lengths are in tokens, int32 ``[n]``.
     """
     cost = cost or Attention(hidden_size=HIDDEN_SIZE)
     lengths = _corpus(workload, Shape(ranks, 1, ACCUMULATION, 1), steps)

@@ -67,7 +67,7 @@ class Plan:
     checks: list[Check] = field(default_factory=list)
 
     def truth(self, dtype: torch.dtype | None, examples: Sequence[Example]) -> Truth:
-        """Run the sequences alone in `dtype` (None: the model's own); return their losses and gradients.
+        """Run the sequences `examples` alone in `dtype` (None: the model's own); return their losses and gradients.
 
         If `dtype` is float64 and `wide` is true, casts to narrower floats give float64 too. If the model or the user's
         function fails then, `wide` becomes False, a note is added, and the sequences run again without it.
@@ -177,9 +177,10 @@ def _stepped(
 ) -> tuple[bool, Truth, tuple[list[float], Gradients, Exact]]:
     """Run the step in float64; return (whether it ran in float64, the truth, the result of `Plan.step`).
 
-    Up to three ways are tried; the next one is tried only if the user's code fails in the one before. First, casts to
-    narrower floats give float64 (`Plan.wide`). Second, such casts give the narrower dtype; the truth is then computed
-    again, in the same way. Third, the step runs in the model's own dtype.
+    `wanted` are the sequences on which the step should train, and `truth` has their results alone. Up to three ways are
+    tried; the next one is tried only if the user's code fails in the one before. First, casts to narrower floats give
+    float64 (`Plan.wide`). Second, such casts give the narrower dtype; the truth is then computed again, in the same
+    way. Third, the step runs in the model's own dtype.
 
     Raises:
         ModelFailedError: the user's code fails in each of these ways, or nopad refuses the batch.

@@ -82,7 +82,8 @@ def whole_step(
 ) -> tuple[list[float], Gradients]:
     """Run a step on all ranks; return the loss of each micro-batch, and the gradients that DDP would give.
 
-    `exact` is the mode in which the step runs, and `seed` the seed of torch's random numbers.
+    `runner` runs each of `micros`, the micro-batches. `exact` is the mode in which the step runs, and `seed` the seed
+    of torch's random numbers.
 
     Raises:
         ModelFailedError: the user's model, loss or trainer raised an exception, or the ranks cannot be simulated
@@ -142,7 +143,10 @@ def accepts_loss_kwargs(model: Any) -> bool:
 
 
 def dealt(count: int, ranks: int, accumulation: int) -> list[int]:
-    """Return the number of examples of each micro-batch, rank by rank: ascending, and unequal if `count` allows it.
+    """Return how many of `count` examples each micro-batch gets, rank by rank.
+
+    Each rank has `accumulation` micro-batches. The numbers ascend. If there are more examples than micro-batches, the
+    last number is larger than the first.
 
     Raises:
         OptionError: there are fewer examples than micro-batches.

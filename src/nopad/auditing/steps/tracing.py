@@ -81,7 +81,8 @@ def _seen(micro: Micro, run: Callable[[], Any], model: Any, before: Mapping[str,
     """Return whether the outputs of some sequence of the micro-batch change when another sequence gets other tokens.
 
     At most 8 sequences get other tokens, one at a time. ``input_ids`` of the batch are overwritten meanwhile, and are
-    restored at the end. `before` has the modules' outputs for the unchanged batch, by name.
+    restored at the end. `run` runs the batch through `model`. `before` has the modules' outputs for the unchanged
+    batch, by name. An output changes if it moves by more than `limit`, relative to its largest value.
 
     The result is None if this cannot be found out: fewer than 2 sequences were found in the micro-batch; it has fewer
     than 2 different token ids; the ids are not contiguous in memory; no output has one entry per token; the micro-batch
@@ -135,9 +136,10 @@ def _padded(micro: Micro) -> bool:
 def _differs(micro: Micro, name: str, value: Tensor, single: list[dict[str, Tensor]], limit: float) -> Finding | None:
     """Return a finding if the output of module `name` for a sequence differs from its output for the sequence alone.
 
-    A finding is also returned if the module gives one result per row instead of one per sequence. If there is neither,
-    or the output cannot be compared, the result is None. `value` is the output in the step, and `single` has the
-    outputs for each sequence alone, by name.
+    It differs if the difference, relative to the largest value alone, is above `limit`. A finding is also returned if
+    the module gives one result per row instead of one per sequence. If there is neither, or the output cannot be
+    compared, the result is None. `value` is the output in the step, and `single` has the outputs for each sequence
+    alone, by name.
     """
     there = [number for number, seen in enumerate(single) if name in seen]
     if not there or micro.shape is None:

@@ -182,7 +182,10 @@ def sum_alone(
 def weighted(
     model: Any, examples: Sequence[Example], weights: Sequence[float], causal: bool, alone: Alone | None
 ) -> Gradients:
-    """Return the gradients of a weighted sum: each sequence's sum of losses times its weight."""
+    """Return the gradients, by parameter name, of a weighted sum: each sequence's sum of losses times its weight.
+
+    The sequences run alone. `causal` and `alone` are as in `nopad.auditing.steps.judged.Plan`.
+    """
     model.zero_grad(set_to_none=True)
     for number, (example, weight) in enumerate(zip(examples, weights, strict=True)):
         total, _ = sum_alone(model, example, causal, alone, number) if weight else (None, 0)
