@@ -135,8 +135,8 @@ class Histogram:
         ``histogram`` of the document, or the whole document.
 
         Raises:
-            FormatError: the file cannot be read, is not JSON, holds no histogram, or states a capacity that is not an
-                integer from 1 to 2^31 - 1.
+            FormatError: the file cannot be read, is not JSON, holds no histogram, or its ``max_sequence_length`` is not
+                an integer from 1 to 2^31 - 1.
             LengthError: a length or count in it is not an integer, or is out of range.
         """
         return read_histogram(path)[0]
@@ -232,7 +232,7 @@ def read_histogram(path: str | Path) -> tuple[Histogram, int | None]:
     capacity is the number of counts (None for an empty list). `Histogram.load` says what a file may hold.
 
     Raises:
-        FormatError: the file cannot be read, is not JSON, holds no histogram, or states a capacity that is not an
+        FormatError: the file cannot be read, is not JSON, holds no histogram, or its ``max_sequence_length`` is not an
             integer from 1 to 2^31 - 1.
         LengthError: a length or count in it is not an integer, or is out of range.
     """

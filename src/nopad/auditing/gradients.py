@@ -63,14 +63,14 @@ def compare_gradients(
     outputs of the packed sequences by name, one part per sequence; `left_out` names parameters that are not compared.
     `dtype` is the dtype of the model; `limits.limit_of` gives the limit for it.
 
-    The largest difference in a gradient is measured relative to the gradient's largest value, or, if the true gradient
-    is zero (`truth`), to the largest value of all gradients.
+    The difference in a gradient is relative to the gradient's largest value. If the true gradient is zero (`truth`),
+    the difference is relative to the largest value of all gradients instead.
 
-    A gradient that is small beside the largest gradient of all may exceed the limit, since it may be a small sum of
-    large numbers (DeBERTa's key biases). It may differ by up to `TIMES_ALONE` times the rounding error of the sequences
-    alone, but by no more than the dtype's limit relative to that largest gradient. In float64 this applies only if the
-    model computes some results in float32 (a softmax); the rounding error is then that of the largest gradient in
-    float32, and the limit is float32's.
+    Some gradients are small sums of large numbers (DeBERTa's key biases), so that rounding alone may exceed the limit.
+    Therefore a gradient may also differ by `TIMES_ALONE` times the rounding error that it has for the sequences alone.
+    But it may not differ by more than the dtype's limit times the largest value of all gradients. In float64 there is
+    this allowance only if the model computes some results in float32 (a softmax); the rounding error is then that of
+    the largest gradient in float32, and the limit is float32's.
 
     Raises:
         ModelFailedError: the gradients cannot be computed.

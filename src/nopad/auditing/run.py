@@ -133,8 +133,8 @@ def check_model(model: Any, backend: str) -> None:
     """Check that `audit` can audit this model with this backend.
 
     Raises:
-        OptionError: the model takes images (the audit draws only token ids), or it is pack-safe with another backend
-            than `backend`, unless that is "auto".
+        OptionError: the model takes images (the audit draws only token ids); or it is pack-safe with another backend
+            than `backend`, and `backend` is not "auto".
     """
     if is_packed(model) and backend not in ("auto", state_of(model).backend):
         raise OptionError(

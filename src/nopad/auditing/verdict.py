@@ -78,9 +78,8 @@ class Verdict:
         """The verdict in one word: "isolated", "contaminated", "different", or "failed".
 
         It is "isolated" if every check passed, and "failed" if in every check that did not pass, the model raised an
-        exception. Otherwise, results differ from those alone. The outcome is then "different" if no sequence sees
-        another (`unseen`), for example because positions are wrong. It is "contaminated" if one does, or if this is not
-        known.
+        exception. It is "different" if outputs differ from those alone although no sequence sees another (`unseen`),
+        for example because positions are wrong. In all other cases, it is "contaminated".
         """
         if self.isolated:
             return "isolated"
