@@ -50,7 +50,7 @@ def pack(
 
     Most algorithms plan from a histogram, which says how many sequences have each length. With such an algorithm, this
     is short for `nopad.plan` and `nopad.assign`, and `Packs.notes` holds the notes of the plan. An arrival-order
-    algorithm packs the sequences themselves instead, in the order given, and there is no plan.
+    algorithm packs the sequences themselves instead, as they come, and there is no plan.
 
     Args:
         lengths: length of each sequence in tokens; integers ``[n]``, each from 1 to `capacity`.

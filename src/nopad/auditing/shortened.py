@@ -90,7 +90,7 @@ def _has_hooks(module: Any) -> bool:
 
 
 def _attention(inner: Any) -> str:
-    """Return the name of a model's attention implementation; for a pack-safe model, of that which `packed` replaced."""
+    """Return the name of a model's attention implementation: for a pack-safe model, the one that `packed` replaced."""
     state = getattr(inner, STATE, None)
     return str((state.before if state is not None else "") or inner.config._attn_implementation)
 

@@ -273,8 +273,8 @@ def urgency(levels: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
 def look_ahead_in_order(lengths: NDArray[Any], limits: NDArray[Any], row: NDArray[Any], start: NDArray[Any]) -> None:
     """Place the first n candidates in the rows of one batch, and give the others no row; write their `row` and `start`.
 
-    n is found by bisection, and made as large as possible. Each of the O(log n) steps packs the first candidates by
-    best-fit decreasing, and tells whether they fit into the rows of a batch. The bisection begins between the number of
+    n is the largest that a bisection finds. Each of the O(log n) steps packs the first candidates by best-fit
+    decreasing, and tells whether they fit into the rows of a batch. The bisection begins between the number of
     candidates that fit in order of arrival, and the number whose tokens and separators do not exceed the slots.
     """
     rows, slots, separator = limits[ROWS], limits[ROWS] * limits[CAPACITY], limits[SEPARATOR]

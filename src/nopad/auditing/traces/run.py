@@ -63,10 +63,11 @@ def trace(
             then run unchanged, with batches of this collator.
         poisoned: the tokens to replace, one after the other, as pairs (sequence, token), both from 0. "each": one token
             of every sequence, chosen by nopad. None: one token of one sequence, both chosen by nopad: if a sequence
-            changes others, such a sequence is taken. Of the first, middle and last token of a sequence, nopad takes the
-            one that changes others most. If none of the three changes others, but another token does, it takes that; if
-            nothing leaks, the middle one. It takes no first or last token if the collator's batch depends on them, for
-            example because the collator looks for eos.
+            changes others, such a sequence is taken. Of the first, middle and last token of a sequence (with a
+            collator, of the tokens between its first and its last), nopad takes the one that changes others most. If
+            none of the three changes others, but another token does, it takes that; if nothing leaks, the middle one.
+            It takes no first or last token if the collator's batch depends on them, for example because the collator
+            looks for eos.
         capacity: length of the longest sequence, and most tokens of a row.
         backend: attention backend with which the copies are made pack-safe, as in `nopad.packed`.
         layers: trace a copy with only the first `layers` layers; None: all layers.
