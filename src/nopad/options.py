@@ -41,7 +41,7 @@ class Option:
     def check(self, name: str, value: Any) -> Any:
         """Check `value`, given for the option called `name`; return it as a plain Python value.
 
-        Integer scalars of NumPy and torch become Python integers.
+        If integers are allowed, integer scalars of NumPy and torch are allowed too, and become Python integers.
 
         Raises:
             OptionError: the value is not allowed; the message gives the allowed values.
@@ -127,7 +127,7 @@ def check_number(
 
 
 def check_sizes(capacity: int, depth: int | None, seed: int = 0) -> tuple[int, int | None]:
-    """Check capacity, depth and seed; return capacity and depth as Python integers.
+    """Check capacity, depth and seed; return capacity and depth as Python integers (a depth of None stays None).
 
     Raises:
         OptionError: capacity or depth is not an integer from 1 to 2^31 - 1 (depth may also be None), or seed is not an

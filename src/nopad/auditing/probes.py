@@ -1,4 +1,4 @@
-"""Lengths for an audit's sequences, which fill packs in different ways, and where sequences lie in a batch."""
+"""Choose the lengths of an audit's sequences, and find out where the sequences lie in a batch."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _of_layout(at: Layout) -> list[NDArray[np.int64]]:
 def find(batch: Mapping[str, Any], sequences: Sequence[Sequence[int]]) -> Places:
     """Return where the sequences lie in a batch of any collator.
 
-    They are found by the layout of a `PackedBatch`, or by their tokens in any other batch.
+    In a `PackedBatch`, they are found by its layout. In any other batch, they are found by their tokens.
 
     Raises:
         BatchError: a sequence does not lie in one piece within a row, or the attention mask covers more tokens than the

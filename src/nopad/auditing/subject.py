@@ -116,7 +116,7 @@ def _sparse_tables(model: nn.Module) -> None:
 
 
 def _eager_experts(model: Any) -> None:
-    """Run experts one by one, since the grouped kernels of transformers do not support float64."""
+    """Let a model run its experts one by one, since the grouped kernels of transformers do not support float64."""
     config = model.config.get_text_config()
     if getattr(config, "_experts_implementation", None) not in (None, "eager"):
         model.set_experts_implementation("eager")

@@ -126,7 +126,7 @@ def _collated(sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> P
 
 
 def _per_rank(rows: int | None, tokens: int | None, sequences: int | None, capacity: int | None) -> int:
-    """Return how many units (packs or single sequences) a rank takes in a micro-step; with `tokens`, it is 1.
+    """Return how many units (packs or single sequences) a rank takes in a micro-step; if `tokens` is given, this is 1.
 
     Raises:
         OptionError: not exactly one of `rows`, `tokens` and `sequences` is given; the given number is out of range; or
@@ -159,12 +159,12 @@ def _aligned(align: int, capacity: int | None) -> int:
 
 
 def _fitting(form: Form, align: int, *, packed: bool) -> Form:
-    """Check that `form` aligns sequences to multiples of `align`, and return it; `Flat` aligns them to multiples of 1.
+    """Return `form` after checking that it aligns sequences to multiples of `align` slots.
 
-    If `packed` is False, so that sequences are not packed, nothing is checked.
+    `Flat` aligns to multiples of 1. If `packed` is False, sequences are not packed, and nothing is checked.
 
     Raises:
-        OptionError: sequences are packed, and `form` aligns them to another number.
+        OptionError: `packed` is True, and `form` aligns sequences to multiples of another number.
     """
     if packed and getattr(form, "align", 1) != align:
         raise OptionError(f"align is {align}, and {form} does not align sequences so; leave form out, or let it")
@@ -200,10 +200,10 @@ def _capped(token_cap: int | None, form: Form | None, *, unpacked: bool, stream:
 
 
 def _groups_per_rank(per_rank: int, size: int) -> int:
-    """Return how many groups of `size` sequences make `per_rank` sequences.
+    """Return how many groups of `size` sequences each a rank takes in a micro-step: ``per_rank / size``.
 
     Raises:
-        OptionError: `per_rank` is not a multiple of `size`.
+        OptionError: `per_rank`, a number of sequences, is not a multiple of `size`.
     """
     if per_rank % size:
         raise OptionError(f"a rank takes {per_rank} sequences, and groups have {size}; give a multiple of {size}")

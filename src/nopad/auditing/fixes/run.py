@@ -75,13 +75,15 @@ def find_fix(
 
     Returns:
         A `nopad.auditing.Fix`. If its `changes` are empty, either the audit passes without any (`Fix.found` is true),
-        or no changes help.
+            or no changes help.
 
     Raises:
         BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens; code that runs after the
             collator cannot mend this.
         OptionError: the model is pack-safe already, `collator` is None, or an option is one that `nopad.audit` refuses.
         UnsupportedModelError: as `nopad.audit`.
+
+    One change is enough for this model and collator, a mask that keeps sequences apart:
 
     >>> import nopad.auditing
     >>> from transformers import BertConfig, BertModel, DataCollatorWithFlattening
@@ -139,14 +141,17 @@ def _audited(model: Any, collator: Collator, changes: Sequence[Change], asked: d
 
 
 class _Quick:
-    """A quick test of changes: runs at most four short sequences in float64, and compares their outputs only."""
+    """A quick test of changes, before a whole audit.
+
+    It runs at most four short sequences in float64, packed and alone, and compares their outputs, but no gradients.
+    """
 
     def __init__(self, model: Any, collator: Collator, seed: int, stack: ExitStack) -> None:
         self.model, self.collator, self.seed, self.stack = model, collator, seed, stack
         self.alone: dict[tuple[str, ...], Alone | None] = {}
 
     def sets(self) -> Iterator[tuple[Change, ...]]:
-        """Yield the sets of changes to try, the smallest first; none if the model does not run alone."""
+        """Yield the sets of changes to try, the smallest first; none if the model does not run on a sequence alone."""
         alone = self._alone(())
         if alone is None:
             return

@@ -1,4 +1,7 @@
-"""The right loss and gradients of a step: every sequence runs alone, unpadded, and one denominator divides the sum."""
+"""The right loss and gradients of a step.
+
+Every sequence runs alone, without padding. The sum of the losses of all sequences is divided by one denominator.
+"""
 
 from __future__ import annotations
 
@@ -60,9 +63,9 @@ class Truth:
 
     @property
     def scale(self) -> float:
-        """The value to which differences of losses are relative.
+        """The value to which differences of losses are relative; at least 1e-300.
 
-        It is computed as `loss`, with the absolute value of each sequence's sum of losses.
+        It is computed as `loss` is, but from the absolute value of each sequence's sum of losses.
         """
         pairs = zip(self.sums, self.items, strict=True)
         parts = [abs(value) / (1 if self.per == "token" else count) for value, count in pairs if count]
@@ -179,7 +182,10 @@ def sum_alone(
 def weighted(
     model: Any, examples: Sequence[Example], weights: Sequence[float], causal: bool, alone: Alone | None
 ) -> Gradients:
-    """Return the gradients of a weighted sum: each sequence's sum of losses times its weight."""
+    """Return the gradients, by parameter name, of a weighted sum: each sequence's sum of losses times its weight.
+
+    The sequences run alone. `causal` and `alone` are as in `nopad.auditing.steps.judged.Plan`.
+    """
     model.zero_grad(set_to_none=True)
     for number, (example, weight) in enumerate(zip(examples, weights, strict=True)):
         total, _ = sum_alone(model, example, causal, alone, number) if weight else (None, 0)
@@ -189,7 +195,7 @@ def weighted(
 
 
 def borders(model: Any, examples: Sequence[Example], before: Sequence[int | None]) -> list[float | None]:
-    """Return the loss that each sequence's first label has if the last token of the sequence before predicts it.
+    """Return, for each sequence, the loss of its first label if the last token of the sequence before predicts it.
 
     `before` has, for each sequence, the index of the sequence that ends right before it, or None. The result is None
     for a sequence that has no such predecessor, or whose first token has no label.
