@@ -292,7 +292,8 @@ def _read_histogram(
 def _given(capacity: int | None, *, histogram: Histogram, lengths: NDArray[Any] | None, policies: str = "") -> Given:
     """Return a `Given` with this histogram and these lengths.
 
-    If `capacity` is None, the capacity of the result is the smallest power of two that holds the longest sequence.
+    If `capacity` is None, the capacity of the result is the smallest power of two that holds the longest sequence, but
+    at most `MAX_LENGTH`.
     """
     least = min(1 << (histogram.max_length - 1).bit_length(), MAX_LENGTH) if capacity is None else capacity
     return Given(capacity=least, histogram=histogram, lengths=lengths, policies=policies, chosen=capacity is None)

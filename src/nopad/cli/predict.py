@@ -188,8 +188,8 @@ def _options(given: dict[str, Any], option: list[str] | None) -> dict[str, Any]:
     `given` has those that have a flag of their own (None: not given), and `option` the values of ``--set``.
 
     Raises:
-        OptionError: an option is given both ways, or an entry of `option` is not NAME=VALUE or has a name that was
-            there.
+        OptionError: an option is given both ways; or an entry of `option` is not NAME=VALUE, or repeats the name of an
+            earlier entry.
     """
     options = {name: value for name, value in given.items() if value is not None}
     for name, value in parse_pairs("--set", "prompt_name=query", option).items():

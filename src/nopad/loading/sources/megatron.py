@@ -54,7 +54,8 @@ class MegatronTokens(TokenSource):
 
     Raises:
         FormatError: ``.idx`` has a wrong magic, version, type or size, or does not fit ``.bin``; or, if documents are
-            read, their bounds do not rise, or the sequences of a document do not follow one another.
+            read, their bounds do not go from 0 to the number of sequences or fall in between, or the sequences of a
+            document do not follow one another.
         SourceError: a file is missing or cannot be read, no sequence has a token, or a document has more than 2^31 - 1
             tokens.
         LengthError: a sequence or document has no token, and `empty` is "refuse".
@@ -149,8 +150,8 @@ class MegatronTokens(TokenSource):
         """Check the bounds of documents, and that the sequences of each document follow one another in the ``.bin``.
 
         Raises:
-            FormatError: the bounds do not rise from 0 to the number of sequences, or a sequence does not follow the one
-                before it in its document.
+            FormatError: the bounds do not go from 0 to the number of sequences, a bound is below the one before it, or
+                a sequence does not follow the one before it in its document.
         """
         bounds, n = self._bounds.values, self._lengths_in.size
         if not bounds.size or bounds[0] != 0 or bounds[-1] != n or (np.diff(bounds) < 0).any():
