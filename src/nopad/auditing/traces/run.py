@@ -207,7 +207,7 @@ class _Traced:
         return replace(made, drawn=_drawn(made, bare(self.trial.model)))
 
     def _asked(self, asked: Any) -> list[tuple[int, list[int]]]:
-        """Return (its sequence, the tokens of the sequence that may be chosen) for each token to poison.
+        """Return a pair for each token to poison: (its sequence, the tokens of this sequence that may be chosen).
 
         Raises:
             OptionError: there is no such sequence or token, or `asked` is neither None, "each" nor a list of pairs.
