@@ -156,7 +156,7 @@ def latency_rows(
 
 
 def _without_quotas(methods: Sequence[Studied], batch: int) -> list[Studied]:
-    """Return `methods`, without the stratified ones if a batch has at most 12 sequences; the paper shows none there."""
+    """Return `methods`, without the stratified ones if `batch` is at most 12; the paper shows none for such batches."""
     return [method for method in methods if method.balance.draw != "stratified" or batch > Constants.graph_batch]
 
 

@@ -38,7 +38,7 @@ class Micro:
         made: the sequences as they are in the batch, with the labels that they have there; None: not in the batch.
         findings: errors in the batch, which count even if the loss is right.
         notes: remarks for the user.
-        suspects: oddities that are reported only if the step differs, such as tokens of no sequence, or labels in
+        suspects: oddities that become findings only if the step differs, such as tokens of no sequence, or labels in
             another order.
     """
 

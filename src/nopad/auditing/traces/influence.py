@@ -147,7 +147,7 @@ class Trace:
     def to_svg(self) -> str:
         """Return the trace as an SVG picture, as text.
 
-        The picture adapts to light and dark pages, and shows the value of a cell when the pointer is on it.
+        The picture adapts to light and dark pages, and shows by how much a cell changed when the pointer is on it.
         """
         from nopad.auditing.traces.svg import picture
 

@@ -1,9 +1,9 @@
 """`trace`: run a batch as it is and with one token replaced, and compare the outputs of all modules.
 
 Cost: one run of six short sequences in float64 for each token that is tried, and two more if the token changes another
-sequence. If the caller names no token, each sequence is first replaced as a whole, which finds every leak. Then the
-first, middle and last token of a sequence are tried, and its other tokens only if the sequence leaks but these three do
-not show it.
+sequence. If the caller names no token, each sequence is first replaced as a whole, to find out whether it leaks; its
+ends are left out if the collator's batch depends on them. Then three tokens of a sequence are tried, and its other
+tokens only if the sequence leaks but these three do not show it.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class _Traced:
         return replace(made, drawn=_drawn(made, bare(self.trial.model)))
 
     def _asked(self, asked: Any) -> list[tuple[int, list[int]]]:
-        """Return (its sequence, the tokens of the sequence that may be chosen) for each token to poison.
+        """Return a pair for each token to poison: (its sequence, the tokens of this sequence that may be chosen).
 
         Raises:
             OptionError: there is no such sequence or token, or `asked` is neither None, "each" nor a list of pairs.
