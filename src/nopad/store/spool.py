@@ -237,7 +237,7 @@ class Spool:
     def sequences(self, *, split: bool) -> Sequences:
         """Return the sequences of the finished spool, memory-mapped except for 8 bytes per sequence.
 
-        `split` says whether records were split; the column ``seq_start`` is then included.
+        `split` says whether several sequences were made of some record; if so, the column ``seq_start`` is included.
         """
         arrays = {name: self._map(name) for name in self._layout}
         begin = np.zeros(arrays["lengths"].size, dtype=np.int64)
