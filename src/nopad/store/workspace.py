@@ -239,7 +239,7 @@ class Workspace:
         `job_file` is the job's ``job.json``; `started` is what this job would write there.
 
         Raises:
-            ResumeError: settings or files differ, and the message names the differences; or `job_file` is damaged.
+            ResumeError: settings or files differ, or `job_file` is damaged; the message says how.
         """
         try:
             stored = unsealed(json.loads(job_file.read_text(encoding="utf-8")))
