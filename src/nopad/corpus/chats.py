@@ -330,9 +330,9 @@ class ChatEncoder:
         the turn's end. `number` is the record's number, for messages.
 
         Raises:
-            RecordError: marks reach into the message before a turn, which is not the assistant's; no token of a turn is
-                marked; a turn is not written completely, or does not end as `end_of_turn` says; or the template refuses
-                the messages before a turn.
+            RecordError: the message before a turn is not the assistant's, and marks reach into it; no token of a turn
+                is marked; a turn is not written completely, or does not end as `end_of_turn` says; or the template
+                refuses the messages before a turn.
             _RewrittenError: the template writes a message before a turn differently once the turn follows.
         """
         ids, mask, places = self.template.marks(chat, number)

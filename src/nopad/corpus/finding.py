@@ -285,7 +285,7 @@ def _find_in(folder: Path, suffixes: Suffixes) -> tuple[list[InputFile], list[st
     """Return two lists: the files of a folder that are read, and the names of everything else in it, for messages.
 
     Both are sorted. A file that is found twice, through a link, is in the first list once, and in the second list too.
-    Files in `BESIDE` are in neither list.
+    Files in `BESIDE`, and hidden files and folders, are in neither list.
 
     Raises:
         SourceError: the folder has no file that is read, or lacks a file of a saved dataset that it holds; or a file in

@@ -18,7 +18,8 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 class MixtureSource(Source):
     """Named sources, in the order of the mapping.
 
-    All sources must hold text, or all ready-made ids, and have the same carried columns; `open_source` checks this.
+    All sources must hold text, or all ready-made ids, with the same mask; and all must have the same carried columns.
+    `open_source` checks this.
     The names of blocks and files begin with the name of their source, so the fingerprint depends on the names of
     sources.
 

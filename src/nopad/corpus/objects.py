@@ -74,7 +74,7 @@ class DatasetSource(TableSource):
         return super().blocks() if self._dicts is None else self._dicts.blocks()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield batches of at most `rows` rows."""
+        """Yield the dataset in batches of at most `rows` rows."""
         if self._dicts is not None:
             yield from self._dicts.batches()
             return

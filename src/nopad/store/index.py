@@ -2,9 +2,9 @@
 
 ``packs.arrow`` is the file that `Packs.save` writes: the sequence numbers of each pack. ``sequences.arrow`` has one row
 per sequence, with the columns ``length``, in the narrowest unsigned type; ``record``, unless every sequence i is of
-record i and no record was split; ``start``, if records were split; and ``source``, if sources are named. The header of
-``packs.arrow`` states how records were changed before their lengths were taken (stripped, truncated, split, tokenised),
-so that the index is not applied to unchanged records.
+record i and no record was split; ``start``, if records were split (several sequences were made of one record); and
+``source``, if sources are named. The header of ``packs.arrow`` states how records were changed before their lengths
+were taken (stripped, truncated, split, tokenised), so that the index is not applied to unchanged records.
 """
 
 from __future__ import annotations

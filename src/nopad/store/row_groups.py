@@ -26,8 +26,8 @@ class RowGroup:
         token_indptr: the values of pack p in a per-token column are those from ``token_indptr[p]`` to
             ``token_indptr[p + 1]`` (exclusive); ``[packs + 1]``. In an index-only dataset, it holds zeros.
         sequences: the sequences of all packs, concatenated without padding. The per-sequence columns include
-            ``seq_index``, ``seq_start`` if records were split, and ``seq_source`` if sources were named; an index-only
-            dataset has no per-token columns.
+            ``seq_index``; ``seq_start`` if several sequences were made of some record; and ``seq_source`` if sources
+            were named. An index-only dataset has no per-token columns.
         bounds, token_bounds: `indptr` and `token_indptr` as lists, since slicing is three times as fast with Python
             integers.
 
@@ -150,7 +150,11 @@ class PackedRow(Mapping[str, NDArray[Any]]):
 
     @property
     def input_ids(self) -> NDArray[np.int32]:
-        """Token ids, sequence after sequence, no padding; int32 ``[tokens]``. An index-only dataset raises KeyError."""
+        """Token ids, sequence after sequence, without padding; int32 ``[tokens]``.
+
+        Raises:
+            KeyError: the dataset is index-only.
+        """
         row_group, at = self._row_group, self._at
         tokens = row_group.sequences.tokens
         if "input_ids" not in tokens:

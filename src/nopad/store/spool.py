@@ -3,10 +3,10 @@
 ``OUT/.work/`` holds the tokens, lengths, record numbers, piece starts and carried columns of all sequences so far. New
 values are appended, then committed together: the data is fsynced first, then one journal line is written with a
 checksum of the bytes added to each file since the previous line. Opening a spool reads its files again (2 GB/s) and
-accepts the journal up to the last line before any wrong checksum. Files and journal are truncated there, and the job
-makes all later sequences again. So a kill at any moment loses at most the sequences after the last commit. If bytes of
-an earlier commit were changed or removed, the sequences from that commit on are made again, and the wrong bytes are
-never packed.
+accepts the lines of the journal before the first one with a wrong checksum. Files and journal are truncated there, and
+the job makes all later sequences again. So a kill at any moment loses at most the sequences after the last commit. If
+bytes of an earlier commit were changed or removed, the sequences from that commit on are made again, and the wrong
+bytes are never packed.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Spool:
             )
 
     def append(self, batch: Sequences, counts: Counts, blocks: list[Block]) -> None:
-        """Append the sequences of `blocks`, which must all belong to one named source, and their counts.
+        """Append the sequences of `blocks`, which must all belong to the same source of a mixture, and their counts.
 
         If the last commit (or the opening of the files) was at least `commit_every_s` seconds ago, all sequences so far
         are committed. A killed job loses only the sequences after its last commit.
@@ -240,7 +240,7 @@ class Spool:
     def sequences(self, *, split: bool) -> Sequences:
         """Return the sequences of the finished spool, memory-mapped except for 8 bytes per sequence.
 
-        `split` says whether records were split; the column ``seq_start`` is then included.
+        `split` says whether several sequences were made of some record; if so, the column ``seq_start`` is included.
         """
         arrays = {name: self._map(name) for name in self._layout}
         begin = np.zeros(arrays["lengths"].size, dtype=np.int64)

@@ -247,7 +247,7 @@ class Workspace:
         `job_file` is the job's ``job.json``; `started` is what this job would write there.
 
         Raises:
-            ResumeError: settings or files differ, and the message names the differences; or `job_file` is damaged.
+            ResumeError: settings or files differ, or `job_file` is damaged; the message says how.
             StorageError: `job_file` cannot be read.
         """
         with storage_errors("reading", job_file):

@@ -292,7 +292,7 @@ def content_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
 
 
 def _sequence_problems(content: Content, special: int) -> tuple[list[str], list[str], str]:
-    """Return what is wrong with the sequences: (sequences that occur twice, pieces that do not join, checksum).
+    """Return what is wrong with the sequences: (repeated sequences, pieces that do not join, checksum).
 
     The first two results hold at most three sentences each. The checksum of all sequences is 16 hex digits, for
     comparison with the manifest's. `special` is the number of special tokens in each sequence.
