@@ -19,8 +19,7 @@ def corrected(made: Loaders, data: Any) -> tuple[Loaders, Scaled | None]:
     the loader of `data`, the training data, made with ``accumulation=1``.
 
     Raises:
-        OptionError: the factor is not known; the optimiser has no betas, and these are to be corrected; or a
-            hyper-parameter that the correction changes is missing or not valid.
+        OptionError: the optimiser has no betas, and these are to be corrected; or as for `scale_for_packing`.
         InputError: the data cannot be read, encoded or packed.
     """
     config, args = made.config, made.args

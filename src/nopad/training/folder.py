@@ -268,7 +268,11 @@ class RunFolder:
         return found if isinstance(found, dict) else {}
 
     def note(self, **facts: Any) -> None:
-        """Add fields to ``nopad_run.json``, or replace them."""
+        """Add fields to ``nopad_run.json``, or replace them.
+
+        Raises:
+            StorageError: the disk is full, or the file cannot be written.
+        """
         write_atomic(self.path / RUN_FILE, _json({**self.facts(), **facts}))
 
     def clear_incomplete(self) -> None:
