@@ -113,7 +113,8 @@ def predict(
         read (`open_records` with ``on_bad_record="skip"``). `Predictions.counts` says how often, by reason.
 
     Raises:
-        OptionError, UnsupportedModelError: as for `Predictor`.
+        OptionError, UnsupportedModelError: as for `Predictor`; an OptionError of `Task.encode` is raised during
+            iteration.
         RecordError, LengthError: raised during iteration: the task cannot read a record, a record is too long, or the
             model gives NaN for it; the message gives the record's number in the input.
         SourceError, FormatError: the input cannot be read, or is damaged.

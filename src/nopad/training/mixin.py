@@ -15,7 +15,7 @@ support for packs, and overrides public methods only:
   resume on another number of ranks, and then takes exactly the sequences that the epoch has not seen;
 * **trouble**: a loss that is NaN or infinite stops all ranks before the optimiser steps, and its batch is saved.
 
-The mix-in does not change training on data that are not packed.
+On data that are not packed, a model trains as without the mix-in; but a model from ``model_init`` is made pack-safe.
 """
 
 from __future__ import annotations
