@@ -3,10 +3,9 @@
 The Trainer does all the rest: optimiser, schedule, mixed precision, DDP and FSDP, logging, checkpoints. The mix-in adds
 support for packs, and overrides public methods only:
 
-* **data**: a `PackedLoader`, which the user gives, or which the mix-in makes of records and a task, of `Examples` or of
-  a packed dataset. The loader gives each rank its own batches, in the right order, so the Trainer does not shuffle,
-  batch, shard, dispatch or skip them again. An option that asks for one of these, or contradicts the loader's step, is
-  refused;
+* **data**: a `PackedLoader`, which the user gives, or which the mix-in makes of the user's data, such as records and a
+  task. The loader gives each rank its own batches, in the right order, so the Trainer does not shuffle, batch, shard,
+  dispatch or skip them again. An option that asks for one of these, or contradicts the loader's step, is refused;
 * **loss**: computed by an objective, over one denominator for all micro-batches of a step, on all ranks
   (`get_batch_samples`);
 * **evaluation and prediction**: over packs too, with the same loss and metrics as without packs, and predictions in
