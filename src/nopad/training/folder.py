@@ -110,7 +110,7 @@ class RunFolder:
             self._check_same(config)
 
     def begin(self, config: TrainConfig, *, per_step: str, data: Mapping[str, str]) -> None:
-        """Write the configuration of a new run, and the size of its step; from then on, the folder holds a run.
+        """Write a new run's configuration, step size and data fingerprints; from then on, the folder holds a run.
 
         `per_step` and `data` are those of `check_run`.
 
