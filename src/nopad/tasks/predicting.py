@@ -158,7 +158,8 @@ class Chunk:
         """Return the examples of the records that can be read; None: there is no such record.
 
         Raises:
-            RecordError, LengthError: as for `Predictor.encode`; messages give a record's number in the input.
+            RecordError, LengthError, OptionError: as for `Predictor.encode`; messages about a record give its number in
+                the input.
         """
         with self._numbered():
             return predictor.encode([*self.records.values()]) if self.records else None
@@ -201,8 +202,9 @@ def _encoded(
     """Encode records in chunks of `size`; yield each chunk with its examples (None: none of its records can be read).
 
     Raises:
-        RecordError, LengthError: as for `Chunk.encode`; for records of files, messages begin with the record's place,
-            such as ``a.jsonl, line 7``.
+        RecordError, LengthError, OptionError: as for `Chunk.encode`. For records of files, messages about a record
+            begin with its place, such as ``a.jsonl, line 7``.
+        SourceError, FormatError: the input cannot be read, or is damaged.
     """
     items = records.each() if isinstance(records, RecordStream) else iter(records)
     first = 0

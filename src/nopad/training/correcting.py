@@ -20,7 +20,7 @@ def corrected(made: Loaders, data: Any) -> tuple[Loaders, Scaled | None]:
 
     Raises:
         OptionError: the optimiser has no betas, and these are to be corrected; or as for `scale_for_packing`.
-        InputError: the data cannot be read, encoded or packed.
+        InputError, StorageError: as for `Loaders.loader`.
     """
     config, args = made.config, made.args
     how = config.packing.correction
