@@ -66,7 +66,7 @@ class Predictions(Iterator["dict[str, Any] | None"]):
         """Return the next record's prediction; None: the record was left out, by the task or since it cannot be read.
 
         Raises:
-            RecordError, LengthError, SourceError, FormatError: as for `predict`.
+            RecordError, LengthError, OptionError, SourceError, FormatError: as for `predict`.
         """
         return next(self._items)
 
