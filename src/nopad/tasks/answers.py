@@ -135,7 +135,8 @@ class Answers(Task):
         whole answer.
 
         Raises:
-            RecordError: as in `Task.encode`; or an answer is not in its context, or has no token.
+            RecordError: as in `Task.encode`; or an answer is not in its context, or a context or an answer has no
+                token.
             LengthError: as in `Task.encode`.
         """
         questions, contexts, spans = self._read(records, labels)

@@ -36,6 +36,7 @@ def classes_found(
         RecordError: a record is not a dict or has no label; or a label is neither a name nor an integer from 0. An
             empty text is not a name: CSV files have one where a label is missing. The message begins with the record's
             place, such as ``a.jsonl, line 7``, if it is known.
+        SourceError, FormatError: files of records cannot be read, or are damaged.
         LengthError: there is no record.
         OptionError: there are fewer than 2 classes or more than 1,000, some labels are names and others numbers, or a
             number below the largest one does not occur; the message says what to give as ``labels``.

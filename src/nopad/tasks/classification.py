@@ -195,9 +195,9 @@ class SeveralLabels(_Judged):
         """Return a list with a 1 for each class that applies, and a 0 for each other class.
 
         Raises:
-            RecordError: `value` is not in the form that `labels_as` says, has a class twice, or names a class that does
-                not exist; or, with two classes and `labels_as` None, it is ``[0, 1]`` or ``[1, 0]``. The message gives
-                the record's `number`.
+            RecordError: `value` is not in the form that `labels_as` says; has a class twice; has an entry that
+                `number_of` refuses, such as a class that does not exist; or, with two classes and `labels_as` None, is
+                ``[0, 1]`` or ``[1, 0]``. The message gives the record's `number`.
         """
         where = f"record {number}: {self.label}"
         if not isinstance(value, list | tuple | np.ndarray):

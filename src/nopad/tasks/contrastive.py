@@ -112,9 +112,10 @@ class InBatch(Vectors):
         return super().nothing({**outputs, "gathered": vectors}, batch)
 
     def meter(self) -> Meter:
-        """Return a meter of accuracy at 1 and mean reciprocal rank, by the place of each anchor's positive.
+        """Return a meter of accuracy at 1 and mean reciprocal rank.
 
-        The positive's place is that among all candidates, the most similar to the anchor first.
+        Both are computed from the place of each anchor's positive among all candidates, the most similar to the anchor
+        first.
         """
         return _Nearness(self)
 
@@ -317,7 +318,10 @@ class Contrastive(Task):
         return [{"embedding": vector} for vector in outputs["embeddings"].float().tolist()]
 
     def model(self, name: Any, **options: Any) -> Any:
-        """Load a base model without its pooling layer, whose weights would get no gradient; see `Task.model`."""
+        """Load a base model; see `Task.model`.
+
+        Its pooling layer is left out if the model's class allows it, since the layer's weights would get no gradient.
+        """
         return base_model(super().model, name, **options)
 
 

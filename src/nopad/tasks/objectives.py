@@ -121,7 +121,7 @@ class OfSequences(Objective):
         """Check that `batch` is a `PackedBatch` whose labels are of the right kind.
 
         Raises:
-            BatchError: `batch` is another object, has no labels, or has labels of another dtype or shape.
+            BatchError: the labels have another dtype or shape; or as in `Objective.check`.
         """
         super().check(batch)
         labels = batch["labels"]

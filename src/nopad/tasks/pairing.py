@@ -170,7 +170,7 @@ class OfPreferences(_OfPairs):
         """Check that `batch` is a `PackedBatch` with ``labels``, ``pair``, ``chosen`` and ``reference_logp``.
 
         Raises:
-            BatchError: `batch` is another object, or lacks one of these.
+            BatchError: `batch` lacks one of these; or as in `Objective.check`.
         """
         if isinstance(batch, PackedBatch) and "labels" in batch and REFERENCE not in batch:
             raise BatchError(

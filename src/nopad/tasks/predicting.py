@@ -66,7 +66,7 @@ class Predictions(Iterator["dict[str, Any] | None"]):
         """Return the next record's prediction; None: the record was left out, by the task or since it cannot be read.
 
         Raises:
-            RecordError, LengthError, SourceError, FormatError: as for `predict`.
+            RecordError, LengthError, OptionError, SourceError, FormatError: as for `predict`.
         """
         return next(self._items)
 
@@ -113,7 +113,8 @@ def predict(
         read (`open_records` with ``on_bad_record="skip"``). `Predictions.counts` says how often, by reason.
 
     Raises:
-        OptionError, UnsupportedModelError: as for `Predictor`.
+        OptionError, UnsupportedModelError: as for `Predictor`; an OptionError of `Task.encode` is raised during
+            iteration.
         RecordError, LengthError: raised during iteration: the task cannot read a record, a record is too long, or the
             model gives NaN for it; the message gives the record's number in the input.
         SourceError, FormatError: the input cannot be read, or is damaged.
@@ -157,7 +158,8 @@ class Chunk:
         """Return the examples of the records that can be read; None: there is no such record.
 
         Raises:
-            RecordError, LengthError: as for `Predictor.encode`; messages give a record's number in the input.
+            RecordError, LengthError, OptionError: as for `Predictor.encode`; messages about a record give its number in
+                the input.
         """
         with self._numbered():
             return predictor.encode([*self.records.values()]) if self.records else None
@@ -200,8 +202,9 @@ def _encoded(
     """Encode records in chunks of `size`; yield each chunk with its examples (None: none of its records can be read).
 
     Raises:
-        RecordError, LengthError: as for `Chunk.encode`; for records of files, messages begin with the record's place,
-            such as ``a.jsonl, line 7``.
+        RecordError, LengthError, OptionError: as for `Chunk.encode`. For records of files, messages about a record
+            begin with its place, such as ``a.jsonl, line 7``.
+        SourceError, FormatError: the input cannot be read, or is damaged.
     """
     items = records.each() if isinstance(records, RecordStream) else iter(records)
     first = 0

@@ -138,7 +138,8 @@ class Predictor(Core):
         Raises:
             RecordError: the task cannot read a record, or the model gives NaN for it; the message gives its number.
             LengthError: a record is too long, or has no token.
-            OptionError: the model is in training mode.
+            OptionError: the model is in training mode; or the tokenizer lacks what the task needs, such as a chat
+                template.
         """
         if not len(records):
             return Predicted(predictions=[], counts={}, sequences=0, tokens=0)
@@ -150,7 +151,7 @@ class Predictor(Core):
         Threads that share a tokenizer take turns.
 
         Raises:
-            RecordError, LengthError: as for `Task.encode`.
+            RecordError, LengthError, OptionError: as for `Task.encode`.
         """
         with _locks.setdefault(self.task.tokenizer, Lock()):
             return self.task.encode(records, labels=False)

@@ -99,6 +99,7 @@ def load_task(name: str, spec: str | Path, options: Mapping[str, Any], **how: An
         FormatError: there is no such model, transformers cannot read it, or it has no weights for the task's head.
         OptionError: there is no such task or option, an option has an invalid value, `max_length` exceeds the model's
             positions, or labels are given in another order or number than the model has them.
+        UnsupportedModelError: nopad refuses models of this type; the message gives the reason.
     """
     path, kind = Path(spec), task_class(name)
     here = path.exists() or str(spec).startswith((".", "/", "~"))

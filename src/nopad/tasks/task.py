@@ -156,6 +156,8 @@ class Task(ABC):
             RecordError: a record lacks a column, or has a value that the task cannot use; the message gives its number.
             LengthError: a sequence is longer than `max_length`, and `over_long` is "error"; a sequence has no token; or
                 there is no record.
+            OptionError: the tokenizer lacks what the task needs, such as a chat template; or the task lacks an option
+                that training needs.
         """
 
     @abstractmethod

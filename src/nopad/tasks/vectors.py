@@ -167,7 +167,10 @@ class Embedding(OfTexts):
         return [{"embedding": vector} for vector in outputs["embeddings"].float().tolist()]
 
     def model(self, name: Any, **options: Any) -> Any:
-        """Load a base model without its pooling layer, which these vectors do not use; see `Task.model`."""
+        """Load a base model; see `Task.model`.
+
+        Its pooling layer is left out if the model's class allows it, since these vectors do not use the layer.
+        """
         return base_model(super().model, name, **options)
 
     def _skipped(self, pooling: str) -> int:

@@ -119,6 +119,7 @@ def _override(made: dict[str, dict[str, Any]], text: str) -> None:
 
     Raises:
         OptionError: `text` has another form, the table or field is unknown, or the value does not fit the field.
+        MissingExtraError: as for `_hints`.
     """
     name, equals, value = text.partition("=")
     names = [one.strip() for one in name.split(".")]
@@ -156,6 +157,7 @@ def _table(name: str, given: Mapping[str, Any], path: str | None, task: str | No
     Raises:
         OptionError: a field is unknown, has a value of a wrong type, or is set in another place (`_ELSEWHERE`); or
             ``[task]`` has options, and no name.
+        MissingExtraError: as for `_hints`.
     """
     made = {}
     for key, value in given.items():
@@ -185,7 +187,8 @@ def _hints(name: str, task: Any) -> Mapping[str, Any]:
 
     Raises:
         OptionError: there is no such task.
-        MissingExtraError: the fields of ``[trainer]`` are asked for, and transformers is not installed.
+        MissingExtraError: the fields of ``[trainer]`` or the options of ``[task]`` are asked for, and a package that
+            they need is not installed.
     """
     if name == "trainer":
         return _trainer_fields()
@@ -220,6 +223,7 @@ def _task_options(name: str) -> Mapping[str, Any]:
 
     Raises:
         OptionError: there is no task called `name`.
+        MissingExtraError: a package that `nopad.tasks` needs is not installed.
     """
     from nopad.tasks.registry import options_of, task_class
 

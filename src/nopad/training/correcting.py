@@ -19,9 +19,8 @@ def corrected(made: Loaders, data: Any) -> tuple[Loaders, Scaled | None]:
     the loader of `data`, the training data, made with ``accumulation=1``.
 
     Raises:
-        OptionError: the factor is not known; the optimiser has no betas, and these are to be corrected; or a
-            hyper-parameter that the correction changes is missing or not valid.
-        InputError: the data cannot be read, encoded or packed.
+        OptionError: the optimiser has no betas, and these are to be corrected; or as for `scale_for_packing`.
+        InputError, StorageError: as for `Loaders.loader`.
     """
     config, args = made.config, made.args
     how = config.packing.correction

@@ -88,16 +88,17 @@ def encoded(
         task: the task that encodes the records.
         records: the records, as `task.read` gives them.
         folder: folder for the files; created if it does not exist.
-        settings: what the encoding depends on besides the records, by name: the task's name and options, and the
-            tokenizer.
+        settings: what the encoding depends on besides the records, by name, such as the task's name and options, and
+            the tokenizer's fingerprint.
         part: which of the records are encoded.
         at_once: number of records that are encoded at a time.
 
     Raises:
-        RecordError, LengthError: as for `Task.encode`; the record numbers in messages count all records, from 0. A
-            LengthError is also raised if the task leaves out every record.
-        FormatError: a column has another kind of dtype or another shape for some records than for the first ones, or
-            values that do not fit the dtype of the first ones.
+        RecordError, LengthError, OptionError: as for `Task.encode`; the record numbers in messages count all records,
+            from 0. A LengthError is also raised if the task leaves out every record.
+        SourceError: the records cannot be read.
+        FormatError: the records are damaged; or a column has another kind of dtype or another shape for some records
+            than for the first ones, or values that do not fit the dtype of the first ones.
         StorageError: the disk is full, or a file cannot be written.
     """
     facts = {"version": _VERSION, "records": records.fingerprint(), "part": asdict(part), **settings}
@@ -127,11 +128,7 @@ def _write(task: Task, records: Stored, of: Part, place: Path, at_once: int) -> 
     left out, the names of the columns per token, and the length of each array.
 
     Raises:
-        LengthError: no record gives an example.
-        RecordError, LengthError: as for `Task.encode`.
-        FormatError: a column has another kind of dtype or another shape for some records than for the first ones, or
-            values that do not fit the dtype of the first ones.
-        StorageError: the disk is full, or a file cannot be written.
+        RecordError, LengthError, OptionError, SourceError, FormatError, StorageError: as for `encoded`.
     """
     counts, bad = Counter[str](), dict[str, int]()
     group, seen, ends = 1, 0, 0

@@ -124,7 +124,7 @@ class RunFolder:
             self._check_same(config)
 
     def begin(self, config: TrainConfig, *, per_step: str, data: Mapping[str, str]) -> None:
-        """Write the configuration of a new run, and the size of its step; from then on, the folder holds a run.
+        """Write a new run's configuration, step size and data fingerprints; from then on, the folder holds a run.
 
         `per_step` and `data` are those of `check_run`.
 
@@ -282,7 +282,11 @@ class RunFolder:
         return found if isinstance(found, dict) else {}
 
     def note(self, **facts: Any) -> None:
-        """Add fields to ``nopad_run.json``, or replace them."""
+        """Add fields to ``nopad_run.json``, or replace them.
+
+        Raises:
+            StorageError: the disk is full, or the file cannot be written.
+        """
         write_atomic(self.path / RUN_FILE, _json({**self.facts(), **facts}))
 
     def clear_incomplete(self) -> None:

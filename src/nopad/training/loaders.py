@@ -129,6 +129,7 @@ class Loaders:
 
         Raises:
             InputError: records cannot be read or encoded.
+            StorageError: the encoded data cannot be written.
         """
         if not isinstance(data, RecordStream):
             return None
@@ -149,6 +150,7 @@ class Loaders:
 
         Raises:
             InputError: records or tokens cannot be read, encoded or packed.
+            StorageError: as for `examples`.
         """
         options, capacity = self._options(training=name == "train"), self.config.packing.capacity
         examples = self.examples(data, name)

@@ -3,9 +3,9 @@
 The Trainer does all the rest: optimiser, schedule, mixed precision, DDP and FSDP, logging, checkpoints. The mix-in adds
 support for packs, and overrides public methods only:
 
-* **data**: a `PackedLoader`, or records that a task packs into one. The loader gives each rank its own batches, in
-  the right order, so the Trainer does not shuffle, batch, shard, dispatch or skip them again. An option that asks for
-  one of these, or contradicts the loader's step, is refused;
+* **data**: a `PackedLoader`, which the user gives, or which the mix-in makes of the user's data, such as records and a
+  task. The loader gives each rank its own batches, in the right order, so the Trainer does not shuffle, batch, shard,
+  dispatch or skip them again. An option that asks for one of these, or contradicts the loader's step, is refused;
 * **loss**: computed by an objective, over one denominator for all micro-batches of a step, on all ranks
   (`get_batch_samples`);
 * **evaluation and prediction**: over packs too, with the same loss and metrics as without packs, and predictions in
@@ -14,7 +14,7 @@ support for packs, and overrides public methods only:
   resume on another number of ranks, and then takes exactly the sequences that the epoch has not seen;
 * **trouble**: a loss that is NaN or infinite stops all ranks before the optimiser steps, and its batch is saved.
 
-The mix-in does not change training on data that are not packed.
+On data that are not packed, a model trains as without the mix-in; but a model from ``model_init`` is made pack-safe.
 """
 
 from __future__ import annotations
@@ -79,8 +79,10 @@ class PackedMixin(EvaluatingMixin):
 
     Raises:
         OptionError: the Trainer's options contradict the loader's step, or would shuffle, batch or collate a second
-            time; or there are two schedules, or both a task and an objective.
+            time; there are two schedules, or two losses, such as a task and an objective; a `capacity` is missing; or
+            the model does not fit the task or the objective.
         UnsupportedModelError: the model cannot keep sequences apart, or has no head by which to choose an objective.
+        InputError: the training data cannot be read, encoded or packed.
 
     >>> import transformers
     >>> from nopad.training import PackedMixin
@@ -182,8 +184,9 @@ class PackedMixin(EvaluatingMixin):
     ) -> Any:
         """Return the objective's loss: the batch's sum of losses, divided by the step's denominator.
 
-        In training, the result is multiplied by the number of ranks, since gradients are averaged over them. Without
-        packs or an objective, or if TRL's own code computes the loss, this is the Trainer's own loss.
+        In training, the result is multiplied by the number of ranks, since gradients are averaged over them; ranks of
+        tensor parallelism count as one. Without packs or an objective, or if TRL's own code computes the loss, this is
+        the Trainer's own loss.
         """
         ours = self.objective is not None and isinstance(inputs, PackedBatch) and not self._loss_is_theirs
         if not ours:

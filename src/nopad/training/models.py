@@ -338,12 +338,12 @@ def _head(table: Model, config: Any, auto: str | None) -> Iterator[None]:
 
 @contextmanager
 def _reading(name: str, what: str) -> Iterator[None]:
-    """In a ``with`` block, turn transformers' errors into a `FormatError` of one line.
+    """In a ``with`` block, turn errors of transformers or peft into a `FormatError` of one line.
 
     `name` is the folder, or the name on the hub, that is read; `what` says in the message what is read from it.
 
     Raises:
-        FormatError: before the block, if `name` is the path of a folder that does not exist.
+        FormatError: the block raised such an error; or, before the block, `name` is a path at which there is nothing.
     """
     if name.startswith((".", "/", "~")) and not Path(name).exists():
         raise FormatError(f"{name}: there is no such folder; give a folder with a model, or a name on the hub")

@@ -38,7 +38,8 @@ class Model:
         dtype: dtype of the parameters.
         backend: how attention keeps sequences apart (`nopad.packed`).
         config: fields of the model's configuration to change, such as a dropout.
-        lora: options of `peft.LoraConfig`; if there are any, only adapters are trained.
+        lora: options of `peft.LoraConfig`; if there are any, only adapters are trained, and modules that peft trains as
+            a whole, such as a new head.
 
     Raises:
         OptionError: neither `name` nor `init_from` is given, or both `fresh` and `init_from`.

@@ -70,10 +70,13 @@ class Watch:
 
 
 def check_unscaled(trainer: Any, ours: Tensor, taken: Tensor) -> None:
-    """Refuse a trainer that changes the loss after `compute_loss`, such as one that divides it by the micro-steps.
+    """Refuse a trainer that changes the loss after `compute_loss`.
+
+    An example is a trainer that divides it by the number of micro-steps. `ours` is the loss that `compute_loss`
+    returned, and `taken` the loss that the training step returned.
 
     Raises:
-        OptionError: `taken`, the loss that the training step returns, differs from `ours`, the loss computed for it.
+        OptionError: the two losses differ by more than a relative error of 0.001.
     """
     if torch.allclose(taken.double().cpu(), ours.double().cpu(), rtol=1e-3, atol=0, equal_nan=True):
         return
