@@ -212,7 +212,8 @@ class Measured(CostModel):
             BalanceError, LengthError: as in `CostModel.of`.
         """
         lengths = _lengths(seq_lengths)
-        nanoseconds = self.ns_per_token * lengths + self.ns_per_square * lengths.astype(np.float64) ** 2
+        with np.errstate(over="ignore"):  # infinity is refused below
+            nanoseconds = self.ns_per_token * lengths + self.ns_per_square * lengths.astype(np.float64) ** 2
         if nanoseconds.size and not float(nanoseconds.max()) < _MOST:
             raise BalanceError(_overflow("the cost of a sequence", float(nanoseconds.max())))
         return np.maximum(np.rint(nanoseconds).astype(np.int64), 1)

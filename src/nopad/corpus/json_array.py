@@ -41,9 +41,9 @@ def array_runs(file: InputFile) -> Iterator[Run]:
     """Yield the objects of a JSON array as runs of records; a value that is not an object is a `Bad` record of its run.
 
     Raises:
-        RecordError: the file is not a JSON array, is broken or cut short, or has an object of more than about 2^26
-            characters; nothing after that point can be read. The error is raised when the last run is decoded. Its
-            message names the line, or the offset of bytes that are not UTF-8.
+        RecordError: the file is not a JSON array, is broken or cut short, or has an object of more than about
+            67,108,864 characters (2^26); nothing after that point can be read. The error is raised when the last run is
+            decoded. Its message names the line, or the offset of bytes that are not UTF-8.
         SourceError: the file cannot be read, or changed since it was found.
     """
     part: list[dict[str, Any] | Bad] = []
@@ -153,8 +153,11 @@ def _items(file: InputFile) -> Iterator[dict[str, Any] | Bad]:
                 place = getattr(error, "pos", at) - at
                 large = len(window.text) - at > _LARGEST
                 more, at = window.grow(at), 0
-                if large or not more:
-                    reason = str(error).split(":")[0].split(";")[0]
+                reason = str(error).split(":")[0].split(";")[0]
+                if large and more:
+                    most = f"a value of more than {_LARGEST:,} characters, the most that is read"
+                    raise window.error(at, f"{most}, or broken JSON: {reason}") from None
+                if not more:
                     raise window.error(place, f"broken JSON: {reason}") from None
         yield item if isinstance(item, dict) else window.bad(at, f"not a JSON object but {described(item)}")
         at, wants = window.after_space(end), ", or ]"
