@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nopad.corpus import open_records
+from nopad.corpus import json_array, open_records
 from nopad.corpus.runs import ROWS
 from nopad.errors import OptionError, RecordError, SourceError
 
@@ -205,6 +205,14 @@ def test_cells_over_several_lines(tmp_path):
         ("a.csv", b"a\n1\n\xff\n", 1, r"a.csv, line 3: not UTF-8"),
         ("a.csv", b'a\n1\n"open\n2\n', 1, r"a.csv, line 3 to 4: unexpected end of data"),
         ("a.csv", b"a,a\n1,2\n", 0, r"two columns are named 'a'"),
+        (
+            "a.csv",
+            b"a,b\r1,2\r3,4\r",
+            0,
+            r"a.csv, line 1: a carriage return that no line feed follows ends no row; conv",
+        ),
+        ("a.csv", b"a,b\n1,x\ry\n2,3\n", 0, r"a.csv, line 2: a carriage return that no line feed follows ends no row"),
+        ("a.tsv", b"a\tb\r1\t2\r", 0, r"a.tsv, line 1: a carriage return that no line feed follows ends no row"),
         ("a.json", b'[{"a": 1}, {"a": }]', 1, r"a.json, line 1: broken JSON: Expecting value"),
         ("a.json", b'[{"a": 1},\n{"a": 2}', 2, r"a.json, line 2: cut short: no \]"),
         ("a.json", b'[{"a": 1},\n {"a', 1, r"a.json, line 2: broken JSON: Unterminated string"),
@@ -307,6 +315,23 @@ def test_an_object_longer_than_a_chunk(tmp_path):
     long = [{"text": "ü" * 1_500_000}, {"text": "b"}]
     (tmp_path / "a.json").write_text(json.dumps(long, ensure_ascii=False))
     assert list(open_records(tmp_path / "a.json")) == long
+
+
+def test_an_object_that_is_too_large_is_not_called_broken(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_array, "_LARGEST", 3 << 20)
+    large = {"text": "x" * (12 << 20)}
+    (tmp_path / "a.json").write_text(json.dumps([{"text": "a"}, large, {"text": "b"}]))
+    told = (
+        "line 1: a value of more than 3,145,728 characters, the most that is read, or broken JSON: Unterminated string"
+    )
+    with pytest.raises(RecordError, match=told):
+        list(open_records(tmp_path / "a.json"))
+    (tmp_path / "a.json").write_text('[{"text": "a"}, {"text": "' + "x" * (12 << 20))
+    with pytest.raises(RecordError, match="a value of more than 3,145,728 characters"):
+        list(open_records(tmp_path / "a.json"))
+    (tmp_path / "a.json").write_text('[{"text": "a"}, {"text": "x}]')
+    with pytest.raises(RecordError, match="line 1: broken JSON: Unterminated string"):
+        list(open_records(tmp_path / "a.json"))
 
 
 def test_what_is_no_input_is_refused(tmp_path):

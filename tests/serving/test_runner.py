@@ -367,6 +367,18 @@ def test_results_share_no_memory_and_may_be_trained_on():
         (BatchError, {"input_ids": 5}, r"has the shape \[\]"),
         (BatchError, {"input_ids": [1.5]}, "input_ids"),
         (BatchError, {"input_ids": ["a"]}, "input_ids"),
+        (BatchError, {"input_ids": torch.ones(2, dtype=torch.long, device="meta")}, "input_ids .*meta"),
+        (
+            BatchError,
+            {"input_ids": torch.ones(1, 2, dtype=torch.long, device="meta")},
+            "input_ids of a request cannot be",
+        ),
+        (
+            BatchError,
+            {"input_ids": [1, 2], "attention_mask": torch.ones(2, device="meta").long()},
+            "attention_mask .*meta",
+        ),
+        (BatchError, {"input_ids": [1, 2], "token_type_ids": torch.ones(2, device="meta").long()}, "meta"),
         (BatchError, {"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]}, "attention_mask"),
         (BatchError, {"input_ids": [1, 2, 3], "attention_mask": [1, 1]}, "2"),
         (BatchError, {"input_ids": [1, 2], "token_type_ids": [1]}, "token_type_ids has 1 values, and input_ids has 2"),

@@ -92,13 +92,13 @@ def test_a_packed_dataset_counts_them():
 def test_a_source_that_a_task_can_no_longer_encode_is_a_problem_of_a_dataset(kind, tmp_path):
     """Whether it refuses a record for its length or for its label, among later records than it looks at first."""
     task = Classification(tokenizer(), ["no", "yes"], max_length=5, over_long="error")
-    records = [{"text": "is it", "label": number % 2} for number in range(1500)]
+    records = [{"text": "is it", "label": number % 2} for number in range(3500)]
     nopad.pack_corpus(TaskSource(task, records), tmp_path / "out", nopad.CorpusOptions(capacity=16))
     assert nopad.verify(tmp_path / "out", source=TaskSource(task, records)) == []
-    changed = [*records[:1400], kind, *records[1401:]]
+    changed = [*records[:3000], kind, *records[3001:]]
     problems = nopad.verify(tmp_path / "out", source=TaskSource(task, changed))
     assert problems[0].startswith("this is not the source that was packed: ")
-    assert "record 1400" in problems[0]
+    assert "record 3000" in problems[0]
 
 
 @pytest.fixture

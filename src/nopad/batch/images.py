@@ -169,7 +169,10 @@ def _of(feature: Mapping[str, Any], n: int) -> tuple[int, Any, Any]:
                 f"patches [patches, size] with {GRIDS}"
             )
         return int(pixels.shape[0]), pixels, None
-    table = np.asarray(grids.cpu() if hasattr(grids, "cpu") else grids)
+    try:
+        table = np.asarray(grids.cpu() if hasattr(grids, "cpu") else grids)
+    except (RuntimeError, TypeError) as error:  # such as a tensor on device "meta"
+        raise BatchError(f"{GRIDS} of feature {n} cannot be read ({error}); give integers") from error
     if table.ndim != 2 or table.shape[1:] != (3,) or table.dtype.kind not in "iu" or (table < 1).any():
         raise BatchError(f"{GRIDS} of feature {n} are {table.tolist()}; expected integers [images, 3], from 1")
     patches = int(table.prod(axis=1).sum())

@@ -35,8 +35,8 @@ def delimited_runs(file: InputFile, strings: Collection[str] = ()) -> Iterator[R
 
     The columns that `strings` names are read as text. A row is a `Bad` record of its run if it has more or fewer cells
     than there are columns, is not UTF-8, or has a cell that is not a number in a column of numbers. Nothing can be read
-    after a row with a broken quote, or with a cell of more than 8,388,608 characters. Such a row counts as the last
-    record of the last run, and decoding it raises an error.
+    after a row with a broken quote, with a carriage return alone outside of quotes, or with a cell of more than
+    8,388,608 characters. Such a row counts as the last record of the last run, and decoding it raises an error.
 
     Raises:
         SourceError: two columns have the same name, or the file cannot be read.
@@ -155,7 +155,8 @@ def _rows(file: InputFile) -> Iterator[tuple[int, _Cells]]:
     the whole process.
 
     Raises:
-        RecordError: a row has a broken quote, or a cell of more than `DOCUMENT_BYTES` characters.
+        RecordError: a row has a broken quote, a carriage return alone outside of quotes, or a cell of more than
+            `DOCUMENT_BYTES` characters.
     """
     csv.field_size_limit(max(csv.field_size_limit(), DOCUMENT_BYTES))  # 128 kB by default; a text may be longer
     tabs = file.suffix == ".tsv"
@@ -167,6 +168,11 @@ def _rows(file: InputFile) -> Iterator[tuple[int, _Cells]]:
             cells = next(reader, None)
         except csv.Error as error:
             where = f"{file.path}, line {begin}" + (f" to {reader.line_num}" if reader.line_num > begin else "")
+            if "new-line character" in str(error):
+                raise RecordError(
+                    f"{where}: a carriage return that no line feed follows ends no row; convert the line ends of the "
+                    "file to line feeds, or put a text with one into quotes"
+                ) from error
             raise RecordError(f"{where}: {error}; repair the quotes of this row") from error
         if cells is None:
             return

@@ -155,8 +155,11 @@ def _items(file: InputFile) -> Iterator[dict[str, Any] | Bad]:
                 place = getattr(error, "pos", at) - at
                 large = len(window.text) - at > _LARGEST
                 more, at = window.grow(at), 0
-                if large or not more:
-                    reason = str(error).split(":")[0].split(";")[0]
+                reason = str(error).split(":")[0].split(";")[0]
+                if large and more:
+                    most = f"a value of more than {_LARGEST:,} characters, the most that is read"
+                    raise window.error(at, f"{most}, or broken JSON: {reason}") from None
+                if not more:
                     raise window.error(place, f"broken JSON: {reason}") from None
         yield item if isinstance(item, dict) else window.bad(at, f"not a JSON object but {described(item)}")
         at, wants = window.after_space(end), ", or ]"

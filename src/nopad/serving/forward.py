@@ -68,7 +68,7 @@ class Request:
         masked = MASK in given
         kept = from_features([{IDS: given[IDS], **({MASK: given[MASK]} if masked else {})}])[0]
         ids = kept.tokens[IDS].astype(np.int64)
-        begin = int(np.flatnonzero(np.asarray(given[MASK]))[0]) if masked else 0
+        begin = int(np.flatnonzero(_array(MASK, given[MASK]))[0]) if masked else 0
         types = None
         if TYPES in given:
             [types] = from_features([{IDS: given[TYPES], **({MASK: given[MASK]} if masked else {})}])[0].tokens.values()
@@ -331,7 +331,7 @@ def _rows_of(given: Mapping[str, Any], model: Tensors) -> list[Request]:
         InputError: as for `Request.of`, with the number of the row; or the arrays have different shapes.
     """
     shapes = {name: _shape(values) for name, values in given.items()}
-    arrays = {name: np.asarray(values) for name, values in given.items()}
+    arrays = {name: _array(name, values) for name, values in given.items()}
     if len(set(shapes.values())) > 1:
         each = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
         raise BatchError(f"the arrays of a request have one shape, and these have {each}")
@@ -361,6 +361,18 @@ def _with_types(part: Sequences) -> Sequences:
         return part
     ids = part.tokens[IDS]
     return Sequences(seq_lengths=part.seq_lengths, tokens={IDS: ids, TYPES: np.zeros(ids.size, np.int64)})
+
+
+def _array(name: str, values: Any) -> NDArray[Any]:
+    """Return values that a request has under this name as an array in the memory of the CPU.
+
+    Raises:
+        BatchError: they are a tensor that cannot be read, such as one on device "meta".
+    """
+    try:
+        return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+    except (RuntimeError, TypeError) as error:  # NotImplementedError of meta tensors too
+        raise BatchError(f"{name} of a request cannot be read ({error}); give integers") from error
 
 
 def _shape(values: Any) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from nopad.errors import FormatError
+from nopad.errors import FormatError, OptionError
 from nopad.study.learning import BASE, RIGHT, SIZES, Curve, Learning, Point, Recipe, prepare, recipes, study_learning
 from nopad.study.learning.setups import GROUPS, WITHOUT_NEXT
 from nopad.study.learning.study import RESULTS
@@ -156,6 +156,15 @@ def test_when_an_accuracy_is_reached():
     spread = found.spread("a", "accuracy")
     assert (spread.mean, spread.least, spread.most) == (pytest.approx(0.55), 0.5, 0.6)
     assert found.spread("a", "next_accuracy") is None
+
+
+def test_recipes_without_curves_have_no_spread():
+    found = Learning(factor=2.0, curves=[curve("a", 0, 0.0, 0.5), curve("b", 0, 0.0)])
+    for asked in (lambda: found.spread("c", "accuracy"), lambda: found.reached("c", 0.1, "samples")):
+        with pytest.raises(OptionError, match="there is no curve of 'c'; there are those of a, b"):
+            asked()
+    with pytest.raises(OptionError, match="there is no curve of 'a'; there are those of none"):
+        Learning(factor=2.0).spread("a", "accuracy")
 
 
 def test_a_larger_batch_has_as_many_rows():

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from nopad.errors import FormatError
+from nopad.errors import FormatError, OptionError
 from nopad.files import locked, storage_errors, write_atomic
 from nopad.study.learning.material import Material, material
 from nopad.study.learning.runs import Curve, Point, Recipe, Size, factor_of, held_out, model_of, train
@@ -93,13 +93,23 @@ class Learning:
         """Return the names of the recipes that have curves, in the order in which they were first run."""
         return list(dict.fromkeys(one.recipe for one in self.curves))
 
+    def _some(self, recipe: str) -> list[Curve]:
+        found = self.of(recipe)
+        if not found:
+            raise OptionError(
+                f"there is no curve of {recipe!r}; there are those of {', '.join(self.names()) or 'none'}"
+            )
+        return found
+
     def spread(self, recipe: str, what: str) -> Spread | None:
         """Return the spread over seeds of the attribute `what` of a recipe's last `Point`, such as "accuracy".
 
-        Returns None if the attribute is None, as `next_accuracy` is for a recipe without next-sentence prediction. The
-        recipe must have at least one curve.
+        Returns None if the attribute is None, as `next_accuracy` is for a recipe without next-sentence prediction.
+
+        Raises:
+            OptionError: the recipe has no curve.
         """
-        values = [getattr(one.last, what) for one in self.of(recipe)]
+        values = [getattr(one.last, what) for one in self._some(recipe)]
         return None if None in values else Spread.of(values)
 
     def reached(self, recipe: str, accuracy: float, what: str) -> float | None:
@@ -107,9 +117,12 @@ class Learning:
 
         The result is the mean over seeds. For each seed, the value is interpolated linearly between two points; if the
         first point has at least `accuracy` already, its value counts. The result is None if, for any seed, no point has
-        at least `accuracy`. The recipe must have at least one curve.
+        at least `accuracy`.
+
+        Raises:
+            OptionError: the recipe has no curve.
         """
-        found = [_crossing(one.points, accuracy, what) for one in self.of(recipe)]
+        found = [_crossing(one.points, accuracy, what) for one in self._some(recipe)]
         return None if None in found else statistics.fmean(one for one in found if one is not None)
 
 
