@@ -39,12 +39,12 @@ class Cursor:
         self._agreed = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all attributes but those of the current iteration, for worker processes."""
+        """Return all attributes but those of the current iteration, for worker processes and copies."""
         private = {"_running", "_agreed"}
         return {name: value for name, value in vars(self).items() if name not in private}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore in another process, at the same place."""
+        """Restore in another process, or as a copy, at the same place."""
         vars(self).update(state)
         self._begin_again()
 

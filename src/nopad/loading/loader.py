@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from numpy.typing import ArrayLike
@@ -187,6 +188,11 @@ class PackedLoader:
             serving = step.serving(self.ranks, feed.capacity, feed.group_size)
             self._supply = EpochSupply(epochs, serving, Balance.named(balance))
         self._cursor = Cursor(self._supply, self.ranks)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore in another process, or as a copy: at the same place, from where it moves on by itself."""
+        vars(self).update(state)
+        self._cursor = copy(self._cursor)
 
     @property
     def epoch(self) -> int:
