@@ -1,6 +1,7 @@
-"""Metrics of the objectives, counted over batches and summed over ranks.
+"""Metrics of the objectives over all batches and ranks.
 
-Counts are float64, so whole numbers are exact below 2**53.
+Counts are summed as float64, so whole numbers are exact below 2**53. Only `RegressionMeter` keeps and gathers the
+predictions and labels themselves, since Spearman's correlation cannot be computed from sums.
 """
 
 from __future__ import annotations
