@@ -158,7 +158,10 @@ class PretrainingSource(Source):
         return pool.filled < FEWEST or pool.bytes < self.options.pool_bytes / 2
 
     def _pools(self) -> Iterator[_Pool]:
-        """Yield the pools (documents read together) of all named sources; the last pool of each source may be small."""
+        """Yield the pools: documents that are read together, and are from the same source if there is a mixture.
+
+        The last pool of each source may be small.
+        """
         pool, number = None, 0
         read = 0
         for block in self._source.blocks():

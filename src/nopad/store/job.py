@@ -281,7 +281,8 @@ class _Job:
     def _warn_of_padding(self, columns: Sequences) -> None:
         """Warn if all sequences are ready-made ids of the same length: perhaps they are padded.
 
-        There is no warning for fewer than `SUSPICIOUS` sequences, or for sequences of one token.
+        There is no warning for fewer than `SUSPICIOUS` sequences, for sequences of one token, or for ids that nopad
+        itself has made (`Source.made_here`).
         """
         n, first = len(columns), int(columns.seq_lengths[0])
         given = self.source.kind == "ids" and not self.source.made_here
