@@ -294,7 +294,9 @@ class _Job:
             )
 
     def _spool(self, commit_every_s: float) -> tuple[Progress, Sequences]:
-        """Tokenise the blocks that are not in the spool yet; return the spool's progress, and all sequences in it.
+        """Make sequences of the blocks that are not in the spool yet, and append them to the spool.
+
+        Returns the spool's progress, and all sequences in it. `commit_every_s` is as in `pack_corpus`.
 
         Raises:
             RecordError: as for `nopad.corpus.sequences`, or there is no sequence.
