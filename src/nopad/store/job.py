@@ -2,8 +2,8 @@
 
 Unfinished files are in ``OUT/.work``; the manifest is written last, so a folder with a manifest is complete. Repeat the
 call to resume a killed job: it continues after its last commit and writes the same bytes as an uninterrupted job. An
-output folder with other content is refused, such as an unfinished job of other inputs or settings. Memory: about 16
-bytes per sequence, plus a few row groups; tokens stay on disk.
+output folder is refused if it has other content, such as an unfinished job of other inputs or settings. Memory: about
+16 bytes per sequence, plus a few row groups; tokens stay on disk.
 """
 
 from __future__ import annotations
