@@ -2,11 +2,11 @@
 
 As in BERT, 15 % of the tokens are chosen by default (`rate`). Of these, 80 % become ``[MASK]``, 10 % become a random
 token from `ordinary`, and 10 % stay unchanged. Special tokens are never chosen. Without `max_predictions`, each token
-(or whole word) is chosen independently, with probability `rate`. With `max_predictions`, each sequence gets a fixed
-number of chosen tokens as in BERT: `rate` times its number of tokens (special ones included), rounded, at least 1 and
-at most `max_predictions`. These are taken in random order; a whole word is skipped if it would exceed that number, so
-fewer tokens may be chosen. The random draws depend only on the seed, the epoch, the integers that name a sequence, and
-the index of a token in its sequence.
+(or whole word) is chosen independently, with probability `rate`. With `max_predictions`, the number of tokens to choose
+in a sequence is fixed, as in BERT: it is `rate` times the number of tokens in the sequence (special ones included),
+rounded, at least 1 and at most `max_predictions`. Tokens (or whole words) are then taken in random order. A word is
+skipped if too many tokens would be chosen with it, so there may be fewer chosen tokens than that number. The random
+draws depend only on the seed, the epoch, the integers that name a sequence, and the index of a token in its sequence.
 
 Source: Devlin et al., BERT, 2019, section 3.1, and ``create_pretraining_data.py`` of its repository.
 """

@@ -153,7 +153,7 @@ def sequences(
         tokenizer: for text; None if every record is ready-made ids.
         options: the capacity, and what is done with records that are too long, empty or bad.
         first_record: number of the first record, from which the others are counted on.
-        group_bytes: a group ends when its blocks have at least this many bytes, or where a named source ends.
+        group_bytes: a group ends when its blocks have at least this many bytes, or where a source of a mixture ends.
 
     Raises:
         OptionError: when called: no content token fits the capacity. While iterating: there is text, and no tokenizer
@@ -207,7 +207,7 @@ def _groups(
 
 
 def _runs(blocks: Iterable[Block], group_bytes: int) -> Iterator[list[Block]]:
-    """Yield the blocks in lists of at least `group_bytes` bytes; a list also ends where a named source ends."""
+    """Yield the blocks in lists of at least `group_bytes` bytes; a list also ends where a source of a mixture ends."""
     group: list[Block] = []
     size = 0
     for block in blocks:

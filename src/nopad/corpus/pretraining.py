@@ -48,7 +48,7 @@ PREFIX = "pretrain_"  # in front of the names of `PairOptions` in `PretrainingSo
 class _Pool:
     """Documents that are read together, with the place of each for messages; a bad one is {"bad": reason}, not a text.
 
-    `source` is the name of the source in a mixture that they are from, and `name` that of the first document's file.
+    `source` is the name of the documents' source in a mixture, and `name` the name of the first document's file.
     `first` is the number of the first document in the input, from 0. `bytes` counts the characters of all texts,
     `filled` the texts that are not blank, and `read` the bytes by which this pool advances a progress bar.
     """
@@ -158,7 +158,7 @@ class PretrainingSource(Source):
         return pool.filled < FEWEST or pool.bytes < self.options.pool_bytes / 2
 
     def _pools(self) -> Iterator[_Pool]:
-        """Yield the pools (documents read together) of all named sources; the last pool of each source may be small."""
+        """Yield the pools. All documents of a pool are from one source; the last pool of each source may be small."""
         pool, number = None, 0
         read = 0
         for block in self._source.blocks():

@@ -1,9 +1,9 @@
 """`Source`: the interface between a corpus and the code that reads it, as a stream of `Block`s.
 
-A block is a run of whole records, as raw bytes or as an Arrow table. Input is read and hashed block by block. A stopped
-job goes on after the last block that it has processed. Decoding is lazy: the resumed job reads and hashes the blocks up
-to that one again (0.6 GB/s), but decodes only later ones. The same input always gives the same blocks. A corpus need
-not fit in memory, but each block must (about 4 MiB for files, or one larger record).
+A block is a run of whole records, as raw bytes or as an Arrow table. Input is read and hashed block by block. A job
+that is resumed goes on after the last block of which it has saved the sequences. Decoding is lazy: the job reads and
+hashes the blocks up to that one again (0.6 GB/s), but decodes only later ones. The same input always gives the same
+blocks. A corpus need not fit in memory, but each block must (about 4 MiB for files, or one larger record).
 
 To add a source: subclass `Source`, write `blocks()`, and give each block a decoder whose result depends only on the
 block's data. `IterableSource` is the smallest example.

@@ -1,4 +1,4 @@
-"""Load a tokenizer as an object of transformers, which has a chat template and special tokens by name."""
+"""Load a tokenizer as an object of transformers, which may have a chat template, and names its special tokens."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 Unfinished files are in ``OUT/.work``; the manifest is written last, so a folder with a manifest is complete. Repeat the
 call to resume a killed job: it continues after its last commit and writes the same bytes as an uninterrupted job. An
-output folder with other content is refused, such as an unfinished job of other inputs or settings. Memory: about 16
-bytes per sequence, plus a few row groups; tokens stay on disk.
+output folder is refused if it has other content, such as an unfinished job of other inputs or settings. Memory: about
+16 bytes per sequence, plus a few row groups; tokens stay on disk.
 """
 
 from __future__ import annotations
@@ -281,7 +281,8 @@ class _Job:
     def _warn_of_padding(self, columns: Sequences) -> None:
         """Warn if all sequences are ready-made ids of the same length: perhaps they are padded.
 
-        There is no warning for fewer than `SUSPICIOUS` sequences, or for sequences of one token.
+        There is no warning for fewer than `SUSPICIOUS` sequences, for sequences of one token, or for ids that nopad
+        itself has made (`Source.made_here`).
         """
         n, first = len(columns), int(columns.seq_lengths[0])
         given = self.source.kind == "ids" and not self.source.made_here
@@ -293,7 +294,9 @@ class _Job:
             )
 
     def _spool(self, commit_every_s: float) -> tuple[Progress, Sequences]:
-        """Tokenise the blocks that are not in the spool yet; return the spool's progress, and all sequences in it.
+        """Make sequences of the blocks that are not in the spool yet, and append them to the spool.
+
+        Returns the spool's progress, and all sequences in it. `commit_every_s` is as in `pack_corpus`.
 
         Raises:
             RecordError: as for `nopad.corpus.sequences`, or there is no sequence.

@@ -81,8 +81,8 @@ class Manifest:
             ``prefix`` and ``suffix``; None for ready-made ids.
         options: the options by which the source was read, cut into sequences, divided and packed.
         counts: how many records were read, skipped, truncated and so on, by the field names of `nopad.corpus.Counts`.
-        sources: for each named source, its ``name``, its ``first_record`` (number of its first record) and its counts,
-            in the order of the numbers in ``seq_source``; empty if sources are not named.
+        sources: for each source of a mixture, its ``name``, its ``first_record`` (number of its first record) and its
+            counts, in the order of the numbers in ``seq_source``; empty if there is no mixture.
         plan_sha256: SHA-256 of ``plan.json``, in hex.
         sequence_checksum: checksum of the record, start and length of all sequences, independent of their order; 16 hex
             digits.
@@ -239,7 +239,7 @@ def _are_options(options: Mapping[str, Any]) -> bool:
 
 
 def _is_part(part: object) -> bool:
-    """Return whether an entry of ``sources`` has the fields of a named source."""
+    """Return whether an entry of `Manifest.sources` has the fields that such an entry must have."""
     if not isinstance(part, dict) or not isinstance(part.get("name"), str):
         return False
     return all(_is_count(part.get(name)) for name in ("first_record", *(f.name for f in fields(Counts))))

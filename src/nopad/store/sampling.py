@@ -1,4 +1,4 @@
-"""Warn if a sampler reads a packed dataset slowly, and raise an error if a DataLoader tries to stack packs."""
+"""Warn if a packed dataset is read at random, which is slow; and refuse packs that a DataLoader tries to stack."""
 
 from __future__ import annotations
 

@@ -43,7 +43,8 @@ class Progress:
         chain: digest of the consumed blocks (`nopad.corpus.chain`), hex; the fingerprint of the source once `complete`.
         last: name of the last block consumed.
         consumed_bytes: total size of the blocks consumed, in bytes.
-        sources: counts of the records of each named source, by name.
+        sources: counts of the records of each source of a mixture, by name. If there is no mixture, all records are
+            counted under the name "".
         files: for each file by name, its number of bytes at the last commit, and the SHA-256 of the bytes that this
             commit added.
         complete: whether the whole source is in the spool.

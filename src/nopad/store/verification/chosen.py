@@ -73,7 +73,7 @@ class Chosen:
         return record[choice.of(self._split)]
 
     def counts(self, by_source: Mapping[str, Counts]) -> dict[str, Counts]:
-        """Return the counts that the dataset should state for each named source.
+        """Return the counts that the dataset should state for each source of `by_source`, by name.
 
         `by_source` has the `Counts` of each whole source by name, before sequences were chosen.
         """

@@ -110,7 +110,10 @@ def _without_split(value: Any) -> Any:
 
 
 def _differ(name: str, one: Any, other: Any) -> str:
-    """Return how two values called `name` differ, such as "seed is 4, and 5"; of two dicts, how the first key does."""
+    """Return a text that says how two values called `name` differ, such as "seed is 4, and 5".
+
+    If both values are dicts, the text is about the first key whose values differ.
+    """
     if isinstance(one, dict) and isinstance(other, dict):
         name = next(key for key in {**one, **other} if (key in one, one.get(key)) != (key in other, other.get(key)))
         one, other = one.get(name), other.get(name)
