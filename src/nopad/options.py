@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import sys
+import math
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -87,7 +87,10 @@ def is_number(value: Any) -> bool:
     [True, True, False, False, False, False]
     """
     known = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    return known and bool(abs(value) <= sys.float_info.max)
+    try:
+        return known and math.isfinite(float(value))
+    except OverflowError:  # an integer beyond floats
+        return False
 
 
 def check_number(
