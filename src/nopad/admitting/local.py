@@ -161,10 +161,11 @@ def backward_of_ones_own(run: Run, many: int = MANY[-1], longest: int = WIDE[-1]
 
 
 def _backward(run: Run, rows: int, wide: int) -> tuple[str, int]:
-    """Run a module on `rows` rows of `wide` tokens; return ``(name, elements)``.
+    """Run a module on `rows` rows of `wide` tokens, and look for the user's own code in its backward graph.
 
-    The name is what `backward_of_ones_own` returns, for this run only. The second value is the number of elements of
-    the largest tensor in the run; `MOST`, if the module raised an error.
+    Returns ``(name, elements)``. `name` is that of the user's autograd function, or of the PyTorch method that attached
+    the user's hook to a gradient; "" if there is neither, or if the module raised an error. `elements` is the number of
+    elements of the largest tensor that a function of PyTorch returned; `MOST` if the module raised an error.
     """
     hooks: list[str] = []
     own = partial(_is_own_hook, found=hooks)
@@ -350,9 +351,10 @@ def _alike(run: Run, before: Any, after: Any, rows: int, wide: int, base: int = 
 def _sized(value: Any, length: int, rows: int, wide: int, table: bool) -> Any:
     """Return an argument or output for one row of `length` tokens, repeated to `rows` rows of `wide` tokens.
 
-    In tensors, each dimension of size `length` is repeated or cut to `wide`; a first dimension of 1, or of flattened
-    tokens, is repeated `rows` times. An integer that equals `length` becomes `wide`. All else is returned as it is.
-    `table`: a tensor ``[length, ...]`` is a table of positions, not flattened tokens.
+    Only tensors with a dimension of size `length` change: each such dimension is repeated or cut to `wide`. Then the
+    first dimension is repeated `rows` times if it was 1, or if it holds flattened tokens. Tensors ``[length]`` and
+    ``[length, n]`` hold flattened tokens, unless `table` says that they are tables of positions. An integer that equals
+    `length` becomes `wide`. All else is returned as it is.
     """
     if type(value) is int and value == length:
         return wide

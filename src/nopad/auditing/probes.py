@@ -75,7 +75,10 @@ class Places:
 
 
 def _of_layout(at: Layout) -> list[NDArray[np.int64]]:
-    """Return for each sequence, in the order given, the positions of its tokens in the concatenated rows."""
+    """Return, for each sequence, the positions of its tokens in the concatenated rows.
+
+    Sequences are in the order in which the batch was given them.
+    """
     places: list[Any] = [None] * at.sequences
     for number, (begin, end) in zip(at.order.tolist(), pairwise(at.cu_seqlens.tolist()), strict=True):
         places[number] = at.index[begin:end]

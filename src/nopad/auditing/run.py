@@ -261,10 +261,11 @@ class _Task:
         return backend_for(self.model, self.backend, dtype)
 
     def _drawn(self, subject: Any, tokens: Tokens, capacity: int | None = None, partly: bool = False) -> Trial:
-        """Return a trial with 6 random sequences for packs of `capacity`.
+        """Return a trial with 6 random sequences for packs of `capacity` tokens.
 
-        With `capacity` None, it has 4 sequences for packs of a quarter of the audit's capacity, but of 4 to 16 tokens.
-        `partly`: whether the model computes some of its results in float32, even in float64.
+        If `capacity` is None, the trial is small: 4 sequences, for packs of a quarter of the audit's capacity. Such a
+        pack has at least 4 and at most 16 tokens.
+        `partly`: whether the model computes some of its results in float32 although its dtype is float64.
         """
         size = max(min(self.capacity, CAPACITY) // 4, 4) if capacity is None else capacity
         most = 4 if capacity is None else 6

@@ -37,8 +37,8 @@ def draw(costs: ArrayLike, shape: Shape, balance: Balance, key: int) -> NDArray[
         costs: cost of each unit, integers; ``[n]``.
         shape: the number of units that a step takes, and the ranks that share it.
         balance: the method of balance.
-        key: a random key, such as ``nopad.random.key(seed, nopad.random.STREAM_LEG, epoch, leg)``; a leg is a part of
-            an epoch in which ranks, step and balance stay the same.
+        key: a random key, such as ``nopad.random.key(seed, nopad.random.STREAM_LEG, epoch, leg)``. A leg is a part of
+            an epoch in which the numbers of ranks and nodes, the size of a step and the balancing stay the same.
 
     Raises:
         BalanceError: there are fewer units than ranks; a stratum with a quota is empty; the quotas do not add up to

@@ -133,8 +133,9 @@ def single_values(given: Sequence[Any], name: str) -> NDArray[Any]:
 def _float_of(entry: Any) -> np.dtype[Any] | None:
     """Return the float dtype that an entry gets if it holds floats; None if it cannot hold floats.
 
-    An entry is a number, or a list or array of numbers; the first value of a list decides. Float arrays and tensors
-    keep their dtype, or become float32 if NumPy does not have it. Python numbers, also integers, give float32.
+    An entry is a number, or a list or array of numbers; the first value of a list decides. float16, float32 and float64
+    stay as they are, and any other float dtype, such as bfloat16, becomes float32. Python numbers, also integers, give
+    float32.
     """
     while isinstance(entry, list | tuple) and entry:
         entry = entry[0]

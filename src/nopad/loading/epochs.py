@@ -1,8 +1,8 @@
 """`Epochs`: the units that a loader deals in an epoch, the steps of the current leg, and the position after a batch.
 
-Units are packs, rows, single sequences or groups of sequences. A leg is a part of an epoch during which ranks, step and
-balance stay the same (`nopad.loading.legs`). Near the end of an epoch, the next one is dealt in the background
-(`Epochs.deal_ahead`).
+Units are packs, rows, single sequences or groups of sequences. A leg is a part of an epoch in which the numbers of
+ranks and nodes, the size of a step (units per rank, accumulation, token cap) and the balancing of ranks stay the same
+(`nopad.loading.legs`). Near the end of an epoch, the next one is dealt in the background (`Epochs.deal_ahead`).
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ class Epochs:
     def course(self, at: Position) -> Course:
         """Return the `Course` (the steps) of the leg to which this position belongs.
 
-        A leg is a part of an epoch in which ranks, step and balance stay the same.
+        A leg is a part of an epoch in which the numbers of ranks and nodes, the size of a step and the balancing stay
+        the same.
 
         Raises:
             OptionError: the units left do not make whole steps and `last` is "refuse"; or, in the first leg of an
@@ -133,11 +134,11 @@ class Epochs:
         return Course(units, order, at.leg, cost=self.cost, last=self.last, resumed=bool(at.past))
 
     def _begun(self, at: Position) -> _Begun:
-        """Return the units of the epoch that begins at `at`, and ``(key, Course)`` of its first leg.
+        """Return the units of the epoch that begins at `at`, and a pair ``(key, course)`` for its first leg.
 
-        A leg is a part of an epoch in which ranks, step and balance stay the same. A `Course` holds its steps. The key
-        is the result of `_which`. Without a token cap, the second result is None, and `course` makes it when it is
-        needed.
+        A leg is a part of an epoch in which the numbers of ranks and nodes, the size of a step and the balancing stay
+        the same. `key` is the result of `_which`, and `course` holds the steps of the leg. Without a token cap, None is
+        returned in place of the pair, and the method `course` makes the steps when they are needed.
         """
         units = self._made(at.epoch)
         return units, None if at.leg.token_cap is None else (_which(at), self._dealt(units, at))
@@ -192,9 +193,9 @@ class Epochs:
     def deal_ahead(self, at: Position) -> None:
         """Start dealing the next epoch in the background, if `at` lies in the last tenth of the current leg's steps.
 
-        A leg is a part of an epoch in which ranks, step and balance stay the same. After a call that started this,
-        further calls do nothing until `units` is called for another epoch, and so takes the result. An error in the
-        background is raised when `units` is called for the next epoch.
+        A leg is a part of an epoch in which the numbers of ranks and nodes, the size of a step and the balancing stay
+        the same. After a call that started this, further calls do nothing until `units` is called for another epoch,
+        and so takes the result. An error in the background is raised when `units` is called for the next epoch.
         """
         if self._ahead is None and at.leg.steps >= int(_NEARLY * self.course(at).steps):
             pool = ThreadPoolExecutor(1, thread_name_prefix="nopad-deal")

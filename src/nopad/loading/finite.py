@@ -88,9 +88,9 @@ class EpochSupply(Supply):
     def agreed(self, at: Position) -> dict[str, Any]:
         """Return, by name, what all ranks must agree on.
 
-        These are `facts`, the number of ranks and how many share a node, the step, the balance, the token cap, `last`,
-        the position, and the earlier legs of its epoch. A leg is a part of an epoch in which ranks, step and balance
-        stay the same.
+        These are `facts`, the number of ranks and how many share a node, the size of a step, the `Balance`, the token
+        cap, `last`, the position, and the earlier legs of its epoch. A leg is a part of an epoch in which the numbers
+        of ranks and nodes, the size of a step and the balancing stay the same.
         """
         leg = at.leg
         return {

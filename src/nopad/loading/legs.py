@@ -1,9 +1,9 @@
-"""Legs: the parts of an epoch in which ranks, step and balance stay the same; and the steps of the current leg.
+"""Legs, the parts of an epoch in which the same ranks take steps of the same size; and the steps of the current leg.
 
-An epoch is one leg, unless training stops in the middle and goes on with another number of ranks or nodes, another step
-(accumulation, units per rank, token cap) or another balance. Then a new leg begins, which deals exactly the units
-(packs, rows, single sequences or groups) that no earlier leg has taken. A state stores only a few integers per leg: the
-order of a leg is computed again from the seed, the epoch, the leg's number and the units left.
+An epoch is one leg, unless training stops in the middle and goes on with another number of ranks or nodes, another size
+of a step (units per rank, accumulation, token cap) or another balancing of ranks. Then a new leg begins, which deals
+exactly the units (packs, rows, single sequences or groups) that no earlier leg has taken. A state stores only a few
+integers per leg: the order of a leg is computed again from the seed, the epoch, the leg's number and the units left.
 
 Cost: O(units) when a leg begins, and once more for every earlier leg; O(units of a step) per step.
 """
@@ -34,7 +34,7 @@ Last = Literal["drop", "fill", "short", "refuse"]
 
 @dataclass(frozen=True, kw_only=True)
 class Leg:
-    """A part of an epoch in which ranks, step and balance stay the same.
+    """A part of an epoch in which the numbers of ranks and nodes, the size of a step and the balancing stay the same.
 
     Attributes:
         shape: the ranks, and the number of units (packs, rows, sequences or groups) per rank and micro-step.
@@ -56,8 +56,8 @@ class Leg:
 class Course:
     """The steps of the current leg: which units each rank gets in each step. Each rank computes this for all ranks.
 
-    A leg is a part of an epoch in which ranks, step and balance stay the same. Units are packs, rows, single sequences
-    or groups of sequences.
+    A leg is a part of an epoch in which the numbers of ranks and nodes, the size of a step and the balancing stay the
+    same. Units are packs, rows, single sequences or groups of sequences.
 
     Attributes:
         shape, balance: the ranks and the number of units of a step; how units are drawn and dealt.
@@ -219,9 +219,9 @@ def ordered(
 ) -> NDArray[Any] | None:
     """Return the units that the legs in `past` did not take, in the order in which `leg` takes them.
 
-    The result is integers ``[units left]``; None stands for all units, in the order of their numbers. A leg is a part
-    of an epoch in which ranks, step and balance stay the same; units are packs, rows, single sequences or groups. Takes
-    O(units) per leg.
+    The result is integers ``[units left]``; None stands for all units, in the order of their numbers. Units are packs,
+    rows, single sequences or groups. A leg is a part of an epoch in which the numbers of ranks and nodes, the size of a
+    step and the balancing stay the same. This takes O(units) per leg.
 
     Args:
         units: the units of the epoch.

@@ -269,7 +269,7 @@ class PackedLoader:
     def __len__(self) -> int:
         """Number of batches that a rank takes in the whole epoch.
 
-        If the ranks, the step or the balance changed within this epoch, only the batches since then count.
+        If the ranks, the size of a step or the balancing changed within this epoch, only the batches since then count.
 
         Raises:
             TypeError: the data are a stream, whose length is not known.
@@ -337,9 +337,10 @@ class PackedLoader:
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Move this loader to where the loader that gave `state` stood.
 
-        With the same ranks, step and balance, the next batch is the one that would have come next. If any of these
-        differs, the epoch goes on with exactly those packs (or sequences, or groups) that it has not seen yet; a step
-        that was taken only in part counts as not seen, since its gradient was never applied.
+        If this loader has the same numbers of ranks and nodes, the same size of a step and the same `balance`, its next
+        batch is the one that would have come next. If any of these differs, the epoch goes on with exactly those packs
+        (or sequences, or groups) that it has not seen yet; a step that was taken only in part counts as not seen, since
+        its gradient was never applied.
 
         For a stream, each rank loads the state that it saved itself; if the number of ranks changed, each rank loads a
         list of the states of all former ranks.

@@ -1,8 +1,9 @@
 """The state of a loader over stored tokens: a few integers, and the facts that the run that resumes it must share.
 
-A state is plain JSON. It holds the legs of the current epoch: its parts in which ranks, step and balance stay the same
-(`nopad.loading.legs`). It also holds the steps that each leg has taken, how many batches of the next step were taken,
-how many steps, sequences and tokens were seen, and the fingerprints of data and plan.
+A state is plain JSON. It holds the legs of the current epoch: its parts in which the numbers of ranks and nodes, the
+size of a step and the balancing stay the same (`nopad.loading.legs`). It also holds the steps that each leg has taken,
+how many batches of the next step were taken, how many steps, sequences and tokens were seen, and the fingerprints of
+data and plan.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Position:
 
     Attributes:
         epoch: number of the epoch, from 0.
-        past: finished legs of this epoch; a leg is a part of an epoch in which ranks, step and balance stay the same.
+        past: finished legs of this epoch. A leg is a part of an epoch in which the numbers of ranks and nodes, the size
+            of a step and the balancing stay the same.
         leg: the current leg, with the number of whole steps that it has taken.
         batches: number of micro-batches of the next step that each rank has taken already.
         steps_seen, sequences_seen, tokens_seen: number of whole steps since the run began, and of the sequences and
@@ -46,7 +48,7 @@ class Position:
     def at_start_of(self, epoch: int) -> Position:
         """Return the position at the beginning of epoch number `epoch`.
 
-        Ranks, step and balance stay the same, and so do `steps_seen`, `sequences_seen` and `tokens_seen`.
+        `steps_seen`, `sequences_seen` and `tokens_seen` stay as they are. So do ranks, balancing and size of a step.
         """
         return replace(self, epoch=epoch, past=(), leg=replace(self.leg, steps=0), batches=0)
 
@@ -62,7 +64,7 @@ class Position:
         )
 
     def resumed(self, leg: Leg) -> Position:
-        """Return the position from which a loader with the ranks, step and balance of `leg` goes on.
+        """Return the position from which a loader goes on that has the ranks, size of a step and balancing of `leg`.
 
         If the position's own leg deals units as `leg` does, the result is the position itself. Otherwise the result is
         the beginning of a new leg. The new leg takes the units of an unfinished step again, since the gradient of that

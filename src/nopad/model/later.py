@@ -129,10 +129,11 @@ def check_given(module: nn.Module, call: Any, given: Mapping[str, Any]) -> None:
 
 
 def came_before(module: nn.Module) -> bool:
-    """Return whether a module has a `Judged` hook that runs before its forward method, and may change its arguments.
+    """Return whether the user added a hook later (a `Judged` stands in for it) that runs before the forward method.
 
-    In the call in which `Watch` finds a new hook, PyTorch still runs the user's hook itself, so `check_given` looks at
-    the arguments.
+    Such a hook may change the module's arguments. The `Judged` finds that out, except in the call in which `Watch` puts
+    it there: PyTorch has listed the hooks of that call already, and runs the user's hook itself. If the result is True,
+    the caller therefore lets `check_given` compare the arguments at the end of the call.
     """
     return any(isinstance(hook, Judged) for hook in module._forward_pre_hooks.values())
 

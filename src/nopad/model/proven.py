@@ -202,7 +202,7 @@ def _functions(value: Any) -> list[FunctionType]:
 def _names(code: CodeType) -> frozenset[str]:
     """Return the names of globals and attributes that a function's code reads, and all strings in it.
 
-    Functions that are defined inside it count too.
+    Strings in constant tuples and sets count too, and so do functions that are defined inside it.
     """
     read = (one for one in dis.get_instructions(code) if one.opname.startswith("LOAD_") and one.argval in code.co_names)
     found = {one.argval for one in read} | {one for one in code.co_consts if isinstance(one, str)}

@@ -194,14 +194,15 @@ class PackRunner:
                 its future raises DeadlineError. A deadline that cannot be met at the speed of recent batches is refused
                 at once, unless no other request waits or runs. None: no deadline.
             priority: requests of a higher priority leave first; see `OnlinePacker.add`.
-            how: of a model, `out`: buffers for outputs by their names, tensors or NumPy arrays with the shape and dtype
-                of the result. The outputs are written to them, and the answer has the buffers themselves. Of an
-                Embedder, `prompt`, `prompt_name` and `over_long`, as in `Embedder.encode`.
+            how: further keyword arguments, depending on what the runner runs. For a model: `out`, a dict of buffers by
+                name of output. A buffer is a tensor or a NumPy array with the shape and dtype of the result. The
+                outputs are written to the buffers, and the answer holds these buffers. For an Embedder: `prompt`,
+                `prompt_name` and `over_long`, as in `Embedder.encode`.
 
         Raises:
             InputError: the request, `deadline_s`, `priority` or one of `how` is not valid.
-            QueueFullError: the queue is full, and either `when_full` is "raise" or a callback of this runner submits;
-                or a callback submits while other callers wait for room.
+            QueueFullError: the queue is full and `when_full` is "raise". Or a callback of this runner, which must not
+                wait, submits while the queue is full or other callers wait for room.
             DeadlineError: the deadline cannot be met.
             RunnerClosedError: the runner is closed, its worker has died, or the runner was started in another process.
         """

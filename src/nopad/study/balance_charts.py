@@ -112,7 +112,10 @@ def long_context_chart(rows: Sequence[LongRow]) -> Any:
 
 
 def scaling_chart(rows: Sequence[ScalingRow]) -> Any:
-    """Return a chart of the speed-up over padding by number of devices; one line for each estimate of it."""
+    """Return a chart of the speed-up over padding by number of devices.
+
+    It has one line for each estimate of the speed-up, and a flat line at the speed-up measured for packing.
+    """
     alt = load_altair()
     curves = {
         "un-padding, as printed": "printed",

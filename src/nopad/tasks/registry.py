@@ -1,6 +1,7 @@
-"""Look up tasks by their name on the command line, and make them with options from a model's folder.
+"""Make a task from its name and options, as on the command line; or load it with its model, from a folder or the hub.
 
-Every subclass of `Task` that `nopad.tasks` exports is found by its `name`, without being registered.
+When a task is loaded, some options that the user does not give are taken from the model and its folder. The names are
+the attributes `name` of the subclasses of `Task` that `nopad.tasks` exports; a new task needs no other registration.
 """
 
 from __future__ import annotations

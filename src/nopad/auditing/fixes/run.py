@@ -1,7 +1,8 @@
-"""`find_fix`: try changes of a collator's batch and of the model, and name few with which the audit passes.
+"""`find_fix`: try changes of a collator's batch and of the model, and return a small set with which the audit passes.
 
-Cost: one run of four short sequences in float64 for each set of changes, and a whole audit for each set with which
-these sequences get the right outputs. A few dozen sets are tried at most.
+Cost: a whole audit without changes; then, for each set of changes, one run of at most four short sequences in float64,
+and a whole audit if these get the right outputs. If no set helps, two more whole audits follow: with nopad's own
+batches, and with one sequence per row. There are at most 80 sets, and usually far fewer.
 """
 
 from __future__ import annotations

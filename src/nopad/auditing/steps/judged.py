@@ -234,10 +234,11 @@ def _own_dtype(plan: Plan, wanted: list[Example], truth: Truth, found: list[Find
 def _in_own_dtype(
     plan: Plan, right: tuple[Truth, Truth], step: tuple[list[float], list[ModuleGradients]], exact: Exact
 ) -> None:
-    """Add to `plan` the checks of the step in the model's own dtype.
+    """Add to `plan` the checks of the step in the model's own dtype, and a note if autocast widens their limit.
 
-    `right` is the truth in float64 and in that dtype. `step` has the losses of the micro-batches and the differences of
-    the modules' gradients, and `exact` is the mode in which the step ran.
+    `right` holds the results of the sequences alone: first in float64, then in the model's dtype. `step` holds the loss
+    of each micro-batch, and how far each module's gradients in the step are from those of the sequences alone in the
+    model's dtype. `exact` is the mode in which the step ran.
     """
     truth, single = right
     losses, modules = step

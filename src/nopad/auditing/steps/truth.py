@@ -129,12 +129,13 @@ def taken(model: Any, divisor: float) -> Gradients:
 
 
 def _parts_alone(model: Any, example: Example, alone: Alone, number: int) -> tuple[Tensor, ...]:
-    """Return what `alone` gives for one sequence: for each mean, the losses of the sequence's items, ``[n]``.
+    """Run `alone` on one sequence, and return the losses of the sequence's items as a tuple of tensors ``[n]``.
 
-    `number` is the sequence's number, for messages.
+    The tuple has one tensor for each mean of which the loss is the sum; usually there is only one. `number` is the
+    sequence's number, for messages.
 
     Raises:
-        BatchError: `alone` returns something else.
+        BatchError: `alone` returns neither a tensor ``[n]`` nor a tuple of such tensors.
         ModelFailedError: the model or `alone` raised an exception.
     """
     with inside_model(f"sequence {number} alone"):

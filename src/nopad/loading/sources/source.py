@@ -227,7 +227,9 @@ class TokenSource(ABC):
             file.prove_path()
 
     def gather(self, numbers: ArrayLike, *, wide: bool = False) -> Sequences:
-        """Return the sequences with these numbers, in this order, with all columns; per-token ones are concatenated.
+        """Return the sequences with these numbers, in this order; per-token columns are concatenated.
+
+        All columns are returned, except those in `left_out`, and except ``attention_mask``, which must be all 1.
 
         Args:
             numbers: integers from 0 to n - 1, ``[k]``; a number may come more than once.
@@ -237,7 +239,8 @@ class TokenSource(ABC):
 
         Raises:
             OptionError: a number is not an integer or out of range.
-            SourceError: a file changed since it was opened, or a sequence has padding or ids that are out of range.
+            SourceError: a file changed since it was opened, an ``attention_mask`` is not all 1, or an id is out of
+                range.
             BatchError: with `wide`, a finite float is beyond float32.
             PlanMismatchError: a record became shorter than the index of an index-only dataset says.
         """

@@ -15,8 +15,8 @@ Equal packs are one class. A class is a row of five int64:
 The content of a pack is a chain of links. A link is a row of three int64: the row of the link before it (-1: none), an
 item, and the number of copies of this item. If a class is divided, its parts share the links of what they held before.
 
-Scores are floats that every machine rounds alike. If two classes have the same score, the class with the lower row is
-chosen.
+The score of a class says how empty its packs are (`score`). It is a float that every machine rounds alike. If two
+classes have the same score, the one with the lower row is chosen.
 """
 
 from __future__ import annotations

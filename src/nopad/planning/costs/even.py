@@ -31,7 +31,7 @@ _FINE = 500  # the bisection ends when the limit on cost is known to 1/500 of it
 
 
 def packs_allowed(packs: int, sequences: int, multiple: int) -> int:
-    """Return the most packs that an even plan may have; `packs` is their number in the plan that is made even.
+    """Return the most packs that an even plan may have; `packs` is the number of packs before it is made even.
 
     First, `packs` is rounded up to a multiple of `multiple`, and one pack is added for every 1,000. If this is more
     than `sequences`, it is lowered to `sequences`. The result is this number, rounded down to a multiple of `multiple`;

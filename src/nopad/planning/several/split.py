@@ -105,14 +105,14 @@ def _whole(task: Task, share: NDArray[np.float64]) -> NDArray[np.int64]:
 def ease(task: Task, counts: NDArray[np.int64], loose: NDArray[np.bool_], budget: Budget) -> NDArray[np.int64]:
     """Return `counts` after exchanges between capacities that make packs easier to fill; int64 ``[k, K]``.
 
-    For one kind of size only. ``counts[i, j]`` is how many sequences of size i go to capacity j; `counts` itself is not
-    changed. `loose` marks the sizes that may go to any capacity at no loss; bool ``[k]``.
+    `task` has one kind of size. ``counts[i, j]`` is how many sequences of size i go to capacity j; `counts` itself is
+    not changed. `loose` marks the sizes that may go to any capacity at no loss; bool ``[k]``.
 
-    The capacity with most tokens in sequences of the marked sizes is the giver. It gives some small sequences to each
-    other capacity that is used, in exchange for larger ones: small sequences fill the room left in packs. Capacities
-    with 10,000 packs or more are left as they are. Each other capacity then holds, if possible, a little less in total
-    than a whole number of packs. With up to four other capacities, three amounts of small sequences are tried for each,
-    and the cheapest is kept; these trials share the budget.
+    The giver is the capacity with most tokens in sequences of the marked sizes. The receivers are the other capacities
+    that are used, if they have fewer than 10,000 packs. To every receiver, the giver gives some of its small sequences,
+    since they fill the room left in packs; in exchange, it takes larger ones. A receiver should end with slightly fewer
+    tokens than a whole number of its packs can hold, which is not always possible. With up to four receivers, three
+    amounts of small sequences are tried for each, and the cheapest is kept; these trials share the budget.
     """
     counts = counts.copy()
     lengths = task.sizes[:, 0].astype(np.float64)

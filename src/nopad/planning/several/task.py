@@ -78,9 +78,9 @@ class Task:
         return kept
 
     def cheapest(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the index of the cheapest capacity that holds each of these sizes, -1 if none does; int64 ``[m]``.
+        """Return, for each row of `sizes`, the index of the cheapest capacity that holds it; int64 ``[m]``.
 
-        `sizes` are pairs, int64 ``[m, 2]``.
+        If none does, the index is -1. A row of `sizes` has a first and a second size; int64 ``[m, 2]``.
         """
         found = np.full(len(sizes), -1, dtype=np.int64)
         for j in reversed(self.by_price):
@@ -88,7 +88,7 @@ class Task:
         return found
 
     def capacity_of(self, packs: Sequence[Pack]) -> NDArray[np.int64]:
-        """Return the index of the cheapest capacity that holds each pack, -1 if none does; int64 ``[packs]``."""
+        """Return, for each pack, the index of the cheapest capacity that holds it, or -1; int64 ``[packs]``."""
         return self.cheapest(self.sums(packs))
 
     def sums(self, packs: Sequence[Pack]) -> NDArray[np.int64]:
