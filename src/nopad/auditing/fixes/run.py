@@ -1,4 +1,4 @@
-"""`find_fix`: try changes of a collator's batch and of the model, and name few with which the audit passes.
+"""`find_fix`: try changes of a collator's batch and of the model, and name a few with which the audit passes.
 
 Cost: one run of four short sequences in float64 for each set of changes, and a whole audit for each set with which
 these sequences get the right outputs. A few dozen sets are tried at most.
