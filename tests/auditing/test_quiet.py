@@ -1,14 +1,16 @@
-"""Copies of a model whose modules have a `forward` that a trainer put there."""
+"""Copies of a model whose modules have a `forward` that a trainer put there; steps that fail while traced."""
 
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from nopad.auditing.steps.quiet import copied
+from nopad.auditing.steps.tracing import first_differences
 
 
 class Model(nn.Module):
@@ -56,6 +58,16 @@ def beside_an_empty_cell(linear):
     if linear is None:
         later = 1
     return forward
+
+
+@pytest.mark.parametrize("error", [AssertionError, AttributeError, KeyError, SystemExit])
+def test_a_step_that_fails_while_it_is_traced_has_no_finding_of_its_own(error):
+    """Whatever the user's model or loss raises."""
+
+    def run():
+        raise error("no")
+
+    assert first_differences(SimpleNamespace(shape=(1, 2), made=()), run, Model(), Model(), 0.0) == []
 
 
 @pytest.mark.parametrize(

@@ -188,17 +188,17 @@ class Template:
             if message.get("tool_calls") is not None:
                 changes["calls of tools"] = {"content": content, "tool_calls": None}
             for what, changed in changes.items():
-                if not self._reads(what, _changed(chat, at, changed), number, whole):
+                if what not in self._read and not self._reads(what, _changed(chat, at, changed), number, whole):
                     raise RecordError(
                         f"record {number}: the chat template leaves out {what}; give another role, remove such "
                         "messages, or set tokenizer.chat_template to one that writes them"
                     )
 
     def _reads(self, what: str, changed: Conversation, number: int, whole: str, *, tools: bool = True) -> bool:
-        """Return whether the template reads `what`: it writes a chat that lacks it differently, or refuses that chat.
+        """Return whether the template reads `what`: it writes a chat without it differently, or refuses that chat.
 
-        `changed` is this chat, of which only tools may be left, to be left out here (`tools` False). `whole` is the
-        text with `what`. The answer True is remembered.
+        `changed` is the chat without `what`; with `tools` False, its tools are left out here. `whole` is the text of
+        the chat with `what`. The answer True is remembered.
         """
         if what not in self._read:
             try:

@@ -143,8 +143,8 @@ class Search:
     def _needed(self, changes: tuple[Change, ...], verdict: StepVerdict) -> Fix:
         """Return the fix with those of `changes` that are needed: one after another is left out if the step passes.
 
-        In the end, the step passes without none of those that are left. A set of `last` stays whole. `verdict` is the
-        verdict with all of `changes`.
+        In the end, the step fails without any one of those that are left. A set of `last` stays whole. `verdict` is
+        the verdict with all of `changes`.
         """
         at = 0
         while changes not in self.last and len(changes) > 1 and at < len(changes):

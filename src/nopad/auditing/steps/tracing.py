@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nopad.auditing.failure import ModelFailedError
 from nopad.auditing.inputs import UNSEEN, input_of
 from nopad.auditing.limits import apart, largest_finite
 from nopad.auditing.recording import on_outputs, states_of
 from nopad.auditing.steps.found import Micro
 from nopad.auditing.steps.verdict import Finding
-from nopad.errors import NopadError
+from nopad.errors import FOREIGN
 
 __all__ = ["first_differences"]
 
@@ -61,7 +60,7 @@ def first_differences(
                 with _traced(alone, seen), torch.no_grad():
                     alone(**example.inputs(alone))
             single.append(seen)
-    except (ModelFailedError, RuntimeError, ValueError, TypeError, KeyError, IndexError):
+    except FOREIGN:  # of the user's model or loss
         return []
     found: dict[str, tuple[str, Finding]] = {}
     for name, value in together.items():
@@ -109,7 +108,7 @@ def _seen(micro: Micro, run: Callable[[], Any], model: Any, before: Mapping[str,
             if not any(_moved(value, after.get(name), places, limit) for name, value in compared.items()):
                 return None  # the step does not read these ids
             ids.copy_(kept)
-    except (ModelFailedError, NopadError, RuntimeError, ValueError, TypeError, KeyError, IndexError):
+    except FOREIGN:
         return None
     finally:
         ids.copy_(kept)

@@ -25,6 +25,7 @@ from nopad.store.monitor import Monitor, Silent
 from nopad.store.verification.content import content_problems, dealing_problems, read_content
 from nopad.store.verification.files import file_problems
 from nopad.store.verification.halves import Half, half_of, pair_problems
+from nopad.store.verification.options import option_problems
 from nopad.store.verification.source import source_problems
 
 __all__ = ["verify"]
@@ -108,6 +109,7 @@ def _dataset_problems(
     if content is None:
         return problems, None
     problems += content_problems(content, manifest, plan)
+    problems += option_problems(content, manifest, plan) if not problems else []
     half = None
     if not problems and manifest.options.get("split"):
         half, problems = half_of(content, manifest)
