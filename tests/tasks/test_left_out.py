@@ -182,5 +182,5 @@ def test_a_message_with_a_number_that_no_record_has_is_left_alone():
     def encode(part):
         raise RecordError("record 7 of my own counting")
 
-    with pytest.raises(RecordError, match="^record 7 of my own counting$"):
+    with pytest.raises(RecordError, match=r"^record 7 of my own counting$"):
         encoded_part(encode, [{}, {}], [3, 4])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ __all__ = [
     "Examples",
     "check_text",
     "counted",
+    "encoded_after",
     "encoded_part",
     "field_of",
     "numbered",
@@ -31,6 +32,9 @@ __all__ = [
     "renumbered",
     "stacked",
 ]
+
+if TYPE_CHECKING:
+    from nopad.tasks.task import Task
 
 _NUMBER = re.compile(r"record (\d+)\b")
 
@@ -169,6 +173,39 @@ def encoded_part(
         if said is None:
             raise
         raise type(error)(said) from error
+
+
+def encoded_after(
+    task: Task, part: Sequence[Mapping[str, Any]], numbers: Sequence[int] | Any, before: int, **options: Any
+) -> Examples:
+    """Encode some records of a source, so that all parts together have the columns of all records encoded at once.
+
+    Args:
+        task: the task.
+        part: the records.
+        numbers: the number of each of them in the source; messages about a record give this number.
+        before: number of sequences that the task made of the parts before.
+        options: options of `Task.encode`.
+
+    Raises:
+        RecordError, LengthError, OptionError: as for `Task.encode`.
+
+    >>> import nopad
+    >>> task = nopad.tasks.DPO(tokenizer)
+    >>> pairs = [{"prompt": "is it red ?", "chosen": " no", "rejected": " yes"}] * 3
+    >>> parts = [encoded_after(task, pairs[:2], range(2), 0), encoded_after(task, pairs[2:], range(2, 3), 4)]
+    >>> [part.sequences.values["pair"].tolist() for part in parts]
+    [[0, 0, 1, 1], [2, 2]]
+    """
+    if task.draws:
+        options["before"] = before
+    made = encoded_part(lambda records: task.encode(records, **options), part, numbers)
+    names = [name for name in task.record_columns if name in made.sequences.values]
+    if not names:
+        return made
+    given = np.asarray(numbers, np.int64)[made.record]
+    values = {**made.sequences.values, **dict.fromkeys(names, given)}
+    return replace(made, sequences=replace(made.sequences, values=values))
 
 
 def renumbered(error: InputError, numbers: Sequence[int] | Any) -> str | None:
