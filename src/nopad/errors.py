@@ -93,7 +93,12 @@ class NopadError(Exception):
 
 
 class InputError(NopadError, ValueError):
-    """An argument or an input cannot be used; the subclasses say why. It is a ValueError too."""
+    """An argument or an input cannot be used; the subclasses say why. It is a ValueError too.
+
+    `placed` is True if the message names the place in the input already, such as ``a.jsonl, line 7``.
+    """
+
+    placed = False
 
 
 class LengthError(InputError):

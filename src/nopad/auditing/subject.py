@@ -12,6 +12,7 @@ from torch import nn
 
 from nopad.auditing.failure import inside_model
 from nopad.errors import NopadError
+from nopad.model.replacing import uncompile
 from nopad.model.safety import bare, is_packed, packed, state_of, unpacked
 
 __all__ = ["compiled_layers", "recompiled", "room_to_compile", "subject_of"]
@@ -38,7 +39,7 @@ def subject_of(model: Any, dtype: torch.dtype, safe: bool, backend: str = "auto"
         made = copy.deepcopy(bare(model)).to(dtype).eval()
         made.requires_grad_(True)
         made.config.return_dict = True  # outputs are compared by name
-        _uncompiled(made)
+        uncompile(made)
         _sparse_tables(made)
         if dtype == torch.float64:
             _eager_experts(made)
@@ -99,13 +100,6 @@ def _compiler_of(compiled: Any) -> Any:
     held = dict(zip(getattr(code, "co_freevars", ()), cells, strict=False))
     found = held["self"].cell_contents if "self" in held else None
     return found if callable(found) else None
-
-
-def _uncompiled(model: nn.Module) -> None:
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if hasattr(child, "_orig_mod"):
-                setattr(module, name, child._orig_mod)
 
 
 def _sparse_tables(model: nn.Module) -> None:

@@ -38,7 +38,7 @@ from nopad.corpus.runs import ROWS, Bad, Run, arrow_runs, dataset_runs, jsonl_ru
 from nopad.corpus.source import BLOCK_BYTES, CHAIN_START, Block, chain
 from nopad.corpus.squad import is_squad, squad_runs
 from nopad.corpus.tables import arrow_schema, parquet_footer
-from nopad.errors import OptionError, SourceError
+from nopad.errors import InputError, OptionError, SourceError
 from nopad.options import check_choice
 
 __all__ = ["RecordStream", "open_records", "opened_runs", "records_from_python"]
@@ -115,13 +115,17 @@ class RecordStream:
             RecordError, FormatError, SourceError: as for `read`.
         """
         passed = 0
-        for run in self._runs():
-            if passed + run.count > after:
-                for one in islice(run.each(), max(after - passed, 0), None):
-                    if isinstance(one, Bad) and self.on_bad_record == "error":
-                        raise one.error()
-                    yield one
-            passed += run.count
+        try:
+            for run in self._runs():
+                if passed + run.count > after:
+                    for one in islice(run.each(), max(after - passed, 0), None):
+                        if isinstance(one, Bad) and self.on_bad_record == "error":
+                            raise one.error()
+                        yield one
+                passed += run.count
+        except InputError as error:  # its message names the file, and maybe the line
+            error.placed = True
+            raise
         if passed < after:
             raise SourceError(f"there are {passed:,} records, and reading was to go on after {after:,}")
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from nopad.errors import OptionError
 from nopad.model.linear import is_hooked, is_plain_layer
+from nopad.model.replacing import names_of_children, replace_modules
 
 __all__ = ["Bfloat16Linear", "formula_of", "fused"]
 
@@ -121,15 +122,18 @@ def fused(model: Any) -> Any:
     class transformers defines, if the module has no hooks, and holds nothing but linear layers, one activation and
     dropout. Its linear layers are tried one after the other. The activation is fused into the first layer with which
     the module gives the same results as before, up to rounding. If there is no such layer, the activation stays a
-    module of its own.
+    module of its own. A layer that several modules share stays shared, unless an activation is fused into it in only
+    some of them.
     """
+
+    def faster(layer: Any) -> Bfloat16Linear | None:
+        return Bfloat16Linear(layer) if is_plain_layer(layer) and layer.weight.dtype == torch.bfloat16 else None
+
+    replace_modules(model, faster)
+    made: _Fused = {}
     for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if is_plain_layer(child) and child.weight.dtype == torch.bfloat16:
-                setattr(module, name, Bfloat16Linear(child))
-    for module in model.modules():
         if type(module).__module__.startswith("transformers.") and not is_hooked(module):
-            _fuse_activation(module)
+            _fuse_activation(module, made)
     return model
 
 
@@ -162,31 +166,46 @@ def formula_of(activation: nn.Module) -> tuple[str, str] | None:
     return None
 
 
-def _fuse_activation(module: nn.Module) -> None:
+# Layers with an activation fused into them, by the id of the layer (which is held) and oneDNN's names of the activation
+_Fused = dict[tuple[int, tuple[str, str]], tuple[Bfloat16Linear, Bfloat16Linear]]
+
+
+def _fuse_activation(module: nn.Module, made: _Fused) -> None:
     """Fuse a module's activation into the linear layer before it, in place.
+
+    If another module shares the layer, and has the same activation, the fused layer is taken from `made`.
 
     Each linear layer is tried in turn, until the module's results with the fused activation are the same as before, up
     to rounding. The module stays as it is in three cases: it has submodules besides `Bfloat16Linear` layers, one
     activation and dropout; the activation is not one of `FORMULAS`; or with each layer the results differ.
     """
-    layers = {name: child for name, child in module.named_children() if type(child) is Bfloat16Linear}
-    others = {n: c for n, c in module.named_children() if n not in layers and type(c) is not nn.Dropout}
+    children = names_of_children(module)
+    layers = [(names, child) for names, child in children if isinstance(child, Bfloat16Linear)]
+    others = [(names, child) for names, child in children if type(child) not in (Bfloat16Linear, nn.Dropout)]
     if not layers or len(others) != 1:
         return
-    ((place, activation),) = others.items()
-    if formula_of(activation) is None:
+    ((places, activation),) = others
+    formula = formula_of(activation)
+    if formula is None:
         return
-    width = next(iter(layers.values())).in_features
+    width = layers[0][1].in_features
     states = torch.randn(PROBE, width, generator=torch.Generator().manual_seed(0)).bfloat16()
     before = _probed(module, states)
-    for name, layer in layers.items():
-        setattr(module, name, Bfloat16Linear(layer, activation))
-        setattr(module, place, nn.Identity())
-        after = _probed(module, states)
-        if _is_near(after, before):
+    for names, layer in layers:
+        known = made.get((id(layer), formula))
+        fused = Bfloat16Linear(layer, activation) if known is None else known[1]
+        _put(module, names, fused)
+        _put(module, places, nn.Identity())
+        if _is_near(_probed(module, states), before):
+            made[id(layer), formula] = layer, fused
             return
-        setattr(module, name, layer)
-        setattr(module, place, activation)
+        _put(module, names, layer)
+        _put(module, places, activation)
+
+
+def _put(module: nn.Module, names: list[str], child: nn.Module) -> None:
+    for name in names:
+        setattr(module, name, child)
 
 
 def _is_near(found: Tensor | None, before: Tensor | None) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from nopad.errors import UnsupportedModelError
 from nopad.model import _int8_kernels
 from nopad.model.linear import is_plain_layer
+from nopad.model.replacing import replace_modules
 
 __all__ = ["Int8Linear", "in_int8"]
 
@@ -143,15 +144,17 @@ def in_int8(model: Any) -> Any:
     """Replace the linear layers inside a model by `Int8Linear`, in place, and return the model.
 
     Gradients are switched off for all parameters. These layers stay as they are: subclasses of `torch.nn.Linear`,
-    layers with hooks, layers with fewer than 2 or more than 133,144 inputs, and layers without outputs.
+    layers with hooks, layers with fewer than 2 or more than 133,144 inputs, and layers without outputs. A layer that
+    several modules share stays shared.
 
     Raises:
         UnsupportedModelError: PyTorch does not multiply 8-bit integers exactly on this CPU.
     """
+
+    def in_8_bits(layer: Any) -> Int8Linear | None:
+        fits = is_plain_layer(layer) and FEWEST_INPUTS <= layer.in_features <= MOST_INPUTS and layer.out_features
+        return Int8Linear(layer) if fits else None
+
     model.requires_grad_(False)
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            fits = is_plain_layer(child) and FEWEST_INPUTS <= child.in_features <= MOST_INPUTS
-            if fits and child.out_features:
-                setattr(module, name, Int8Linear(child))
+    replace_modules(model, in_8_bits)
     return model

@@ -223,6 +223,7 @@ class Contrastive(Task):
         "negative",
     )
     dtypes: ClassVar[Mapping[str, str]] = {"embedding": "float32"}
+    record_columns: ClassVar[tuple[str, ...]] = ("pairs",)
 
     def __init__(
         self,

@@ -6,7 +6,6 @@ the size of a chunk, not on the number of records.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,14 +19,13 @@ from nopad.corpus.runs import Bad
 from nopad.errors import LengthError, RecordError
 from nopad.loading.ahead import ahead
 from nopad.options import Option
-from nopad.tasks.examples import Examples, placed
+from nopad.tasks.examples import Examples, placed, renumbered
 from nopad.tasks.predictor import Predicted, Predictor
 from nopad.tasks.task import Task
 
 __all__ = ["BATCH_RECORDS", "Chunk", "Predictions", "predict"]
 
 BATCH_RECORDS = Option(default=1000, help="records read, packed and run at a time")
-_NUMBER = re.compile(r"\brecord (\d+)")
 
 
 class Predictions(Iterator["dict[str, Any] | None"]):
@@ -186,14 +184,16 @@ class Chunk:
     def _numbered(self) -> Iterator[None]:
         """In a ``with`` block, change the record number in an error's message to the record's number in the input.
 
-        A message without a record number gets the number of the chunk's first record instead, unless that is 0.
+        A message that does not begin with a record number gets the number of the chunk's first record instead, unless
+        that is 0.
         """
         try:
             yield
         except (RecordError, LengthError) as error:
-            text, found = _NUMBER.subn(lambda match: f"record {self._numbers[int(match[1])]}", str(error), count=1)
-            where = "" if found or not self.first else f" (in the records from number {self.first} on)"
-            raise type(error)(text + where) from error
+            said = renumbered(error, self._numbers)
+            if said is None:
+                said = f"{error} (in the records from number {self.first} on)" if self.first else str(error)
+            raise type(error)(said) from error
 
 
 def _encoded(

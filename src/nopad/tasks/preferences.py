@@ -64,6 +64,7 @@ class Pairs(Task):
         "rejected",
     )
     auto: ClassVar[str] = "AutoModelForSequenceClassification"
+    record_columns: ClassVar[tuple[str, ...]] = ("pair",)
 
     def __init__(
         self,
@@ -186,6 +187,7 @@ class DPO(Likely):
     """
 
     name = "dpo"
+    record_columns: ClassVar[tuple[str, ...]] = ("pair",)
     texts_always: ClassVar[tuple[str, ...]] = (
         "prompt",
         "chosen",

@@ -96,6 +96,10 @@ class Task(ABC):
         policies: values of `over_long` that the task accepts.
         texts_by: names of the task's attributes that hold names of text columns, such as "text".
         texts_always: names of text columns that no option changes.
+        record_columns: names of per-sequence columns that hold the number of a sequence's record, from 0 in each call
+            of `encode`. If records are encoded in parts, these become numbers in the whole.
+        draws: whether `encode` draws at random by the numbers of sequences. It then has a further option, ``before``:
+            how many sequences were made of the parts before.
         fewest: smallest number of records that `encode` should get in one call (if there are so many); above 1 for
             tasks that combine records at random.
         text_unit: what becomes one record when text files are read for training, unless the user says otherwise: a
@@ -114,6 +118,8 @@ class Task(ABC):
     texts_by: ClassVar[tuple[str, ...]] = ()
     texts_always: ClassVar[tuple[str, ...]] = ()
     dtypes: ClassVar[Mapping[str, str]] = {}
+    record_columns: ClassVar[tuple[str, ...]] = ()
+    draws: ClassVar[bool] = False
     fewest: ClassVar[int] = 1
     text_unit: ClassVar[TextUnit] = "line"
     objective: Objective

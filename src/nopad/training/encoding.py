@@ -26,13 +26,13 @@ from nopad.files import fsync_folder, locked, storage_errors, write_atomic
 from nopad.random import MASK, key
 from nopad.sequences import Sequences
 from nopad.tasks import Examples, Task
-from nopad.tasks.examples import counted, encoded_part, parts_of, placed, readable
+from nopad.tasks.examples import counted, encoded_after, parts_of, placed, readable
 
 __all__ = ["AT_ONCE", "Part", "Stored", "encoded"]
 
 AT_ONCE = 4096  # records that are encoded at a time
 _FACTS = "examples.json"
-_VERSION = 1
+_VERSION = 2
 _HEADER = 128  # bytes
 
 
@@ -131,7 +131,7 @@ def _write(task: Task, records: Stored, of: Part, place: Path, at_once: int) -> 
         RecordError, LengthError, OptionError, SourceError, FormatError, StorageError: as for `encoded`.
     """
     counts, bad = Counter[str](), dict[str, int]()
-    group, seen, ends = 1, 0, 0
+    group, seen, ends, before = 1, 0, 0, 0
     tokens: list[str] = []
     with ExitStack() as stack:
         columns: dict[str, _Column] = {}
@@ -145,7 +145,8 @@ def _write(task: Task, records: Stored, of: Part, place: Path, at_once: int) -> 
         chosen = (pair for pair in readable(records, bad) if of.has(pair[0]))
         for part in parts_of(chosen, at_once, task.fewest):
             numbers = np.array([number for number, _ in part])
-            made = encoded_part(task.encode, [record for _, record in part], numbers)
+            made = encoded_after(task, [record for _, record in part], numbers, before)
+            before += len(made)
             counts.update(made.counts)
             if len(made):
                 sequences = made.sequences.gathered()

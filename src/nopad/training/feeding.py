@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from transformers.trainer_callback import TrainerCallback, TrainerState
 
-from nopad.errors import FormatError, OptionError
+from nopad.errors import OptionError
 from nopad.loading import PackedLoader
 from nopad.loading.summary import Summary
 from nopad.loading.torch import TorchLoader
 
-__all__ = ["STATE_FILE", "Ahead", "FedLoader", "Progress", "saved_state", "steps_of"]
-
-STATE_FILE = "nopad_loader.json"
-_TRAINER_STATE = "trainer_state.json"
+__all__ = ["Ahead", "FedLoader", "Progress"]
 
 
 class Ahead:
@@ -129,26 +124,3 @@ class Progress(TrainerCallback):
         if self.loader.epoch != self.epoch:
             self.epoch, self.begun = self.loader.epoch, self.loader.steps_seen - 1
         state.epoch = self.epoch + (self.loader.steps_seen - self.begun) / self.ahead.whole(self.epoch)
-
-
-def steps_of(folder: Path) -> int:
-    """Return the number of optimiser steps taken before a checkpoint was saved."""
-    return int(TrainerState.load_from_json(str(folder / _TRAINER_STATE)).global_step)
-
-
-def saved_state(folder: Path) -> Any:
-    """Return the loader's state in a checkpoint.
-
-    Raises:
-        FormatError: the checkpoint has no loader state, or one that cannot be read.
-    """
-    path = folder / STATE_FILE
-    if not path.is_file():
-        raise FormatError(
-            f"{folder} has no {STATE_FILE}, so it was not saved in training with a PackedLoader, which could not go on "
-            "where that stopped; give a checkpoint that has one, or begin anew"
-        )
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise FormatError(f"{path} is no JSON: {error}") from error

@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 from nopad.errors import OutputBusyError, OutputExistsError, ResumeError
 from nopad.files import PARTIAL_SUFFIX, local_path, storage_errors, write_atomic
-from nopad.training.feeding import STATE_FILE
+from nopad.training.checkpoint import STATE_FILE
 from nopad.training.longer import LENGTHS, compared
 from nopad.training.tables import TrainConfig
 from nopad.training.toml import to_toml

@@ -16,6 +16,7 @@ import torch
 import transformers
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 
+from nopad.training.checkpoint import trainer_state
 from nopad.training.counted import CountedLR
 
 __all__ = ["LENGTHS", "Longer", "compared"]
@@ -58,7 +59,7 @@ class Longer(TrainerCallback):
     """
 
     def __init__(self, checkpoint: Path, say: Callable[[str], None]) -> None:
-        self.before = TrainerState.load_from_json(str(checkpoint / "trainer_state.json")).max_steps
+        self.before = trainer_state(checkpoint).max_steps
         self.say = say
 
     def on_train_begin(

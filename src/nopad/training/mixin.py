@@ -43,11 +43,11 @@ from nopad.store import PackedDataset
 from nopad.tasks import Objective, Task
 from nopad.tasks.routing import learned_share
 from nopad.tasks.settings import write_task
-from nopad.training.checkpoint import check_same_model
+from nopad.training.checkpoint import STATE_FILE, check_same_model, saved_state, steps_of
 from nopad.training.checks import check_ranks, check_schedule, check_step, forget_evaluation
 from nopad.training.effects import effects, length_of
 from nopad.training.evaluating import EvaluatingMixin, each_dataset
-from nopad.training.feeding import STATE_FILE, Ahead, FedLoader, Progress, saved_state, steps_of
+from nopad.training.feeding import Ahead, FedLoader, Progress
 from nopad.training.schedules import Schedule
 from nopad.training.trouble import Watch, check_unscaled, enough_memory
 
@@ -263,7 +263,7 @@ class PackedMixin(EvaluatingMixin):
         that the exception interrupted, so calling `train` again loses no sequence.
 
         Raises:
-            FormatError: the checkpoint holds no loader state.
+            FormatError: the checkpoint holds no loader state, or a file of it is damaged.
             PlanMismatchError, BalanceError: as for `PackedLoader.load_state_dict`: the loader refuses the checkpoint's
                 state, for example since it belongs to other data.
             OptionError: the checkpoint's model has another configuration; or as for `set_initial_training_values`.

@@ -121,7 +121,7 @@ def _evaluated(trainer: Any) -> dict[str, float]:
 
 
 def _steps_of(checkpoint: Path | None) -> int:
-    from nopad.training.feeding import steps_of
+    from nopad.training.checkpoint import steps_of
 
     return steps_of(checkpoint) if checkpoint else -1
 

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nopad.auditing.failure import inside_model
 from nopad.errors import OptionError
+from nopad.model.replacing import uncompile
 from nopad.model.safety import is_packed, state_of, unpacked
 
 __all__ = ["Exact", "copied", "inner", "let_go", "parameters_of", "untouched"]
@@ -109,11 +110,9 @@ def copied(model: Any, dtype: torch.dtype | None, *, plain: bool) -> Any:
         made.train()
     for parameter in made.parameters():
         parameter.grad = None
+    uncompile(made)
     for module in list(made.modules()):
         module._compiled_call_impl = None
-        for name, child in list(module.named_children()):
-            if hasattr(child, "_orig_mod"):
-                setattr(module, name, child._orig_mod)
         for name in _PROBABILITIES:
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
