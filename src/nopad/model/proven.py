@@ -12,7 +12,7 @@ from __future__ import annotations
 import dis
 import functools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
@@ -205,8 +205,17 @@ def _names(code: CodeType) -> frozenset[str]:
     Strings in constant tuples and sets count too, and so do functions that are defined inside it.
     """
     read = (one for one in dis.get_instructions(code) if one.opname.startswith("LOAD_") and one.argval in code.co_names)
-    found = {one.argval for one in read} | {one for one in code.co_consts if isinstance(one, str)}
+    found = {one.argval for one in read} | set(_strings(code.co_consts))
     return frozenset(found.union(*(_names(one) for one in code.co_consts if isinstance(one, CodeType))))
+
+
+def _strings(constants: Iterable[Any]) -> Iterator[str]:
+    """Yield the strings among a function's constants, also those in tuples and sets, at any depth."""
+    for one in constants:
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, tuple | frozenset):
+            yield from _strings(one)
 
 
 def _frozen(value: Any, depth: int = DEEPEST) -> Any:

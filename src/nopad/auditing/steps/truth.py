@@ -142,7 +142,7 @@ def _parts_alone(model: Any, example: Example, alone: Alone, number: int) -> tup
         found = alone(model, example.inputs(model))
     parts: tuple[Tensor, ...] = found if isinstance(found, tuple) and found else (found,)  # type: ignore[assignment]
     for each in parts:
-        if not isinstance(each, Tensor) or each.dim() > 1:
+        if not isinstance(each, Tensor) or each.dim() != 1:  # a scalar would be a mean, of how many items is not known
             said = f"shape {list(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
             raise BatchError(
                 f"alone gave {said} for sequence {number}; expected the losses of its items, a tensor [n], or for a "
