@@ -1,6 +1,7 @@
 """The right loss and gradients of a step.
 
-Every sequence runs alone, without padding. The sum of the losses of all sequences is divided by one denominator.
+Every sequence runs alone, without padding. The right loss is the mean over all labelled items of the step or, with
+`per` "sequence", the mean of the sequences' own means. If the loss is a sum of several means, each is computed so.
 """
 
 from __future__ import annotations
