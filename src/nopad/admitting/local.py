@@ -137,9 +137,9 @@ def crossing_outputs(run: Run, tokens: list[int]) -> tuple[list[Tensor], bool, b
 
 
 def backward_of_ones_own(run: Run, many: int = MANY[-1], longest: int = WIDE[-1]) -> str:
-    """Return what in a module is the user's own code that changes gradients; "": there is none.
+    """Look in a module for the user's own code that changes gradients; return its name, or "" if there is none.
 
-    The result is the name of an autograd function, or of the PyTorch method that attached a hook to a gradient
+    The name is that of an autograd function, or of the PyTorch method that attached a hook to a gradient
     (``register_hook``). What such code does with gradients cannot be followed. Modules in `held` are not looked into.
     The module runs in evaluation mode and in training mode: on one row as recorded, on `many` rows, and on longer rows
     of up to `longest` tokens, as far as memory allows. Runs in which it raises an error are skipped.
@@ -234,7 +234,7 @@ def first_crossing(run: Run, tokens: list[int]) -> tuple[nn.Module | None, bool]
 def _followed(
     run: Run, tokens: list[int], training: bool, tries: bool, found: list[tuple[nn.Module, bool]] | None = None
 ) -> tuple[Track, Any]:
-    """Run a module under a `Track`; return the `Track` and the module's output.
+    """Run a module, and follow which values depend on which tokens; return (the `Track` that did so, the output).
 
     `tries` is as in `Track`. If `found` is a list, a pair is added to it for each submodule whose output depends on
     several tokens: the submodule, and whether none of its inputs does (`first_crossing`).
@@ -351,10 +351,10 @@ def _alike(run: Run, before: Any, after: Any, rows: int, wide: int, base: int = 
 def _sized(value: Any, length: int, rows: int, wide: int, table: bool) -> Any:
     """Return an argument or output for one row of `length` tokens, repeated to `rows` rows of `wide` tokens.
 
-    Only tensors with a dimension of size `length` change: each such dimension is repeated or cut to `wide`. Then the
-    first dimension is repeated `rows` times if it was 1, or if it holds flattened tokens. Tensors ``[length]`` and
-    ``[length, n]`` hold flattened tokens, unless `table` says that they are tables of positions. An integer that equals
-    `length` becomes `wide`. All else is returned as it is.
+    Of tensors, only those with a dimension of size `length` change: each such dimension is repeated or cut to `wide`.
+    Then the first dimension is repeated `rows` times if it was 1, or if it holds flattened tokens. Tensors ``[length]``
+    and ``[length, n]`` hold flattened tokens, unless `table` says that they are tables of positions. An integer that
+    equals `length` becomes `wide`. All else is returned as it is.
     """
     if type(value) is int and value == length:
         return wide

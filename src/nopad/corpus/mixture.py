@@ -19,9 +19,8 @@ class MixtureSource(Source):
     """Named sources, in the order of the mapping.
 
     All sources must hold text, or all ready-made ids, with the same mask; and all must have the same carried columns.
-    `open_source` checks this.
-    The names of blocks and files begin with the name of their source, so the fingerprint depends on the names of
-    sources.
+    `open_source` checks this. The names of blocks and files begin with the name of their source, so the fingerprint
+    depends on the names of sources.
 
     Raises:
         SourceError: a name is not a string, is empty, has characters other than ASCII letters, digits, ``_``, ``-`` and

@@ -40,7 +40,11 @@ class NpyFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the header of the file at `path`, and check that the file is long enough for its values."""
+        """Read the header of the file at `path`, and check that the file is long enough for its values.
+
+        Raises:
+            SourceError: the file cannot be found or read, is not an ``.npy`` file of numbers, or is cut short.
+        """
         self.path = path
         self._file = InputFile.found(path, path.name)
         self.bytes = self._file.size

@@ -113,10 +113,10 @@ class Composition:
         return lengths.astype(np.float64), counts.astype(np.float64)
 
     def _together(self, differences: list[int]) -> list[float]:
-        """Return, for each difference d, the share of pairs of sequences of one pack that are at most d tokens apart.
+        """Return, for each of `differences` d, the share of pairs whose lengths differ by at most d tokens.
 
-        Two sequences are as many tokens apart as their lengths differ. Pairs are weighted so that every sequence counts
-        the same, no matter how many others its pack has.
+        A pair is two sequences of one pack. Pairs are weighted so that every sequence counts the same, no matter how
+        many others its pack has.
         """
         span = 2 * int(self._lengths.max()) + 2  # so that no difference reaches into the next strategy
         keys = self._strategy * span + self._lengths
@@ -127,7 +127,7 @@ class Composition:
         return [float((np.searchsorted(keys, keys + d, side="right") - after) @ weights) for d in differences]
 
     def _at_random(self, differences: list[int]) -> list[float]:
-        """Return, for each difference d, the share of random pairs of sequences whose lengths differ by at most d."""
+        """Return, for each of `differences` d, the share of random pairs whose lengths differ by at most d tokens."""
         lengths, counts = self._pool
         upto = np.cumsum(counts)
         shares = []

@@ -102,8 +102,9 @@ def candidates(state: NDArray[Any], table: NDArray[Any], limits: NDArray[Any], n
 def most_urgent(levels: NDArray[Any], n: int) -> NDArray[Any]:
     """Return the indices of the `n` highest levels, ascending; of equal levels, the first ones.
 
-    Gaps are left out, so there must be `n` levels that are no gaps. At most 2 n indices are kept on the way: once n are
-    known, only higher levels can replace them.
+    Gaps are left out, so there must be `n` levels that are no gaps. On the way, at most 2 n indices are kept. When
+    there are so many, only those of the n highest levels stay; from then on, levels that are not above these are passed
+    over.
     """
     kept = np.empty(2 * n, dtype=np.int64)
     size, least = 0, GAP

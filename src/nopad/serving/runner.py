@@ -275,7 +275,7 @@ class PackRunner:
     def drain(self, timeout_s: float | None = None) -> bool:
         """Wait until no request waits or runs; return False if that takes longer than `timeout_s` seconds.
 
-        None: wait without a time limit. The runner goes on accepting requests.
+        If `timeout_s` is None, there is no time limit. The runner goes on accepting requests.
 
         Raises:
             ServingError: this is called in a callback of the runner.
@@ -284,7 +284,7 @@ class PackRunner:
         return self._queue.drain(timeout_s)
 
     def close(self, *, drain: bool = True) -> None:
-        """Accept no more requests, and wait until the worker ends (in a callback of the runner: without waiting).
+        """Accept no more requests, and wait until the worker has ended; in a callback of the runner, do not wait.
 
         Requests that still wait are answered first; with ``drain=False``, their futures raise RunnerClosedError
         instead. In a process that was forked after the runner was started, this does nothing.

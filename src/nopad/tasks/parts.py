@@ -209,7 +209,7 @@ def write_part(path: Path, table: pa.Table) -> None:
 
 
 def _alike(kind: pa.DataType) -> pa.DataType:
-    """Return the type `kind`, in which the items of all lists are named "element"."""
+    """Return the type `kind` with the items of its lists, also of those inside lists and structs, named "element"."""
     types = pa.types
     if types.is_struct(kind):
         return pa.struct([field.with_type(_alike(field.type)) for field in kind])

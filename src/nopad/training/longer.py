@@ -53,6 +53,8 @@ def _length(trainer: Mapping[str, Any]) -> tuple[str, float]:
 class Longer(TrainerCallback):
     """For a run that was made longer: sets the learning rates to those of the new length, and reports old and new rate.
 
+    A schedule that depends on evaluations is not changed, and a `CountedLR` has set its rates already.
+
     Args:
         checkpoint: folder of the checkpoint from which the run resumes.
         say: called with one line of text for the user.

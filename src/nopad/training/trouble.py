@@ -141,7 +141,7 @@ _TORCH_WRITES = ("inline_container.cc", "PytorchStreamWriter")
 
 
 def save_batch(path: Path, batch: PackedBatch) -> None:
-    """Save a batch as a safetensors file: its items, its layouts (also of a decoder's targets) and sequence numbers."""
+    """Save a batch as a safetensors file: its tensors, layouts (also of a decoder's targets) and sequence numbers."""
     from safetensors.torch import save_file
 
     items = {name: batch[name] for name in batch if isinstance(batch[name], Tensor) and name not in MASKS}
@@ -162,7 +162,7 @@ def save_batch(path: Path, batch: PackedBatch) -> None:
 
 
 def load_batch(path: str | Path) -> PackedBatch:
-    """Load a batch that training saved because its loss was not finite, with the items that the model got.
+    """Load a batch that training saved because its loss was not finite; return it as the model got it.
 
     Raises:
         FormatError: the file cannot be read, or does not hold such a batch.

@@ -137,12 +137,14 @@ def _named(case: Case, single: Any) -> list[Finding]:
 def _explained(
     case: Case, single: Any, examples: Sequence[Example | None], match: Usual, of_left: bool
 ) -> list[Finding]:
-    """Return findings on a mistake, `match`, whose loss is that of the step.
+    """Return findings on `match`, the mistake whose loss is that of the step; and set `case.denominator`.
 
-    One more finding is added if the gradients do not match the mistake, so that they have another cause too. The list
-    is empty if what the collator did explains the whole difference. `examples` are the sequences for which the
-    mistake's loss was computed, and `of_left` says whether they are the sequences as the collator left them. `single`
-    is a plain float64 copy of the model, on which sequences run alone. Sets `case.denominator`.
+    One more finding is added if the gradients do not match the mistake, so that they have another cause too. `match`
+    may also be the right loss (its `kind` is ""). The finding is then "unknown"; but the list is empty if what the
+    collator did explains the whole difference.
+
+    `examples` are the sequences for which the loss of `match` was computed, and `of_left` says whether they are the
+    sequences as the collator left them. `single` is a plain float64 copy of the model, on which sequences run alone.
     """
     whole = [one for one in examples if one is not None]
     told = ""

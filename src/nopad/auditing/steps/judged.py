@@ -175,12 +175,14 @@ def _compared(plan: Plan) -> StepVerdict:
 def _stepped(
     plan: Plan, truth: Truth, wanted: Sequence[Example]
 ) -> tuple[bool, Truth, tuple[list[float], Gradients, Exact]]:
-    """Run the step in float64; return (whether it ran in float64, the truth, the result of `Plan.step`).
+    """Run the step, in float64 if possible.
 
-    `wanted` are the sequences on which the step should train, and `truth` has their results alone. Up to three ways are
-    tried; the next one is tried only if the user's code fails in the one before. First, casts to narrower floats give
-    float64 (`Plan.wide`). Second, such casts give the narrower dtype; the truth is then computed again, in the same
-    way. Third, the step runs in the model's own dtype.
+    Returns (whether it ran in float64; the results of the sequences alone in float64; the result of `Plan.step`).
+    `wanted` are the sequences on which the step should train, and `truth` has their results from before the step.
+
+    Up to three ways are tried, each only if the user's code fails in the one before. First, casts to narrower floats
+    give float64 (`Plan.wide`). Second, such casts give the narrower dtype; the sequences then run alone again, in the
+    same way. Third, the step runs in the model's own dtype.
 
     Raises:
         ModelFailedError: the user's code fails in each of these ways, or nopad refuses the batch.
@@ -205,11 +207,11 @@ def _stepped(
 
 
 def _own_dtype(plan: Plan, wanted: list[Example], truth: Truth, found: list[Finding]) -> None:
-    """Compare the step with its sequences alone, `wanted`, in the model's own dtype too.
+    """Compare the step with its sequences alone (`wanted`) in the model's own dtype too.
 
-    `truth` has their results in float64. A finding is added to `found` if the results differ, or if the step raises an
-    exception. If the sequences alone do not run in this dtype, only a note is added to the plan. If the model's dtype
-    is float64, nothing is done.
+    `truth` has the results of the sequences alone in float64. A finding is added to `found` if the results differ, or
+    if the step raises an exception. If the sequences alone do not run in this dtype, only a note is added to the plan.
+    If the model's dtype is float64, nothing is done.
     """
     dtype = next(plan.model.parameters()).dtype
     if dtype == torch.float64:

@@ -146,8 +146,8 @@ def accepts_loss_kwargs(model: Any) -> bool:
 def dealt(count: int, ranks: int, accumulation: int) -> list[int]:
     """Return how many of `count` examples each micro-batch gets, rank by rank.
 
-    Each rank has `accumulation` micro-batches. The numbers ascend. If there are more examples than micro-batches, the
-    last number is larger than the first.
+    Each rank has `accumulation` micro-batches. The numbers ascend. Among several micro-batches, the last number is
+    larger than the first if there are more examples than micro-batches.
 
     Raises:
         OptionError: there are fewer examples than micro-batches.

@@ -132,7 +132,7 @@ def copied(model: Any, dtype: torch.dtype | None, *, plain: bool) -> Any:
 
 
 def _forwards(made: Any, memo: dict[int, Any], plain: bool) -> None:
-    """Treat each `forward` that a trainer put into a module: remove it from the copy if `plain`, else rebind it.
+    """If `plain`, remove each `forward` that a trainer put into a module of the copy `made`; else, rebind it.
 
     A rebound `forward` refers to modules of the copy. `memo` maps the ids of original objects to their copies.
     """

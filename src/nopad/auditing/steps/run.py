@@ -66,9 +66,10 @@ def audit_step(
             Its own collator, data, ``get_batch_samples`` and ``training_step`` are called for one step; the trainer
             itself is left unchanged.
         alone: the right losses of one sequence, if the model's own loss does not give them: ``alone(model, inputs)``
-            returns the losses of the sequence's items, ``[n]``; `inputs` are the example's columns as tensors
-            ``[1, ...]``. If the loss is a sum of means, it returns a tuple with one such tensor per mean. None: for a
-            nopad trainer, the function of its objective if it has one; else the model's own loss.
+            returns the losses of the sequence's items, ``[n]``. `inputs` are those columns of the example that the
+            model's forward method takes, as tensors ``[1, ...]``. If the loss is a sum of means, `alone` returns a
+            tuple with one such tensor per mean. None: for a nopad trainer, the function of its objective if it has one;
+            else the model's own loss.
         accumulation: number of micro-batches on each rank; None: the trainer's, or 2 without a trainer.
         ranks: number of ranks, up to 64; 1: nothing is simulated.
         per: which mean is right: "token": over all labelled items of the step; "sequence": over the items of each

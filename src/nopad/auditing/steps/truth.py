@@ -1,6 +1,7 @@
 """The right loss and gradients of a step.
 
-Every sequence runs alone, without padding. The sum of the losses of all sequences is divided by one denominator.
+Every sequence runs alone, without padding. The right loss is the mean over all labelled items of the step or, with
+`per` "sequence", the mean of the sequences' own means. If the loss is a sum of several means, each is computed so.
 """
 
 from __future__ import annotations
@@ -131,8 +132,8 @@ def taken(model: Any, divisor: float) -> Gradients:
 def _parts_alone(model: Any, example: Example, alone: Alone, number: int) -> tuple[Tensor, ...]:
     """Run `alone` on one sequence, and return the losses of the sequence's items as a tuple of tensors ``[n]``.
 
-    The tuple has one tensor for each mean of which the loss is the sum; usually there is only one. `number` is the
-    sequence's number, for messages.
+    If the loss is a sum of several means, the tuple has one tensor for each of them; otherwise, it has only one.
+    `number` is the sequence's number, for messages.
 
     Raises:
         BatchError: `alone` returns neither a tensor ``[n]`` nor a tuple of such tensors.

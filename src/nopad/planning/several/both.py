@@ -112,7 +112,7 @@ def _by_one(task: Task, limits: NDArray[np.int64], tight: int, budget: Budget) -
 
 
 def follow(task: Task, classes: Classes, columns: list[Column], relaxed: Relaxed, budget: Budget) -> Packing:
-    """Return packs for all sequences of `task` that follow a solved linear program.
+    """Pack all sequences of `task` as the solution of a linear program says; return the packs.
 
     In this program, the mean size of a class stands for all sizes of the class. A column is a capacity, and the classes
     of the sequences in one pack. `relaxed` is the solution: it uses column c ``relaxed.times[c]`` times. The whole part

@@ -37,8 +37,8 @@ class Classes:
     """Groups of sizes for the linear program; see the module.
 
     Attributes:
-        corners: the sizes at which classes begin, in lexicographic order; int64 ``[m, 2]``. For classes made by
-            `along`, or by `of` with `middle`, the mean sizes of classes instead.
+        corners: the sizes at which classes begin, in lexicographic order; int64 ``[m, 2]``. If the classes were made by
+            `along`, or by `of` with `middle`, the mean size of each class instead, in any order.
         of_size: the class of each distinct size of the task; int64 ``[k]``. -1: the size is below all classes, and is
             sand entirely.
         demand: number of sequences of each class; float64 ``[m]``.

@@ -205,8 +205,8 @@ def _filled(task: Task, j: int, packing: Packing, counts: NDArray[np.int64], oth
     """Return `packing`, the packs of capacity j, with their free room filled by sequences meant for `others`.
 
     `others` are numbers of capacities. The longest sequence that fits goes first; if several of `others` have sequences
-    of that length, the one listed first gives its own first. What is taken is subtracted from `counts`, in place. For
-    one kind of size only.
+    of that length, the one listed first gives its own first. What is taken is subtracted from `counts`, in place.
+    `task` has one kind of size.
     """
     available = counts[:, others].sum(axis=1)
     if not available.any():

@@ -100,7 +100,10 @@ class Task:
         return np.add.reduceat(self.sizes[flat], np.append(0, np.cumsum(held)[:-1]), axis=0)
 
     def price(self, packing: Packing) -> int:
-        """Return the total price of all packs, each in the cheapest capacity that holds it; every pack must fit one."""
+        """Return the total price of all packs, each in the cheapest capacity that holds it.
+
+        Every pack must fit into a capacity.
+        """
         packs = list(packing)
         used = self.capacity_of(packs).tolist()
         return sum(self.prices[j] * packing[pack] for j, pack in zip(used, packs, strict=True))
