@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import sys
+import math
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -83,11 +83,15 @@ def check_choice(name: str, value: Any, kind: Any) -> Any:
 def is_number(value: Any) -> bool:
     """Return whether `value` is a finite real number of Python or NumPy; booleans are none.
 
-    >>> [is_number(value) for value in (1, 0.5, True, float("inf"), "1", None)]
-    [True, True, False, False, False, False]
+    >>> [is_number(value) for value in (1, np.float32(0.5), True, float("inf"), 10**400, "1", None)]
+    [True, True, False, False, False, False, False]
     """
-    known = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    return known and bool(abs(value) <= sys.float_info.max)
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer above all floats
+        return False
 
 
 def check_number(
