@@ -221,7 +221,7 @@ def kernel_of(device: Device, step: Callable[[], Any]) -> str:
     spent = {
         event.key: event.self_device_time_total if device.gpu else event.self_cpu_time_total
         for event in seen.key_averages()
-        if KERNELS.search(event.key)
+        if KERNELS.search(event.key) and (device.gpu or event.key.startswith("aten::"))  # no node of autograd
     }
     return max(spent, key=lambda name: spent[name], default="none by that name")
 

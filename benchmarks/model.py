@@ -33,7 +33,6 @@ from nopad.corpus import stdlib_texts
 from nopad.histogram import read_histogram
 from nopad.model import fast_linear
 from nopad.random import key, shuffle
-from nopad.tasks.embedding import _within
 from nopad.tasks.folder import default_folder
 
 BUDGET = 4096
@@ -83,9 +82,21 @@ def by_length(sequences: list[np.ndarray]) -> list[np.ndarray]:
     return sorted(sequences, key=len)
 
 
+def within(sequences: list[np.ndarray], budget: int) -> Iterator[list[np.ndarray]]:
+    """Lists of consecutive sequences of at most `budget` tokens, or of one longer sequence."""
+    part: list[np.ndarray] = []
+    for sequence in sequences:
+        if part and sum(map(len, part)) + len(sequence) > budget:
+            yield part
+            part = []
+        part.append(sequence)
+    if part:
+        yield part
+
+
 def packs(sequences: list[np.ndarray], **how: Any) -> Iterator[PackedBatch]:
     """Batches of about 4,096 tokens, in order."""
-    for part in _within(sequences, BUDGET):
+    for part in within(sequences, BUDGET):
         yield PackedBatch.from_sequences(part, **how)
 
 
@@ -230,7 +241,7 @@ def _one_size(title: str, model: Any, sequences: list[np.ndarray], backward: boo
 def overhead(_: Path | None) -> None:
     """Print what batch construction and hooks cost beside a forward pass."""
     model = nopad.packed(transformers.BertModel.from_pretrained(default_folder(), add_pooling_layer=False).eval())
-    part = next(iter(_within(docstrings(400), BUDGET)))
+    part = next(iter(within(docstrings(400), BUDGET)))
     batch = PackedBatch.from_sequences(part)
     with torch.inference_mode(), fast_linear(model):
         whole = seconds(lambda: model(**batch), 7)

@@ -45,6 +45,8 @@ PACKAGES = {
     "nopad.balance": "Which rank gets what: costs, drawing an epoch, dealing a step.",
     "nopad.serving": "Live requests packed: the packer behind `nopad.PackRunner`, without threads or a clock.",
 }
+# Classes of which a part is in a base class that has no page: the page shows its members too.
+WITH_BASE = ("PackedBatch",)
 TYPES = {int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "PATH"}
 
 
@@ -101,6 +103,7 @@ def api_page(package: str) -> str:
         rows.append(f"| [`{name}`]({target}) | {first_sentence(docstring(package, name, thing))} |")
         if not shared:
             options = f"      heading: {package}.{name}\n      toc_label: {name}\n"
+            options += "      inherited_members: true\n" if name in WITH_BASE else ""
             anchor = f'<span id="{package}.{name}"></span>\n\n'  # mkdocstrings' own is where the name is defined
             blocks.append(f"{anchor}::: {where(package, name, thing)}\n    options:\n{options}")
     table = "| name | |\n|---|---|\n" + "\n".join(rows)

@@ -98,6 +98,7 @@ class WarmParent:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)  # closing is not enough: a worker that a test forked may hold this end
         self._socket.close()
         self._process.wait()
 

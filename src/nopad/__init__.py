@@ -1,5 +1,7 @@
 """nopad: pack sequences for transformers with almost no padding, and prove how little padding is possible.
 
+Five sequences are packed into three packs of at most 8 tokens; the lower bound proves that two packs cannot hold them:
+
 >>> import nopad
 >>> plan = nopad.plan([5, 3, 4, 2, 8], capacity=8)
 >>> plan.packs, plan.lower_bound
@@ -98,7 +100,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Return the public name `name`, whose module is imported at its first use.
+    """Return the public object of nopad called `name`; its module is imported when the name is first used.
 
     Raises:
         AttributeError: nopad has no such name.

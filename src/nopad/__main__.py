@@ -1,4 +1,4 @@
-"""Run the command line by ``python -m nopad``."""
+"""The command line of nopad, when it is started by ``python -m nopad``."""
 
 from nopad.cli import main
 

@@ -24,7 +24,7 @@ _0, _1, _63 = np.uint64(0), np.uint64(1), np.uint64(63)
 def empty_set(capacity: int) -> NDArray[np.uint64]:
     """Return the words of an empty set of integers from 0 to `capacity`: a one-dimensional uint64 array of zeros.
 
-    The array takes memory only where it is written to.
+    A large array takes memory only where it is written to.
     """
     words = 0
     while capacity:
@@ -34,7 +34,10 @@ def empty_set(capacity: int) -> NDArray[np.uint64]:
 
 
 def highest_bit(word: np.uint64) -> int:
-    """Return the position of the highest set bit of a word (uint64, not 0); one instruction when compiled."""
+    """Return the position of the highest set bit of a word (uint64, not 0); the lowest bit of a word has position 0.
+
+    The compiled version uses the processor's instruction that counts leading zeros.
+    """
     return int(word).bit_length() - 1
 
 
@@ -61,13 +64,13 @@ def _compiled(word: Any) -> Any:
 
 @njit(cache=True, nogil=True)
 def lowest_bit(word: np.uint64) -> int:
-    """Return the position of the lowest set bit of a word (uint64, not 0)."""
+    """Return the position of the lowest set bit of a word (uint64, not 0); the lowest bit of a word has position 0."""
     return highest_bit(word & (~word + _1))
 
 
 @njit(cache=True, nogil=True)
 def add(words: NDArray[Any], capacity: int, value: int) -> None:
-    """Add `value`, from 0 to `capacity`, to a set, in place; it may be a member already."""
+    """Add `value`, an integer from 0 to `capacity`, to a set, in place. If it is a member already, nothing changes."""
     begin = 0
     while True:
         word = begin + (value >> 6)
@@ -82,7 +85,7 @@ def add(words: NDArray[Any], capacity: int, value: int) -> None:
 
 @njit(cache=True, nogil=True)
 def remove(words: NDArray[Any], capacity: int, value: int) -> None:
-    """Remove `value`, which must be a member, from a set, in place."""
+    """Remove `value` from a set, in place. The value must be a member."""
     begin = 0
     while True:
         word = begin + (value >> 6)
@@ -97,7 +100,10 @@ def remove(words: NDArray[Any], capacity: int, value: int) -> None:
 
 @njit(cache=True, nogil=True)
 def at_least(words: NDArray[Any], capacity: int, value: int) -> int:
-    """Return the smallest member of a set that is at least `value` (0 to `capacity`); -1 if there is none."""
+    """Return the smallest member of a set that is not below `value`; -1 if the set has no such member.
+
+    `value` is from 0 to `capacity`.
+    """
     begin, shift = 0, 6
     bits = words[value >> 6] & (~_0 << np.uint64(value & 63))
     while bits == _0:
@@ -117,7 +123,10 @@ def at_least(words: NDArray[Any], capacity: int, value: int) -> int:
 
 @njit(cache=True, nogil=True)
 def at_most(words: NDArray[Any], capacity: int, value: int) -> int:
-    """Return the largest member of a set that is at most `value` (0 to `capacity`); -1 if there is none."""
+    """Return the largest member of a set that is not above `value`; -1 if the set has no such member.
+
+    `value` is from 0 to `capacity`.
+    """
     begin, shift = 0, 6
     bits = words[value >> 6] & (~_0 >> (_63 - np.uint64(value & 63)))
     while bits == _0:

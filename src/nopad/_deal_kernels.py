@@ -1,5 +1,8 @@
 """The compiled loops of `nopad.assignment`, which assign sequences to the packs of a plan.
 
+A strategy is a list of lengths that share a pack. A plan says how many packs have each strategy. Distinct lengths are
+given by rank: rank k, counted from 0, stands for the k-th of them in ascending order.
+
 As in `nopad._kernels`, arguments are plain arrays, and callers validate them.
 """
 
@@ -23,7 +26,7 @@ def shuffle_segments(items: NDArray[Any], indptr: NDArray[Any], keys: NDArray[An
 
 @njit(cache=True, nogil=True)
 def look_up_ranks(lengths: NDArray[Any], table: NDArray[Any], ranks: NDArray[Any]) -> None:
-    """Set ``ranks[i]`` to ``table[lengths[i]]`` for each i."""
+    """Set ``ranks[i]`` to ``table[lengths[i]]`` for each i; ``table[l]`` is the rank of length l."""
     for i in range(lengths.shape[0]):
         ranks[i] = table[lengths[i]]
 
@@ -40,11 +43,17 @@ def deal(
 ) -> None:
     """Assign sequences to packs: pack after pack, each slot takes the next unused sequence of its length.
 
-    A slot is the place of one sequence in a pack. Pack p has the strategy ``strategy_of_pack[p]``. The lengths of the
-    slots of strategy s are ``strategy_ranks[strategy_indptr[s]:strategy_indptr[s + 1]]``, where rank k stands for the
-    k-th distinct length. `order` lists the sequence numbers grouped by length. The next unused sequence of rank k is
-    ``order[free[k]]``; `free` is updated in place. Pack p is written to ``sequence[indptr[p]:indptr[p + 1]]``, where
-    ``indptr[0]`` must be 0.
+    A slot is the place of one sequence in a pack. The length of a slot is given by its rank.
+
+    Args:
+        strategy_of_pack: the number of each pack's strategy.
+        strategy_indptr: where each strategy begins in `strategy_ranks`.
+        strategy_ranks: the ranks of the slots: those of strategy s are
+            ``strategy_ranks[strategy_indptr[s]:strategy_indptr[s + 1]]``.
+        order: the sequence numbers, grouped by length.
+        free: the next unused sequence of rank k is ``order[free[k]]``; updated in place.
+        indptr: result: where each pack begins in `sequence`. ``indptr[0]`` is not written, and must be 0.
+        sequence: result: pack p has the sequence numbers ``sequence[indptr[p]:indptr[p + 1]]``.
     """
     at = 0
     for p in range(strategy_of_pack.shape[0]):
@@ -65,10 +74,10 @@ def packs_by_rank(
     begin: NDArray[Any],
     packs: NDArray[Any],
 ) -> None:
-    """Fill `packs` with one list after another: for each distinct length, the numbers of the packs that have it.
+    """Fill `packs` with one list for each distinct length: the numbers of the packs that hold this length.
 
-    The numbers in a list ascend. The list of the k-th distinct length begins at ``packs[begin[k]]``; the caller has
-    computed `begin`. The strategies are given as for `deal`.
+    The numbers in a list ascend. The list of rank k begins at ``packs[begin[k]]``; the caller has computed `begin`. The
+    other arguments are as in `deal`.
     """
     free = begin.copy()
     for p in range(strategy_of_pack.shape[0]):
@@ -94,14 +103,15 @@ def deal_in_order(
     indptr: NDArray[Any],
     sequence: NDArray[Any],
 ) -> None:
-    """Assign sequences in order of arrival: the first sequence without a pack opens the next pack that has its length.
+    """Assign sequences to packs so that the packs stay close to the order in which the sequences arrived.
 
-    Every slot of that pack (see `deal`) then takes the next unused sequence of its length. So packs are in the order of
-    their first sequences, and the sequences of any one length stay in order of arrival.
+    The first sequence that has no pack yet opens a pack: the next unused one that has a slot of this sequence's length.
+    Each slot of the pack then takes the next unused sequence of the slot's length. So the packs are in the order of
+    their first sequences. Of two sequences of the same length, the later one never gets an earlier pack.
 
-    ``ranks[i]`` is the rank of sequence i's length among the distinct lengths. ``packs[next_pack[k]]`` is the next pack
-    that has the length of rank k (see `packs_by_rank`). The other arguments are those of `deal`. `free` and `next_pack`
-    are updated in place, and `strategy_of_pack` is overwritten.
+    ``ranks[i]`` is the rank of sequence i's length. ``packs[next_pack[k]]`` is the next pack to try for rank k (see
+    `packs_by_rank`). The other arguments are as in `deal`. `free` and `next_pack` are updated in place, and
+    `strategy_of_pack` is set to -1 for each used pack.
     """
     dealt = np.zeros(ranks.shape[0], dtype=np.uint8)
     at, p = 0, 0
@@ -126,7 +136,7 @@ def deal_in_order(
 
 @njit(cache=True, nogil=True, inline="always")
 def even_position(copy: int, count: int, packs: int) -> np.int64:
-    """Return the position of copy number `copy` if `count` copies are spread evenly over `packs` positions.
+    """Return the position of copy number `copy` (from 0), if `count` copies are spread evenly over `packs` positions.
 
     This is floor((2 * copy + 1) * packs / (2 * count)).
     """
@@ -137,7 +147,9 @@ def even_position(copy: int, count: int, packs: int) -> np.int64:
 def spread(counts: NDArray[Any], packs: int, strategy_of_pack: NDArray[Any]) -> None:
     """Fill `strategy_of_pack`: strategy s gets ``counts[s]`` packs, spread evenly over all packs.
 
-    `packs` is the number of packs, the sum of `counts`.
+    `packs` is the number of packs, the sum of `counts`. Each pack asks for the position that `even_position` gives it.
+    The packs are sorted by this position; of those that ask for the same position, the lower strategy number comes
+    first.
     """
     begin = np.zeros(packs + 1, dtype=np.uint32)
     for s in range(counts.shape[0]):

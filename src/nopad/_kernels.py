@@ -1,7 +1,8 @@
-"""Compiled loops that several packages use; loops of a single package are in that package's own modules.
+"""Compiled loops that several packages use, and those of `nopad.batch`; other packages have their own modules of loops.
 
-Kernels (compiled loops) take and return plain arrays, release the GIL, and cache their compilation. They do not check
-arguments; their callers do. Tests also run kernels as plain Python (``kernel.py_func``) and compare the results.
+A kernel (a compiled loop) takes NumPy arrays and plain numbers. Most kernels write their results into arrays that the
+caller gives. All of them release the GIL, and cache their compilation. Their callers check the arguments; only
+`lay_rows` checks one of its own. Tests also run kernels as plain Python (``kernel.py_func``) and compare the results.
 
 Integers whose arithmetic wraps around are ``uint64`` throughout, since uint64 and signed integers together would
 silently give float64.
@@ -24,7 +25,7 @@ _1, _27, _30, _31, _32 = np.uint64(1), np.uint64(27), np.uint64(30), np.uint64(3
 
 @njit(cache=True, nogil=True, inline="always")
 def mix(x: np.uint64) -> np.uint64:
-    """Return a 64-bit integer with its bits mixed (SplitMix64 finaliser), as `nopad.random.mix` does."""
+    """Return `x` with its 64 bits mixed (the last step of SplitMix64); the compiled version of `nopad.random.mix`."""
     x = (x ^ (x >> _30)) * _M1
     x = (x ^ (x >> _27)) * _M2
     return x ^ (x >> _31)
@@ -55,7 +56,8 @@ def shuffle(items: NDArray[Any], key: np.uint64) -> None:
 def group_by_rank(ranks: NDArray[Any], indptr: NDArray[Any], order: NDArray[Any]) -> None:
     """Fill `order` with the indices of `ranks`, grouped by rank and ascending within each group.
 
-    Group k, the indices i with ``ranks[i] == k``, begins at ``order[indptr[k]]``; the caller has computed `indptr`.
+    Group k holds the indices i with ``ranks[i] == k``. It begins at ``order[indptr[k]]``; the caller has computed
+    `indptr`.
     """
     free = indptr.copy()
     for i in range(ranks.shape[0]):
@@ -96,9 +98,10 @@ def permute_packs(
     new_indptr: NDArray[Any],
     new_sequence: NDArray[Any],
 ) -> None:
-    """Write the packs with the numbers `permutation`, in this order, to `new_indptr` and `new_sequence`.
+    """Write the packs whose numbers are in `permutation`, in its order, to `new_indptr` and `new_sequence`.
 
-    Pack p is ``sequence[indptr[p]:indptr[p + 1]]``. ``new_indptr[0]`` is not written, and must be 0.
+    Pack p holds the sequences ``sequence[indptr[p]:indptr[p + 1]]``. Numbers may also be missing in `permutation`, or
+    occur more than once. ``new_indptr[0]`` is not written, and must be 0.
     """
     at = 0
     for q in range(permutation.shape[0]):
@@ -111,12 +114,14 @@ def permute_packs(
 
 @njit(cache=True, nogil=True)
 def gather_tokens(source: NDArray[Any], starts: NDArray[Any], lengths: NDArray[Any], out: NDArray[Any]) -> int:
-    """Copy ``source[starts[i] : starts[i] + lengths[i]]`` back to back into `out`; return the bitwise OR of all values.
+    """Copy ``source[starts[i] : starts[i] + lengths[i]]`` for each i into `out`, back to back; return their bitwise OR.
 
-    `source` holds integers. Sequences may lie anywhere in it, so each copy would wait for memory. Therefore one token
-    of each cache line of the next 32 sequences is read first (up to 64 lines of each sequence). These waits overlap,
-    which halves the time. The OR takes no extra time. From it, a caller sees whether any value is negative, or reaches
-    a certain power of two.
+    `source` holds integers. The result is the OR of all values that are copied. From it, a caller sees whether any
+    value is negative, or reaches a certain power of two. The OR takes no extra time.
+
+    Sequences may lie anywhere in `source`, so each copy would wait for memory. Therefore one token of each cache line
+    of the next 32 sequences is read first (up to 64 lines of each sequence). These waits overlap, which halves the
+    time.
     """
     at, bits, line = 0, source.dtype.type(0), 64 // source.itemsize
     for window in range(0, starts.shape[0], 32):
@@ -141,8 +146,10 @@ def lay_rows(
 ) -> bool:
     """Set ``starts[i]`` to where sequence i begins in concatenated rows, and ``tokens[r]`` to the slots taken in row r.
 
-    A row has `width` slots. The next ``per_row[r]`` sequences lie in row r, and each takes a multiple of `align` slots.
-    Returns True. If a number in `per_row` is negative, or these numbers do not add up to the number of sequences,
+    A row has `width` slots. The next ``per_row[r]`` sequences lie in row r. Each takes the slots of its length, rounded
+    up to a multiple of `align`. It is not checked whether the sequences of a row fit into it.
+
+    Returns True. But if a number in `per_row` is negative, or these numbers do not add up to the number of sequences,
     nothing is set, and the result is False.
     """
     total = 0

@@ -5,21 +5,22 @@
 (`empty_buffer`), always passed in this order:
 
 * ``state`` int64 ``[5]``: the number of sequences held (`HELD`), the number of their tokens (`TOKENS`), the number of
-  sequences that ever arrived (`ARRIVED`), and the slots of the oldest and the newest held sequence (`OLDEST`,
-  `NEWEST`; -1: none)
+  sequences that ever arrived (`ARRIVED`), and the slots of the oldest and the newest held sequence (`OLDEST`, `NEWEST`;
+  -1: none)
 * ``slots`` int64 ``[buffer, 5]``: a row is the slot of one held sequence. It holds the sequence's number and length
   (`NUMBER`, `LENGTH`), the slot of the next held sequence of the same length (`NEXT`), and the slots of its neighbours
-  in order of arrival (`BEFORE`, `AFTER`); -1: none. Unused rows form a stack linked by `NEXT`, whose top is in the last
-  row of ``queues``
+  in order of arrival (`BEFORE`, `AFTER`); -1: none. Unused rows form a stack linked by `NEXT`. The top of the stack is
+  in the last row of ``queues``, under `FIRST`
 * ``queues`` int32 ``[capacity + 2, 3]``: row l is for length l. It holds the number of held sequences (`COUNT`), and
   the slots of the first and the last of them (`FIRST`, `LAST`)
 * ``words`` uint64: the set of the held lengths, as in `nopad._bit_kernels`, and one more word at the end, which
   `window` needs
 * ``mirror`` uint64 ``[capacity // 64 + 2]``: bit ``capacity - l`` is set if length l is held
 
-With ``mirror``, two held lengths a and b that fill a room together (the tokens still free in a pack) are found quickly:
-a + b is the room if bit a of ``words`` and bit ``capacity - room + a`` of ``mirror`` are both set, so one AND tests 64
-values of a. The higher levels of ``words`` give no false pairs, since ``mirror`` has no bits there.
+``mirror`` serves to find two held lengths that fill a room together (the tokens still free in a pack). Bit a of
+``words`` is set if length a is held, and bit ``capacity - room + a`` of ``mirror`` is set if length ``room - a`` is
+held. So one AND of two words tests 64 values of a. The higher levels of ``words`` give no false pairs, since ``mirror``
+has no bits there.
 
 A result that is a length or a sequence number is -1 if there is none.
 """
@@ -46,9 +47,9 @@ _0, _1, _63 = np.uint64(0), np.uint64(1), np.uint64(63)
 
 
 def empty_buffer(capacity: int, buffer: int, arrived: int = 0) -> tuple[NDArray[Any], ...]:
-    """Return the five arrays of a buffer for at most `buffer` sequences (see the module), without any sequence.
+    """Return the five arrays of an empty buffer (see the module), which can hold at most `buffer` sequences.
 
-    `arrived` is the number that the next sequence gets.
+    `arrived` is the number that the first sequence will get. `capacity` is the most tokens of a pack.
     """
     slots = np.full((buffer, 5), -1, dtype=np.int64)
     slots[:-1, NEXT] = np.arange(1, buffer)  # the unused rows, linked
@@ -63,7 +64,10 @@ def empty_buffer(capacity: int, buffer: int, arrived: int = 0) -> tuple[NDArray[
 
 @njit(cache=True, nogil=True)
 def window(row: NDArray[Any], at: int) -> np.uint64:
-    """Return the 64 bits of `row` from bit `at` on; the word with this bit must not be the last word of `row`."""
+    """Return 64 bits of `row`, from bit `at` on, as one word; the lowest bit of the result is bit `at`.
+
+    The word with bit `at` must not be the last word of `row`, since the next word is read too.
+    """
     word, shift = at >> 6, np.uint64(at & 63)
     bits: np.uint64 = (row[word] >> shift) | ((row[word + 1] << _1) << (_63 - shift))
     return bits
@@ -71,7 +75,10 @@ def window(row: NDArray[Any], at: int) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def mark(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], length: int, change: int) -> None:
-    """Add `change` (1 or -1) to the number of held sequences of this length, and update `words` and `mirror`."""
+    """Add `change` (1 or -1) to the number of held sequences of this length.
+
+    If the number was 0 before, or is 0 now, `words` and `mirror` change too.
+    """
     queues[length, COUNT] += change
     if queues[length, COUNT] == (change + 1) // 2:  # the count went from 0 to 1, or from 1 to 0
         capacity = queues.shape[0] - 2
@@ -123,7 +130,7 @@ def take(
     mirror: NDArray[Any],
     length: int,
 ) -> int:
-    """Remove the oldest sequence of this length from those held back; return its number."""
+    """Remove the oldest held sequence of this length, and return its number; there must be such a sequence."""
     unused = queues.shape[0] - 1
     slot = queues[length, FIRST]
     queues[length, FIRST] = slots[slot, NEXT]
@@ -146,12 +153,12 @@ def take(
 
 @njit(cache=True, nogil=True)
 def exact(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], room: int, places: int) -> int:
-    """Return the held length that fills `room` tokens exactly, or the longer of two held lengths that do so together.
+    """Return the held length that fills `room` tokens exactly, or the longer of two that fill them together.
 
-    The result is -1 if there are no such lengths. `places` is how many sequences may still be added; if it is 1, no
-    pairs are considered. Of several possibilities, the one with the most held sequences (of both lengths together) is
-    taken, which keeps the buffer varied. About `PAIRS` pairs are compared at most, beginning with lengths near half the
-    room.
+    The result is -1 if there are no such lengths. `places` is how many sequences may still be added to the pack; if it
+    is 1, no pairs are considered. Of several possibilities, the one with the most held sequences is taken (a pair
+    counts the sequences of both lengths), so that the buffer keeps many different lengths. About `PAIRS` pairs are
+    compared at most, beginning with lengths near half the room.
     """
     best, most = -1, 0
     if queues[room, COUNT] > 0:
@@ -180,8 +187,8 @@ def exact(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], room:
 def padding(queues: NDArray[Any], words: NDArray[Any], room: int, places: int) -> int:
     """Return an estimate of how many of `room` tokens stay empty if held sequences are added to a pack.
 
-    Of the sequences that fit, the longest is added each time, until `places` sequences are added. At most `STEPS`
-    different lengths are considered.
+    The estimate adds the longest sequence that fits, again and again, until `places` sequences are added. At most
+    `STEPS` different lengths are considered. Nothing is changed.
     """
     capacity, length = queues.shape[0] - 2, room
     for _ in range(STEPS):
@@ -199,10 +206,10 @@ def padding(queues: NDArray[Any], words: NDArray[Any], room: int, places: int) -
 def anchor(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], capacity: int, depth: int) -> int:
     """Return the length with which the next pack, of at most `depth` sequences, begins; -1 if no sequence is held.
 
-    Of the `ANCHORS` longest held lengths, those of at least a third of the capacity are tried, the longest first. A
-    length is taken if one or two other held sequences fill the rest of the pack exactly. If there is none, the length
-    is taken whose pack would have the least padding, as `padding` estimates it. If all held lengths are below a third
-    of the capacity, the longest is taken.
+    Of the `ANCHORS` longest held lengths, those of at least a third of the capacity are tried, the longest first. The
+    first length is taken for which one or two other held sequences fill the rest of the pack exactly (one, if `depth`
+    is 2). If there is no such length, the one is taken whose pack would have the least padding, as `padding` estimates
+    it. If all held lengths are below a third of the capacity, the longest is taken.
     """
     length, best, least = capacity, -1, capacity + 1
     for _ in range(ANCHORS):
@@ -233,16 +240,16 @@ def emit(
     sequence: NDArray[Any],
     at: int,
 ) -> int:
-    """Write one pack that begins with length `first` to ``sequence[at:]``; return where the pack ends.
+    """Write one pack that begins with length `first` to ``sequence[at:]``; return where in `sequence` the pack ends.
 
     The sequences of the pack are removed from those held back. The longest sequence that fits is added again and again.
-    As soon as one or two held sequences fill the room exactly, these end the pack. Otherwise it ends when nothing fits,
-    or when it holds `depth` sequences.
+    As soon as one or two held sequences fill the room exactly (`exact`), these end the pack. Otherwise it ends when
+    nothing fits, or when it holds `depth` sequences.
 
-    There is another rule if the held sequences are so short that packs would reach the depth before the capacity. As
-    long as more than two sequences may still be added, each of these has an equal share of the room. The next sequence
-    is then the longest that is not longer than its share; if there is none, it is the shortest that fits. The last two
-    sequences are chosen as above.
+    There is another rule if the held sequences are so short that `depth` of them, at their average length, would not
+    fill a pack. Then the room is shared equally among the sequences that may still be added, as long as these are more
+    than two. The next sequence is the longest that is not longer than its share; if there is none, it is the shortest
+    that fits. The last two sequences are chosen as above.
     """
     capacity = queues.shape[0] - 2
     # Packs of `depth` sequences of average length would not be full, so places are scarcer than room.
@@ -287,9 +294,10 @@ def push(
 ) -> int:
     """Add sequences of these `lengths` one by one; write the packs that are made, and return how many there are.
 
-    A pack is made when the buffer is full or holds at least `most` tokens, or when `patience` sequences have arrived
-    after one that is still held. A sequence as long as the capacity becomes a pack by itself at once. If `depth`, the
-    most sequences of a pack, is 1, every sequence becomes a pack by itself.
+    A pack is made when the buffer is full or holds at least `most` tokens. A pack is also made when `patience`
+    sequences have arrived after one that is still held; this pack begins with the length of the oldest held sequence. A
+    sequence as long as the capacity becomes a pack by itself at once. If `depth`, the most sequences of a pack, is 1,
+    every sequence becomes a pack by itself.
 
     Pack p gets the sequence numbers ``sequence[indptr[p]:indptr[p + 1]]``, where ``indptr[0]`` must be 0.
     """

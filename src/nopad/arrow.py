@@ -1,7 +1,9 @@
-"""Arrow arrays and files: convert CSR arrays to list arrays and back without a copy; read and write whole files.
+"""Arrow arrays and files: convert CSR arrays to list arrays and back, mostly without a copy; read and write files.
 
-Files are read into memory and never memory-mapped: if a mapped file is truncated, the system kills the process that
-reads it.
+CSR arrays are a pair ``(indptr, values)``: list i is ``values[indptr[i]:indptr[i + 1]]``.
+
+Files are read into memory as a whole. They are never memory-mapped: if a mapped file is truncated, the system kills the
+process that reads it.
 
 pyarrow is imported at its first use, so that ``import nopad`` stays fast.
 """
@@ -62,9 +64,10 @@ def read_arrow(path: str | os.PathLike[str], *, sha256: str | None = None) -> pa
 
 
 def list_array(indptr: NDArray[Any], values: NDArray[Any]) -> pa.Array:
-    """Return CSR arrays as an Arrow list array without a copy: list i holds ``values[indptr[i]:indptr[i + 1]]``.
+    """Return CSR arrays as an Arrow list array: list i holds ``values[indptr[i]:indptr[i + 1]]``.
 
-    Its type is ``large_list`` if `indptr` is int64, and otherwise ``list``. The elements of lists are not nullable.
+    Arrays of numbers are not copied. Others may be, such as booleans, which Arrow stores as bits. The type is
+    ``large_list`` if `indptr` is int64, and otherwise ``list``. The elements of lists are not nullable.
     """
     import pyarrow as pa
 
@@ -77,11 +80,11 @@ def list_array(indptr: NDArray[Any], values: NDArray[Any]) -> pa.Array:
 
 
 def list_parts(array: pa.Array) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the offsets (from 0) and the values of an Arrow list array, as NumPy arrays.
+    """Return the lists of an Arrow list array as CSR arrays of NumPy: ``(indptr, values)``, where ``indptr[0]`` is 0.
 
-    Both are views of the array's memory, with two exceptions. Values are copied if they are booleans or strings, or if
-    some are null (NumPy has its own type for these, such as float64 with NaN for integers). Offsets are copied if the
-    array is a slice that does not begin at 0.
+    Numbers without nulls are a view of the array's memory. Other values are copied: booleans, strings, nested lists,
+    and numbers of which some are null. Then NumPy may need another type, such as float64 with NaN for integers and
+    nulls. `indptr` is a view too, unless the array is a slice that does not begin at 0.
     """
     offsets = array.offsets.to_numpy()
     if offsets.size == 0:

@@ -1,10 +1,16 @@
 """Assign sequences to the packs of a plan.
 
-This takes O(n) time, and about 16 bytes per sequence beyond the result. By default, the random generator of
-`nopad.random` decides the order of the packs, and which sequences of equal length go into which packs (training on
-packs sorted longest first is a known bug). ``order="source"`` stays close to the order of arrival instead: the sequence
-numbers in a pack ascend, packs are in the order of their first sequences, and the sequences of any one length are in
-order of arrival over all packs. The same lengths, plan, seed and order give the same packs on every machine.
+This takes O(n) time for n sequences, and about 16 bytes of memory per sequence besides the result. There are two
+orders:
+
+* "random", the default: the random generator of `nopad.random` decides the order of the packs. It also decides which of
+  several sequences of equal length goes into which pack. So a training run does not meet the packs sorted by the
+  lengths in them, which would harm it.
+* "source": the packs stay close to the order in which the sequences arrived. The sequence numbers in a pack ascend, and
+  packs are in the order of their first sequences. Of two sequences of equal length, the later one never gets an earlier
+  pack.
+
+The same lengths, plan, seed and order give the same packs on every machine.
 """
 
 from __future__ import annotations
@@ -42,8 +48,9 @@ def pack(
 ) -> Packs:
     """Plan which lengths share packs, and assign the sequences to these packs; return `Packs`.
 
-    With a histogram algorithm, this is short for `nopad.plan` and `nopad.assign`, and the notes of the plan are in
-    `Packs.notes`. An arrival-order algorithm packs the sequences themselves.
+    Most algorithms plan from a histogram, which says how many sequences have each length. With such an algorithm, this
+    is short for `nopad.plan` and `nopad.assign`, and `Packs.notes` holds the notes of the plan. An arrival-order
+    algorithm packs the sequences themselves instead, as they come, and there is no plan.
 
     Args:
         lengths: length of each sequence in tokens; integers ``[n]``, each from 1 to `capacity`.
@@ -56,10 +63,12 @@ def pack(
         options: options of the algorithm, and conditions on packs; see `nopad.plan`.
 
     Raises:
-        LengthError: lengths are not integers ``[n]``; or a length is below 1 or above `capacity`, or its square is
-            above `max_squares`.
+        LengthError: lengths are not integers ``[n]``; or a length is below 1 or above `capacity`, or the square of a
+            length is above `max_squares`.
         OptionError: capacity, depth, seed, order, algorithm or an option has an invalid value; the algorithm has no
             such option; or there is another cause that `nopad.plan` lists.
+
+    Three packs hold the five sequences:
 
     >>> import nopad
     >>> packs = nopad.pack([5, 3, 4, 2, 8], capacity=8)
@@ -89,10 +98,12 @@ def assign(plan: Plan, lengths: ArrayLike, *, seed: int = 0, order: Order = "ran
     Sequence i has ``lengths[i]`` tokens; `lengths` are integers ``[n]``. `seed` and `order` are as in `nopad.pack`.
 
     Raises:
-        PlanMismatchError: the plan does not cover exactly these lengths; the message names the first length whose count
-            differs.
+        PlanMismatchError: the plan does not cover exactly these lengths; the message names the shortest length whose
+            number of sequences differs.
         OptionError: `order` or `seed` has an invalid value.
         LengthError: lengths are not integers ``[n]``, or a length is below 1 or above the plan's capacity.
+
+    The sequences 0 and 1 (5 and 3 tokens) share the first pack, and the other two share the second:
 
     >>> import nopad
     >>> plan = nopad.plan([5, 3, 4, 2], capacity=8)
@@ -143,7 +154,10 @@ def _assigned(plan: Plan, checked: NDArray[np.int32], seed: int, order: Order) -
 
 
 def _ranks(lengths: NDArray[np.int32], histogram: Histogram) -> NDArray[np.int32]:
-    """Return the rank of each length among the distinct lengths of `histogram`, which has them all; int32 ``[n]``."""
+    """Return the rank of each length among the distinct lengths of `histogram`; int32 ``[n]``.
+
+    The histogram must have each of the lengths.
+    """
     ranks = np.empty(lengths.size, dtype=np.int32)
     if histogram.max_length <= 1 << 22:
         table = np.zeros(histogram.max_length + 1, dtype=np.int32)
@@ -157,7 +171,7 @@ def _ranks(lengths: NDArray[np.int32], histogram: Histogram) -> NDArray[np.int32
 def _packs_by_rank(
     plan: Plan, strategy_of_pack: NDArray[Any], indptr: NDArray[np.int64], ranks: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return ``(begin, packs)``: for each distinct length, the numbers of the packs that have it, ascending.
+    """Return ``(begin, packs)``: for each distinct length, the numbers of the packs that hold it, ascending.
 
     The list of the k-th distinct length begins at ``packs[begin[k]]``. `begin` is int64 ``[distinct lengths]``, and
     `packs` is int32. Strategy s has the lengths ``ranks[indptr[s]:indptr[s + 1]]``, each given as its rank among the
@@ -175,10 +189,10 @@ def _packs_by_rank(
 
 
 def check_cover(plan: Plan, lengths: NDArray[np.int32]) -> None:
-    """Check that a plan covers exactly these lengths, int32 ``[n]``.
+    """Check that a plan covers exactly these lengths, int32 ``[n]``: each length as often as it occurs in `lengths`.
 
     Raises:
-        PlanMismatchError: the plan covers other lengths; the message names the first length whose count differs.
+        PlanMismatchError: the plan does not; the message names the shortest length whose number of sequences differs.
     """
     covered, given = plan.histogram, Histogram.from_lengths(lengths)
     if covered == given:
@@ -197,7 +211,10 @@ def _check_order(order: str) -> None:
 
 
 def _kernels() -> Any:
-    """Return the module of compiled loops, imported only here: importing Numba takes longer than all of nopad."""
+    """Return the module `nopad._kernels`; it is imported only when this is called.
+
+    Importing it imports Numba, which takes longer than importing the rest of nopad.
+    """
     from nopad import _kernels
 
     return _kernels

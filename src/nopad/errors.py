@@ -73,7 +73,9 @@ FOREIGN: tuple[type[BaseException], ...] = (Exception, SystemExit)
 
 
 def install(extra: str) -> str:
-    """Return the commands that install nopad with `extra`, from an index or in a clone, as text for error messages.
+    """Return the commands that install the optional packages of `extra`, as text for error messages.
+
+    The first command installs nopad from a package index; the second one is for a clone of the repository.
 
     >>> install("report")
     "pip install 'nopad[report]', or in a clone pip install -e '.[report]'"
@@ -91,7 +93,12 @@ class NopadError(Exception):
 
 
 class InputError(NopadError, ValueError):
-    """An argument or input cannot be used."""
+    """An argument or an input cannot be used; the subclasses say why. It is a ValueError too.
+
+    `placed` is True if the message names the place in the input already, such as ``a.jsonl, line 7``.
+    """
+
+    placed = False
 
 
 class LengthError(InputError):
@@ -143,8 +150,12 @@ class BatchError(InputError):
 class UnsupportedModelError(InputError):
     """A model cannot run on packs in the way that was asked.
 
-    It does not keep the sequences of a pack apart, or no proof exists that it does; nopad does not know its head, its
-    results or how it learns; or it cannot be compiled, or cut to its first layers for an audit.
+    For example:
+
+    * the model does not keep the sequences of a pack apart, or no proof exists that it does
+    * nopad does not know the model's head, its results, or the loss by which it learns
+    * the model cannot be compiled
+    * the model cannot be cut to its first layers for an audit
     """
 
 
@@ -206,7 +217,7 @@ class RequestError(ServingError):
 
 
 class RunnerClosedError(ServingError):
-    """The runner was closed, or its worker thread died, before the request ran; or it belongs to another process."""
+    """The runner was closed, or its worker thread died, before the request ran; or another process made the runner."""
 
 
 class TrainingError(NopadError):
@@ -236,7 +247,7 @@ class CorruptError(NopadError):
 
 
 class InterruptedJobError(NopadError):
-    """The user stopped a job. To resume it, run it again; a job that replaces a finished one then begins anew."""
+    """The user stopped a job, such as packing. To resume it, run the same command or call again."""
 
     exit_code = 130
 

@@ -1,7 +1,7 @@
 """Write files so that a process killed at any moment leaves the old content or the new, never a mixture.
 
-Every write goes to a temporary file in the same folder. This file is fsynced and renamed to the target; then the folder
-is fsynced.
+Every write goes to a temporary file in the same folder. The file is forced to disk (fsync), and then renamed to the
+target. Then the folder is forced to disk, too. This module also has locks, checksums, and errors that name a file.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ def local_path(given: str | os.PathLike[str]) -> Path:
         OptionError: the path is a URL such as ``s3://...`` (results are written to local folders only), and there is no
             folder called ``s3:``; or the path cannot be written in UTF-8, which Parquet readers require.
 
+    A name with a colon is not a URL unless a slash follows the colon:
+
     >>> local_path("run-12:30")
     PosixPath('run-12:30')
     """
@@ -65,8 +67,8 @@ def local_path(given: str | os.PathLike[str]) -> Path:
 def locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on the lock file `path` inside a ``with`` block; the file is created or emptied.
 
-    Other processes on this machine that ask for the same lock wait. The operating system releases the lock if the
-    process ends. An error in the block is raised as it is.
+    Until the block ends, every other process or thread on this machine waits if it asks for the same lock. If the
+    process ends, the operating system releases the lock. An error in the block is raised as it is.
 
     Raises:
         StorageError: the lock file cannot be written or locked.
@@ -127,12 +129,12 @@ _OF_THE_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, er
 
 @contextmanager
 def preparing(path: Path) -> Iterator[Path]:
-    """Give a ``with`` block a temporary path beside `path` to write to; the caller renames the file later.
+    """Give a ``with`` block a temporary path beside `path` to write to; the caller renames the temporary file later.
 
     If the block raises any exception, the temporary file is removed.
 
     Raises:
-        StorageError: the disk is full, or a write in the block failed.
+        StorageError: the block raised an OSError, such as that the disk is full.
     """
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
     with storage_errors("writing", path):
@@ -160,9 +162,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Replace the content of the file `path`, which need not exist, with `content`.
+    """Write `content` to the file `path`; a file that exists there is replaced.
 
-    If this fails before the final renaming, the old content stays.
+    If this fails before the temporary file is renamed, the old content stays.
 
     Raises:
         StorageError: the disk is full, or the write failed.
@@ -172,10 +174,10 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the content of `path` with `text` in UTF-8, as `write_atomic` does.
+    """Write `text` to the file `path` in UTF-8, as `write_atomic` does.
 
     Lone surrogates, which UTF-8 cannot hold, are written as Python escapes them. So a page can be written even if a
-    file name or the message of an exception in it has one.
+    file name or an exception's message in it contains one.
 
     Raises:
         StorageError: the disk is full, or the write failed.
@@ -197,7 +199,7 @@ def fsync_path(path: Path) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Wait until the names of files in the folder are on disk.
+    """Wait until the names of the files in `folder` are on disk.
 
     Raises:
         OSError: the folder cannot be opened, or fsync failed.
@@ -219,7 +221,7 @@ def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the ``(key, value)`` pairs of a JSON object as a dict; for the `object_pairs_hook` of `json.loads`.
 
     Raises:
-        ValueError: a key occurs twice, so that one of its values would be lost.
+        ValueError: a key occurs more than once, so that one of its values would be lost.
     """
     made = dict(pairs)
     if len(made) < len(pairs):

@@ -1,9 +1,9 @@
 """`Histogram`: how many sequences have each length, which is the input of planning.
 
-A `Histogram` is small (one entry per distinct length) and exact (64-bit counts). Histograms can be added: ``a + b`` is
-the histogram of both inputs together, so the parts of a corpus can be counted on different machines. Counting is one
-pass in bounded memory: O(n) time for n sequences; O(longest length) memory for lengths up to 2^22, O(distinct lengths)
-for longer ones.
+A `Histogram` is small (one entry per distinct length) and exact (64-bit counts). Histograms can be added: ``a + b``
+counts the sequences of both, so the parts of a corpus can be counted on different machines. Counting is one pass in
+bounded memory: O(n) time for n sequences; O(longest length) memory for lengths up to 2^22, O(distinct lengths) for
+longer ones.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Histogram:
     """Number of sequences of each length. The arrays are copies of those given, and read-only.
 
     Attributes:
-        lengths: distinct lengths in tokens, ascending, each >= 1; int64 ``[k]``.
-        counts: number of sequences of each length, each >= 1; int64 ``[k]``.
+        lengths: distinct lengths in tokens, ascending, each from 1 to 2^31 - 1; int64 ``[k]``.
+        counts: number of sequences of each length, each from 1 to 2^63 - 1; int64 ``[k]``.
 
     Raises:
-        LengthError: a length or count is not an integer or is out of range, lengths do not ascend, or the numbers of
-            lengths and counts differ.
+        LengthError: a length or count is not an integer or is out of range, lengths do not ascend or one occurs twice,
+            or the numbers of lengths and counts differ.
 
     >>> h = Histogram.from_lengths([3, 5, 3]) + Histogram.from_lengths([5])
     >>> h.lengths.tolist(), h.counts.tolist(), h.sequences, h.tokens
@@ -85,6 +85,8 @@ class Histogram:
             LengthError: a length is below 1, above 2^31 - 1, not an integer, or masked; or an array is not
                 one-dimensional.
 
+        Three arrays hold two sequences of length 2 each, so there are six:
+
         >>> Histogram.from_chunks([2, 2] for _ in range(3)).counts.tolist()
         [6]
         """
@@ -106,7 +108,7 @@ class Histogram:
 
     @classmethod
     def from_counts(cls, counts: Mapping[int, int]) -> Histogram:
-        """Return the histogram of a ``{length: count}`` map; zero counts are left out.
+        """Return the histogram of a map ``{length: count}``; lengths with the count 0 are left out.
 
         Raises:
             LengthError: a length is not an integer from 1 to 2^31 - 1, or a count is not an integer from 0 to 2^63 - 1.
@@ -133,8 +135,8 @@ class Histogram:
         ``histogram`` of the document, or the whole document.
 
         Raises:
-            FormatError: the file cannot be read, is not JSON, holds no histogram, or states a capacity that is not an
-                integer from 1 to 2^31 - 1.
+            FormatError: the file cannot be read, is not JSON, holds no histogram, or its ``max_sequence_length`` is not
+                an integer from 1 to 2^31 - 1.
             LengthError: a length or count in it is not an integer, or is out of range.
         """
         return read_histogram(path)[0]
@@ -158,7 +160,7 @@ class Histogram:
         write_atomic(Path(path), (json.dumps(document, indent=1) + "\n").encode())
 
     def __add__(self, other: Histogram) -> Histogram:
-        """Return the histogram of both inputs together.
+        """Return the histogram that counts the sequences of both histograms.
 
         Raises:
             LengthError: a length has 2^63 sequences or more in total.
@@ -181,7 +183,10 @@ class Histogram:
         return hash(self.fingerprint)
 
     def __repr__(self) -> str:
-        """Return one line with the numbers of sequences, tokens and distinct lengths, and the range of lengths."""
+        """Return one line with the numbers of sequences, tokens and distinct lengths, and the range of lengths.
+
+        For a histogram without sequences, return "Histogram(empty)".
+        """
         if not self.lengths.size:
             return "Histogram(empty)"
         return (
@@ -201,7 +206,7 @@ class Histogram:
 
     @property
     def max_length(self) -> int:
-        """The longest length in tokens; 0 for an empty histogram."""
+        """The longest length in tokens; 0 if there are no sequences."""
         return int(self.lengths[-1]) if self.lengths.size else 0
 
     @property
@@ -223,11 +228,11 @@ class Histogram:
 def read_histogram(path: str | Path) -> tuple[Histogram, int | None]:
     """Read a histogram file; return the histogram, and the capacity that the file states (None if it states none).
 
-    The capacity is the field ``max_sequence_length``. Without this field, it is the number of counts if these are a
-    list. `Histogram.load` says what a file may hold.
+    The capacity is the field ``max_sequence_length``. If there is no such field, and the counts are a list, the
+    capacity is the number of counts (None for an empty list). `Histogram.load` says what a file may hold.
 
     Raises:
-        FormatError: the file cannot be read, is not JSON, holds no histogram, or states a capacity that is not an
+        FormatError: the file cannot be read, is not JSON, holds no histogram, or its ``max_sequence_length`` is not an
             integer from 1 to 2^31 - 1.
         LengthError: a length or count in it is not an integer, or is out of range.
     """
@@ -255,9 +260,9 @@ def read_histogram(path: str | Path) -> tuple[Histogram, int | None]:
 
 
 def _is_length(key: str) -> bool:
-    """Return whether a JSON key is a length as `save` writes it: at most 20 digits, without a sign or leading zeros.
+    """Return whether a JSON key is a number as `save` writes it: only digits (at most 20), without leading zeros.
 
-    If all keys of a file are such lengths, no two of them mean the same length.
+    If all keys of a file are such numbers, no two of them mean the same length.
     """
     return key.isascii() and key.isdecimal() and len(key) <= 20 and str(int(key)) == key
 
@@ -297,7 +302,9 @@ def integers(lengths: ArrayLike, name: str = "lengths") -> NDArray[Any]:
 
 
 def as_lengths(lengths: ArrayLike, capacity: int | None = None) -> NDArray[np.int32]:
-    """Return lengths as a contiguous int32 array ``[n]``, after checking them.
+    """Check lengths, and return them as a contiguous int32 array ``[n]``.
+
+    If they are such an array already, it is returned itself, without a copy.
 
     Raises:
         LengthError: a length is below 1, above `capacity` (None: 2^31 - 1), not an integer, or masked; or the array is
@@ -329,7 +336,7 @@ def exact_sum(values: NDArray[np.int64]) -> int:
 
 
 def exact_dot(a: NDArray[np.int64], b: NDArray[np.int64]) -> int:
-    """Return the exact sum of ``a[i] * b[i]``, as a Python integer of any size; no entry may be negative."""
+    """Return the exact sum of ``a[i] * b[i]`` over all i, as a Python integer of any size; no entry may be negative."""
     if a.size and int(a.max()) * int(b.max()) > (2**63 - 1) // a.size:
         return sum(map(mul, a.tolist(), b.tolist()))
     return int(a @ b)
@@ -340,12 +347,12 @@ def _is_integer(value: object) -> bool:
 
 
 def _count(chunk: NDArray[Any], offset: int, dense: NDArray[np.int64], sparse: dict[int, int]) -> NDArray[np.int64]:
-    """Count the lengths in `chunk`, a part of an array, and return the dense table of counts.
+    """Count the lengths in `chunk`, a part of an array, and return the table `dense`, brought up to date.
 
-    ``dense[l]`` is the number of sequences of length l so far; `sparse` maps further lengths to such numbers. If a
-    length in the chunk is above 2^22, the whole chunk is added to `sparse`, in place. Otherwise it is added to `dense`,
-    and the table returned is a new one, which may be longer. `offset` is the index of the chunk's first length, for
-    error messages.
+    So far, ``dense[l] + sparse.get(l, 0)`` sequences of length l have been counted. If a length in the chunk is above
+    2^22, the whole chunk is added to `sparse`, in place, and `dense` is returned as it is. Otherwise the chunk is added
+    to `dense`, and the table returned is a new array, which may be longer. `offset` is the index of the chunk's first
+    length, for error messages.
 
     Raises:
         LengthError: a length is below 1, or above 2^31 - 1.

@@ -180,7 +180,7 @@ def _content(
     ids_field: str | None,
     pad_id: int | None,
 ) -> Content:
-    """Return what the records hold according to these options.
+    """Return a `Content`: which columns of a record are read, and as what, by these options of `pack_dataset`.
 
     Raises:
         OptionError: an option is invalid, or options contradict each other.
@@ -204,9 +204,10 @@ def _content(
 def _source(
     data: Any, corpus: CorpusOptions, reading: ReaderOptions, tokenizer: Any, task: Task | None, content: Content
 ) -> tuple[Source, CorpusOptions, Tokenizer | None]:
-    """Return the arguments of `pack_corpus` for these data: ``(source, options of the corpus, tokenizer)``.
+    """Return three arguments of `pack_corpus` for these data: ``(source, corpus, tokenizer)``.
 
-    The tokenizer is None if none was given, if the source has ready-made ids, or if a task makes the sequences.
+    The corpus options are those given; but if a task makes the sequences, all but `capacity` have their defaults. The
+    tokenizer is None if no tokenizer was given, if the source has ready-made ids, or if a task makes the sequences.
 
     Raises:
         OptionError: an option does not apply to these data, or they are texts and there is no tokenizer.
@@ -235,9 +236,14 @@ def _source(
 
 
 def _of_transformers(tokenizer: Any) -> Any:
-    """Return the tokenizer for chats and pairs, or None if none is given.
+    """Return the tokenizer for chats and pairs; None if `tokenizer` is None.
 
     A folder or a name is loaded by transformers; a tokenizer object is checked and returned.
+
+    Raises:
+        OptionError: the object is not a tokenizer of transformers.
+        FormatError: there is no such tokenizer, transformers cannot read it, or it has only special tokens.
+        MissingExtraError: transformers is not installed.
     """
     if tokenizer is None:
         return None
@@ -326,9 +332,12 @@ def _of_task(
 ) -> Source:
     """Return a source of the sequences that a task makes from the records.
 
+    `first` is the first record of `data`; None: it is not a dict, or not known before the data are read. `reading` and
+    `content` hold options of `pack_dataset` that are mostly not allowed with a task.
+
     Raises:
         OptionError: an option is for texts and ready-made ids only, or contradicts the task.
-        SourceError: the data are not dicts of columns.
+        SourceError: the records are not dicts of columns, or the first one cannot be seen before the data are read.
     """
     from nopad.tasks.source import TaskSource
 
@@ -347,7 +356,7 @@ def _of_task(
 
 
 def _limited(task: Task, corpus: CorpusOptions, tokenizer: Any) -> Task:
-    """Return the task with a `max_length`: the task itself if it has one, otherwise a copy of it.
+    """Return the task with a `max_length`: the task itself if its `max_length` is set, otherwise a copy of it.
 
     The copy gets the capacity in `corpus` as its `max_length`, and `over_long` from `corpus`.
 

@@ -79,7 +79,7 @@ class Packs:
     def __getitem__(self, at: int | slice) -> NDArray[Any] | Packs:
         """Return the sequence numbers of one pack, ``[n]``; for a slice, return `Packs` with the packs in that slice.
 
-        A negative number counts from the end. The array is a view of `sequence`.
+        A negative number counts from the end. The array of one pack is a view of `sequence`.
 
         Raises:
             IndexError: there is no pack with this number.
@@ -122,7 +122,10 @@ class Packs:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the content, in hex; the same for int32 and int64 indices."""
+        """SHA-256 of the capacity, the depth, and the sequence numbers of each pack, in hex.
+
+        It is the same whether the indices are int32 or int64.
+        """
         digest = hashlib.sha256(f"nopad.packs.v1\0{self.capacity}\0{self.depth}\0{len(self)}\0".encode())
         for array in (self.indptr, self.sequence):
             for begin in range(0, array.size, 1 << 20):
@@ -144,6 +147,8 @@ class Packs:
     def seq_lengths(self, lengths: ArrayLike) -> NDArray[np.int32]:
         """Return the length of each packed sequence, in the order of `sequence`; int32 ``[sequences]``.
 
+        `lengths` holds the length of each sequence by its number.
+
         Raises:
             PlanMismatchError: a sequence number is not below the number of lengths.
             LengthError: lengths are not integers ``[n]`` from 1 to 2^31 - 1.
@@ -155,10 +160,10 @@ class Packs:
         return chosen
 
     def check(self, lengths: ArrayLike) -> None:
-        """Check that these packs fit `lengths`.
+        """Check that these packs fit sequences of these `lengths`.
 
-        Each sequence must be in one pack, and packs must keep to the capacity and the depth. If `lengths_sha256` is not
-        None, it must be the SHA-256 of `lengths`.
+        Each sequence must be in exactly one pack, no pack may be empty, and packs must keep to the capacity and the
+        depth. If `lengths_sha256` is not None, it must be the SHA-256 of `lengths`.
 
         Raises:
             PlanMismatchError: the packs fail this check; the message names the first problem.
@@ -183,10 +188,9 @@ class Packs:
         return None
 
     def disorder(self, n: int) -> str | None:
-        """Return the first problem with the sequence numbers, as text; None if there is none.
+        """Return the first problem that can be found without the lengths, as text; None if there is none.
 
-        Each of `n` sequences must be in one pack, no pack may be empty, and packs must keep to the depth. Lengths are
-        not looked at.
+        Each of the `n` sequences must be in exactly one pack, no pack may be empty, and packs must keep to the depth.
         """
         if self.sequences != n:
             return f"packs hold {self.sequences:,} sequences, the lengths are {n:,}"
@@ -233,10 +237,10 @@ class Packs:
 
     @classmethod
     def load(cls, path: str | Path) -> Packs:
-        """Return the packs in a file that `save` wrote, after a check that no pack is empty or exceeds the depth.
+        """Return the packs in a file that `save` wrote.
 
-        Without the lengths, it cannot be checked whether each sequence occurs once, and whether packs keep to the
-        capacity: call `check` with the lengths for this.
+        It is checked that no pack is empty or exceeds the depth. Without the lengths, it cannot be checked whether each
+        sequence occurs once, and whether packs keep to the capacity: call `check` with the lengths for this.
 
         Raises:
             FormatError: the file cannot be read, is damaged, or was not written by `save`.
@@ -320,7 +324,7 @@ def take_lists(
 
 
 def _schema(dtype: type[np.int32] | type[np.int64]) -> pa.Schema:
-    """Return the schema of a packs file with this index dtype."""
+    """Return the Arrow schema of a file of packs whose indices have this dtype."""
     import pyarrow as pa
 
     return pa.schema({"sequence": list_array(np.zeros(1, dtype), np.zeros(0, dtype)).type})

@@ -43,7 +43,7 @@ STREAM_PAIRS = 13
 
 
 def mix(x: int) -> int:
-    """Return a 64-bit integer with its bits mixed (SplitMix64 finaliser).
+    """Return `x` (of which 64 bits count) with its bits mixed, by the formula in the module.
 
     >>> hex(mix(1))
     '0x5692161d100b05e5'

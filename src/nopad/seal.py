@@ -1,8 +1,8 @@
 """Add a checksum to JSON documents, so that damage is noticed.
 
 The field ``sha256`` of such a sealed document is the SHA-256 of all its other fields as canonical JSON: keys sorted, no
-spaces, ASCII. The manifest of a dataset, the description of a running job, each line of its journals, and remembered
-proofs are sealed.
+spaces, ASCII. For example, the manifest of a dataset is sealed, and so are the description of a running job, each line
+of its journals, and the stored proofs that models keep sequences apart.
 """
 
 from __future__ import annotations

@@ -34,6 +34,8 @@ class Sequences:
         begin: where each sequence begins in the per-token columns, which may then hold other tokens too; int64 ``[n]``.
             None: sequences are concatenated, the first at 0.
 
+    The chosen sequences begin at the tokens 3 and 0 of the columns; gathered, their tokens are concatenated:
+
     >>> made = Sequences(seq_lengths=np.array([2, 1, 3], np.int32), tokens={"input_ids": np.arange(6)})
     >>> chosen = made.take(np.array([2, 0]))
     >>> chosen.begin.tolist(), chosen.gathered().tokens["input_ids"].tolist()
@@ -75,9 +77,10 @@ class Sequences:
         )
 
     def gathered(self) -> Sequences:
-        """Return the same sequences with concatenated per-token columns; O(tokens).
+        """Return the same sequences with concatenated per-token columns.
 
-        If these are concatenated already, the object itself is returned; otherwise they are copied.
+        If `begin` is None, the columns are concatenated already, and the object itself is returned. Otherwise they are
+        copied, in O(tokens) time.
         """
         if self.begin is None:
             return self
@@ -115,7 +118,7 @@ class Sequences:
 def labelled(given: Sequences) -> Sequences:
     """Return the sequences with the column ``label`` or ``label_ids`` renamed to ``labels``, as transformers does.
 
-    If there is a column ``labels``, or none of these, `given` itself is returned.
+    If there is a column ``labels`` already, or neither of the two others, `given` itself is returned.
 
     Raises:
         BatchError: there are both ``label`` and ``label_ids``, and no ``labels``.
@@ -155,7 +158,7 @@ _SIGNED = frozenset(_INTEGERS.values())
 
 
 def gather_runs(column: NDArray[Any], begins: NDArray[np.int64], lengths: NDArray[Any]) -> tuple[NDArray[Any], int]:
-    """Return ``(runs, bits)``: runs of a flat column, concatenated, and the bitwise OR of all values in them.
+    """Return ``(runs, bits)``: the runs of a flat column, concatenated, and the bitwise OR of all values in them.
 
     Run i is ``column[begins[i]:begins[i] + lengths[i]]``, and must lie within the column. For the OR, values are taken
     as signed integers of the same width (`as_integers`).

@@ -1,4 +1,4 @@
-"""`Pool`: a pool of threads for a generator, safe even if the generator is still open when Python ends."""
+"""`Pool`: a pool of threads for a generator. It is safe even if the generator is still open when Python ends."""
 
 from __future__ import annotations
 

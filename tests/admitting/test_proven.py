@@ -40,6 +40,7 @@ class Decides:
 
     def build(self):
         self.pools, self.options, self.nested = False, {"pools": [False]}, SimpleNamespace(pools=False)
+        self.adds = self.halves = False
         self.register_buffer("keep", torch.ones(20_001, dtype=torch.bool))
         self.register_buffer("scale", torch.ones(()))
         self.steps, self.width, self.losses = 0, 0, []
@@ -57,6 +58,7 @@ class Decides:
         self.width = states.shape[1]  # the code changes this by itself
         states = torch.where(self.keep[: self.width, None], states, 0.0) * self.scale
         asked = self.pools or self.options["pools"][0] or self.nested.pools or whether() or OPTIONS["pools"]
+        asked = asked or any(getattr(self, name) for name in ("adds", "halves"))
         if asked or getattr(self.encoder.config, "pools", False):
             states = states + wrapping.mean(states)
         return self.change(states)
@@ -118,6 +120,10 @@ def an_attribute(part, patch):
     part.pools = True
 
 
+def an_attribute_by_its_name(part, patch):
+    part.halves = True
+
+
 def a_list_in_a_dict(part, patch):
     part.options["pools"][0] = True
 
@@ -159,8 +165,8 @@ def a_function_that_it_calls(part, patch):
 
 
 WAYS = [
-    *(an_attribute, a_list_in_a_dict, a_namespace, a_buffer, a_setting, a_global, a_global_dict, a_method_of_one),
-    *(a_method_of_the_class, a_method_of_a_class_below, a_function_that_it_calls),
+    *(an_attribute, an_attribute_by_its_name, a_list_in_a_dict, a_namespace, a_buffer, a_setting, a_global),
+    *(a_global_dict, a_method_of_one, a_method_of_the_class, a_method_of_a_class_below, a_function_that_it_calls),
 ]
 
 

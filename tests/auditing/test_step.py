@@ -325,6 +325,11 @@ class TestRefusals:
         with pytest.raises(nopad.errors.OptionError, match="give a model and sequences, or a trainer"):
             nopad.audit_step(model)
 
+    def test_a_mean_is_not_what_a_sequence_alone_gives(self):
+        model = nopad.packed(build("llama", "causal LM"))
+        with pytest.raises(nopad.errors.BatchError, match=r"alone gave shape \[\] for sequence 0; expected the losses"):
+            nopad.audit_step(model, texts(), alone=lambda model, inputs: model(**inputs).loss)
+
     def test_a_model_without_a_loss(self):
         with pytest.raises(nopad.errors.BatchError, match=r"BertModel gives no loss of sequence 0 alone.*give alone="):
             nopad.audit_step(nopad.packed(build("bert")), classified())

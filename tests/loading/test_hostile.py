@@ -37,7 +37,7 @@ DATA = [np.full(length, number) for number, length in enumerate(LENGTHS)]
 def test_ranks_of_nodes_of_unlike_sizes_do_not_agree():
     # 8 GPUs on one host, 4 on another: LOCAL_WORLD_SIZE is 8 on some ranks, which does not divide 12, and 4 on others
     one, other = (PackedLoader(DATA, sequences=2, rank=0, world_size=12, node_size=size) for size in (12, 4))
-    agreed = [loader._supply.agreed(loader._at) for loader in (one, other)]
+    agreed = [loader._supply.agreed(loader._cursor.at) for loader in (one, other)]
     assert agreed[0].pop("node_size") != agreed[1].pop("node_size")
     assert agreed[0] == agreed[1]
 
@@ -52,7 +52,7 @@ def test_ranks_that_went_on_from_other_legs_do_not_agree(fleet):
     for state in states:
         loader = PackedLoader(DATA, sequences=2, rank=0, world_size=4)
         loader.load_state_dict(state)
-        agreed.append(loader._supply.agreed(loader._at))
+        agreed.append(loader._supply.agreed(loader._cursor.at))
     assert agreed[0] != agreed[1]
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import itertools
 
 import numpy as np
@@ -302,6 +303,17 @@ def test_a_second_iteration_ends_the_first():
     with pytest.raises(OptionError, match="this iteration is over"):
         next(first)
     assert loader.state_dict()["legs"][0]["steps"] == 2
+
+
+def test_a_copy_moves_by_itself():
+    loader = PackedLoader(DATA, capacity=40, rows=2)
+    batches = iter(loader)
+    next(batches)
+    other = copy.copy(loader)
+    assert [b.input_ids.tolist() for b in other] == [b.input_ids.tolist() for b in batches]
+    assert (other.epoch, loader.epoch) == (1, 1)
+    loader.rewind()
+    assert (other.epoch, loader.epoch) == (1, 0)
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 5])

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
+import torch
 from torch.utils.data import DataLoader
 
 from nopad import PackedLoader
@@ -82,9 +85,17 @@ def test_options_that_are_left_as_they_are(expected):
         loader().dataloader(num_workers="2")
 
 
-def test_workers_that_the_loader_would_not_know_of_are_refused():
+def test_workers_that_the_loader_would_not_know_of_are_refused(monkeypatch):
+    for module in (
+        torch.utils.data._utils,
+        torch.utils.data._utils.worker,
+    ):  # for so many seconds PyTorch waits for them
+        monkeypatch.setattr(module, "MP_STATUS_CHECK_INTERVAL", 0.5)
+    batches = iter(DataLoader(TorchDataset(loader()), batch_size=None, num_workers=2))
     with pytest.raises(OptionError, match=r"use loader.dataloader\(num_workers=2\) instead"):
-        next(iter(DataLoader(TorchDataset(loader()), batch_size=None, num_workers=2)))
+        next(batches)
+    del batches
+    gc.collect()  # which ends the workers
 
 
 @pytest.mark.parametrize("option", [{"shuffle": True}, {"batch_size": 3}, {"persistent_workers": True}])

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nopad
@@ -18,6 +18,7 @@ LISTING = {"ennlshp", "nnlshp"}  # they list all strategies and refuse deep ones
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
+@settings(max_examples=settings.default.max_examples * 2 // 5)  # each takes long
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=4, max_size=30),
     depth=st.integers(2, 3) | st.none(),

@@ -35,6 +35,7 @@ def test_the_algorithms_are_listed_sorted():
 
 @pytest.mark.slow
 @ALL_ALGORITHMS
+@settings(max_examples=settings.default.max_examples * 2 // 5)  # each takes long
 @given(histogram=st.from_type(Histogram), capacity=st.integers(40, 70), depth=DEPTH, seed=st.integers(0, 3))
 def test_what_every_plan_keeps(algorithm, histogram, capacity, depth, seed):
     depth = not_too_deep(algorithm, depth)

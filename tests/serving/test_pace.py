@@ -41,9 +41,9 @@ def test_no_estimate_is_negative_and_more_tokens_never_take_less(batches, tokens
 
 def test_a_slow_first_batch_refuses_nobody_for_ever():
     torch.manual_seed(0)
-    model = BertModel(BertConfig(**SIZES)).eval()
+    model = nopad.packed(BertModel(BertConfig(**SIZES)).eval())
     hook = model.register_forward_pre_hook(lambda *_: time.sleep(0.5))
-    with nopad.PackRunner(nopad.packed(model), warm_up=False) as runner:
+    with nopad.PackRunner(model, warm_up=False) as runner:
         runner({"input_ids": [5, 6]})
         hook.remove()
         assert runner.statistics.us_per_token >= 250_000  # 125 s for 500 tokens, if all of it were time per token

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nopad import Histogram
@@ -22,6 +22,7 @@ def test_published(request, name, capacity, theoretical, spfhp, factor, padding,
     assert (round(found.padding, 3), round(found.full, 3)) == (padding, full)
 
 
+@settings(max_examples=settings.default.max_examples * 2 // 5)  # each takes long
 @given(st.from_type(Histogram).filter(lambda histogram: histogram.sequences))
 def test_measures_against_the_lengths_themselves(histogram):
     lengths = np.repeat(histogram.lengths, histogram.counts)

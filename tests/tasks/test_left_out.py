@@ -12,6 +12,7 @@ import nopad
 from nopad.corpus import open_records
 from nopad.errors import LengthError, RecordError
 from nopad.tasks import CausalLM, Classification, Embedding, MaskedLM, predict, predict_files
+from nopad.tasks.examples import encoded_part
 from nopad.tasks.source import TaskSource
 
 TEXTS = "is it\n\nwhy not ?\n \nthe cat\n"
@@ -144,3 +145,42 @@ def test_errors_name_file_and_line(lines, tmp_path):
     table.write_text('text,label\n"is\nit",0\nwhy,x\n')
     with pytest.raises(RecordError, match=r"b\.csv, line 4: record 1: label is 'x'"):
         task.encode(open_records(table, strings=["label"]))
+
+
+class TestFilesCalledRecord:
+    """A file's name is no number of a record, wherever the message is changed on its way."""
+
+    @pytest.fixture
+    def broken(self, tmp_path, monkeypatch):
+        (tmp_path / "record 12.jsonl").write_text('{"text": "is it"}\n{broken\n')
+        monkeypatch.chdir(tmp_path)  # so that the message begins with the name
+        return "record 12.jsonl"
+
+    def test_encoding(self, broken):
+        with pytest.raises(RecordError, match=r"^(\S*/)?record 12\.jsonl, line 2: "):
+            Classification(tokenizer()).encode(open_records(broken), labels=False)
+
+    def test_predicting(self, broken):
+        task = Classification(tokenizer())
+        with pytest.raises(RecordError, match=r"^(\S*/)?record 12\.jsonl, line 2: "):
+            list(predict(task, bert(task), broken, batch_records=1))
+
+    def test_packing(self, broken):
+        with pytest.raises(RecordError, match=r"^(\S*/)?record 12\.jsonl, line 2: "):
+            list(TaskSource(CausalLM(tokenizer()), open_records(broken)).blocks())
+
+    def test_a_record_of_such_a_file(self, broken):
+        """The record that the message is about still gets its line and number."""
+        records = open_records(broken, on_bad_record="skip")
+        with pytest.raises(RecordError, match=r"^(\S*/)?record 12\.jsonl, line 1: record 0 has no 'label'"):
+            Classification(tokenizer(), ["no", "yes"]).encode(records)
+
+
+def test_a_message_with_a_number_that_no_record_has_is_left_alone():
+    """It gave an IndexError."""
+
+    def encode(part):
+        raise RecordError("record 7 of my own counting")
+
+    with pytest.raises(RecordError, match=r"^record 7 of my own counting$"):
+        encoded_part(encode, [{}, {}], [3, 4])

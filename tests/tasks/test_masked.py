@@ -17,7 +17,7 @@ from nopad import PackedLoader, random
 from nopad.corpus import _mask_kernels as _kernels
 from nopad.errors import BatchError, LengthError, OptionError, PlanMismatchError, RecordError
 from nopad.loading import EpochCollate, causal
-from nopad.tasks import MaskedLM, Masking
+from nopad.tasks import MaskedLM, Masking, source
 
 COUNT = 40
 SPECIAL = set(tokenizer().all_special_ids)
@@ -128,6 +128,16 @@ def test_masks_that_stay_are_those_of_the_first_epochs():
     for _ in range(2):
         found = contents(loader)
         assert all(found[2 * n + epoch] == epochs[epoch][n] for n in range(COUNT) for epoch in range(2))
+
+
+def test_masks_that_stay_are_not_drawn_alike_in_each_part_of_the_records(monkeypatch):
+    """`pack` encodes a thousand records at a time: records 0 and 1,000 got the same draws."""
+    given = [{"text": "the cat sleeps in the house of the dog and the tree"}] * 40
+    task = MaskedLM(tokenizer(), rate=0.5, copies=1)
+    wanted = task.encode(given).sequences.tokens["labels"].tolist()
+    monkeypatch.setattr(source, "_AT_ONCE", 1)
+    runs = [run for block in source.TaskSource(task, given).blocks() for run in block.records()]
+    assert [label for run in runs for label in run.ids.tokens["labels"].tolist()] == wanted
 
 
 def test_shares_and_ids():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from tests.tasks.tiny import tokenizer
 
 from nopad.errors import FormatError, LengthError, RecordError, StorageError
 from nopad.loading.sources import open_tokens
-from nopad.tasks import Classification, SeveralLabels
+from nopad.tasks import DPO, Classification, Contrastive, MaskedLM, Pairs, SeveralLabels
 from nopad.training import encoding
 from nopad.training.encoding import Part, encoded
 
@@ -66,6 +67,40 @@ def test_labels_of_several_columns(tmp_path):
     records = Held({"text": "is it", "labels": [number % 3]} for number in range(9))
     several = SeveralLabels(tokenizer(), 3)
     same(encoded(several, records, tmp_path, {}, at_once=4), several.encode(records))
+
+
+def pairs_of_texts(count):
+    return [{"prompt": "is it ?", "chosen": f" yes {n}", "rejected": f" no {n}"} for n in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 9])
+@pytest.mark.parametrize(
+    ("make", "records"),
+    [
+        (DPO, pairs_of_texts(5)),
+        (Pairs, pairs_of_texts(5)),
+        (Contrastive, [{"anchor": f"is it {n}", "positive": f"yes {n}"} for n in range(5)]),
+        (partial(MaskedLM, rate=0.5, copies=1), [{"text": "the cat sleeps in the house of the dog ."}] * 5),
+        (partial(MaskedLM, rate=0.5, copies=3), [{"text": ""}, *({"text": "the cat sleeps in Paris"} for _ in "four")]),
+        (
+            partial(MaskedLM, rate=0.5, copies=2, max_length=5, over_long="split"),
+            [{"text": "one two three four five " * n} for n in (1, 3, 1, 2)],
+        ),
+    ],
+    ids=["dpo", "pairs", "contrast", "masks", "masks and an empty text", "masks of split texts"],
+)
+def test_numbers_and_draws_do_not_restart_in_each_part(tmp_path, make, records, at_once):
+    """Pairs of two parts had the same number, and sequences of two parts the same random draws."""
+    made = encoded(make(tokenizer()), Held(records), tmp_path, {}, at_once=at_once)
+    same(made, make(tokenizer()).encode(records))
+
+
+def test_numbers_of_a_part_of_the_records_are_different(tmp_path):
+    task, records = DPO(tokenizer()), Held(pairs_of_texts(20))
+    made = encoded(task, records, tmp_path, {}, at_once=3, part=Part(share=0.4, seed=3))
+    numbers = made.sequences.values["pair"]
+    np.testing.assert_array_equal(numbers, made.record)
+    assert len(set(numbers.tolist())) == len(made) // 2
 
 
 def test_what_was_encoded_is_used_again(tmp_path, monkeypatch):

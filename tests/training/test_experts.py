@@ -20,7 +20,7 @@ import nopad
 from nopad.tasks import OfTokens
 from nopad.training import PackedTrainer
 from nopad.training.config import read_config
-from nopad.training.run import prepare
+from nopad.training.ready import prepare
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

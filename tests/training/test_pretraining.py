@@ -15,7 +15,7 @@ from nopad.cli import main
 from nopad.training import PackedTrainer
 from nopad.training.config import read_config
 from nopad.training.encoding import encoded
-from nopad.training.run import prepare
+from nopad.training.ready import prepare
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

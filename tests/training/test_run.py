@@ -16,7 +16,7 @@ from nopad.errors import LengthError, OptionError
 from nopad.tasks import Classification
 from nopad.training.config import read_config
 from nopad.training.loaders import find_data
-from nopad.training.run import prepare
+from nopad.training.ready import prepare
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

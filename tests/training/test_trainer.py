@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -23,6 +24,7 @@ from nopad.errors import FormatError, OptionError, PlanMismatchError, SourceErro
 from nopad.loading import causal
 from nopad.loading.torch import TorchDataset
 from nopad.training import PackedTrainer
+from nopad.training.checkpoint import steps_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -275,6 +277,31 @@ def test_checkpoints_of_others_are_refused(whole, tmp_path):
     (tmp_path / "nopad_loader.json").write_text("{")
     with pytest.raises(FormatError, match=r"nopad_loader.json is no JSON"):
         made.train(resume_from_checkpoint=str(tmp_path))
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '{"global_step"', "\xff", "[" * 100_000])
+@pytest.mark.parametrize("name", ["config.json", "trainer_state.json", "nopad_loader.json"])
+def test_a_damaged_file_of_a_checkpoint_is_named(whole, tmp_path, name, content):
+    """The errors of `json` and of Python came through, which name no file."""
+    _, folder = whole
+    place = tmp_path / "checkpoint-5"
+    shutil.copytree(folder / place.name, place)
+    (place / name).write_bytes(content.encode("latin-1"))
+    made = PackedTrainer(model(), arguments(tmp_path), train_dataset=loader())
+    with pytest.raises(FormatError, match=name if name != "nopad_loader.json" else ""):
+        made.train(resume_from_checkpoint=str(place))
+
+
+@pytest.mark.parametrize("steps", ['"five"', "null", "2.5"])
+def test_a_checkpoint_without_a_number_of_steps_is_refused(tmp_path, steps):
+    with pytest.raises(FormatError, match=r"has no trainer_state.json, so it is no whole checkpoint"):
+        steps_of(tmp_path)
+    (tmp_path / "trainer_state.json").write_text(f'{{"global_step": {steps}}}')
+    with pytest.raises(FormatError, match="as global_step, which is a number of steps"):
+        steps_of(tmp_path)
+    (tmp_path / "trainer_state.json").write_text('{"steps": 5}')
+    with pytest.raises(FormatError, match=r"trainer_state.json is not what transformers' Trainer writes"):
+        steps_of(tmp_path)
 
 
 def test_a_checkpoint_holds_the_loaders_state(whole):

@@ -108,7 +108,8 @@ def check_parts(model: Any) -> None:
     """Check that a model is one text model, not several parts.
 
     Raises:
-        UnsupportedModelError: it has an encoder and a decoder, or parts for images or sound.
+        UnsupportedModelError: the model has an encoder and a decoder, parts for images or sound, or a text model as one
+            of its parts.
     """
     name, config = type(model).__name__, model.config
     if getattr(config, "is_encoder_decoder", False):
@@ -154,7 +155,7 @@ def check_steady(model: Any) -> None:
     """Check that a small model, in evaluation mode, gives a sequence the same result in two calls.
 
     Raises:
-        UnsupportedModelError: it does not, so it draws random numbers; the message names the module.
+        UnsupportedModelError: the two results differ, so the model draws random numbers; the message names the module.
     """
     tokens = list(range(5, 5 + length_for(model)))
     name = _first_apart(model, partial(ran, model, tokens), partial(ran, model, tokens), _same)
@@ -191,9 +192,10 @@ def check_forgets(model: Any) -> None:
 
 
 def _kept(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of what the user's own modules hold besides weights, and (description, class) of each module.
+    """Yield what the user's own modules hold, as pairs (name, value).
 
-    The class stands for the code and globals that it reaches: `mark_of` hashes them with it.
+    There is a pair for each attribute and buffer, but not for weights. One more pair per module has the module's class
+    as its value. The class stands for the code and globals that it reaches: `mark_of` hashes them with it.
     """
     for name, kind, held in settings_of(model):
         yield f"what the code of {kind.__name__} reaches", kind
@@ -206,11 +208,11 @@ def _kept(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def check_rows_apart(model: Any, close: float) -> None:
-    """Check that a sequence gets the same results beside another row as when it is alone.
+    """Check that a sequence's results do not change if another row is in the batch.
 
-    It is tried as the first and as the second row of a batch of two, in evaluation mode and in training mode without
-    dropout. Training mode is left out if the model is random there even without dropout. Differences of at most
-    `close`, relative to an output's largest value, are rounding.
+    A sequence is run alone, and as the first and as the second row of a batch of two rows, in evaluation mode and in
+    training mode without dropout. Training mode is left out if the model is random there even without dropout.
+    Differences of at most `close`, relative to an output's largest value, are rounding.
 
     Raises:
         UnsupportedModelError: results differ, or the model does not run on two rows; the message names the module or
@@ -255,10 +257,11 @@ def _same(one: Tensor, two: Tensor) -> bool:
 
 
 def _row(close: float, place: int, one: Tensor, two: Tensor) -> bool:
-    """Return whether row `place` of `two`, an output for two rows, equals `one`, the output for that row alone.
+    """Return whether row `place` of the tensor `two` equals the tensor `one`.
 
-    Differences of at most `close`, relative to the largest value of `one`, are allowed. True also if the tensors cannot
-    be compared: their first dimensions are not 1 row and 2 rows, or their other dimensions differ.
+    `one` is an output of the model for one row alone; `two` is the output for two rows, of which row `place` is this
+    row. Differences of at most `close`, relative to the largest value of `one`, are allowed. True also if the tensors
+    cannot be compared: their first dimensions are not 1 row and 2 rows, or their other dimensions differ.
     """
     if two.dim() != one.dim() or one.shape[:1] != (1,) or two.shape[:1] != (2,) or two.shape[1:] != one.shape[1:]:
         return True
@@ -269,10 +272,11 @@ def _row(close: float, place: int, one: Tensor, two: Tensor) -> bool:
 def _first_apart(
     model: Any, one: Callable[[], Any], two: Callable[[], Any], alike: Callable[[Tensor, Tensor], bool]
 ) -> str | None:
-    """Return the name of the first module to finish whose outputs differ between two runs; None if there is none.
+    """Run `one` and `two`, which call the model, and return the name of the first module whose outputs differ.
 
-    The model itself has the name "". `alike` compares two tensors. Of modules inside the model, only tensors with at
-    least three dimensions are compared. If the two runs call different modules, only the model's outputs are compared.
+    First is the module that finishes first. The model itself has the name "". None: no outputs differ. `alike` compares
+    two tensors. Of modules inside the model, only tensors with at least three dimensions are compared. If the two runs
+    call different modules, only the model's outputs are compared.
     """
     runs: list[list[tuple[str, list[Tensor]]]] = []
     for run in (one, two):

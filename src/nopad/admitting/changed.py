@@ -69,7 +69,10 @@ def check_changes(model: Any) -> None:
 
 
 def _differs(model: Any) -> str:
-    """Return in words how outputs in packs differ from those of each sequence alone; "": they do not.
+    """Return in words how the outputs of packs are wrong; "": they are right.
+
+    They are right if they equal those of each sequence alone, and stay the same when other sequences of the pack
+    change. Rounding is allowed.
 
     Raises:
         NopadError, ModelFailedError: the model does not run.
@@ -111,7 +114,7 @@ def _apart(
     limits: dict[torch.dtype, float],
     when: str,
 ) -> str:
-    """Return in words which output differs by more than its limit, or has another shape; "": none.
+    """Return in words which output differs by more than its limit, or has another shape; "": no output does.
 
     Args:
         wanted: the outputs to compare with, by name; one tensor per sequence.

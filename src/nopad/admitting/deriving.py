@@ -83,9 +83,10 @@ def derive(model: Any, close: float, table: Family | None = None) -> Iterator[De
 
     Raises:
         UnsupportedModelError: no line can fit. The forward method of the model or of its base model mixes tokens
-            outside of any module that could be run by itself, or does not always compute the same; a module outside of
-            mixing modules changes gradients by code of the user's own; two classes of one name mix tokens; a mixing
-            module gives a row another result beside other rows; or how often a mixing module runs depends on values.
+            outside of any module that could be run by itself; one of the user's own modules does not always compute the
+            same, and could not be run by itself; a module outside of mixing modules changes gradients by code of the
+            user's own; two classes of one name mix tokens; the result that a mixing module gives for a row changes if
+            other rows are in the batch; or how often a mixing module runs depends on the tokens.
     """
     base = base_of(model)
     most = most_tokens(model.config)
@@ -161,10 +162,14 @@ def _sets_attention(model: Any) -> bool:
 def _variants(line: Family, causal: bool, attended: tuple[str, ...], registers: bool) -> Iterator[Family]:
     """Yield a line, then other lines that would also agree with what probing found, the likeliest first.
 
-    Probing leaves two questions open. Modules with attention of their own may get a mask, make one, or need none
-    (state-space layers). And nopad's attention may be unable to replace the registered one; then modules that use the
-    registered attention are run sequence by sequence too. `attended` are the class names of these modules. `registers`:
-    whether the model lets users choose a registered attention. `causal`: whether no token sees later ones.
+    Probing leaves these questions open, so the lines differ in the fields in parentheses. Does a module with attention
+    of its own get a mask, make one, or need none (`route`, `masked`)? Can nopad's attention replace the registered one?
+    If not, modules that use the registered attention are run sequence by sequence too (`mixers`). Does a decoder read
+    its results from the first token (`pooled`)? Are tables of positions read in another way (`tables`), and do they
+    limit the width of rows (`narrow`)?
+
+    `causal`: whether no token sees later ones. `attended`: class names of the modules that use the registered
+    attention. `registers`: whether the model lets users choose a registered attention.
     """
     ways: list[dict[str, Any]] = [{}]
     if line.route == "mixers":
@@ -180,7 +185,7 @@ def _variants(line: Family, causal: bool, attended: tuple[str, ...], registers: 
 
 
 def base_of(model: Any) -> Any:
-    """Return the model without its head; a model without a head is returned itself."""
+    """Return the model without its head; for a model without a head, the model itself."""
     return getattr(model, getattr(model, "base_model_prefix", "") or "", model)
 
 
@@ -208,10 +213,12 @@ def _check_names(probed: Probed) -> None:
 
 
 def _check_rows(model: nn.Module, probed: Probed) -> None:
-    """Check that one mixing module of each class gives a row the same result beside another row as alone.
+    """Check that a mixing module's result for a row does not change if another row is in the batch.
+
+    One module of each class is tried.
 
     Raises:
-        UnsupportedModelError: one does not, or does not run on two rows.
+        UnsupportedModelError: a result changes, or a module does not run on two rows.
     """
     names = {module: name for name, module in model.named_modules()}
     first = {class_of(module): module for module in reversed(probed.mixing)}
@@ -240,9 +247,9 @@ def _is_causal(model: Any, tokens: list[int], close: float) -> bool:
 
 
 def _with_counts(line: Family, config: Any, probed: Probed) -> tuple[Family, dict[str, list[int]]]:
-    """Return the line with `attends` or `mixes` set, which say how often tokens are mixed, and the counts by class.
+    """Return the line with `attends` or `mixes` set, and the counts of modules and calls, as in `Derived.each`.
 
-    These counts are `Derived.each`.
+    `attends` and `mixes` say how often tokens are mixed in one call.
     """
     each: dict[str, list[int]] = {}
     runs = probed.attended + Counter({module: probed.seen[module].calls for module in probed.mixing})
@@ -283,7 +290,10 @@ def _places(model: Any, probed: Probed) -> Iterator[tuple[str, int | None]]:
 
 
 def _with_positions(line: Family, model: Any, base: Any, probed: Probed) -> Family:
-    """Return the line with the fields on how the model counts positions: `after_padding`, or `tables` and `narrow`."""
+    """Return the line with the fields set that say how the model counts positions.
+
+    If the base model takes `position_ids`, this is `after_padding`; otherwise, these are `tables` and `narrow`.
+    """
     length = len(probed.tokens)
     takes = "position_ids" in parameters(type(base).forward)
     if takes and "position_ids" in parameters(type(model).forward):
@@ -322,7 +332,7 @@ def _counts_from(table: nn.Embedding, seen: Seen, tokens: list[int]) -> int | No
 
 
 def _with_pooling(line: Family, model: Any, base: Any, probed: Probed, causal: bool) -> Family:
-    """Return the line with `pooler`, `head`, `pooled` and `readers`.
+    """Return the line with the fields `pooler`, `head`, `pooled` and `readers` set.
 
     These say which modules get one state per sequence, and from which token it is read.
     """
@@ -351,7 +361,7 @@ def _with_pooling(line: Family, model: Any, base: Any, probed: Probed, causal: b
 
 
 def _reads(child: nn.Module, holder: Any, probed: Probed) -> tuple[int, Pooled] | None:
-    """Return how a module reads one state per sequence; None: it does not.
+    """Return how a module of a head or pooler reads one state per sequence; None: it does not read states in this way.
 
     The first value is the number of dimensions of its input (as in `Family.head`). The second says which state it
     reads: that of the "first" or "last" token, or the "mean" over all tokens.

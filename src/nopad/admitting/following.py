@@ -124,8 +124,10 @@ class Traced:
     def check_always(self) -> None:
         """Check that the wrapper computes in the same way for rows of any length, and any number of rows or sequences.
 
+        It is also checked that gradients do not go through the user's own code, which cannot be followed.
+
         Raises:
-            UnsupportedModelError: it does not; or gradients go through the user's own code, which cannot be followed.
+            UnsupportedModelError: one of these checks fails.
         """
         name = type(self.model).__name__
         for each in (self.run(), *([self.many()] if self.sequences else [])):
@@ -162,7 +164,8 @@ class Traced:
     def many(self) -> Run:
         """Return the recorded call as a `Run` in which the base returns results of several sequences in one row.
 
-        Its tensors with one entry per sequence get several entries, all different; tensors per token stay as recorded.
+        The base's tensors with one entry per sequence get several entries, all different; its tensors per token stay as
+        recorded.
         """
         length, base = len(self.tokens), self.model.base
         many = next(one for one in SEQUENCES if one != length and not _has_size(self.model, one))
@@ -206,7 +209,7 @@ class Traced:
     def _first(self, run: Run, odd: list[str]) -> str:
         """Return in words where information first moves between tokens.
 
-        `odd` has the names of the wrapper's tensors that are neither per token nor per sequence.
+        `odd` has the names of those of the wrapper's own tensors that are not per token.
         """
         module, mixes = first_crossing(run, self.tokens)
         name = type(self.model).__name__

@@ -1,4 +1,4 @@
-"""`packed`: make any transformers model pack-safe; a model type that is in no table is proven on a small copy first."""
+"""`packed`: make a transformers model pack-safe; a model whose type is in no table is proven on a small copy first."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ def packed(
     Called with a `PackedBatch`, a pack-safe model gives each sequence the result that it would get alone. nopad has
     tables of model types. A model of another type, or with classes of your own, is proven first: nopad builds a small
     copy of the same classes and configuration, derives from it how sequences can be kept apart, and audits the copy on
-    packs. This takes some seconds. The verdict is remembered in ``~/.cache/nopad`` and used again until something
-    changes: the classes' source, the configuration, or the version of Python, torch, transformers or nopad.
+    packs. This takes some seconds. The verdict is remembered in ``~/.cache/nopad`` (or ``$XDG_CACHE_HOME/nopad``), and
+    used again until something changes on which it depends. Examples are the classes' source, the configuration, and the
+    versions of Python, torch, transformers and nopad.
 
     Args:
         model: a transformers model, bare or with a head, also inside PEFT; or a module of your own (`nn.Module`) that
@@ -52,8 +53,8 @@ def packed(
         backend: how attention keeps sequences apart. "segments": one SDPA call per sequence; "varlen": PyTorch's
             variable-length flash kernel; "mask": a dense mask over whole rows; "repack": one padded row per sequence;
             "flex": FlexAttention with a block mask; "auto": `segments` on a CPU; on other devices `varlen` for flat
-            batches in half precision on a CUDA GPU, `repack` if sequences may go on in the next row (rows filled end to
-            end), else `mask`.
+            batches in half precision on a CUDA GPU that the kernel supports, `repack` if sequences may go on in the
+            next row (rows filled end to end), else `mask`.
         max_sequences: the most sequences that a batch may have; a batch with more is refused. None: unlimited. With
             this limit, heads that give a result per sequence have static shapes too (`nopad.model.static_inputs`).
         head: the kind of head, if the model's class is your own. "tokens": one result per token; "causal": the same,
@@ -70,8 +71,10 @@ def packed(
         UnsupportedModelError: sequences of this model cannot be kept apart, or the proof failed; the message names the
             reason, such as the first layer that differs.
         OptionError: `backend`, `head` or `prove` has an unknown value; the class is known to have another head;
-            `max_sequences` is not an integer of at least 1; the model is already pack-safe, or is not a transformers
-            model; or it has attention of its own, which cannot use this backend.
+            `max_sequences` is not an integer of at least 1; the model, or a part of it, is already pack-safe; it is not
+            a transformers model; or it has attention of its own, which cannot use this backend.
+        MemoryError, torch.OutOfMemoryError: a trial run of a model with hooks or forward methods of your own needs too
+            much memory.
 
     >>> import nopad, torch
     >>> from transformers import BertConfig, BertModel
@@ -112,8 +115,9 @@ def _wrapped(whole: Any, backend: str, max_sequences: int | None, head: str | No
     """Make the user's own module around a model pack-safe, in place; the arguments are those of `packed`.
 
     Raises:
-        UnsupportedModelError: its proof failed, or `prove` is "never".
-        OptionError: it or the model inside is pack-safe already, or `head` contradicts the proof.
+        UnsupportedModelError: the proof of the module failed, or `prove` is "never".
+        OptionError: the module or the model inside is pack-safe already, `head` contradicts the proof, or the model
+            inside cannot use this backend or limit of sequences.
     """
     name, (place, base) = type(whole).__name__, next(iter(bases_of(whole).items()))
     kind = type(base).__name__
@@ -145,10 +149,12 @@ def _wrapped(whole: Any, backend: str, max_sequences: int | None, head: str | No
 
 
 def _check_head(name: str, head: str | None, admitted: Admitted) -> None:
-    """Check that the kind of head that the user names does not contradict the proof.
+    """Check that the kind of head that the user names, `head`, does not contradict the proof of a wrapper.
+
+    `name` is the wrapper's class, for the message. `head` None never contradicts.
 
     Raises:
-        OptionError: it does; a head for question answering always does.
+        OptionError: `head` contradicts the proof; "answers" (question answering) always does.
     """
     found = admitted.labels or ("classification" if admitted.sequences else head)
     if head is not None and (head == "answers" or head != found):
@@ -168,6 +174,9 @@ def proof_of(model: Any, head: str | None = None, again: bool = False) -> Proof:
         model: the model, without wrappers; it is not run, and may be on the device "meta".
         head: the kind of head, as in `packed`; None: it is found out.
         again: do the proof again even if one is remembered.
+
+    nopad's tables refuse LayoutLM (`nopad.model.refused`). A proof admits it: its attention modules run on each
+    sequence by itself.
 
     >>> import torch
     >>> from nopad.admitting import proof_of
@@ -194,7 +203,7 @@ def _why_proven(model: Any) -> str:
 
 
 def _in_tables(model: Any, prove: Prove) -> bool:
-    """Return whether nopad's tables decide about a model, which then needs no proof: they admit it or refuse it."""
+    """Return whether nopad's tables decide about a model: they admit it or refuse it, and it needs no proof."""
     if prove == "never" or not isinstance(model, PreTrainedModel):
         return True
     kind = getattr(model.config, "model_type", "") or type(model.config).__name__

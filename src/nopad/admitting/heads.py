@@ -23,7 +23,8 @@ CLOSE = 1e-5  # relative; losses are often computed in float32
 def head_for(model: Any, causal: bool) -> str | None:
     """Return the kind of head of a small model, as `nopad.packed` takes it; None: the class is transformers' own.
 
-    `causal` says whether no token sees later ones; it decides if the model takes labels but returns no loss.
+    `causal` says whether no token sees later ones. If the model takes labels per token but returns no loss, it decides
+    between "causal" and "tokens".
 
     Raises:
         UnsupportedModelError: the model returns no floating-point tensor, does not run with labels per token, or its
@@ -49,7 +50,9 @@ def head_for(model: Any, causal: bool) -> str | None:
 
 
 def _by_loss(model: Any, tokens: list[int], logits: Tensor, causal: bool) -> str:
-    """Return "causal" if the model's loss shifts labels, "tokens" if it does not; without a loss, `causal` decides.
+    """Return "causal" if the model's loss shifts labels, "tokens" if it does not.
+
+    If the model returns no loss, the result is "causal" if `causal` is true, else "tokens".
 
     Raises:
         UnsupportedModelError: the model does not run with labels per token, or its loss is not the mean cross entropy

@@ -25,7 +25,8 @@ def check_training(model: Any) -> None:
     """Check that no layer of a small model adds a loss to the gradients by itself, or keeps statistics of a batch.
 
     Raises:
-        UnsupportedModelError: one does; the message names the parameter that gets the gradient, or the buffer.
+        UnsupportedModelError: a layer does so; the message names the parameter that gets the gradient, or the buffer
+            that holds the statistics.
     """
     length = length_for(model)
     vocabulary = getattr(model.config.get_text_config(), "vocab_size", None) or 97
@@ -47,10 +48,10 @@ def check_training(model: Any) -> None:
 
 
 def _moved_by_nothing(model: Any, rows: Tensor) -> str | None:
-    """Give all outputs a gradient of 0 in training; return the name of a parameter that gets another gradient, or None.
+    """Give all outputs a gradient of 0 in training, and return the name of a parameter whose gradient is not 0.
 
-    Of several such parameters, the last is returned. It is nearest to the layer that adds a loss; the gradient flows
-    back from there to earlier ones. Values that are not finite do not count.
+    The result is None if there is no such parameter. Of several, the last is returned. It is nearest to the layer that
+    adds a loss; the gradient flows back from there to earlier ones. Values that are not finite do not count.
     """
     named = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
     with in_mode(model, True), torch.enable_grad():

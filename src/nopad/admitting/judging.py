@@ -1,6 +1,6 @@
 """`Judge`: run packs with a line of the family table (a `Family`), and compare them with the stock model.
 
-The stock model is the model before `packed`; it runs on each sequence alone. The audit, which follows, compares a
+The stock model is the model before `packed`; it runs on each sequence alone. The audit comes after this, and compares a
 pack-safe model only with itself. Here evaluation mode and training mode (without dropout) are both compared, since a
 model may compute something else in training.
 """
@@ -40,15 +40,15 @@ class Judge:
     The model itself is never run, only copies of it, since a model may change when it is called.
 
     Attributes:
-        model: the model.
+        model: the small model.
         positions: number of positions that its configuration states; None: it states none.
         sequences: the sequences of token ids.
         alone: for evaluation mode (key False) and training mode (key True), the outputs of each sequence by name.
             Training mode is missing if the model is random there even without dropout.
         limit: the largest difference between packs and alone that passes, relative to the output's largest value.
         close: differences of a module's output of at most this, relative to its largest value, are rounding.
-        operations: how many operations a sequence of 29 tokens takes.
-        looped: whether longer sequences take more operations, as in a loop over tokens.
+        operations: how many of PyTorch's operations the model runs for a sequence of 29 tokens.
+        looped: whether it runs over 1.5 times as many for 29 tokens as for 13, as in a loop over tokens.
 
     Raises:
         UnsupportedModelError: the configuration has no vocabulary, or what the model returns depends on earlier calls.
@@ -79,9 +79,10 @@ class Judge:
             self.alone[True] = trained
 
     def _forms(self, narrow: bool) -> list[Any]:
-        """Return the layouts of the batches that are tried.
+        """Return the forms of the batches that are tried: `Flat`, and `Rows` of one width.
 
-        With `narrow`, no row has more slots than the model has positions.
+        With `narrow`, no row has more slots than the model has positions; `Flat` is then left out if its row would have
+        more.
         """
         most = self.positions if narrow and self.positions is not None else 2**31
         flat = [Flat()] if sum(map(len, self.sequences)) <= most else []
@@ -91,7 +92,7 @@ class Judge:
         """Check that a short and a long sequence get the same outputs, whichever of them is run first.
 
         Raises:
-            UnsupportedModelError: they do not.
+            UnsupportedModelError: an output depends on which of them is run first.
         """
         short, far = self.sequences[0], self.sequences[-1]
         orders = [[short, far], [far, short]]
@@ -126,7 +127,7 @@ class Judge:
         """Return, in words, how `model`, a pack-safe copy, differs on packs from the stock model; "": it does not.
 
         If the copy raises an error, the result is the message. With `narrow`, no row is longer than the number of the
-        model's positions.
+        model's positions. Without it, a row that is longer is tried too, unless it would be too long to try.
         """
         try:
             for training, wanted in self.alone.items():
@@ -158,7 +159,10 @@ class Judge:
         return [{name: value[0] for name, value in one.items() if value.shape[0] == 1} for one in found]
 
     def _packs(self, model: Any, form: Any, training: bool, times: int = 1) -> Outputs:
-        """Run all sequences packed, each repeated `times` times; return the outputs of the first repetition."""
+        """Run all sequences packed, in a batch that holds the list of sequences `times` times.
+
+        Returns the outputs of the first copy of each sequence.
+        """
         pad = getattr(model.config.get_text_config(), "pad_token_id", None) or 0
         batch = PackedBatch.from_sequences(self.sequences * times, form=form, pad_id=pad)
         with torch.no_grad(), in_mode(model, training):
@@ -183,10 +187,11 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _worst(wanted: Outputs, found: Outputs, sequences: list[list[int]], limit: float = 0.0) -> str:
-    """Return, in words, which output differs most, relative to its largest value; "": none by more than `limit`.
+    """Return, in words, which output differs most between `wanted` and `found`, relative to its largest value.
 
-    `wanted` and `found` have one dict of outputs for each sequence. An output that is missing in one of them is a
-    difference too.
+    The result is "" if none differs by more than `limit`. `wanted` and `found` have one dict of outputs for each
+    sequence. The names are those of the first sequence in `wanted`; a name that is missing elsewhere is reported at
+    once. `sequences` are the token ids of the sequences, whose lengths the words name.
     """
     said, most = "", limit
     for name in wanted[0]:

@@ -75,7 +75,10 @@ class Run:
         return any(tuple(one.shape[:2]) == (1, self.length) for one in leaves)
 
     def fits(self, rows: int, wide: int) -> bool:
-        """Return whether no argument would have more than `MOST` numbers for `rows` rows of `wide` tokens."""
+        """Return whether the run could be repeated on `rows` rows of `wide` tokens within the limit `MOST`.
+
+        `MOST` is the largest number of elements that an argument or a recorded output may then have.
+        """
         leaves = [one for one in tree_leaves((self.given, list(self.held.values()))) if isinstance(one, Tensor)]
         largest = max((one.numel() * (wide / self.length) ** one.shape.count(self.length) for one in leaves), default=0)
         return rows * largest <= MOST
@@ -158,10 +161,11 @@ def backward_of_ones_own(run: Run, many: int = MANY[-1], longest: int = WIDE[-1]
 
 
 def _backward(run: Run, rows: int, wide: int) -> tuple[str, int]:
-    """Run a module on `rows` rows of `wide` tokens; return ``(name, elements)``.
+    """Run a module on `rows` rows of `wide` tokens, and look for the user's own code in its backward graph.
 
-    The name is that of `backward_of_ones_own`. The second value is the number of elements of the largest tensor in the
-    run; `MOST`, if the module raised an error.
+    Returns ``(name, elements)``. `name` is that of the user's autograd function, or of the PyTorch method that attached
+    the user's hook to a gradient; "" if there is neither, or if the module raised an error. `elements` is the number of
+    elements of the largest tensor that a function of PyTorch returned; `MOST` if the module raised an error.
     """
     hooks: list[str] = []
     own = partial(_is_own_hook, found=hooks)
@@ -187,7 +191,10 @@ def _backward(run: Run, rows: int, wide: int) -> tuple[str, int]:
 
 
 def _is_own_hook(name: str, args: Sequence[Any], found: list[str]) -> None:
-    """Add `name`, of a PyTorch function called with `args`, to `found` if it hooks the user's code to a gradient."""
+    """Add `name`, the name of a function of PyTorch, to `found` if its call hooks the user's code to a gradient.
+
+    `args` are the arguments of the call.
+    """
     if name in HOOKS and all(map(is_own_call, args[1:])):
         found.append(name)
 
@@ -210,10 +217,10 @@ def _learned(value: Any) -> Any:
 
 
 def first_crossing(run: Run, tokens: list[int]) -> tuple[nn.Module | None, bool]:
-    """Return (the first submodule to finish whose output depends on several tokens, whether none of its inputs does).
+    """Return the first submodule whose output depends on several tokens, and whether none of its inputs does.
 
-    The second value is True if the submodule itself moved the information. The result is (None, False) if there is no
-    such submodule. Modules in `held` are left out.
+    First is the one that finishes first. The second value is True if the submodule itself moved the information. The
+    result is (None, False) if there is no such submodule. Modules in `held` are left out.
 
     Raises:
         Exception: the module's code may raise anything.
@@ -229,8 +236,8 @@ def _followed(
 ) -> tuple[Track, Any]:
     """Run a module under a `Track`; return the `Track` and the module's output.
 
-    `tries` is as in `Track`. If `found` is a list, (submodule, whether none of its inputs depends on several tokens) is
-    added for each submodule whose output depends on several tokens; see `first_crossing`.
+    `tries` is as in `Track`. If `found` is a list, a pair is added to it for each submodule whose output depends on
+    several tokens: the submodule, and whether none of its inputs does (`first_crossing`).
     """
     track = Track(run.length, [*run.module.parameters(), *run.module.buffers()], tries)
     track.sequences = run.sequences
@@ -344,9 +351,10 @@ def _alike(run: Run, before: Any, after: Any, rows: int, wide: int, base: int = 
 def _sized(value: Any, length: int, rows: int, wide: int, table: bool) -> Any:
     """Return an argument or output for one row of `length` tokens, repeated to `rows` rows of `wide` tokens.
 
-    In tensors, each dimension of size `length` is repeated or cut to `wide`; a first dimension of 1, or of flattened
-    tokens, is repeated `rows` times. An integer that equals `length` becomes `wide`. All else is returned as it is.
-    `table`: a tensor ``[length, ...]`` is a table of positions, not flattened tokens.
+    Only tensors with a dimension of size `length` change: each such dimension is repeated or cut to `wide`. Then the
+    first dimension is repeated `rows` times if it was 1, or if it holds flattened tokens. Tensors ``[length]`` and
+    ``[length, n]`` hold flattened tokens, unless `table` says that they are tables of positions. An integer that equals
+    `length` becomes `wide`. All else is returned as it is.
     """
     if type(value) is int and value == length:
         return wide
@@ -403,7 +411,8 @@ def _holding(held: Mapping[nn.Module, Any], give: Callable[[nn.Module, Any, Any]
 class _Calls(TorchFunctionMode):
     """A PyTorch function mode that calls ``look(name, args)`` for each function of PyTorch that is called.
 
-    Its attribute `most` is the number of elements of the largest tensor that such a function returned.
+    Reading an attribute of a tensor does not count as a call. The attribute `most` is the number of elements of the
+    largest tensor that such a function returned.
     """
 
     def __init__(self, look: Callable[[str, Sequence[Any]], None]) -> None:

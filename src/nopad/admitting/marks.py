@@ -77,7 +77,10 @@ def settings_of(model: nn.Module) -> Iterator[tuple[str, type, dict[str, Any]]]:
 
 
 def is_library(name: str) -> bool:
-    """Return whether a Python module is of the standard library or an installed package, and so not the user's own."""
+    """Return whether the Python module called `name` is of the standard library or an installed package.
+
+    If not, it is the user's own, or not loaded.
+    """
     top = name.partition(".")[0]
     if top in sys.stdlib_module_names or top in ("torch", "transformers", "nopad"):
         return name != "__main__"
@@ -180,7 +183,8 @@ class _Marker:
     def _global(self, value: Any, names: list[str]) -> None:
         """Add the value of a global variable.
 
-        If it is a Python module of the user's, what the code's `names` may read from it is added too.
+        If it is a Python module of the user's, its functions, classes and other values whose names are in `names` are
+        added too. `names` are the names that the code with the global variable uses.
         """
         self.add(value)
         if isinstance(value, ModuleType) and not is_library(value.__name__):

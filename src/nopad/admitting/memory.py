@@ -98,15 +98,18 @@ def fingerprint(model: Any, head: str | None = None, base: Any = None) -> str | 
 
 
 def recall(model: Any, head: str | None = None) -> Proof | None:
-    """Return the remembered proof of a model; None: there is none, or its file is damaged.
+    """Return the remembered proof of a model; None: there is none.
 
-    `head` is the kind of head that the user names, or None.
+    A file that cannot be read or is damaged counts as missing. `head` is the kind of head that the user names, or None.
     """
     return _recalled(fingerprint(model, head), _read)
 
 
 def recall_wrapper(wrapper: Any, base: Any) -> WrapperProof | None:
-    """Return the remembered proof of a wrapper around `base`; None: there is none, or its file is damaged."""
+    """Return the remembered proof of a wrapper around `base`; None: there is none.
+
+    A file that cannot be read or is damaged counts as missing.
+    """
     return _recalled(fingerprint(wrapper, None, base), _read_wrapper)
 
 
@@ -191,8 +194,8 @@ def _hash_code(code: CodeType, found: Any) -> None:
 def _sources(module: ModuleType | None, files: dict[str, str]) -> bool:
     """Add to `files` the SHA-256, by name, of a Python module and of the modules that it uses.
 
-    The standard library, torch, transformers and nopad are left out, since their versions count; of another installed
-    module, only its own file is added. Returns whether all source files were found.
+    The standard library, torch, transformers and nopad are left out, since their versions count. Of another installed
+    module, only its own file is added. Returns whether each module that is not installed has a source file.
     """
     if module is None:
         return False

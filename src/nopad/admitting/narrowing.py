@@ -1,6 +1,7 @@
-"""Configurations made narrow and short: smaller sizes, and few layers of each kind.
+"""Make configurations narrow and short: with smaller sizes, and with few layers of each kind.
 
-Sizes have many names in configurations; `SIZES` and `WIDTHS` know the common ones, and others stay as they are.
+Sizes have many names in configurations. `SIZES` and `WIDTHS` have the common ones, each with the largest size that it
+has in a small copy. Sizes of other names stay as they are.
 """
 
 from __future__ import annotations
@@ -66,10 +67,11 @@ KEY_HEADS = ("num_key_value_heads", "n_head_kv", "num_kv_heads")
 
 
 def shares(config: Any, share: int) -> dict[str, int]:
-    """Return the widths of a configuration by the names of their fields, each divided by `share`, so that ratios stay.
+    """Return smaller widths for a configuration, by the names of their fields (those in `WIDTHS`).
 
-    A width that is not a multiple of `share`, or not above it, is not divided: it becomes its value in `WIDTHS` if it
-    is larger than that. Sizes of heads and of states are left out.
+    Each width is divided by `share`, so that the ratios between widths stay. If a width is not a multiple of `share`,
+    or not above it, its value in `WIDTHS` is taken instead, if that is smaller. Sizes of heads and of states are left
+    out.
     """
     widths = {name: value for name, value in values_of(config).items() if name in WIDTHS and type(value) is int}
     return {
@@ -84,8 +86,8 @@ def narrowed(config: Any, sizes: dict[str, int], again: bool) -> Any:
 
     `sizes` gives the largest value of each field by name. Vocabularies that it does not name get at most `VOCABULARY`
     tokens, and special token ids are moved into the smaller vocabulary. The number of key heads stays equal to the
-    number of heads if it was, and is else at most 2. Sizes of heads that were equal stay equal. With `again`, the
-    configuration is built anew from its values, so that values that follow from sizes change too.
+    number of heads if it was equal; otherwise it becomes at most 2. The sizes of heads are those of `_equal_dims`. With
+    `again`, the configuration is built anew from its values, so that values that follow from sizes change too.
     """
     given = values_of(config)
     changes: dict[str, Any] = {}
@@ -110,8 +112,9 @@ def narrowed(config: Any, sizes: dict[str, int], again: bool) -> Any:
 def _equal_dims(given: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Return new sizes of heads, by the names of their fields (``head_dim`` and others); ``v_head_dim`` is left out.
 
-    `given` are the values of the configuration, and `changes` its new sizes. Sizes that were equal stay equal. In
-    latent attention, ``qk_head_dim`` stays the sum of ``qk_nope_head_dim`` and ``qk_rope_head_dim``.
+    `given` are the values of the configuration, and `changes` its new sizes. Fields of the result that had equal sizes
+    get equal sizes, with one exception: in latent attention, ``qk_head_dim`` becomes the sum of the new
+    ``qk_nope_head_dim`` and ``qk_rope_head_dim``.
     """
     dims = {name: value for name, value in given.items() if name.endswith("head_dim") and type(value) is int}
     new = {
@@ -163,8 +166,9 @@ def layers_of(kind: type, config: Any) -> list[int]:
     """Return the numbers of the layers that a small copy keeps, ascending: few, but some of each kind of layer.
 
     `kind` is the model's class. Layers are of one kind if they have the same entries in the configuration's lists, and
-    modules of the same classes and settings. The first layers are kept, until each kind has occurred, and at least two.
-    If these are more than `MOST_LAYERS`, one layer of each kind is kept; more than `MOST_LAYERS` are never kept.
+    modules of the same classes and settings. All layers from the first one on are kept, until each kind has occurred,
+    and at least two. If these are more than `MOST_LAYERS`, only the first layer of each kind is kept, and of these at
+    most `MOST_LAYERS`.
     """
     there = layer_count(config)
     if there <= 2:

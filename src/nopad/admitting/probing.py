@@ -69,9 +69,10 @@ def probe(model: Any, base: nn.Module, tokens: list[int], close: float = CLOSE) 
 
 @contextmanager
 def registered(model: Any) -> Iterator[Counter[nn.Module]]:
-    """For a ``with`` block, replace the registered attention of a model by one that mixes no tokens.
+    """For a ``with`` block, replace a model's registered attention by a function that mixes no tokens.
 
-    Yields a counter: how often each module called this attention.
+    This function gives each token its own value vector. (If there are more or fewer values than queries, each query
+    gets the mean of all values.) Yields a counter: how often each module called it.
     """
     counts: Counter[nn.Module] = Counter()
 
@@ -98,10 +99,10 @@ def registered(model: Any) -> Iterator[Counter[nn.Module]]:
 
 
 def unsteady(model: Any, probed: Probed) -> str:
-    """Return the class name of a module that mixes tokens more or less often if values change; "": there is none.
+    """Return the class name of a module that mixes tokens more or less often if the tokens change; "": there is none.
 
-    Calls of the modules in ``probed.mixing`` are counted, and calls of registered attention. Other tokens are tried,
-    and embeddings that are multiplied by large factors.
+    Calls of the modules in ``probed.mixing`` are counted, and calls of registered attention. The model runs on other
+    tokens, and on other tokens with embeddings that are multiplied by large factors.
     """
     mixing = set(probed.mixing)
     wanted = probed.attended + Counter({module: probed.seen[module].calls for module in mixing})
@@ -150,7 +151,10 @@ def _scaled(model: Any, factor: float) -> Iterator[None]:
 
 
 def _recorded(model: Any, tokens: list[int]) -> dict[nn.Module, Seen]:
-    """Run a model on one sequence, and return the first call of each module whose arguments all have names."""
+    """Run a model on one sequence; return, for each module, its first call in which all arguments have names.
+
+    A module without such a call is left out.
+    """
     seen: dict[nn.Module, Seen] = {}
 
     def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:

@@ -118,9 +118,10 @@ def prove(model: Any, head: str | None = None) -> Proof:
 
 
 def _proven(model: Any, small: Any, head: str | None) -> Proof:
-    """Return a proof with the first line that passes the comparison with the stock model (`Judge`), and then the audit.
+    """Return a proof with the first line of the family table that passes two tests.
 
-    The proof still lacks the kind and name of the model. At most 3 lines are audited. `small` is the small copy.
+    The first test is the comparison with the stock model (`Judge`), the second is the audit. At most 3 lines are
+    audited. `small` is the small copy. The proof still lacks the kind and name of the model.
 
     Raises:
         UnsupportedModelError: no line passes, or no proof would be valid; the message names the reason.

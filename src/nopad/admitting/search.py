@@ -92,8 +92,8 @@ class Search:
     def of(self, module: nn.Module) -> list[nn.Module]:
         """Return the innermost mixing modules in `module`, which may be `module` itself.
 
-        If `module` mixes, but is in `whole`, it is not returned: it is stored as `Probed.unsplit`, unless another one
-        is there.
+        If `module` mixes, but is in `whole`, it is not returned: it is stored as `Probed.unsplit`, unless another
+        module is stored there already.
         """
         inside = [one for child in module.children() for one in self.of(child)]
         inside = list(dict.fromkeys(inside))
@@ -237,7 +237,7 @@ def _changed(given: dict[str, Any], tokens: list[int], place: int, factor: float
 
 
 def beside(probed: Probed, module: nn.Module) -> bool:
-    """Return whether a module gives a row the same output in a batch with another row as alone.
+    """Return whether a module's output for a row does not change if another row is in the batch.
 
     The other row has the floats of the first, multiplied by -1000.
     """

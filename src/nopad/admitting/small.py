@@ -152,7 +152,10 @@ def ran(model: Any, tokens: list[int], **more: Any) -> Any:
 
 
 def uncached(model: Any) -> dict[str, Any]:
-    """Return the keyword arguments with which a model returns no cache: ``{"use_cache": False}``, or none."""
+    """Return the keyword arguments with which a model returns no cache.
+
+    These are ``{"use_cache": False}``; or ``{}``, if the model does not know `use_cache`.
+    """
     has = getattr(model.config, "use_cache", None) is not None and takes(model, "use_cache")
     return {"use_cache": False} if has else {}
 

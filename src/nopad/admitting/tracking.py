@@ -58,7 +58,8 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def of(self, tensor: Tensor) -> int:
         """Return what a tensor holds: 0, `TOKEN` or `ROW`.
 
-        A tensor that was not seen before holds the largest of what tensors that share its memory hold.
+        For a tensor that was not seen before, this is the largest of what the tensors that share its memory hold; 0 if
+        there are none.
         """
         known = self.states.get(id(tensor))
         if known is not None:

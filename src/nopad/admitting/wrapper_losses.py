@@ -77,7 +77,7 @@ class Losses:
         """Return what the loss of a sequence alone is: "tokens", "causal" or "classification" (see `Admitted.labels`).
 
         Raises:
-            UnsupportedModelError: it is none of these, or labels change another output.
+            UnsupportedModelError: the loss is none of these, or the wrapper's other outputs change if labels are given.
         """
         name = type(self.model).__name__
         plain = [self.model(input_ids=ids[None]) for ids in self.sequences]

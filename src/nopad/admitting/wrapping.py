@@ -116,7 +116,7 @@ def _check(wrapper: Any, base: Any) -> None:
     Raises:
         UnsupportedModelError: the wrapper holds several models; one of its modules has batch statistics or quantised
             weights; it has experts of limited capacity; an adapter adds tokens to its input; its forward method is not
-            that of its class; or the base has several parts.
+            that of its class; it has a `__call__` of its own; or the base has several parts.
         OptionError: its forward method takes no `input_ids`.
     """
     name, bases = type(wrapper).__name__, bases_of(wrapper)
@@ -150,7 +150,8 @@ def _proven(small: Substitute, deep: Substitute, config: Any, make: MakeBase) ->
         make: makes the base of a copy pack-safe, in place.
 
     Raises:
-        UnsupportedModelError: a token's result depends on other tokens, or outputs in packs differ from those alone.
+        UnsupportedModelError: a copy does not pass one of the checks. For example, a token's result depends on other
+            tokens, or outputs in packs differ from those of each sequence alone.
     """
     with subject_of(small, torch.float64, False) as exact:
         check_steady(copy.deepcopy(exact))
@@ -202,7 +203,7 @@ def _proven(small: Substitute, deep: Substitute, config: Any, make: MakeBase) ->
 
 
 def _labelled(exact: Substitute, close: float, kind: str, fill: int) -> Run:
-    """Return the recorded call of the wrapper in a copy of `exact`, with labels that are all `fill`.
+    """Return a call of the wrapper in a copy of `exact`, with labels that are all `fill`, as a recorded `Run`.
 
     `kind` is the kind of loss. For "classification", the call is that of several sequences, with one label each. The
     base's recorded output is used in place of its call.
@@ -250,7 +251,7 @@ def _split(batch: PackedBatch, value: Tensor) -> list[Tensor]:
 def _audited(small: Substitute, admitted: Admitted, make: MakeBase) -> list[Verdict]:
     """Return the verdicts of audits of a pack-safe copy of `small`: on short sequences and then on longer ones.
 
-    If the first audit fails, the second is left out.
+    The second audit is left out if the first fails, or if the model has too few positions for longer sequences.
     """
     safe = _safe(copy.deepcopy(small), admitted, make)
     family = state_of(safe).family

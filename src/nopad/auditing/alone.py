@@ -1,4 +1,4 @@
-"""Run each sequence of a trial alone, once, and keep outputs and gradients for all comparisons."""
+"""Run each sequence of a `Trial` alone. Its outputs and gradients are kept, since several comparisons need them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Alone:
 
     Attributes:
         trial: the trial with the model and its sequences.
-        outputs: for each sequence, its outputs by name.
+        outputs: for each sequence, the model's outputs by name, for a batch of this one sequence.
         kinds: for each output, by name: whether it is per token, per token of the target, or per sequence.
         graph: whether the outputs keep the autograd graph, so that gradients can be computed.
     """
@@ -38,7 +38,7 @@ class Alone:
         self._sound: dict[Names, tuple[Alone | None, frozenset[str], list[str]]] = {}
 
     def gradients(self, names: Names, numbers: Sequence[int] | None = None) -> Gradients:
-        """Return the gradients, by parameter name, of a randomly weighted sum of all values of the outputs.
+        """Return the gradients of the parameters, by name, for a randomly weighted sum of all values of some outputs.
 
         `names` are the outputs that are summed, and `numbers` the indices of the sequences whose outputs are summed
         (None: all). Results are kept, so a second call with the same arguments computes nothing.
@@ -55,12 +55,15 @@ class Alone:
         return self._gradients[key]
 
     def sound(self, names: Names) -> tuple[Alone | None, frozenset[str], list[str]]:
-        """Leave out gradients that are not finite even when a sequence runs alone; return what is left to compare.
+        """Leave out gradients that are not finite even if sequences run alone; return what is left to compare.
 
         The result is (an `Alone` with the sequences that are kept, names of the parameters left out, notes). A
         parameter is left out if every sequence gives it a gradient that is not finite. A sequence is kept if its
-        gradients for all other parameters are finite. The first result is None if fewer than two sequences or no
+        gradients for all other parameters are finite. The first entry is None if fewer than two sequences or no
         parameter would remain. `names` are the outputs whose gradients are computed.
+
+        Raises:
+            ModelFailedError: the gradients cannot be computed.
         """
         if names not in self._sound:
             self._sound[names] = self._judged(names)
@@ -91,7 +94,7 @@ def weighed(seed: int, wanted: Sequence[Mapping[str, Tensor]], parts: Sequence[M
 
     `parts` holds the outputs of each sequence, run alone or packed; `wanted` holds those of the sequences run alone.
     The weights depend only on `seed` and on the order and shapes of `wanted`, so they are the same alone and packed. An
-    output in `parts` may be longer than that in `wanted`; its values after the end of the sequence are ignored.
+    output in `parts` may have more entries in its first dimension than that in `wanted`; the further ones are ignored.
     """
     total: Any = 0
     for number, (single, given) in enumerate(zip(wanted, parts, strict=True)):
@@ -106,8 +109,8 @@ def weighed(seed: int, wanted: Sequence[Mapping[str, Tensor]], parts: Sequence[M
 def gradients_of(trial: Trial, objective: Tensor, doing: str, keep: bool = False) -> Gradients:
     """Return the gradients of an objective, a scalar, for all parameters of the trial's model, by name.
 
-    A parameter that the objective does not depend on has None. `doing` describes the computation in errors. With
-    `keep`, the autograd graph is kept for further calls.
+    The gradient is None for a parameter that the objective does not depend on. `doing` describes the computation in
+    errors. With `keep`, the autograd graph is kept for further calls.
 
     Raises:
         ModelFailedError: the gradients cannot be computed.
@@ -119,7 +122,7 @@ def gradients_of(trial: Trial, objective: Tensor, doing: str, keep: bool = False
 
 
 def largest(values: Tensor) -> float:
-    """Return the largest absolute value; infinity if any value is NaN, and 0 if there are no values."""
+    """Return the largest absolute value in a tensor; infinity if any value is NaN, and 0 if there are no values."""
     if values.is_sparse:
         values = values.coalesce().values()
     if not values.numel():
@@ -130,7 +133,7 @@ def largest(values: Tensor) -> float:
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:
-    """Return up to `most` names joined as text, followed by how many more there are."""
+    """Return names as text, joined by commas; after the first `most`, the text says only how many more there are."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 

@@ -1,4 +1,7 @@
-"""Compare sequences packed and alone: their outputs, gradients, and the first module whose output differs."""
+"""Compare the results of sequences run packed and alone: their outputs and their gradients.
+
+If outputs differ, the first module whose output differs is searched for.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +32,17 @@ class Found:
 
     Attributes:
         checks: the checks, with their measured values.
-        worst: largest absolute difference of an output in float64; infinite if outputs cannot be compared.
-        first: name of the first module whose output differs; None: no output differs, or no such module was found.
+        worst: largest absolute difference of an output between packed and alone, in float64; infinite if outputs cannot
+            be compared.
+        first: name of the first module whose output differs between packed and alone; None: no output of the model
+            differs, or no such module was found.
         notes: remarks for the user.
         attended: how often each layer called nopad's attention in the first packed run, by ``id(module)``.
-        names: names of the outputs that have a part for each sequence.
+        names: names of the outputs that can be split into one part per sequence.
         row: number of slots in the widest row that was run so far.
-        unseen: None if no output differs. If outputs differ: whether they do so although no sequence depends on another
-            one.
+        unseen: whether outputs differ although no sequence sees another (changing one does not change the results of
+            the others). False: they differ, and this is not so, or not known. None: not asked, for example because no
+            output differs.
     """
 
     checks: list[Check] = field(default_factory=list)
@@ -51,8 +57,9 @@ class Found:
     def add(self, other: Found) -> None:
         """Add the results of another comparison, in place.
 
-        Checks and notes are appended; `worst` and `row` become the larger ones; `first`, `attended` and `names` stay if
-        they are set. `unseen` becomes that of `other`, but a False stays False; if `other` has None, it stays as it is.
+        Checks and notes are appended; `worst` and `row` become the larger ones; `first`, `attended` and `names` are
+        replaced only if they are not set yet. If `other.unseen` is None, `unseen` stays as it is. Otherwise it becomes
+        `other.unseen`, but if it is False already, it stays False.
         """
         self.checks += other.checks
         self.worst = max(self.worst, other.worst)
@@ -73,8 +80,8 @@ class Found:
     def attempt(self, name: str, measure: Callable[[], Found], may_refuse: bool = False) -> None:
         """Call `measure` and add its result; if the model raises an exception, add a failed check called `name`.
 
-        If `name` begins with "float64", `worst` then becomes infinite. With `may_refuse`, only a note is added if nopad
-        refuses the batch for this model.
+        If that happens and `name` begins with "float64", `worst` becomes infinite. With `may_refuse`, there is one
+        exception: if nopad refuses the batch for this model, no check fails, and a note is added instead.
         """
         try:
             self.add(measure())
@@ -94,13 +101,17 @@ def compare(
 ) -> Found:
     """Run the sequences packed, compare their outputs with those alone, and return the results.
 
-    If `alone.graph` is set, gradients are compared too. If the model raises an exception, a check fails. But if nopad
-    refuses the batch, and its form is in `MAY_REFUSE` or a `label` is given, only a note is added.
+    If `alone.graph` is True, gradients are compared too. If the model raises an exception, a check fails. But if nopad
+    refuses the batch, and its form is in `MAY_REFUSE` or a `label` is given, only a note is added. For forms in
+    `MAY_REFUSE`, gradients are compared in float64 only.
 
-    The sequences are packed in each of `forms`; None: in all forms of the trial. For forms in `MAY_REFUSE`, gradients
-    are compared in float64 only. `truth` holds the float64 gradients of the same sequences alone. If it is None,
-    float64 gradients are judged by those of `alone`, and gradients in another dtype are not compared. `label` is
-    appended to the names of the checks.
+    Args:
+        alone: the outputs and gradients of the sequences, each run alone.
+        dtype: the dtype of the model, which decides how large a difference may be.
+        truth: the float64 gradients of the same sequences alone. None: gradients in float64 are judged by those of
+            `alone`, and gradients in another dtype are not compared.
+        forms: the forms (batch layouts) in which the sequences are packed; None: all forms of the trial.
+        label: text that is appended to the names of the checks.
 
     Raises:
         BatchError: the collator failed, or cut, dropped, changed or added tokens.
@@ -165,8 +176,12 @@ def _judged(
 ) -> tuple[dict[str, list[Tensor]], Check, float]:
     """Compare `given`, the outputs of a packed run by name, with those of the sequences alone.
 
+    `places` says where the sequences lie in the packed batch. `dtype` is the dtype of the model, which decides how
+    large a difference may be.
+
     Returns:
-        The packed outputs by name, one part per sequence; the check; and the largest absolute difference.
+        Three things: the packed outputs by name, each as one part per sequence; the check of all outputs; and the
+            largest absolute difference of an output.
     """
     together = per_sequence(given, places, alone.kinds)
     of_rows = [name for name in given if name in alone.kinds and name not in together]
@@ -179,7 +194,8 @@ def _judged(
 def _left_out(alone: Alone, given: Mapping[str, Tensor], together: Mapping[str, list[Tensor]]) -> bool:
     """Return whether `pooler_output` has one value per row instead of per sequence, and other outputs can be compared.
 
-    This happens only with a collator that is not nopad's, since nopad pools each sequence.
+    `given` has all outputs of the packed run by name, and `together` those that can be split into sequences. This
+    happens only with a collator that is not nopad's, since nopad pools each sequence.
     """
     pooled = "pooler_output"
     foreign = alone.trial.collator is not None
@@ -189,11 +205,12 @@ def _left_out(alone: Alone, given: Mapping[str, Tensor], together: Mapping[str, 
 def _outputs(
     alone: Alone, together: dict[str, list[Tensor]], of_rows: list[str], missing: list[str], dtype: torch.dtype
 ) -> tuple[Check, float]:
-    """Compare outputs of the sequences packed with those alone; return the check, and the largest difference.
+    """Compare outputs of the sequences packed with those alone; return the check, and the largest absolute difference.
 
-    `of_rows` names outputs that belong to a row and to no sequence, and `missing` names outputs that the packed run
-    does not have. The check fails if there are any of these, if an output has no finite number even alone, or if
-    nothing can be compared; the difference is then infinite.
+    The check fails if a difference is too large for `dtype`, the dtype of the model. `together` holds the packed
+    outputs by name, one part per sequence. `of_rows` names outputs that belong to a row and to no sequence, and
+    `missing` names outputs that the packed run does not have. The check also fails if there are any of these, if an
+    output has no finite number even alone, or if nothing can be compared; the difference is then infinite.
     """
     worst, scale, odd = 0.0, 1e-30, []
     for name, parts in together.items():
@@ -220,14 +237,15 @@ def _outputs(
 def _gradients(
     alone: Alone, together: dict[str, list[Tensor]], form: str, dtype: torch.dtype, truth: Truth | None, label: str
 ) -> Found:
-    """Compare gradients packed and alone; return the check, if one can be made, and the notes.
+    """Compare gradients packed and alone; return a `Found` with the check, if one can be made, and with notes.
 
     Sequences and parameters whose gradients are not finite even alone are left out. `together` holds the outputs packed
-    in this `form`, by name, one part per sequence. `truth` holds the gradients in float64; without it, only float64
-    gradients are compared, and judged by those of `alone`. `label` goes into the check's name.
+    in this `form`, by name, one part per sequence. `truth` holds the gradients in float64. If it is None, only float64
+    gradients are compared, and they are judged by those of `alone`. `label` goes into the check's name.
 
     Raises:
         ModelFailedError: the gradients cannot be computed.
+        BatchError: the collator fails on the sequences that are left, or cuts, drops, changes or adds tokens.
     """
     names = tuple(together)
     sound, left_out, notes = alone.sound(names)

@@ -1,4 +1,9 @@
-"""The forms in which nopad batches sequences; only this module of the audit builds batches."""
+"""The forms (batch layouts) in which an audit packs sequences with nopad.
+
+* "flat": one stream of all sequences
+* "rows": rows of whole sequences
+* "end to end": rows that are cut from one stream, so that a sequence may continue in the next row
+"""
 
 from __future__ import annotations
 
@@ -28,10 +33,17 @@ def arranged(
 ) -> PackedBatch:
     """Build a batch of one `form` in `FORMS`, with targets for a decoder if they are given.
 
-    In the form "rows", each row has room for `capacity` tokens, and a sequence and its target are in the same row;
-    "flat" is one stream; "end to end" has rows of the width that `crossing` returns. In the form "rows", rows of
-    targets and rows of sequences differ in width, so the shape of an output shows whether it belongs to targets or
-    sequences. `pad_id` fills the padding, and `start_id` is the first id of each decoder input.
+    In the form "rows", a sequence and its target are in rows of the same number. The rows of targets differ in width
+    from those of sequences, so the shape of an output shows whether it belongs to targets or to sequences.
+
+    Args:
+        form: "flat", "rows" or "end to end".
+        sequences: token ids of each sequence.
+        capacity: room of a row in tokens, in the form "rows". The rows of the form "end to end" have the width that
+            `crossing` returns.
+        pad_id: id that fills the padding.
+        targets: target ids for each sequence; None: there is no decoder.
+        start_id: first id of each decoder input.
     """
     lengths = [len(sequence) for sequence in sequences]
     rows = _rows(lengths, capacity)
@@ -47,7 +59,8 @@ def arranged(
 def crossing(lengths: Sequence[int]) -> int | None:
     """Return a row width, larger than every length, at which some sequence crosses into the next row.
 
-    Return None if there is no such width.
+    The sequences lie one after the other. The result is None if there is no such width. In the first example, the third
+    sequence takes the slots 5 and 6, so with rows of 6 slots it begins in the first row and ends in the second:
 
     >>> crossing([4, 1, 2]), crossing([3])
     (6, None)
@@ -60,9 +73,10 @@ def crossing(lengths: Sequence[int]) -> int | None:
 
 
 def shortened_targets(lengths: Sequence[int]) -> list[int]:
-    """Return the length of each target: two thirds of the next sequence's length, so that no shapes agree by chance.
+    """Return a length for the target of each sequence: two thirds of the next sequence's length.
 
-    Lengths are rounded down, to at least 1.
+    It is rounded down, to at least 1. The last sequence is followed by the first. So a target and its own sequence are
+    unlikely to have the same length.
 
     >>> shortened_targets([64, 1, 38])
     [1, 25, 42]
@@ -80,7 +94,10 @@ def _how(form: str, lengths: Sequence[int], rows: Numbers, capacity: int, pad_id
 
 
 def _rows(lengths: Sequence[int], capacity: int) -> Numbers:
-    """Return the indices of the sequences in each row, by first-fit decreasing; in plain Python, for few sequences."""
+    """Return the indices of the sequences in each row, packed by first-fit decreasing.
+
+    This is written in plain Python, since an audit has few sequences.
+    """
     rows: Numbers = []
     for number in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
         row = next((row for row in rows if sum(lengths[n] for n in row) + lengths[number] <= capacity), None)

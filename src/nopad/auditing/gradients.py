@@ -1,4 +1,7 @@
-"""Compare the gradients of all parameters between packed and alone, for one randomly weighted sum of all outputs."""
+"""Compare the gradients of all parameters, for sequences packed and alone.
+
+The gradients are those of one sum of all values of all outputs, each multiplied by a random weight.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ class Truth:
     """Gradients of the sequences alone, in float64, and the parameters whose true gradient is zero.
 
     For example, a bias of the keys shifts all scores of a query by the same number, so its true gradient is zero and
-    its computed gradient is only rounding error. In float64 this error is small enough to tell from a small gradient:
-    a gradient of up to `EXACT` times the largest one counts as zero.
+    its computed gradient is only rounding error. In float64 this error is small enough to tell from a small gradient: a
+    gradient counts as zero if its largest value is at most `EXACT` times the largest value of all gradients.
 
     Attributes:
         alone: the gradients by parameter name.
@@ -58,16 +61,16 @@ def compare_gradients(
 
     All outputs are first added up with random weights, and the gradients are those of this sum. `together` holds the
     outputs of the packed sequences by name, one part per sequence; `left_out` names parameters that are not compared.
-    `dtype` is that of the model, and the limit is that of `limits.limit_of` for it.
+    `dtype` is the dtype of the model; `limits.limit_of` gives the limit for it.
 
-    The largest difference in a gradient is measured relative to the gradient's largest value, or, if the true gradient
-    is zero (`truth`), to the largest value of all gradients.
+    The difference in a gradient is relative to the gradient's largest value. If the true gradient is zero (`truth`),
+    the difference is relative to the largest value of all gradients instead.
 
-    A gradient that is small beside the largest gradient of all may exceed the limit, since it may be a small sum of
-    large numbers (DeBERTa's key biases). It may differ by up to `TIMES_ALONE` times the rounding error of the sequences
-    alone, but by no more than the dtype's limit relative to that largest gradient. In float64 this applies only if the
-    model computes some results in float32 (a softmax); the rounding error is then that of the largest gradient in
-    float32, and the limit is float32's.
+    Some gradients are small sums of large numbers (DeBERTa's key biases), so that rounding alone may exceed the limit.
+    Therefore a gradient may also differ by `TIMES_ALONE` times the rounding error that it has for the sequences alone.
+    But it may not differ by more than the dtype's limit times the largest value of all gradients. In float64 there is
+    this allowance only if the model computes some results in float32 (a softmax); the rounding error is then that of
+    the largest gradient in float32, and the limit is float32's.
 
     Raises:
         ModelFailedError: the gradients cannot be computed.
@@ -117,8 +120,8 @@ def judged(
 def _rounding(value: Tensor | None, true: Tensor | None, dtype: torch.dtype, most: float) -> float:
     """Return the largest rounding error in a gradient of the sequences alone.
 
-    It is the largest difference between the gradient, `value`, and the float64 gradient, `true`. If `dtype` is float64,
-    it is instead one rounding of `most` to float32.
+    It is the largest difference between the gradient, `value`, and the float64 gradient, `true`; 0 if either is None.
+    If `dtype` is float64, it is instead one rounding of `most` to float32.
     """
     if dtype == torch.float64:
         return most * torch.finfo(torch.float32).eps
@@ -126,9 +129,9 @@ def _rounding(value: Tensor | None, true: Tensor | None, dtype: torch.dtype, mos
 
 
 def _apart(mine: Tensor | None, other: Tensor | None) -> float:
-    """Return the largest difference of two gradients; infinite if only one is None, or if one has a NaN.
+    """Return the largest difference of two gradients; 0 if both are None.
 
-    The difference may be written into `other`.
+    The result is infinite if only one of them is None, or if one has a NaN. The difference may be written into `other`.
     """
     if mine is None or other is None:
         return 0.0 if mine is other else math.inf

@@ -16,7 +16,13 @@ _ODD = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # 
 
 @dataclass(frozen=True)
 class Failure:
-    """One failed test case: its `name`, its `message`, and the class name of the exception (`error`; "": none)."""
+    """One failed test case.
+
+    Attributes:
+        name: name of the test case.
+        message: why it failed.
+        error: class name of the exception that was raised; "": none was raised.
+    """
 
     name: str
     message: str

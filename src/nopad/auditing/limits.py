@@ -13,10 +13,10 @@ LIMITS = {torch.float64: EXACT, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch
 
 
 def limit_of(measured: float, dtype: torch.dtype, partly: bool = False) -> float:
-    """Return the largest relative difference allowed in `dtype`: that of `LIMITS`, or 1e-2 for other dtypes.
+    """Return the largest relative difference allowed in `dtype`: its value in `LIMITS`, or 1e-2 if it is not there.
 
-    In float64 this is `EXACT`, with one exception: it is `PARTLY_SINGLE` if the model computes some results in float32
-    even in float64 (`partly`), and the measured difference, `measured`, lies between these two limits.
+    There is one exception, for float64. If the model computes some results in float32 even in float64 (`partly`), and
+    the measured difference, `measured`, is above `EXACT` and at most `PARTLY_SINGLE`, the limit is `PARTLY_SINGLE`.
     """
     if dtype == torch.float64 and partly and EXACT < measured <= PARTLY_SINGLE:
         return PARTLY_SINGLE
@@ -29,7 +29,7 @@ def named(dtype: torch.dtype) -> str:
 
 
 def apart(before: Tensor, after: Tensor) -> float:
-    """Return the largest absolute difference between two tensors of one shape.
+    """Return the largest absolute difference between the values of two tensors of the same shape; 0 if they are empty.
 
     Equal infinities, and NaN in both tensors, count as equal; any other infinity or NaN is an infinite difference.
     """
@@ -41,6 +41,6 @@ def apart(before: Tensor, after: Tensor) -> float:
 
 
 def largest_finite(values: Tensor) -> float:
-    """Return the largest finite absolute value; 0 if there is none."""
+    """Return the largest absolute value among the finite values of a tensor; 0 if none is finite."""
     finite = values.detach()[values.detach().isfinite()]
     return float(finite.abs().max()) if finite.numel() else 0.0

@@ -1,4 +1,7 @@
-"""Check that no sequence changes its neighbours' results, and that nopad's attention ran in every layer."""
+"""Check that no sequence changes its neighbours' results, and that nopad's attention ran in every layer.
+
+The neighbours of a sequence are all other sequences in its batch.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +38,19 @@ def poison(alone: Alone, dtype: torch.dtype) -> Found:
 
     The sequence is changed in three ways: it gets other tokens; its embeddings are scaled; its embeddings become NaN.
     NaN is not tried with a collator, or with backends in which NaN spreads to neighbours. The returned `Found` has a
-    check for each way that was tried, or none if no output can be split into sequences.
+    check for each way that was tried. There is none if no output can be split into sequences; and the check fails if
+    the model raises an exception.
 
     On a CPU not a single bit of a neighbour's result may change. On other devices, where the order of additions varies,
     a few roundings of the largest value are allowed. On any device, a few roundings per layer are allowed if the
     changed sequence changes which tokens are computed together, as in a mixture of experts.
+
+    Args:
+        alone: the results of the sequences, each run alone; they say how the outputs are split.
+        dtype: the dtype of the model, which decides how large a rounding is.
+
+    Raises:
+        BatchError: the collator failed on the changed sequences, or cut, dropped, changed or added tokens.
     """
     found, trial, huge = Found(), alone.trial, SCALE.get(dtype, 1e6)
     poisoned = Poisoned(trial, alone.kinds)
@@ -65,10 +76,10 @@ def unseen(alone: Alone, dtype: torch.dtype) -> bool:
     """Return whether no sequence's results change when another sequence gets other tokens.
 
     Each sequence is changed once, in every form (batch layout) of the trial. The result is False too if the model
-    fails, or if no output can be split into sequences.
+    fails, or if no output can be split into sequences. The arguments are those of `poison`.
 
     Raises:
-        BatchError: the collator fails on the other tokens, or cuts, drops, changes or adds some.
+        BatchError: the collator fails on the changed sequences, or cuts, drops, changes or adds tokens.
     """
     trial = alone.trial
     try:
@@ -84,7 +95,7 @@ def unseen(alone: Alone, dtype: torch.dtype) -> bool:
 
 
 class Poisoned:
-    """A trial in which one sequence, or some of its tokens, are changed.
+    """A trial in which one sequence is changed, in all or some of its tokens.
 
     Attributes:
         form: the layout of the batch, such as "rows" or "flat".
@@ -100,11 +111,15 @@ class Poisoned:
         tokens: Sequence[int] | None = None,
         form: str | None = None,
     ) -> None:
-        """Replace the tokens of sequence `victim` of the trial; None: a long one that does not fill its pack.
+        """Choose the sequence that is changed, and its new tokens; nothing is run yet.
 
-        `tokens` are the positions in the sequence whose tokens are replaced; None: all. `kinds` says of each output
-        whether its values belong to tokens, targets or sequences. `form` is one of the trial's forms; None: "rows", or
-        the last form if there are no rows.
+        Args:
+            trial: the trial whose sequence is changed.
+            kinds: for each output: whether its values belong to tokens, targets or sequences.
+            victim: index of the sequence that is changed; None: the longest of those that are shorter than the
+                capacity.
+            tokens: the positions in the sequence whose tokens are replaced; None: all.
+            form: one of the trial's forms; None: "rows", or the last form if "rows" is not among them.
         """
         self.trial, self.kinds = trial, kinds
         self.form = form or (FORM if FORM in trial.forms else trial.forms[-1])
@@ -127,6 +142,7 @@ class Poisoned:
 
         Raises:
             ModelFailedError: the model raised an exception.
+            BatchError: the collator failed, or cut, dropped, changed or added tokens.
         """
         batch, there = self.trial.batch(self.form, sequences)
         inside = nullcontext() if watch is None else watch(there)
@@ -134,13 +150,14 @@ class Poisoned:
             return per_sequence(self.trial.run(batch, f"packed, {self.form}"), there, self.kinds)
 
     def check(self, name: str, dtype: torch.dtype, sequences: list[list[int]], factor: float | None) -> Check | None:
-        """Return a check of how far the neighbours' results move from those of the unchanged sequences.
+        """Return a check of how far the neighbours' results move when one sequence is changed.
 
-        `sequences` are run, and `factor` scales the embeddings of the changed one; None: they stay as they are. The
-        result is None if no output of the model can be split into sequences.
+        The model runs the unchanged sequences, and then `sequences`, in which sequence `victim` may be another.
+        `factor` scales the embeddings of this sequence; None: they stay as they are. The result is None if no output of
+        the model can be split into sequences.
 
         Raises:
-            ModelFailedError: the model raised an exception.
+            ModelFailedError, BatchError: as for `run`.
         """
         if self._clean is None:
             self._clean = self.run(self.trial.sequences)
@@ -165,10 +182,13 @@ class Poisoned:
     def allowed(
         self, worst: float, dtype: torch.dtype, sequences: list[list[int]], factor: float | None = None
     ) -> tuple[float, str]:
-        """Return (how much results of neighbours may change, relative to the largest value; the reason as text).
+        """Return ``(limit, reason)``: how far results of neighbours may move, and why, as text.
 
-        `worst` is how much they changed when the model ran these `sequences`, with the embeddings of sequence `victim`
-        scaled by `factor`.
+        The limit is relative to the largest value of all results. `worst` is how far they moved when the model ran
+        these `sequences`, with the embeddings of sequence `victim` scaled by `factor` (None: not scaled).
+
+        Raises:
+            ModelFailedError, BatchError: as for `run`.
         """
         exact = next(bare(self.trial.model).parameters()).device.type == "cpu"
         limit = 0.0 if exact else ROUNDINGS * torch.finfo(dtype).eps
@@ -215,7 +235,8 @@ class _Decisions(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _scaled(trial: Trial, places: Places, victim: int, factor: float | None) -> Iterator[None]:
     """Inside this context, multiply the embeddings of sequence `victim`, and of its target, by `factor`.
 
-    `places` says where its tokens lie in the batch. None as `factor` leaves the embeddings as they are.
+    `places` says where the tokens of the sequences lie in the batch. If `factor` is None, the embeddings stay as they
+    are.
     """
     if factor is None:
         yield
@@ -255,7 +276,7 @@ def _layers(trial: Trial) -> int:
 
 
 def once_a_layer(trial: Trial, counts: dict[int, int]) -> Check:
-    """Return a check that nopad's attention ran in each attention layer as often as this family of models needs.
+    """Return a check that nopad's attention ran as often as this family of models needs, in each attention layer.
 
     `counts` is the number of calls of each attention layer, by ``id(module)``. If several layers share one module
     (ALBERT), only the total is checked.

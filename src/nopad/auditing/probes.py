@@ -1,4 +1,4 @@
-"""Lengths for an audit's sequences, which fill packs in different ways, and where sequences lie in a batch."""
+"""Choose the lengths of an audit's sequences, and find out where the sequences lie in a batch."""
 
 from __future__ import annotations
 
@@ -75,7 +75,10 @@ class Places:
 
 
 def _of_layout(at: Layout) -> list[NDArray[np.int64]]:
-    """Return for each sequence, in the order given, the positions of its tokens in the concatenated rows."""
+    """Return, for each sequence, the positions of its tokens in the concatenated rows.
+
+    Sequences are in the order in which the batch was given them.
+    """
     places: list[Any] = [None] * at.sequences
     for number, (begin, end) in zip(at.order.tolist(), pairwise(at.cu_seqlens.tolist()), strict=True):
         places[number] = at.index[begin:end]
@@ -85,7 +88,7 @@ def _of_layout(at: Layout) -> list[NDArray[np.int64]]:
 def find(batch: Mapping[str, Any], sequences: Sequence[Sequence[int]]) -> Places:
     """Return where the sequences lie in a batch of any collator.
 
-    They are found by the layout of a `PackedBatch`, or by their tokens in any other batch.
+    In a `PackedBatch`, they are found by its layout. In any other batch, they are found by their tokens.
 
     Raises:
         BatchError: a sequence does not lie in one piece within a row, or the attention mask covers more tokens than the

@@ -31,9 +31,10 @@ def on_outputs(model: nn.Module, seen: Callable[[str, Any], None]) -> Iterator[N
 
 
 def states_of(output: Any) -> Tensor | None:
-    """Return a module's output, or its first entry if it is a tuple or list, detached from the autograd graph.
+    """Return the tensor that a module gives as its output, detached from the autograd graph.
 
-    The result is None unless this is a floating-point tensor with at least 2 dimensions.
+    Of a tuple or list, this is the first entry. The result is None unless it would be a floating-point tensor with at
+    least 2 dimensions.
     """
     value = output[0] if isinstance(output, tuple | list) and output else output
     kept = isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 2

@@ -2,7 +2,7 @@
 
 Only copies of the model run, so the caller's model does not change. In float64, outputs and gradients are compared on
 packs of the full capacity. The more expensive neighbour checks (`poison`), and all checks in the model's own dtype, use
-packs of a quarter of this capacity, but of at most 16 tokens.
+packs of a quarter of this capacity, but of 4 to 16 tokens.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ def audit(
     gradients: bool = True,
     seed: int = 0,
 ) -> Verdict:
-    """Check that sequences in a pack get the results they get alone, or name the module where they first differ.
+    """Check that sequences in a pack get the results they get alone; else name the first module whose output differs.
 
     Args:
         model: a transformers model; the audit runs copies of it. Without a collator, the copies are made pack-safe if
             the model is not.
-        collator: any function from features (dicts with ``input_ids`` and ``labels``; with ``input_ids`` alone if it
-            fails on labels) to the arguments of a forward call; the model is then audited unchanged, with batches of
-            this collator.
+        collator: any function from features to the arguments of a forward call. Features are dicts with ``input_ids``
+            and ``labels``; if the function fails on labels, they have ``input_ids`` alone. With a collator, the model
+            is audited as it is, in batches of this collator. None: nopad builds the batches.
         capacity: capacity of the packs, and length of the longest sequence; both are smaller if the model has too few
-            positions. None: 64, or, for a model with a local attention window of 52 to 256 tokens, a quarter more than
+            positions. None: 64; but for a model with a local attention window of 52 to 256 tokens, a quarter more than
             the window, since shorter sequences do not test the window.
         backend: attention backend with which the copies are made pack-safe, as in `nopad.packed`.
         layers: audit a copy with only the first `layers` layers, if the whole model is too large; None: all layers.
@@ -74,14 +74,18 @@ def audit(
 
     Returns:
         A `nopad.auditing.Verdict`; `isolated` says whether all checks passed. An exception in the model is not raised
-        here: it is a failed check with the exception's name.
+            here: it is a failed check with the exception's name.
 
     Raises:
-        UnsupportedModelError: nopad refuses this model; the message gives the reason.
+        UnsupportedModelError: nopad refuses this model, or cannot cut it to its first layers; the message gives the
+            reason.
         BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens.
         OptionError: an option is not valid (an unknown backend, a capacity below 4, `layers` below 1 or more than the
             model has); or the model is not one of transformers, is already pack-safe with another backend, takes
             images, has no vocabulary to draw from, or is random even in evaluation mode.
+
+    nopad keeps the sequences apart. With the collator of transformers, they see each other in the first attention
+    layer, since the default attention of this model ignores where sequences begin:
 
     >>> import nopad
     >>> from transformers import BertConfig, BertModel, DataCollatorWithFlattening
@@ -129,8 +133,8 @@ def check_model(model: Any, backend: str) -> None:
     """Check that `audit` can audit this model with this backend.
 
     Raises:
-        OptionError: the model takes images (the audit draws only token ids), or it is pack-safe with another backend
-            than `backend`, unless that is "auto".
+        OptionError: the model takes images (the audit draws only token ids); or it is pack-safe with another backend
+            than `backend`, and `backend` is not "auto".
     """
     if is_packed(model) and backend not in ("auto", state_of(model).backend):
         raise OptionError(
@@ -150,8 +154,8 @@ def check_model(model: Any, backend: str) -> None:
 def backend_for(model: Any, backend: str, dtype: torch.dtype) -> str:
     """Return the name of the attention backend with which a model is audited in `dtype`.
 
-    This is `backend`, or the model's own if it is pack-safe. For float64 it is `EXACT_BACKEND` if the kernel of that
-    backend does not support float64.
+    This is `backend`; but if the model is pack-safe already, it is the model's own backend. If the kernel of that
+    backend does not support float64, and `dtype` is float64, it is `EXACT_BACKEND` instead.
     """
     asked = state_of(model).backend if is_packed(model) else backend
     on_gpu = next(bare(model).parameters()).device.type != "cpu"
@@ -160,7 +164,7 @@ def backend_for(model: Any, backend: str, dtype: torch.dtype) -> str:
 
 
 def how_of(model: Any, collator: Collator | None, backend: str) -> str:
-    """Return as text what keeps sequences apart: the name of the collator, or nopad's backend."""
+    """Return as text what keeps sequences apart: the name of the collator, or nopad's backend if `collator` is None."""
     if collator is not None:
         return f"as it is, with {getattr(collator, '__name__', type(collator).__name__)}"
     return f"nopad, backend {state_of(model).backend if is_packed(model) else backend!r}"
@@ -171,6 +175,7 @@ class _Task:
     """The arguments and state of one audit.
 
     Attributes:
+        model, collator, capacity, backend, gradients, seed: as in `audit`; `capacity` is never None.
         tokens: the token ids to draw from.
         truth: float64 gradients of the short sequences, each run alone; None: not computed yet.
     """
@@ -185,12 +190,18 @@ class _Task:
     truth: Truth | None = None
 
     def run_best(self) -> Found:
-        """Run the audit and return its results.
+        """Run the audit on sequences that suit the collator, if there is one, and return the results.
 
-        With a collator, and if the configuration has an eos, sequences begin with bos and end with eos, since some
-        collators find the borders of sequences by these tokens. If eos has the same id as pad, other collators take eos
-        for padding. So if the audit fails with such an eos, it is repeated on sequences without eos. The second results
-        are returned if they have no failed check, or if the collator failed before; else the first ones.
+        Some collators find the borders of sequences by eos. So with a collator, if the configuration has an eos,
+        sequences end with it, and begin with bos if bos differs from eos and pad.
+
+        If eos has the same id as pad, other collators take eos for padding. So if a check fails with such an eos, or
+        the collator fails, the audit is repeated on sequences without special tokens. The results of the repetition are
+        returned if all its checks passed, or if the collator failed before. Otherwise those of the first run are
+        returned.
+
+        Raises:
+            BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens.
         """
         eos, pad = (self.tokens.special.get(name) for name in ("eos", "pad"))
         if self.collator is None or eos is None:
@@ -234,9 +245,10 @@ class _Task:
         return found
 
     def _attempt(self, found: Found, dtype: torch.dtype, label: str, measure: Callable[[Any], Found]) -> None:
-        """Copy the model in a dtype, call `measure` on the copy, and add to `found` the result, or a failed check.
+        """Copy the model in a dtype, call `measure` on the copy, and add its result to `found`.
 
-        `label` is appended to the name of the failed check.
+        If the model raises an exception, a failed check is added instead; `label` is appended to the name of this
+        check.
         """
 
         def lent() -> Found:
@@ -249,17 +261,18 @@ class _Task:
         return backend_for(self.model, self.backend, dtype)
 
     def _drawn(self, subject: Any, tokens: Tokens, capacity: int | None = None, partly: bool = False) -> Trial:
-        """Return a trial with 6 random sequences for packs of `capacity`.
+        """Return a trial with 6 random sequences for packs of `capacity` tokens.
 
-        With `capacity` None, it has 4 sequences for packs of a quarter of the audit's capacity, at most 16 tokens.
-        `partly`: whether the model computes some of its results in float32, even in float64.
+        If `capacity` is None, the trial is small: 4 sequences, for packs of a quarter of the audit's capacity. Such a
+        pack has at least 4 and at most 16 tokens.
+        `partly`: whether the model computes some of its results in float32 although its dtype is float64.
         """
         size = max(min(self.capacity, CAPACITY) // 4, 4) if capacity is None else capacity
         most = 4 if capacity is None else 6
         return replace(Trial.drawn(subject, self.collator, size, self.seed, tokens, most), partly=partly)
 
     def _in_float64(self, subject: Any, own: torch.dtype) -> Found:
-        """Run all checks on `subject` in float64, and return the results.
+        """Run all checks in float64, and return the results; `subject` is the copy of the model in float64.
 
         The task's attributes `tokens` and `truth` are set for the later checks in `own`, the model's own dtype.
         """
@@ -286,8 +299,8 @@ class _Task:
     def _with(self, subject: Any, name: str, token: int, partly: bool) -> Found:
         """Compare the outputs, packed and alone, of random sequences that contain the id `token`.
 
-        The model looks for this token in its input, as some look for eos to find the end of a sequence. One copy of it
-        is at a random place in each sequence of at least 3 tokens, and the last sequence also ends with it.
+        The model looks for this token in its input, as some models look for eos to find the end of a sequence. Each
+        sequence of at least 3 tokens has the token at one random place, and the last sequence also ends with it.
 
         Args:
             subject: the copy of the model to run.
@@ -308,7 +321,7 @@ class _Task:
         return found
 
     def _compiled(self, subject: Any, dtype: torch.dtype, layers: dict[str, Any]) -> Found:
-        """Compare outputs of a copy in which the same layers are compiled as in the given model; return the results.
+        """Compile those layers of `subject` that are compiled in the user's model; compare outputs packed and alone.
 
         If no compiler works here, the result has only a note that says so.
         """
@@ -338,7 +351,7 @@ def _compared(alone: Alone, dtype: torch.dtype, truth: Truth | None = None) -> F
 def _poisoned(found: Found, alone: Alone, dtype: torch.dtype) -> None:
     """Run the checks of `poison`, which change one sequence and look at the others, and add them to `found`.
 
-    If `found.unseen` is True and one of them fails, or none can be run, it becomes False.
+    If `found.unseen` is True, but one of these checks fails or none can be run, it becomes False.
     """
     checks = poison(alone, dtype)
     if found.unseen is not None:

@@ -55,10 +55,10 @@ def audit_samples(
     """Check that samples of any kind get the same results in a pack as alone.
 
     The model is copied in float64 and in its own dtype, both in evaluation mode. Through each copy the samples are run
-    alone, and packed in the given order and in reverse. Then the values of the middle sample are replaced in three
-    ways: by other values, by values x 1e6 (x 1e3 in float16), and by NaN (left out if the backend of a pack-safe model
-    lets NaN spread). On a CPU, not a single bit may change in the results of the other samples in the pack; on other
-    devices, they may change by rounding only.
+    alone, and packed in the given order and in reverse. Then the float values of the middle sample are replaced in
+    three ways: by random values, by values x 1e6 (x 1e3 in float16), and by NaN (left out if the backend of a pack-safe
+    model lets NaN spread). On a CPU, not a single bit may change in the results of the other samples in the pack; on
+    other devices, they may change by rounding only.
 
     Args:
         model: any torch module, pack-safe or not. It is copied, never changed.
@@ -68,12 +68,13 @@ def audit_samples(
         packed: ``packed(model, samples)`` returns the results of several samples run as one pack: a list with one
             result per sample, in their order, each with the keys and shapes that `alone` returns for it.
         gradients: also compare the gradients of the model's parameters.
-        seed: random seed of the weights with which outputs are summed for gradients, and of the other values of the
+        seed: random seed of the weights with which outputs are summed for gradients, and of the random values of the
             middle sample.
 
     Returns:
         A `nopad.auditing.Verdict`; `isolated` says whether all checks passed. An exception in the model or in one of
-        the two functions is a failed check with the exception's name.
+            the two functions is a failed check with the exception's name. If the middle sample holds no floats, it is
+            not changed, and a note says so.
 
     Raises:
         OptionError: `model` is not a module, `alone` or `packed` is not callable, `samples` is not a list or has fewer
@@ -115,6 +116,8 @@ class _Task:
     """The arguments and state of one audit.
 
     Attributes:
+        model, samples, alone, packed, gradients, seed: as in `audit_samples`.
+        checks, notes, worst: the results so far, as in `Found`.
         partly: whether the model computes some results in float32, even in float64.
         truth: float64 gradients of the samples, each run alone; None: not computed yet.
     """
@@ -132,7 +135,7 @@ class _Task:
     truth: Truth | None = None
 
     def run(self) -> None:
-        """Run all checks in float64, and in the model's own dtype."""
+        """Run all checks in float64 and in the model's own dtype; the results are in `checks`, `notes` and `worst`."""
         first = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float64)
         for dtype in dict.fromkeys((torch.float64, first)):
             self._attempt(f"{named(dtype)} outputs, alone", partial(self._in, dtype))
@@ -208,7 +211,7 @@ class _Task:
         """Change one sample, and measure how far its neighbours' results move.
 
         The sample in the middle of `samples` gets random values, then very large values, then NaN if the backend keeps
-        NaN apart. A check is added to `checks` for each of these. If the samples hold no floats, only a note is added.
+        NaN apart. A check is added to `checks` for each of these. If this sample holds no floats, only a note is added.
         `single` are the results of the samples alone.
         """
         victim = len(samples) // 2
@@ -253,7 +256,11 @@ class _Task:
             self._attempt(name, measure)
 
     def _promises_nan(self) -> bool:
-        """Return whether NaN stays in its own sequence, by the backends of all pack-safe parts of the model."""
+        """Return whether NaN in one sequence stays out of the others.
+
+        The backends of all pack-safe parts of the model decide this. The result is True if the model has no pack-safe
+        part.
+        """
         backends = [vars(part)[STATE].backend for part in self.model.modules() if STATE in vars(part)]
         return all(("segments" if one == "auto" else one) in SHARED_NAN for one in backends)
 

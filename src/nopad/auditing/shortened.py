@@ -23,7 +23,7 @@ def layer_count(config: Any) -> int:
 
 
 def missing_kinds(model: Any, layers: int) -> str:
-    """Return a text that names the kinds of layers that the first `layers` layers lack; "" if they lack none.
+    """Return text that names the kinds of layers that the model has only after its first `layers` layers; "" if none.
 
     An example is ", without any of sliding_attention".
     """
@@ -47,8 +47,8 @@ def shortened(model: Any, layers: int) -> Any:
 
     Raises:
         OptionError: `layers` is below 1, or above the model's number of layers.
-        UnsupportedModelError: the model cannot be built with fewer layers from its configuration: it is wrapped by
-            PEFT, or a module has hooks or a replaced `forward`, which a copy would not have.
+        UnsupportedModelError: a module has hooks or a replaced `forward`, which a copy would not have; or a model built
+            from the changed configuration has other weights than this one, for example because PEFT wraps it.
     """
     inner = bare(model)
     there = layer_count(inner.config)
@@ -78,7 +78,10 @@ def shortened(model: Any, layers: int) -> Any:
 
 
 def _has_hooks(module: Any) -> bool:
-    """Return whether a module has forward hooks other than those of nopad, and of transformers (they only record)."""
+    """Return whether a module has forward hooks that are neither nopad's nor transformers'.
+
+    The hooks of transformers only record outputs, and those of nopad are set anew on a copy.
+    """
     return any(
         not isinstance(hook, Hook) and not (getattr(hook, "__module__", None) or "").startswith("transformers.")
         for hooks in (module._forward_hooks, module._forward_pre_hooks)
@@ -87,7 +90,7 @@ def _has_hooks(module: Any) -> bool:
 
 
 def _attention(inner: Any) -> str:
-    """Return the attention implementation of a model; if it is pack-safe, that which it had before."""
+    """Return the name of a model's attention implementation: for a pack-safe model, the one that `packed` replaced."""
     state = getattr(inner, STATE, None)
     return str((state.before if state is not None else "") or inner.config._attn_implementation)
 

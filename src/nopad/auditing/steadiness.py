@@ -23,7 +23,7 @@ ANOTHER = 1e-4  # relative to the largest value; more than rounding can explain
 
 
 class Singles(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that sets `found` to True if any operation gives a float32 result."""
+    """A context in which `found` becomes True as soon as any torch operation gives a float32 result."""
 
     found: bool = False
 
@@ -34,10 +34,10 @@ class Singles(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def steady(trial: Trial) -> bool:
-    """Run the shortest sequence twice; return whether the model computes some results in float32.
+    """Run the shortest sequence alone, twice; return whether any operation of the model gave a float32 result.
 
     Raises:
-        OptionError: the two results differ, so packed and alone cannot be compared.
+        OptionError: the outputs of the two runs differ, so packed and alone cannot be compared.
         ModelFailedError: the model does not run on the token ids of one sequence.
     """
     shortest = min(range(len(trial.sequences)), key=lambda number: len(trial.sequences[number]))

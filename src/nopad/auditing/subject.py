@@ -12,6 +12,7 @@ from torch import nn
 
 from nopad.auditing.failure import inside_model
 from nopad.errors import NopadError
+from nopad.model.replacing import uncompile
 from nopad.model.safety import bare, is_packed, packed, state_of, unpacked
 
 __all__ = ["compiled_layers", "recompiled", "room_to_compile", "subject_of"]
@@ -38,7 +39,7 @@ def subject_of(model: Any, dtype: torch.dtype, safe: bool, backend: str = "auto"
         made = copy.deepcopy(bare(model)).to(dtype).eval()
         made.requires_grad_(True)
         made.config.return_dict = True  # outputs are compared by name
-        _uncompiled(made)
+        uncompile(made)
         _sparse_tables(made)
         if dtype == torch.float64:
             _eager_experts(made)
@@ -101,13 +102,6 @@ def _compiler_of(compiled: Any) -> Any:
     return found if callable(found) else None
 
 
-def _uncompiled(model: nn.Module) -> None:
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if hasattr(child, "_orig_mod"):
-                setattr(module, name, child._orig_mod)
-
-
 def _sparse_tables(model: nn.Module) -> None:
     """Make gradients of large embeddings sparse: dense ones, for the whole vocabulary, would take most of the time."""
     for module in model.modules():
@@ -116,7 +110,7 @@ def _sparse_tables(model: nn.Module) -> None:
 
 
 def _eager_experts(model: Any) -> None:
-    """Run experts one by one, since the grouped kernels of transformers do not support float64."""
+    """Let a model run its experts one by one, since the grouped kernels of transformers do not support float64."""
     config = model.config.get_text_config()
     if getattr(config, "_experts_implementation", None) not in (None, "eager"):
         model.set_experts_implementation("eager")

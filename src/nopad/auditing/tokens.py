@@ -24,9 +24,9 @@ class Tokens:
 
     Attributes:
         vocabulary: number of ids in the vocabulary.
-        special: those ids of pad, bos, eos, cls and sep that the configuration has, by name.
+        special: those ids of pad, bos, eos, cls and sep that the configuration has, by name; a second eos is "eos 1".
         mask: id of the mask token, which is never drawn; -1: there is none.
-        inside: special ids that are drawn among the others.
+        inside: special ids that are drawn among the ordinary ids.
         begins: first id of every sequence of 3 tokens or more; None: any id.
         ends: last id of every sequence; None: any id.
     """
@@ -66,14 +66,14 @@ class Tokens:
         return np.setdiff1d(np.arange(self.vocabulary), [*self.special.values(), self.mask])
 
     def including(self, names: Sequence[str]) -> Tokens:
-        """Return a copy that also draws these special tokens, at any place."""
+        """Return a copy that also draws the special tokens with these names, at any place of a sequence."""
         return replace(self, inside=tuple(dict.fromkeys(self.special[name] for name in names)))
 
     def for_collators(self) -> Tokens:
         """Return the tokens for an audit with a collator that is not nopad's.
 
-        They are `bordered()` if eos has an id of its own. If there is no eos, or it has the same id as pad, they are
-        these tokens without change.
+        If there is an eos whose id is not that of pad, the result is `bordered()`. Otherwise these tokens are returned
+        as they are.
         """
         eos, pad = (self.special.get(name) for name in ("eos", "pad"))
         return self if eos is None or eos == pad else self.bordered()

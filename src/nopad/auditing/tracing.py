@@ -23,7 +23,11 @@ def first_difference(trial: Trial, form: str, limit: float) -> str | None:
     """Return the name of the first module whose output differs between the sequences alone and a batch of this `form`.
 
     `form` is one of the trial's forms. An output differs if its difference, relative to the largest value of the output
-    alone, is above `limit` and above 1e-9. None: no module's output differs, or the model fails in this run.
+    alone, is above `limit` and above 1e-9. Modules whose outputs cannot be split into sequences are passed over. The
+    result is None if no module's output differs, or if the model fails in this run.
+
+    Raises:
+        BatchError: the collator fails, or cuts, drops, changes or adds tokens.
     """
     batch, places = trial.batch(form, trial.sequences)
     single: dict[str, Any] = {}
@@ -53,9 +57,10 @@ def first_difference(trial: Trial, form: str, limit: float) -> str | None:
 def _traced(model: Any, trace: dict[str, Any], keep: Callable[[Tensor], Any]) -> Iterator[None]:
     """Inside this context, store the outputs of a model's modules in `trace`, in the order in which modules finish.
 
-    ``keep(tensor)`` gets the first tensor of a module's output, if it is of floating point and has at least 2
-    dimensions, and returns what is stored under the module's name (None: nothing). If it returns ``(key, value)``,
-    ``trace[name]`` is a dict with this entry. Of several calls of a module, the first counts.
+    Only the first tensor of a module's output is used, and only if it is of floating point and has at least 2
+    dimensions. ``keep(tensor)`` returns what is stored as ``trace[name]``, where ``name`` is the module's name (None:
+    nothing is stored). If it returns ``(key, value)``, ``trace[name]`` is a dict with this entry. If a module is called
+    several times, its first output counts (the first for each key).
     """
 
     def seen(name: str, output: Any) -> None:

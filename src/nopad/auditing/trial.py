@@ -56,9 +56,10 @@ class Trial:
     def drawn(
         cls, model: Any, collator: Collator | None, capacity: int, seed: int, tokens: Tokens, most: int = 6
     ) -> Trial:
-        """Return a trial with up to `most` random sequences.
+        """Return a trial with up to `most` random sequences; `tokens` says which ids are drawn.
 
-        None of them is longer than `capacity`, or than the model's positions allow.
+        No sequence is longer than `capacity`, or than the model's positions allow. If nopad builds the batches and the
+        model has a decoder, targets are drawn too.
         """
         config = bare(model).config.get_text_config()
         longest = longest_of(config, capacity)
@@ -77,7 +78,10 @@ class Trial:
 
     @property
     def forms(self) -> list[str]:
-        """Names of the forms in which sequences are batched."""
+        """Names of the forms (batch layouts) in which sequences are batched.
+
+        The only name is "packed" if a collator builds the batches.
+        """
         if self.collator is not None:
             return ["packed"]
         crosses = crossing([len(sequence) for sequence in self.sequences]) is not None
@@ -120,7 +124,9 @@ class Trial:
             return {n: v for n, v in named.items() if isinstance(v, Tensor) and v.is_floating_point() and v.dim() > 0}
 
     def batch(self, form: str, sequences: Sequence[Sequence[int]]) -> tuple[Mapping[str, Any], Places]:
-        """Build a batch of one `form`; return it and where the sequences lie in it.
+        """Build a batch of these sequences in one `form`; return it without labels, and where the sequences lie in it.
+
+        With a collator, `form` is not used.
 
         Raises:
             BatchError: the collator fails, or cuts, drops, changes or adds tokens.
@@ -165,7 +171,8 @@ class Trial:
 def kinds_of(alone: Sequence[Mapping[str, Tensor]], trial: Trial) -> Kinds:
     """Return which outputs are per token, per target token or per sequence, by the shapes of `alone`.
 
-    `alone` has the outputs of each sequence by name; names that a sequence lacks are left out.
+    `alone` has the outputs of each sequence by name. An output is per token if its second dimension is the length of
+    the sequence, in every sequence. Names that a sequence lacks are left out.
     """
 
     def as_long_as(name: str, wanted: Sequence[Sequence[int]]) -> bool:
@@ -194,7 +201,7 @@ def per_sequence(output: Mapping[str, Tensor], places: Places, kinds: Kinds) -> 
 
 
 def longest_of(config: Any, capacity: int) -> int:
-    """Return the longest length to try: `capacity`, but at most the model's number of positions minus 2.
+    """Return the longest length to try: `capacity`, or the model's number of positions minus 2 if this is less.
 
     Some models, such as RoBERTa, never use the first two positions.
     """
@@ -203,7 +210,7 @@ def longest_of(config: Any, capacity: int) -> int:
 
 
 def _moved(value: Any, parameter: Tensor) -> Any:
-    """Return a value on the model's device.
+    """Return a tensor on the device of `parameter`, a parameter of the model; other values are returned as they are.
 
     Tensors of floats, such as additive masks, are cast to the model's dtype. Finite values beyond its range become its
     largest or smallest value.

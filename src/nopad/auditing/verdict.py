@@ -77,8 +77,9 @@ class Verdict:
     def outcome(self) -> str:
         """The verdict in one word: "isolated", "contaminated", "different", or "failed".
 
-        It is "different" if results differ from those alone although no sequence sees another (`unseen`), for example
-        because positions are wrong. It is "failed" if in every check that did not pass, the model raised an exception.
+        It is "isolated" if every check passed, and "failed" if in every check that did not pass, the model raised an
+        exception. It is "different" if outputs differ from those alone although no sequence sees another (`unseen`),
+        for example because positions are wrong. In all other cases, it is "contaminated".
         """
         if self.isolated:
             return "isolated"

@@ -1,9 +1,12 @@
 """Decide which rank gets which sequences or packs, so that no rank waits long for another.
 
 A *unit* is a sequence, or a pack of several. Each unit has a cost, an integer (`costs`). `Shape` says how many units a
-step takes and on how many ranks; `Balance` names the method by which units are dealt. `draw` orders all units of
-an epoch; `deal` then gives the units of one step to the ranks. The results of both depend on their arguments alone, so
-every rank computes the whole assignment, and nothing is communicated.
+step takes and on how many ranks; `Balance` names the method by which units are dealt. `draw` orders all units of an
+epoch; `deal` then gives the units of one step to the ranks. The results of `draw` and `deal` depend on their arguments
+alone, so every rank computes the whole assignment, and nothing is communicated.
+
+In the example, the first rank gets units 1 and 0, with a total cost of 10, and the second gets units 2 and 3, with the
+same total:
 
 >>> import numpy as np
 >>> shape = Shape(world_size=2, node_size=2, accumulation=1, per_rank=2)

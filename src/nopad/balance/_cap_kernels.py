@@ -1,4 +1,4 @@
-"""The compiled loops of `nopad.balance.cap`, which deal units under a limit of tokens per rank.
+"""The compiled loops of `nopad.balance.cap`, which deal units (sequences or packs) under a limit of tokens per rank.
 
 As in `nopad._kernels`, arguments are plain arrays, and callers validate them.
 """
@@ -16,7 +16,11 @@ from nopad.balance._kernels import sort_by_cost
 
 @njit(cache=True, nogil=True)
 def _before(rank: int, other: int, values: NDArray[Any], units_of: NDArray[Any]) -> bool:
-    """Return whether `rank` comes before `other`: by lower value, then fewer units, then lower number."""
+    """Return whether `rank` comes before `other` in the heap of `_place`.
+
+    The rank with the lower ``values[rank]`` comes first. If these are equal, it is the rank with fewer units
+    (``units_of[rank]``), and if these are equal too, the rank with the lower number.
+    """
     if values[rank] != values[other]:
         return bool(values[rank] < values[other])
     if units_of[rank] != units_of[other]:
@@ -26,7 +30,9 @@ def _before(rank: int, other: int, values: NDArray[Any], units_of: NDArray[Any])
 
 @njit(cache=True, nogil=True)
 def _sink(heap: NDArray[Any], place: NDArray[Any], rank: int, values: NDArray[Any], units_of: NDArray[Any]) -> None:
-    """Restore the order of a heap of ranks after `rank` got a unit; ``place[rank]`` is where `rank` is in `heap`.
+    """Restore the order (`_before`) of a heap of ranks after `rank` got a unit.
+
+    ``place[r]`` is where rank r is in `heap`; `values` and `units_of` are what `_before` compares.
 
     `heap` and `place` are changed in place.
     """
@@ -61,8 +67,9 @@ def _place(
     ``rank_of[u]`` is set to the rank of unit u; `cost_of`, `tokens_of` and `units_of` to the totals of each rank. A
     rank has room up to `cap` tokens. If a unit finds no room, the units after it are not placed.
 
-    Of the ranks with room, a unit goes to that with the lowest cost if `by` is 0, the fewest tokens if it is 1, and the
-    most tokens if it is 2. Ties go to the rank with fewer units, then to that with the lower number.
+    A unit goes to one of the ranks with room. This is the rank with the lowest cost if `by` is 0, with the fewest
+    tokens if `by` is 1, and with the most tokens if `by` is 2. Ties go to the rank with fewer units, then to that with
+    the lower number.
     """
     cost_of[:] = 0
     tokens_of[:] = 0
@@ -124,7 +131,7 @@ def _fill_empty(
     tokens_of: NDArray[Any],
     units_of: NDArray[Any],
 ) -> None:
-    """Move a unit to each rank without one, from a rank that has several; arguments as in `_place`."""
+    """Move one unit to each rank that has none, from a rank that has at least two; the arguments are as in `_place`."""
     unit = 0
     for rank in range(cost_of.shape[0]):
         if units_of[rank] == 0:
@@ -146,9 +153,10 @@ def _relieve(
 ) -> None:
     """Lower the cost of the costliest rank: move its units to other ranks, or swap them with theirs, while that helps.
 
-    No rank gets more than `cap` tokens. This stops after about `most_looks` comparisons of pairs of units, or when the
-    highest cost is within 1 part in 4,096 of a lower bound: the larger of the mean cost of a rank and the cost of the
-    costliest unit. The other arguments are as in `_place`, and the last four are changed in place.
+    No rank gets more than `cap` tokens. This stops after about `most_looks` comparisons of pairs of units. It also
+    stops when the highest cost of a rank is within 1 part in 4,096 of a lower bound. This bound is the mean cost of a
+    rank, or the cost of the costliest unit if that is more. The other arguments are as in `_place`, and the last four
+    are changed in place.
     """
     n, world = costs.shape[0], cost_of.shape[0]
     mine = np.empty(n, dtype=np.int64)
@@ -197,9 +205,14 @@ def deal_capped(
     There must be at least as many units as ranks (`world`); each rank gets one or more. If the result is False,
     `rank_of` holds no valid result.
 
-    Four ways are tried until one works: the costliest units first, each to the cheapest rank with room; the longest
-    first, each to the rank with most room; the longest first, each to the fullest rank with room; units in the given
-    order, each to the rank with most room. `most_looks` limits the comparisons that lower the highest cost afterwards.
+    Four ways are tried until one works:
+
+    * the costliest units first, each to the cheapest rank with room
+    * the units with most tokens first, each to the rank with most room
+    * the units with most tokens first, each to the fullest rank with room
+    * units in the given order, each to the rank with most room
+
+    `most_looks` limits the comparisons that lower the highest cost afterwards (`_relieve`).
     """
     n = costs.shape[0]
     spare_costs = np.empty(n, dtype=np.int64)
@@ -262,7 +275,9 @@ def _fits_sorted(sizes: NDArray[Any], loads: NDArray[Any], cap: int, spare: NDAr
 
 @njit(cache=True, nogil=True)
 def _fit_as_they_come(sizes: NDArray[Any], parts: int, loads: NDArray[Any], cap: int) -> int:
-    """Return how many units fit into bins, if they are placed in order, each of their parts in the emptiest bin.
+    """Return how many units fit into bins if they are placed in the given order.
+
+    Each part of a unit is placed in the emptiest bin.
 
     The first unit that does not fit ends the count. `sizes`, `parts`, `cap` and bins are as in `cut_capped`. `loads`,
     ``[bins]``, is working memory, and is overwritten.
@@ -284,10 +299,13 @@ def cut_capped(
     u has the sizes ``sizes[u * parts : (u + 1) * parts]``. ``bounds[s + 1]`` is set to where step s ends. If unit u
     does not fit into an empty step, ``-u - 1`` is returned.
 
-    A step takes up to `most` units. For each step, up to `tries` numbers of units are tried, from the largest on. The
-    step takes the first number for which the units fit if they are placed largest first. If there is none, it takes
-    the units that fit if they are placed in the given order, but at least one. If the largest number of units leaves
-    over a quarter of the room free, this second way comes first, and then only larger numbers of units are tried.
+    A step takes up to `most` units. For each step, up to `tries` numbers of units are tried, in descending order. The
+    first number tried is the largest whose tokens do not exceed `room`. The step takes the first number of units that
+    fit into the bins if they are placed largest first.
+
+    If none of these numbers fits, the step takes the units that fit if they are placed in the given order, but at least
+    one. If even the first number tried leaves over a quarter of `room` free, placing in the given order comes first,
+    and then only larger numbers of units are tried.
     """
     units, begin, steps = sizes.shape[0] // parts, 0, 0
     loads = np.zeros(bins, dtype=np.int64)

@@ -1,5 +1,7 @@
 """Compiled loops of balance: sort units by cost, arrange them in windows, and deal equal numbers of them to ranks.
 
+A unit is a sequence, or a pack of several.
+
 As in `nopad._kernels`, arguments are plain arrays, and callers validate them. Costs are int64 and not negative, and
 their sum fits into int64.
 """

@@ -1,5 +1,7 @@
 """Deal units to ranks so that no rank exceeds a limit of tokens; ranks may get different numbers of units.
 
+A unit is a sequence, or a pack of several.
+
 `deal_under_cap` deals one step. `cut_under_cap` cuts the units of an epoch into steps that can be dealt under the
 limit. `deal_step_under_cap` deals such a step to ranks and micro-steps, and always finds a way for a step that
 `cut_under_cap` made. Cutting n units takes O(n log ranks); where the limit is tight, the units of a step are sorted up
@@ -32,9 +34,12 @@ def deal_under_cap(costs: ArrayLike, tokens: ArrayLike, world_size: int, cap: in
 
     Ranks may get different numbers of units, but each gets at least one. The cost of the costliest rank is kept low:
     units are placed in order of decreasing cost, each on the cheapest rank that has room. Then units of the costliest
-    rank are moved or swapped while that helps, until its cost is within 1 part in 4,096 of a lower bound (the mean cost
-    of a rank, or the cost of the costliest unit if that is more). If a unit finds no room in this way, all units are
-    placed by number of tokens instead, the largest first, or else in the given order.
+    rank are moved to other ranks, or swapped with units of other ranks, while that helps. This ends early if the
+    highest cost is within 1 part in 4,096 of a lower bound, or after comparing about 20 million pairs of units. The
+    lower bound is the mean cost of a rank, or the cost of the costliest unit if that is more.
+
+    If a unit finds no room when the costliest are placed first, all units are placed again: by number of tokens, the
+    largest first, or else in the given order.
 
     Args:
         costs: cost of each unit, integers; ``[n]``.
@@ -43,11 +48,11 @@ def deal_under_cap(costs: ArrayLike, tokens: ArrayLike, world_size: int, cap: in
         cap: most tokens a rank may get.
 
     Raises:
-        BalanceError: a unit has more tokens than the cap, there are fewer units than ranks, `costs` and `tokens` differ
-            in size, a cost or a number of tokens is negative, their sum does not fit into 64 bits, or no way was found
-            to keep to the cap.
-        LengthError: costs or tokens are not integers, or not one-dimensional.
-        OptionError: `world_size` or `cap` is not an integer of at least 1.
+        BalanceError: a unit has more tokens than the cap; there are fewer units than ranks; `costs` and `tokens` differ
+            in size; a cost or a number of tokens is negative; the sum of all costs, or of all tokens, does not fit into
+            64 bits; or no way was found to keep to the cap.
+        LengthError: costs or tokens are not integers, not one-dimensional, or masked.
+        OptionError: `world_size` is not an integer from 1 to 2^31 - 1, or `cap` is not one from 1 to 2^63 - 1.
 
     >>> deal_under_cap([9, 5, 4, 1], [9, 5, 4, 1], world_size=2, cap=10).tolist()
     [0, 1, 1, 0]
@@ -65,8 +70,8 @@ def _fitting(costs: ArrayLike, tokens: ArrayLike, cap: int) -> tuple[NDArray[np.
     Raises:
         BalanceError: `costs` and `tokens` differ in size, or a unit has more tokens than the cap; or as in
             `check_costs`, for `costs` and for `tokens`.
-        LengthError: costs or tokens are not integers, or not one-dimensional.
-        OptionError: `cap` is not an integer of at least 1.
+        LengthError: costs or tokens are not integers, not one-dimensional, or masked.
+        OptionError: `cap` is not an integer from 1 to 2^63 - 1.
     """
     checked = check_costs(costs)
     sizes, cap = _sized(tokens, cap)
@@ -108,8 +113,11 @@ def cut_under_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> 
     Raises:
         BalanceError: a unit does not fit into a step even alone (the message has its index), a number of tokens is
             negative, or their sum does not fit into 64 bits.
-        LengthError: tokens are not integers, or not one-dimensional.
-        OptionError: `cap` is not an integer of at least 1.
+        LengthError: tokens are not integers, not one-dimensional, or masked.
+        OptionError: `cap` is not an integer from 1 to 2^63 - 1.
+
+    In the example, the units of 3, 3 and 1 tokens fit into two ranks of 4 tokens, but the next one, of 4 tokens, does
+    not fit beside them. So it begins the second step:
 
     >>> cut_under_cap([3, 3, 1, 4, 2, 2], Shape(2, 1, 1, 2), cap=4).tolist()
     [0, 3, 6]
@@ -149,7 +157,7 @@ def deal_step_under_cap(
 
     Returns the indices of the units of each micro-step, each unit once: int64 ``[world_size, accumulation, most]``,
     where ``most`` is the largest number of units of a micro-step. A micro-step with fewer units has -1 in the places
-    that are left; it may have no unit if there are few.
+    that are left. If the step has fewer units than there are micro-steps on all ranks, some micro-steps have no unit.
 
     If the step has ``shape.per_step`` units and the result of `deal` keeps to the cap, that result is returned.
     Otherwise the units are divided under the cap into ``world_size * accumulation`` parts of nearly equal cost
@@ -163,11 +171,11 @@ def deal_step_under_cap(
         cap: most tokens per rank and micro-step.
 
     Raises:
-        BalanceError: there is no unit, a unit has more tokens than the cap, `costs` and `tokens` differ in size, or no
-            way was found to keep to the cap; none of these happens for a step that `cut_under_cap` made. Or a cost or a
-            number of tokens is negative, or their sum does not fit into 64 bits.
-        LengthError: costs or tokens are not integers, or not one-dimensional.
-        OptionError: `cap` is not an integer of at least 1.
+        BalanceError: there is no unit; a unit has more tokens than the cap; `costs` and `tokens` differ in size; a cost
+            or a number of tokens is negative; the sum of all costs, or of all tokens, does not fit into 64 bits; or no
+            way was found to keep to the cap. For a step that `cut_under_cap` made, a way is always found.
+        LengthError: costs or tokens are not integers, not one-dimensional, or masked.
+        OptionError: `cap` is not an integer from 1 to 2^63 - 1.
 
     >>> deal_step_under_cap([3, 2, 2, 1], [3, 2, 2, 1], Shape(2, 1, 1, 2), Balance.named("none"), cap=4).tolist()
     [[[0, 3]], [[1, 2]]]
@@ -188,7 +196,7 @@ def deal_step_under_cap(
 def _in_parts(
     costs: NDArray[np.int64], sizes: NDArray[np.int64], shape: Shape, balance: Balance, cap: int
 ) -> NDArray[np.int64]:
-    """Divide units under the cap into one part per rank and micro-step, and deal these parts by their costs.
+    """Divide units into one part for each micro-step of each rank, none above the cap; deal these parts by their costs.
 
     Arguments and result are as in `deal_step_under_cap`.
 
@@ -228,11 +236,11 @@ def _proven(parts: NDArray[np.int64], sizes: NDArray[np.int64], cap: int) -> NDA
 def _sized(tokens: ArrayLike, cap: int) -> tuple[NDArray[np.int64], int]:
     """Return `tokens` as int64 ``[n]``, and the cap: `cap`, or the sum of `tokens` if that is less.
 
-    A cap above the sum has no other effect, but later sums could overflow.
+    A cap above the sum of `tokens` limits nothing, and adding to it could overflow.
 
     Raises:
         BalanceError, LengthError: `tokens` are not valid, as in `check_costs`.
-        OptionError: `cap` is not an integer of at least 1.
+        OptionError: `cap` is not an integer from 1 to 2^63 - 1.
     """
     sizes = check_costs(tokens)
     cap = Option(default=None, help="", high=2**63 - 1).check("cap", cap)
@@ -240,7 +248,10 @@ def _sized(tokens: ArrayLike, cap: int) -> tuple[NDArray[np.int64], int]:
 
 
 def _kernels() -> Any:
-    """Return the module of compiled loops, imported only here: importing Numba takes longer than all of nopad."""
+    """Return the module of compiled loops.
+
+    It is imported only when needed, since importing Numba takes longer than importing all of nopad.
+    """
     from nopad.balance import _cap_kernels
 
     return _cap_kernels

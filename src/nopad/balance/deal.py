@@ -1,4 +1,4 @@
-"""Deal the units of one step to the ranks, the same number to each.
+"""Deal the units (sequences or packs) of one step to the ranks, the same number to each.
 
 Dealing 16,384 units to 1,024 ranks takes less than a millisecond. `nopad.balance.cap` deals under a limit of tokens per
 rank.
@@ -41,7 +41,7 @@ def deal(costs: ArrayLike, shape: Shape, balance: Balance) -> NDArray[np.int64]:
     Raises:
         BalanceError: there are not ``shape.per_step`` costs, a cost is negative, or their sum does not fit into 64
             bits.
-        LengthError: costs are not integers, or not one-dimensional.
+        LengthError: costs are not integers, not one-dimensional, or masked.
 
     >>> deal([4, 1, 3, 2], Shape(2, 2, 1, 2), Balance.named("global_presort")).tolist()
     [[[0, 1]], [[2, 3]]]
@@ -82,8 +82,9 @@ def _dealt(costs: NDArray[np.int64], shape: Shape, balance: Balance) -> NDArray[
 def _into_micro_steps(parts: NDArray[np.int64], shape: Shape) -> NDArray[np.int64]:
     """Deal the units of each rank to its micro-steps; return them, int64 ``[world_size, accumulation, per_rank]``.
 
-    `parts` has a row for each rank: its units, sorted by cost. They are dealt in turn, and every second turn is
-    reversed. So a rank's longest units do not share a micro-step, which would take the most memory.
+    `parts` has a row for each rank: its units, sorted by cost. They are dealt to the micro-steps in turn, and every
+    second turn is reversed. So the costliest units of a rank are spread over its micro-steps. If they shared one, this
+    micro-step would take the most memory.
     """
     rows = parts.reshape(shape.world_size, shape.per_rank, shape.accumulation).copy()
     rows[:, 1::2] = rows[:, 1::2, ::-1].copy()
@@ -91,7 +92,10 @@ def _into_micro_steps(parts: NDArray[np.int64], shape: Shape) -> NDArray[np.int6
 
 
 def _kernels() -> Any:
-    """Return the module of compiled loops, imported only here: importing Numba takes longer than all of nopad."""
+    """Return the module of compiled loops.
+
+    It is imported only when needed, since importing Numba takes longer than importing all of nopad.
+    """
     from nopad.balance import _kernels
 
     return _kernels

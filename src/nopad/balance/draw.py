@@ -1,9 +1,11 @@
-"""Draw the order in which an epoch takes its units, once per epoch.
+"""Draw the order in which an epoch takes its units (sequences or packs), once per epoch.
 
-Step k takes ``order[k * per_step : (k + 1) * per_step]``. Within a step, the units drawn for the first rank come first,
-then those for the second, and so on, so the units of a node are adjacent; `deal` may then exchange units between ranks.
-The units that are left over, since they do not make a whole step, come last; which units these are is random too. O(n)
-time; 16 million units take about a second.
+Step k takes ``order[k * per_step : (k + 1) * per_step]``, where ``order`` is the result of `draw`, and ``per_step`` is
+`Shape.per_step`. Within a step, the units drawn for the first rank come first, then those for the second, and so on, so
+the units of a node are adjacent; `deal` may then exchange units between ranks. The units that are left over, since they
+do not make a whole step, come last; which units these are is random too.
+
+Drawing takes O(n) time; 16 million units take about a second.
 """
 
 from __future__ import annotations
@@ -29,20 +31,20 @@ def draw(costs: ArrayLike, shape: Shape, balance: Balance, key: int) -> NDArray[
 
     The attribute `Balance.draw` says how units are drawn; its description lists the ways. With "stratified", each
     rank's micro-step takes a fixed number of units (the quota) from each range of costs (the stratum). Such steps come
-    first, until a stratum has too few units for another one; all units left then follow in random order.
+    first, until a stratum has too few units for a further step; all units left then follow in random order.
 
     Args:
         costs: cost of each unit, integers; ``[n]``.
         shape: the number of units that a step takes, and the ranks that share it.
         balance: the method of balance.
-        key: a random key, such as ``nopad.random.key(seed, nopad.random.STREAM_LEG, epoch, leg)``; a leg is a part of
-            an epoch in which ranks, step and balance stay the same.
+        key: a random key, such as ``nopad.random.key(seed, nopad.random.STREAM_LEG, epoch, leg)``. A leg is a part of
+            an epoch in which the numbers of ranks and nodes, the size of a step and the balancing stay the same.
 
     Raises:
         BalanceError: there are fewer units than ranks; a stratum with a quota is empty; the quotas do not add up to
             ``shape.per_rank``; ``shape.per_rank`` is too small to give every stratum that has units a quota; a cost is
             negative; or the sum of all costs does not fit into 64 bits.
-        LengthError: costs are not integers, or not one-dimensional.
+        LengthError: costs are not integers, not one-dimensional, or masked.
 
     >>> order = draw(range(10), Shape(2, 1, 1, 2), Balance.named("karmarkar_karp"), key=0)
     >>> sorted(order.tolist()) == list(range(10))
@@ -86,7 +88,10 @@ def whole_steps(costs: ArrayLike, shape: Shape, balance: Balance) -> int:
 
     Raises:
         BalanceError: as in `draw`, except that too few units for the ranks are no error.
-        LengthError: costs are not integers, or not one-dimensional.
+        LengthError: costs are not integers, not one-dimensional, or masked.
+
+    In the example, each step takes one unit that costs more than 5. Only one unit does, so there is only one whole
+    step:
 
     >>> whole_steps([1, 2, 9, 1, 1, 1], Shape(1, 1, 1, 2), Balance.named("stratified", edges=(5,), quotas=(1, 1)))
     1
@@ -134,11 +139,11 @@ def _sort(units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: 
 def _stratify_by_quantile(
     units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: Balance, key: int
 ) -> None:
-    """Arrange the units in place so that each rank, node or step has one unit from each of equally large strata.
+    """Arrange the units in place so that in each step, every taker has one unit of each stratum.
 
-    `balance.within` says which of these it is: "rank", "node", or "world" for the step. A rank or node takes its units
-    once per step. `units` are indices into `costs`, and fill whole steps. Which unit of a stratum goes where is random,
-    by `key`.
+    The strata are equally large parts of the units sorted by cost. `balance.within` says what a taker is: "rank" (each
+    rank), "node" (each node) or "world" (all ranks together). `units` are indices into `costs`, and fill whole steps.
+    Which unit of a stratum goes where is random, by `key`.
     """
     from nopad._deal_kernels import shuffle_segments
 
@@ -182,7 +187,9 @@ def _edges(costs: NDArray[np.int64], balance: Balance) -> tuple[int, ...]:
 
 
 def _quotas(counts: list[int], edges: tuple[int, ...], shape: Shape, balance: Balance) -> tuple[int, ...]:
-    """Return the quotas of the strata: those given, or in proportion to `counts`, the number of units in each.
+    """Return the quotas of the strata: those of `balance`, or if it has none, quotas in proportion to `counts`.
+
+    ``counts[s]`` is the number of units in stratum s.
 
     A quota is the number of units per rank and micro-step. Proportional quotas are rounded down; the units still
     missing go to the strata with the largest remainders. `edges` are only used in error messages.

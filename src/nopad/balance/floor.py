@@ -1,4 +1,4 @@
-"""How evenly units are dealt to ranks, and how evenly they could be dealt.
+"""How evenly units (sequences or packs) are dealt to ranks, and how evenly they could be dealt.
 
 A step takes as long as its costliest rank. However units are dealt, the cost of this rank is at least the mean cost of
 all ranks. It is also at least the cost of the costliest unit, since one rank must take that unit. The larger of the two
@@ -66,8 +66,8 @@ def floor(costs: ArrayLike, world_size: int) -> float:
 
     Raises:
         BalanceError: there are no units, a cost is negative, or their sum does not fit into 64 bits.
-        LengthError: costs are not integers, or not one-dimensional.
-        OptionError: `world_size` is not an integer of at least 1.
+        LengthError: costs are not integers, not one-dimensional, or masked.
+        OptionError: `world_size` is not an integer from 1 to 2^31 - 1.
 
     >>> floor([6, 1, 1], world_size=2), floor([3, 3, 2], world_size=2)
     (0.5, 0.0)

@@ -1,5 +1,8 @@
 """The methods of balance: each combines a way to draw units, a way to deal them, and the point where ranks wait.
 
+A unit is a sequence, or a pack of several. `Balance` explains the other words of this table. In all of these methods,
+ranks wait for one another once per optimiser step.
+
 | name | drawn | dealt | from |
 |---|---|---|---|
 | none | at random | as drawn | |
@@ -15,8 +18,9 @@
 | karmarkar_karp_node | at random | Karmarkar-Karp within a node | |
 | karmarkar_karp | at random | Karmarkar-Karp over all ranks | |
 
-The default is karmarkar_karp. Its draw is fully random, and while costs do not differ too much (lengths up to some
-thousand tokens) it leaves less imbalance than any other method. At long context, sorted_windows leaves the least.
+The default is karmarkar_karp. Its draw is fully random. While costs do not differ too much (lengths up to some thousand
+tokens), no other of these methods leaves less imbalance between ranks. At long context, sorted_windows leaves the
+least.
 """
 
 from __future__ import annotations
@@ -119,7 +123,9 @@ class Balance:
         `name` may also be a `Balance`; then a copy of it with the changes is returned.
 
         Raises:
-            OptionError: there is no method called `name`, or a change is not allowed.
+            OptionError: there is no method called `name`, a changed attribute has a value that is not allowed, or the
+                attributes then contradict each other.
+            TypeError: `changes` has a name that is not an attribute of `Balance`.
         """
         if isinstance(name, Balance):
             return replace(name, **changes)

@@ -1,4 +1,4 @@
-"""`Shape`: how many units a step takes, and on how many ranks."""
+"""`Shape`: how many units (sequences or packs) a step takes, and on how many ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ class Shape:
         per_rank: number of units per rank and micro-step.
 
     Raises:
-        OptionError: a value is not an integer of at least 1, or the node size does not divide the world size.
+        OptionError: a value is not an integer from 1 to 2^31 - 1, or the node size does not divide the world size.
+
+    In the example, each of 16 ranks takes 4 units in each of 2 micro-steps:
 
     >>> Shape(world_size=16, node_size=8, accumulation=2, per_rank=4).per_step
     128

@@ -46,7 +46,7 @@ class Flat:
         """Return the layout of sequences of these lengths.
 
         Raises:
-            LengthError: a length is below 1 or not an integer.
+            LengthError: a length is not an integer from 1 to 2^31 - 1.
         """
         return Layout.flat(seq_lengths)
 
@@ -54,20 +54,20 @@ class Flat:
         """Return the layout of sequences that a dataset has divided into rows; the flat form ignores these rows.
 
         Raises:
-            LengthError: a length is below 1 or not an integer.
+            LengthError: a length is not an integer from 1 to 2^31 - 1.
         """
         return Layout.flat(seq_lengths)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of one width with padding at their ends; best-fit decreasing decides which sequences share a row.
+    """Rows of one width with padding at their ends; by default, best-fit decreasing fills them.
 
     Attributes:
         capacity: slots per row (a slot holds one token or padding); None: the capacity of `packs`.
         depth: most sequences per row; None: unlimited.
         packs: packs of the sequences, as `nopad.pack` returns them: each becomes a row. None: best-fit decreasing
-            decides.
+            decides which sequences share a row.
         rows: number of rows; empty rows are added at the end to reach it. None: as many rows as the sequences take.
         align: every sequence takes a multiple of this many slots, padded at its end; must divide the capacity. Context
             parallelism needs 2 x its number of ranks; FP8 kernels need a multiple too. `Layout.cu_seqlens_padded` says
@@ -127,7 +127,7 @@ class Rows:
         Raises:
             LengthError: one of these:
 
-                * a length is below 1 or not an integer
+                * a length is not an integer from 1 to 2^31 - 1
                 * without `end_to_end`: a sequence, or a pack of `packs`, is longer than the capacity
                 * with `end_to_end`: the tokens take more rows than `rows`
             OptionError: without `end_to_end`, the sequences take more rows than `rows`; or `packs` hold another number
@@ -162,9 +162,10 @@ class Rows:
         `per_row` is the number of sequences in each row, int64 ``[rows]``.
 
         Raises:
-            LengthError: the sequences of a row take more slots than the capacity, or a length is below 1.
-            OptionError: `depth`, `packs` or `end_to_end` is given, which would move sequences to other rows; or there
-                are more rows than `rows`.
+            LengthError: the sequences of a row take more slots than the capacity, or a length is not an integer of at
+                least 1.
+            OptionError: `depth`, `packs` or `end_to_end` is given, which would move sequences to other rows; there are
+                more rows than `rows`; or `per_row` does not add up to the number of sequences.
         """
         if self.depth is not None or self.packs is not None or self.end_to_end:
             raise OptionError("rows of a dataset stay the rows they are; give no depth, packs or end_to_end")
@@ -196,7 +197,7 @@ def check_form(form: Any) -> Form:
 
 
 def pack_few(lengths: Sequence[int], capacity: int, depth: int | None) -> list[list[int]]:
-    """Return the indices of the sequences in each pack, by best-fit decreasing.
+    """Return the packs that best-fit decreasing makes, each as a list of its sequences' indices into `lengths`.
 
     The packs are those of ``nopad.pack(..., algorithm="bfd", order="source")``. Each length must be from 1 to
     `capacity`. `depth` is the most sequences per pack; None: unlimited. O(n log n) for n lengths.

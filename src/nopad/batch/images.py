@@ -119,8 +119,8 @@ def take_images(features: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping
 
     Raises:
         BatchError: a feature has videos, or images in tiles or with a mask; a row of a packed dataset has images; the
-            images of a feature have a wrong shape, or not as many patches as their grid says; or the images of two
-            features cannot be concatenated.
+            images of a feature are no arrays of numbers, have a wrong shape, or do not have as many patches as their
+            grid says; there is a grid without pixel values; or the images of two features cannot be concatenated.
     """
     if all(NAMES.isdisjoint(feature) for feature in features):
         return features, None
@@ -149,8 +149,8 @@ def _of(feature: Mapping[str, Any], n: int) -> tuple[int, Any, Any]:
     If the feature has no image, the result is ``(0, None, None)``.
 
     Raises:
-        BatchError: pixel values or grids have a wrong shape or do not fit each other, there are grids without pixel
-            values, or the feature is a row of a packed dataset.
+        BatchError: pixel values or grids are no arrays of numbers, have a wrong shape or do not fit each other; there
+            are grids without pixel values; or the feature is a row of a packed dataset.
     """
     pixels, grids = _array(feature.get(PIXELS), PIXELS, n), _array(feature.get(GRIDS), GRIDS, n)
     if pixels is None and grids is None:
@@ -185,9 +185,10 @@ def _of(feature: Mapping[str, Any], n: int) -> tuple[int, Any, Any]:
 
 
 def _array(value: Any, name: str, n: int) -> Any:
-    """Return a torch tensor as it is, and any other value as a NumPy array; None if it is None or an empty array.
+    """Return a torch tensor as it is, and any other value as a NumPy array.
 
-    Python floats become float32. `name` and `n`, the index of the feature, are for error messages.
+    The result is None if the value is None, or a list or array without elements. Python floats become float32. `name`
+    and `n`, the index of the feature, are for error messages.
 
     Raises:
         BatchError: the value is not an array of numbers.
@@ -201,7 +202,7 @@ def _array(value: Any, name: str, n: int) -> Any:
     if found.dtype.kind not in "biuf":
         raise BatchError(f"{name} of feature {n} are of {found.dtype}; expected numbers")
     if found.dtype == np.float64 and not hasattr(value, "dtype"):
-        found = found.astype(np.float32)  # Python floats, as in `nopad.batch.columns`
+        found = found.astype(np.float32)  # Python floats, as in `nopad.batch.arrays`
     return found if found.size else None
 
 

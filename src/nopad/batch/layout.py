@@ -64,7 +64,7 @@ class Layout:
         """Return the layout of one row without padding, with sequences of these lengths in the order given.
 
         Raises:
-            LengthError: a length is below 1 or not an integer.
+            LengthError: a length is not an integer from 1 to 2^31 - 1.
 
         >>> Layout.flat(np.array([3, 1])).position_ids.tolist()
         [[0, 1, 2, 0]]
@@ -93,7 +93,7 @@ class Layout:
             align: every sequence takes a multiple of this many slots, padded at its end.
 
         Raises:
-            LengthError: a row takes more than `width` slots, or a length is below 1 or not an integer.
+            LengthError: a row takes more than `width` slots, or a length is not an integer from 1 to 2^31 - 1.
             OptionError: `per_row` does not add up to the number of sequences, or has a negative number.
 
         >>> Layout.rows(np.array([3, 1, 2]), np.array([2, 1]), 4).sequence_ids.tolist()
@@ -131,7 +131,7 @@ class Layout:
             rows: number of rows; None: as many as the tokens take.
 
         Raises:
-            LengthError: the tokens take more than `rows` rows, or a length is below 1 or not an integer.
+            LengthError: the tokens take more than `rows` rows, or a length is not an integer from 1 to 2^31 - 1.
 
         >>> Layout.end_to_end(np.array([3, 2]), 4).sequence_ids.tolist()
         [[1, 1, 1, 2], [2, 0, 0, 0]]
@@ -255,7 +255,10 @@ class Layout:
         return self.scatter(numbers.repeat(self.seq_lengths), 0)
 
     def same_places(self, other: Layout) -> bool:
-        """Return whether `other` places every sequence where this layout does."""
+        """Return whether both layouts have the same sequence lengths and put each sequence at the same place.
+
+        Places are counted in the concatenated rows.
+        """
         return np.array_equal(self.starts, other.starts) and np.array_equal(self.seq_lengths, other.seq_lengths)
 
     def scatter(self, tokens: NDArray[Any], fill: Any) -> NDArray[Any]:

@@ -8,19 +8,21 @@ the mask. Building takes O(tokens), without a Python loop over tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.batch.columns import from_columns, from_features, from_rows, from_sequences, per_sequence
+from nopad.batch.columns import from_columns, from_rows, from_sequences, per_sequence
 from nopad.batch.decoder import shifted
+from nopad.batch.exports import flash_kwargs, grain_arrays
+from nopad.batch.features import from_features
 from nopad.batch.filling import MASK, filled, without_first
 from nopad.batch.form import Flat, Form, check_form
-from nopad.batch.guard import PackedMask, layout_of, mark
-from nopad.batch.names import grain_arrays
+from nopad.batch.guard import PackedMask, layout_of
+from nopad.batch.items import Items
 from nopad.batch.splitting import laid_out, split
 from nopad.batch.values import check_embeddings, ignored, named, shape_of
 from nopad.errors import BatchError, OptionError
@@ -33,12 +35,9 @@ __all__ = ["PackedBatch"]
 
 FLAT = Flat()
 TARGETS = ("decoder_input_ids", "labels", f"decoder_{MASK}")
-# Tensors that a model must not get without the mask
-MARKED = ("input_ids", "inputs_embeds", "position_ids", "decoder_input_ids")
-FLASH_KEYS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
-class PackedBatch(MutableMapping[str, Any]):
+class PackedBatch(Items):
     """A packed batch: S sequences with T tokens, in R rows of L slots; a slot holds a token or padding.
 
     A batch is a mapping. Its items are the arguments of ``model(**batch)``:
@@ -52,21 +51,6 @@ class PackedBatch(MutableMapping[str, Any]):
 
     Attributes:
         layout: where the tokens lie (`Layout`); in a batch with targets, the layout of the sources.
-        sources, targets: the encoder's and the decoder's side of a batch for an encoder-decoder model, each as a batch
-            of its own.
-        seq_lengths: length of each sequence in tokens, in the order given; int32 ``[S]``, on the host.
-        cu_seqlens: where sequences begin in the stream without padding, row after row, and where the last one ends;
-            int32 ``[S + 1]``, on the host.
-        max_seqlen: number of tokens of the longest sequence.
-        images: number of images of each sequence, in the order given; int64 ``[S]``, on the host. The images themselves
-            are the items ``pixel_values`` and ``image_grid_thw``, in the order in which sequences lie in the rows.
-        records: where each sequence of a packed dataset comes from: ``seq_index``, and ``seq_start`` and ``seq_source``
-            if the dataset has them; ``[S]`` each, on the host. In a stand-in (`weight` 0) they are empty, since its
-            sequence is not part of the data. Records are not items, so a model never gets them.
-        position_ids, sequence_ids: one number per slot, see `Layout`.
-        weight: 1, or 0 for a stand-in. A stand-in is the batch that a loader gives to a rank that has no sequence left
-            in the last step of an epoch. Its labels are -100 (NaN if they are floats), and no count includes its
-            sequence.
 
     >>> from nopad import PackedBatch, Rows
     >>> batch = PackedBatch.from_sequences([[7, 8, 9], [5], [1, 2]], Rows(4))
@@ -75,20 +59,6 @@ class PackedBatch(MutableMapping[str, Any]):
     >>> [ids.tolist() for ids in batch.unpack_tokens(batch.input_ids)]
     [[7, 8, 9], [5], [1, 2]]
     """
-
-    def __init__(self, fields: Mapping[str, Any]) -> None:
-        """Make a batch from `fields`, the items of another batch, which may have been changed.
-
-        Use `from_sequences` and the other ``from_`` methods to build a batch.
-
-        Raises:
-            BatchError: `fields` lack the ``attention_mask`` of a packed batch.
-        """
-        mask = fields.get(MASK) if isinstance(fields, Mapping) else None
-        if not isinstance(mask, PackedMask):
-            raise BatchError("a PackedBatch is made of the fields of another one; build it with from_sequences")
-        self._fields = dict(fields)
-        self.layout = layout_of(mask)
 
     @classmethod
     def from_sequences(
@@ -298,117 +268,6 @@ class PackedBatch(MutableMapping[str, Any]):
         batch["inputs_embeds"] = batch.pack_tokens(embeddings)
         return batch
 
-    def __getitem__(self, name: str) -> Any:
-        """Return an item as a model gets it: a column of numbers is a torch tensor, the same one at every read."""
-        value = self._fields[name]
-        if isinstance(value, np.ndarray) and value.dtype != object:
-            import torch
-
-            from nopad.batch.device import lasting
-
-            # Converted once and stored, so that every read returns the same tensor.
-            with lasting():
-                value = self._fields[name] = torch.from_numpy(np.ascontiguousarray(value))
-        if name in MARKED and not isinstance(value, np.ndarray) and not self._one_alone:
-            mark(value)
-        return value
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if name == MASK and value is not self._fields[MASK]:
-            raise BatchError("the attention_mask of a packed batch is its layout, and is not set")
-        self._fields[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        if name in (MASK, f"decoder_{MASK}"):
-            raise BatchError(
-                f"the {name} of a packed batch says where its sequences end, and is not taken out; a model without it "
-                "would let them see each other. batch.as_flash_kwargs() is for models on flash attention"
-            )
-        del self._fields[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._fields)
-
-    def __len__(self) -> int:
-        return len(self._fields)
-
-    def __repr__(self) -> str:
-        at = self.layout
-        return (
-            f"PackedBatch({at.sequences} sequences, {at.tokens} tokens in {at.shape[0]} x {at.shape[1]} slots: "
-            f"{', '.join(name for name in self._fields if name != MASK)})"
-        )
-
-    @property
-    def _one_alone(self) -> bool:
-        """Whether the batch is a single sequence without padding; any model may run such a batch without the mask."""
-        return self.layout.sequences == 1 and self.layout.tokens == self.layout.slots == self.layout.shape[1]
-
-    @property
-    def input_ids(self) -> Any:
-        """Token ids ``[R, L]``: the int64 torch tensor ``batch["input_ids"]``."""
-        return self["input_ids"]
-
-    @property
-    def position_ids(self) -> Any:
-        """Position of each token in its sequence, from 0; 0 in padding; int64 torch tensor ``[R, L]``."""
-        return self["position_ids"]
-
-    @property
-    def sequence_ids(self) -> NDArray[np.int32]:
-        """Number of each slot's sequence, from 1 in the order given; 0 in padding; int32 ``[R, L]``, on the host."""
-        return self.layout.sequence_ids
-
-    @property
-    def segment_ids(self) -> NDArray[np.int32]:
-        """Number of each slot's sequence within its row, from 1; 0 in padding; int32 ``[R, L]``, on the host.
-
-        Some models read such numbers as their mask. They are not an item of the batch, so that no model gets them by
-        mistake: a stock model would take 1, 2, 3 for "no padding" and let sequences see each other. In the flat form,
-        these numbers minus 1 are the ``seq_idx`` of `as_flash_kwargs`.
-
-        Raises:
-            BatchError: rows are filled end to end.
-        """
-        return self.layout.segment_ids
-
-    @property
-    def seq_lengths(self) -> NDArray[np.int32]:
-        """Length of each sequence in tokens, in the order given; int32 ``[S]``, on the host."""
-        return self.layout.seq_lengths
-
-    @property
-    def cu_seqlens(self) -> NDArray[np.int32]:
-        """Where sequences begin in the stream without padding, and where it ends; int32 ``[S + 1]``, on the host.
-
-        Sequences are in stream order: row after row.
-        """
-        return self.layout.cu_seqlens
-
-    @property
-    def records(self) -> Mapping[str, NDArray[Any]]:
-        """Where each sequence of a packed dataset comes from: arrays ``[S]`` by name, in the order given.
-
-        There are none if the sequences are not from a packed dataset. In a stand-in (`weight` 0) the arrays are empty.
-        """
-        return self.layout.records
-
-    @property
-    def images(self) -> NDArray[np.int64]:
-        """Number of images of each sequence, in the order given; int64 ``[S]``, on the host; 0 without images."""
-        found = self.layout.images
-        return np.zeros(self.layout.sequences, dtype=np.int64) if found is None else found
-
-    @property
-    def max_seqlen(self) -> int:
-        """Number of tokens of the longest sequence."""
-        return self.layout.max_seqlen
-
-    @property
-    def weight(self) -> int:
-        """Weight of the batch in counts and losses: 1, or 0 if it is a stand-in (see `as_stand_in`)."""
-        return int(not self.layout.stand_in)
-
     def as_stand_in(self) -> PackedBatch:
         """Return a copy of this batch as a stand-in: with `weight` 0, empty `records`, and labels that losses ignore.
 
@@ -463,11 +322,6 @@ class PackedBatch(MutableMapping[str, Any]):
     def pin_memory(self) -> PackedBatch:
         """Return a copy of this batch whose tensors are in pinned (page-locked) memory."""
         return self._mapped(lambda value: value.pin_memory())
-
-    def _mapped(self, function: Any) -> PackedBatch:
-        import torch
-
-        return PackedBatch({n: function(self[n]) if isinstance(self[n], torch.Tensor) else self[n] for n in self})
 
     def unpack_tokens(self, values: Any) -> list[Any]:
         """Split values per token into one array per sequence, in the order in which the sequences were given.
@@ -558,21 +412,7 @@ class PackedBatch(MutableMapping[str, Any]):
             BatchError: the batch is in rows; or it has images (a model may then compute the positions of tokens itself,
                 along whole rows, as with M-RoPE).
         """
-        if self.layout.images is not None:
-            raise BatchError(
-                "this batch has images, and a model may count the positions of their tokens by itself, which it does "
-                "along rows; make it pack-safe with nopad.packed(model), and call model(**batch)"
-            )
-        if self.layout.form != "flat":
-            raise BatchError("transformers' flash attention takes one stream; build the batch with nopad.Flat()")
-        import torch
-
-        device = self["position_ids"].device
-        ends = torch.from_numpy(self.cu_seqlens).to(device)
-        fields = {name: self[name] for name in self if name != MASK}
-        if seq_idx:
-            fields["seq_idx"] = torch.from_numpy(self.segment_ids - 1).to(device)
-        return {**fields, **dict(zip(FLASH_KEYS, (ends, ends, self.max_seqlen, self.max_seqlen), strict=True))}
+        return flash_kwargs(self, seq_idx=seq_idx)
 
     def as_grain(self, names: Mapping[str, str] | None = None) -> dict[str, NDArray[Any]]:
         """Return NumPy arrays under the names that Grain's packing gives them, as JAX models read them.

@@ -25,7 +25,7 @@ def split(values: Any, at: Layout, target: Layout | None) -> list[Any]:
 
     Raises:
         BatchError: `values` is not an array; its shape does not begin with ``[R, L]``; or it has the shape of the
-            targets, and these lie elsewhere.
+            targets, and the targets do not lie where the sequences lie.
     """
     given = tuple(shape_of(values)[:2])
     aimed = None if target is None or given != target.shape else target

@@ -115,9 +115,9 @@ def check_embeddings(given: Any) -> None:
 
 
 def joined(values: Any, layout: Layout) -> Any:
-    """Return one stream ``[T, ...]``, in the layout's stream order, of one array ``[length, ...]`` per sequence.
+    """Join one array ``[length, ...]`` per sequence into one stream ``[T, ...]``, in the layout's stream order.
 
-    `values` are these arrays, in the order given; NumPy or torch.
+    `values` are these arrays, in the order in which the sequences were given; NumPy or torch.
 
     Raises:
         BatchError: there is not one array for each sequence, an array is not as long as its sequence, or the arrays

@@ -1,4 +1,7 @@
-"""The answer of `nopad plan`: padding without and with packing, the proven minimum, and what each depth costs."""
+"""The answer of `nopad plan`: padding without packing and with it, the proven minimum of packs, and what a depth costs.
+
+Functions take rows: each is a dict about one plan, as `nopad.planning.comparison.compare` returns it.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +31,18 @@ NEAR = 1.01  # a depth counts as free if it needs at most this multiple of the p
 
 
 def best_of(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the row with the fewest packs; of several such rows, the one without a depth limit or the deepest one."""
+    """Return the row with the fewest packs.
+
+    Of several rows with as few packs, it is the one without a depth limit or, if there is none, the deepest one.
+    """
     return min(rows, key=lambda row: (row["packs"], 0 if row["depth"] is None else 1, -(row["depth"] or 0)))
 
 
 def least_packs(given: Given, rows: Sequence[Mapping[str, Any]]) -> int:
-    """Return the best lower bound on the number of packs at any depth; `rows` are those of `compare`."""
+    """Return the highest lower bound found on the number of packs without a depth limit; so it holds at every depth.
+
+    Of `rows`, which are those of `compare`, only rows without a depth limit are used.
+    """
     proven = [row["lower_bound"] for row in rows if row["depth"] is None]
     least: int = max([lower_bound(given.histogram, given.capacity, None).packs, *proven])
     return least
@@ -61,9 +70,10 @@ def answer(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> 
 
 
 def headline(given: Given) -> str:
-    """Return as text the number of sequences in a plan, and their tokens.
+    """Return a text with the number of sequences in a plan, their lengths, and their tokens in all.
 
-    If some sequences are above the capacity, the text also has the number of all sequences.
+    If some sequences are above the capacity, the text also has the number of all sequences, and the share of all tokens
+    that is in the plan.
 
     >>> from nopad.histogram import Histogram
     >>> headline(Given(capacity=512, histogram=Histogram.from_lengths([5, 500]), lengths=None))
@@ -96,7 +106,7 @@ def share(part: int, whole: int) -> str:
 
 
 def text_unit(given: Given) -> list[str]:
-    """Return a list of one line: what one record of the text files is, in this plan and in `nopad train`.
+    """Return a list of one line: what one record of the text files is, here and in `nopad train` and `nopad predict`.
 
     The list is empty if no text files were read.
 
@@ -116,9 +126,10 @@ def text_unit(given: Given) -> list[str]:
 
 
 def became(given: Given) -> list[str]:
-    """Return a text for each change to records between reading and planning: truncated, split, dropped, skipped.
+    """Return a text for each kind of change that records went through between reading and planning.
 
-    The list is empty if there were no changes, or if the input has no records.
+    Records may be truncated, split, dropped or skipped, and sentences may be too long for a pair. The list is empty if
+    nothing was changed, or if the input has no records.
 
     >>> from nopad import Histogram
     >>> from nopad.corpus import Counts
@@ -142,10 +153,10 @@ def became(given: Given) -> list[str]:
 
 
 def _from_least(given: Given, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return, as text, by how many packs the best plan is above a proven minimum.
+    """Return a text that says how many packs the best plan (`best_of`) has more than the proven minimum.
 
-    If the best plan has no depth limit, or no plan of any depth can have fewer packs, this is the minimum without a
-    depth limit. Otherwise it is the minimum at the depth of the best plan.
+    This is the minimum without a depth limit, if the best plan has no depth limit or has exactly this many packs.
+    Otherwise it is the minimum at the depth of the best plan.
     """
     best, least = best_of(rows), least_packs(given, rows)
     if best["depth"] is None or best["packs"] == least:
@@ -156,7 +167,7 @@ def _from_least(given: Given, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def chosen(given: Given) -> str:
-    """Return a sentence that says that nopad chose the capacity, and how; "" if the user or the input gave it."""
+    """Return a sentence which says that nopad chose the capacity, and how; "" if the user or the input gave it."""
     if not given.chosen:
         return ""
     return (
@@ -166,10 +177,10 @@ def chosen(given: Given) -> str:
 
 
 def left_out(given: Given, options: str) -> str:
-    """Return a sentence on the over-long sequences that the plan leaves out, and on what `nopad pack` can do with them.
+    """Return a sentence on the sequences above the capacity, which the plan leaves out.
 
-    `options` says what can be done with these inputs; in it, ``{it}`` stands for the sequences. Returns "" if nothing
-    is left out.
+    It ends with what can be done with them. `options` says what `nopad pack` can do; in it, ``{it}`` stands for the
+    sequences. The result is "" if nothing is left out.
     """
     if not given.over_long:
         return ""
@@ -182,9 +193,9 @@ def left_out(given: Given, options: str) -> str:
 
 
 def advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return sentences on the choice of ``--depth``, with the measured numbers.
+    """Return sentences on the choice of ``--depth``: what a limit costs in packs, and what a plan without one is like.
 
-    Returns an empty list unless `rows` have both an unlimited and a limited depth.
+    The list is empty unless `rows` have both an unlimited and a limited depth.
     """
     whole = next((row for row in rows if row["depth"] is None), None)
     limited = [row for row in rows if row["depth"] is not None]
@@ -206,7 +217,7 @@ def advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def facts(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what `answer` and `advice` state, and the rows of all plans, as a dict of JSON values."""
+    """Return what `answer` and `advice` state, and the `rows` of all plans, as a dict of JSON values."""
     best = best_of(rows)
     slots = {
         "fixed": without.fixed,

@@ -143,13 +143,16 @@ def _command() -> Any:
 
 
 def _ended(stop: SystemExit, debug: bool) -> int:
-    """Print that code outside nopad ended the program, so that there is no result; return the exit code."""
+    """Print that code outside nopad ended the program (`stop`), so that there is no result; return the exit code.
+
+    With `debug`, the traceback is printed instead.
+    """
     said = f"SystemExit: {stop.code}; there is no result, for code that is not nopad's ended the program"
     return _failed(said, WRONG_USE, debug)
 
 
 def _leave_threads(code: int) -> None:
-    """End the process at once with `code` if a thread is still tokenising.
+    """End the process at once, with exit code `code`, if a thread is still tokenising.
 
     Such a thread cannot be stopped, and may take seconds.
     """
@@ -174,9 +177,9 @@ def _warned(verb: str, message: Warning | str, category: type[Warning], filename
 
 
 def _failed(message: str, code: int, debug: bool) -> int:
-    """Print the message as one line to stderr, or with `debug` the error's traceback; return `code`, the exit code.
+    """Print `message` as one line to stderr, unless it is empty; return `code`, the exit code.
 
-    Nothing is printed if the message is empty.
+    With `debug`, the traceback of the current error is printed instead.
     """
     if debug:
         traceback.print_exc()
@@ -187,7 +190,10 @@ def _failed(message: str, code: int, debug: bool) -> int:
 
 
 def _usage(error: Any) -> str:
-    """Return a message on what is wrong with the arguments and which --help to read; "" if help was shown instead."""
+    """Return a message that says what is wrong with the arguments, and which --help to read.
+
+    The result is "" if help was shown instead.
+    """
     if not (message := error.format_message().rstrip(".").replace("Value error, ", "")):
         return ""
     command = error.ctx.command_path if error.ctx else "nopad"
@@ -195,7 +201,7 @@ def _usage(error: Any) -> str:
 
 
 def _discard_stdout() -> int:
-    """Redirect a stdout that can no longer be written to, so that the interpreter's last flush does not fail.
+    """Redirect a stdout that can no longer be written to, so that Python's last flush does not fail.
 
     Returns exit code 0.
     """

@@ -116,7 +116,9 @@ def audit(
 
 
 def _step(file: str, more: More, as_json: bool, **options: Any) -> None:
-    """Audit the training step that a file defines, and print the verdict.
+    """Audit the training step that the Python file `file` defines, and print the verdict.
+
+    `more` says what else to give, such as a fix; `options` are those of `nopad.cli.step.audited`.
 
     Raises:
         typer.Exit: the step did not pass; the exit code is 1.
@@ -128,7 +130,7 @@ def _step(file: str, more: More, as_json: bool, **options: Any) -> None:
 
 
 def _derive(model: str | None, as_json: bool) -> None:
-    """Find out how a model's sequences can be kept apart, and print the result, as ``--derive`` asks for.
+    """Find out how the sequences of `model` can be kept apart, and print the result: the work of ``--derive``.
 
     Raises:
         typer.Exit: the model is not admitted; the exit code is 1.
@@ -148,9 +150,9 @@ def _audited(
     more: More,
     monitor: Bars,
 ) -> tuple[Any, Extras]:
-    """Load the model `name` and audit it; return the `Verdict`, and the trace and the fix that `more` asks for.
+    """Load the model `name` and audit it; return its `Verdict`, and the `Extras` that `more` asks for.
 
-    The trace is made first: it refuses tokens that do not exist (``--poisoned``), before the audit takes its time.
+    The trace is made first: it refuses tokens that do not exist (``--poisoned``), before the audit, which takes longer.
     """
     monitor.stage("loading the model", None, "")
     with _uncollected():
@@ -168,12 +170,14 @@ def _audited(
 
 
 def _refuse(given: dict[str, Any], why: str) -> None:
-    """Refuse options that do not go with another one; `given` has their values by name.
+    """Refuse options that do not go with another one.
 
-    `why` is the second half of the message.
+    Args:
+        given: the values of these options, by name; a false value: not given.
+        why: the second half of the message, after the name of an option.
 
     Raises:
-        OptionError: one of the options was given (its value is true).
+        OptionError: one of the options was given.
     """
     odd = [name for name, value in given.items() if value]
     if odd:
@@ -181,9 +185,10 @@ def _refuse(given: dict[str, Any], why: str) -> None:
 
 
 def _say(verdict: Any, as_json: bool, passed: bool, extras: Extras | None = None) -> None:
-    """Write the files of `extras`, and print the verdict with its trace and fix, as text or JSON.
+    """Write the files that `extras` asks for, and print the verdict with its trace and fix, as text or JSON.
 
     Raises:
+        StorageError: a file cannot be written.
         typer.Exit: `passed` is False; the exit code is 1.
     """
     if extras is not None:
@@ -202,7 +207,7 @@ def _say(verdict: Any, as_json: bool, passed: bool, extras: Extras | None = None
 def _uncollected() -> Iterator[None]:
     """Turn garbage collection off in a ``with`` block that imports libraries.
 
-    Imports create only objects that last, so there is nothing to collect; this saves a fifth of the time.
+    Nearly all objects that imports create stay in use, so there is little to collect; this saves a fifth of the time.
     """
     before = gc.isenabled()
     gc.disable()
@@ -214,7 +219,10 @@ def _uncollected() -> Iterator[None]:
 
 
 def _few_threads(model: Any) -> None:
-    """Let torch use one thread if the model is small: several threads would mostly wait for each other."""
+    """Let torch use one thread if the model has under 200 million parameters.
+
+    With so small a model, several threads would mostly wait for each other.
+    """
     import torch
 
     if model.num_parameters() < LARGE:
@@ -222,7 +230,7 @@ def _few_threads(model: Any) -> None:
 
 
 def _collator(name: str, model: Any) -> Any:
-    """Return the collator with this name; None stands for nopad's own batches.
+    """Return the collator that `name` stands for; None: the model gets nopad's own batches.
 
     Raises:
         MissingExtraError: the collator "trl" is named, and TRL is not installed.
@@ -263,7 +271,9 @@ class _AsTrained:
 
 
 def _imported(name: str) -> Any:
-    """Import ``module:name``, where the name may have dots; return the function, or an instance if it is a class.
+    """Import what ``module:name`` stands for, and return it; if it is a class, return an instance of it.
+
+    The name may have dots.
 
     Raises:
         OptionError: `name` has another form, the import or the class raises an exception, or the result is not

@@ -64,8 +64,9 @@ class More:
     def check(self, *, step: bool, foreign: bool) -> None:
         """Check the options before anything runs.
 
-        `step`: whether a training step is audited. `foreign`: whether the model is audited with a collator that is not
-        nopad's.
+        Args:
+            step: whether a training step is audited.
+            foreign: whether the model is audited with a collator that is not nopad's.
 
         Raises:
             OptionError: options contradict each other, `poisoned` has another form than `_places` reads, or a file's
@@ -85,7 +86,10 @@ class More:
             raise OptionError(f"--html and --junit are both {self.html}; give two files")
 
     def found(self, find: Callable[[Bars], Any], monitor: Bars) -> Any:
-        """Return the result of ``find(monitor)``, a fix, if the user asks for one; else None."""
+        """Return ``find(monitor)``, a fix, if the user asks for one; else None.
+
+        `find` is a function that looks for a fix, and shows its progress on the monitor.
+        """
         if not self.fix:
             return None
         monitor.stage("looking for a fix", None, "")
@@ -95,8 +99,8 @@ class More:
     def written(self, suite: str) -> Iterator[None]:
         """Remove the files of earlier audits (``--html``, ``--junit``), then run a ``with`` block that audits.
 
-        If the block raises an exception, JUnit XML is written with one test case called `suite`, which is an error;
-        then the exception is raised again.
+        If the block raises an exception and the user asks for JUnit XML, this file is written with one test case,
+        called `suite`, that is an error; then the exception is raised again.
 
         Raises:
             StorageError: a file cannot be removed or written.
@@ -116,11 +120,10 @@ class More:
             raise
 
     def traced(self, model: Any, monitor: Bars, **options: Any) -> Any:
-        """Return the trace of a model, or None if the user asks for no trace.
+        """Return the trace of a model; None if the user asks for no trace.
 
-        If the model cannot be traced, return a text that says why.
-
-        `options` are further arguments of `nopad.auditing.trace`.
+        If the model cannot be traced, the result is a text that says why. `options` are further arguments of
+        `nopad.auditing.trace`.
 
         Raises:
             OptionError: `poisoned` names a sequence or token that does not exist.
@@ -157,7 +160,7 @@ class Extras:
         return None if isinstance(self.trace, str) else self.trace
 
     def write(self, verdict: Any) -> None:
-        """Write the files that the user asks for: JUnit XML, and a page with verdict, trace and fix.
+        """Write the files that the user asks for: the verdict as JUnit XML, and a page with verdict, trace and fix.
 
         Raises:
             StorageError: a file cannot be written.
@@ -181,7 +184,7 @@ class Extras:
                 screen.print(f"saved {path}", markup=False, soft_wrap=True)
 
     def to_json(self, verdict: Any) -> str:
-        """Return the verdict as a JSON object; it has the keys "trace" and "fix" if there is a trace or a fix."""
+        """Return the verdict as a JSON object; a trace and a fix are added as "trace" and "fix", if they were made."""
         parts = {"trace": self._drawable, "fix": self.fix}
         whole = json.loads(verdict.to_json()) | {n: part.to_dict() for n, part in parts.items() if part is not None}
         return json.dumps(whole, indent=1 if self._drawable is None else None)

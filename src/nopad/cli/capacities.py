@@ -28,8 +28,9 @@ _OF_ALL = ("batch_size", "capacity_chosen", "text_unit", "advice", "plans")  # t
 def refuse_with_several(given: Mapping[str, Any], single: Mapping[str, Sequence[str] | None]) -> None:
     """Refuse options that cannot be combined with several capacities.
 
-    `given` has the values of options that must not be set, by name; `single` the values of options that may have one
-    value only.
+    Args:
+        given: the values of options that must not be set, by name.
+        single: the values of options that may have one value only, by name.
 
     Raises:
         OptionError: an option of `given` is set, or one of `single` has several values.
@@ -45,9 +46,9 @@ def refuse_with_several(given: Mapping[str, Any], single: Mapping[str, Sequence[
 def planner_of(
     algorithm: str, depth: int | None, options: Mapping[str, Any], seed: int
 ) -> Callable[[Given], list[dict[str, Any]]]:
-    """Return a function that plans for the capacity of a `Given`.
+    """Return a function that takes a `Given` and plans for its capacity, with one algorithm at one depth.
 
-    The function returns a list with one row of `nopad.planning.comparison.compare`.
+    The function returns a list with one row of `nopad.planning.comparison.compare`: a dict about the plan.
 
     Raises:
         OptionError: there is no such algorithm, it does not have one of the `options`, or an option has an invalid
@@ -74,7 +75,8 @@ def show_capacities(
     """Read the input once, plan for every capacity, and print a table with a line for each, or one JSON object.
 
     Args:
-        read: function that is called as ``read(capacity, monitor, apart=True)``, as `read_given`.
+        read: a function that is called as ``read(capacity, monitor, apart=True)`` and returns a `Given`, as
+            `read_given`.
         inputs: the inputs as given, for messages.
         capacities: two or more; the lines are in this order.
         planner: the result of `planner_of`.
@@ -132,8 +134,13 @@ def _facts(
 ) -> dict[str, Any]:
     """Return the facts that `nopad plan` states for one capacity, as JSON values by name.
 
-    `whole` is the input with no sequence left out, and `planner` a function that `planner_of` returned. If no sequence
-    fits into the capacity, the facts about packs, padding and lengths are None.
+    If no sequence fits into the capacity, the facts about packs, padding and lengths are None.
+
+    Args:
+        whole: the input with no sequence left out.
+        capacity: most tokens per pack.
+        planner: a function that `planner_of` returned.
+        batch_size: number of sequences in a batch without packing, to compare with.
     """
     found, all_tokens = whole.histogram, whole.histogram.tokens
     if capacity < found.lengths[0]:
@@ -147,7 +154,10 @@ def _facts(
 
 
 def _table(whole: Given, found: Sequence[Mapping[str, Any]], left_out: Sequence[str]) -> Table:
-    """Return the table without the columns in `left_out`: a line for each capacity, whose facts are in `found`."""
+    """Return a table with a line for each capacity, whose facts (from `_facts`) are in `found`.
+
+    Columns whose heads are in `left_out` are not shown. `whole` is the input with no sequence left out.
+    """
     ways = {"fixed": "fixed", "dynamic": "dynamic", "length-sorted": "length_sorted", "packed": "packed"}
     heads = [head for head in ("packs", *ways, "factor", "above", "their tokens") if head not in left_out]
     table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False, caption_justify="left")

@@ -92,7 +92,7 @@ def content_of(
         others: values by name of the options that cannot be combined with chats, pairs or several fields.
 
     Raises:
-        OptionError: options contradict each other.
+        OptionError: options contradict each other, or a value in `chat_options` is not NAME=VALUE.
     """
     return Content(
         fields=tuple(fields or ()),
@@ -106,7 +106,7 @@ def content_of(
 def encoder_for(
     content: Content, inputs: Sequence[str], capacity: int, policies: Mapping[str, Any], tokenizer: str | None
 ) -> Encoder | None:
-    """Return the encoder for the records of these inputs; None: the records have one field of text or ids.
+    """Return the encoder for the records of these inputs; None: one field of each record has its text or ids.
 
     `capacity` is the maximum number of tokens in a pack; `policies` are options of `CorpusOptions` by name; `tokenizer`
     is the value of ``--tokenizer``.
@@ -124,9 +124,12 @@ def encoder_for(
 
 
 def encoder_of(settings: Mapping[str, Any], capacity: int, tokenizer: str | None) -> Encoder | None:
-    """Return the encoder that made a dataset, from its manifest's options `settings`; None: there was none.
+    """Make again the encoder with which a dataset was packed; None: it was packed without one.
 
-    `capacity` is that of the dataset; `tokenizer` is the value of ``--tokenizer``.
+    Args:
+        settings: the options in the dataset's manifest.
+        capacity: the capacity of the dataset.
+        tokenizer: the value of ``--tokenizer``.
 
     Raises:
         FormatError, MissingExtraError: the tokenizer cannot be loaded (`load_transformers_tokenizer`).
@@ -144,9 +147,9 @@ def encoder_of(settings: Mapping[str, Any], capacity: int, tokenizer: str | None
 
 
 def _first_record(inputs: Sequence[str]) -> dict[str, Any] | None:
-    """Return the first record of the first input.
+    """Return the first record of the first input; None if the input is text or an .npy file, or has no record.
 
-    None: the input is text or an .npy file, has no record, or cannot be read, which a later step reports.
+    The result is also None if the input cannot be read; a later step reports this.
     """
     given = inputs[0]
     path = given if Path(given).exists() else given.partition("=")[2] or given

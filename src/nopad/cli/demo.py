@@ -96,7 +96,7 @@ def demo(
 
 
 def _bars(plan: Plan) -> Text:
-    """Return bars of real tokens and padding: for three ways to pad without packing, and for packs."""
+    """Return a text with a bar of real tokens and padding for each of four ways: three ways to pad, and packs."""
     without = padded(plan.histogram, plan.capacity)
     text = Text()
     for name, slots, then in (
@@ -119,7 +119,10 @@ def _proof(plan: Plan) -> str:
 
 
 def _draw(out: Path, path: Path) -> Path | None:
-    """Write the report on the dataset `out` to `path`, if its libraries are installed; return the path, or None."""
+    """Write the report on the dataset `out` to the file `path`, and return the path.
+
+    If the libraries of the report are not installed, nothing is written, and the result is None.
+    """
     try:
         write_report([read_subject(out)], path)
     except MissingExtraError:
@@ -128,7 +131,10 @@ def _draw(out: Path, path: Path) -> Path | None:
 
 
 def _balance_line(out: Path) -> str:
-    """Return, in a line, how evenly 8 ranks work on the packed dataset `out`, counting attention."""
+    """Return a line of text: how evenly 8 ranks share the work of the packed dataset `out`, with balancing and without.
+
+    Work is counted by a cost model that includes attention.
+    """
     from nopad.balance import Attention  # imported late: its compiled loops would slow the start of the command line
     from nopad.loading import PackedLoader
     from nopad.loading.summary import Summary
@@ -147,10 +153,11 @@ def _balance_line(out: Path) -> str:
 
 
 def _without_old_result(folder: Path) -> str:
-    """Remove the demo's own result if another version of nopad made it; return a note on this, or "".
+    """Remove the demo's packed dataset in `folder` if another version of nopad made it; return a note on this, else "".
 
     Raises:
-        FormatError: such a dataset is there without the demo's texts, so it may not be the demo's.
+        FormatError: there is such a dataset, but not the demo's texts beside it; so it may not be the demo's.
+        StorageError: it cannot be removed.
     """
     out = folder / "packed"
     version = other_version(out)
@@ -165,7 +172,10 @@ def _without_old_result(folder: Path) -> str:
 
 
 def _write_texts(folder: Path) -> Path:
-    """Write the texts as JSONL, unless the file for this version of Python exists; return the path of the file."""
+    """Write the demo's texts to a file in `folder` as JSON Lines, and return its path.
+
+    If there is a file for this version of Python already, it is kept.
+    """
     path = folder / f"stdlib-{platform.python_version()}.jsonl"
     if path.exists():
         return path

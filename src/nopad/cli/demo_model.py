@@ -31,7 +31,7 @@ BATCH = 32
 
 
 def longer_texts(path: Path, count: int, seed: int = 0) -> list[str]:
-    """Return up to `count` texts of at least 40 characters from the demo's file, in a random order set by `seed`."""
+    """Return up to `count` texts of at least 40 characters from the demo's file `path`, in random order by `seed`."""
     with open(path, encoding="utf-8") as file:
         texts = [text for line in file if len(text := json.loads(line)["text"]) >= LEAST]
     order = list(range(len(texts)))
@@ -40,10 +40,11 @@ def longer_texts(path: Path, count: int, seed: int = 0) -> list[str]:
 
 
 def embedding_lines(path: Path, kept: Path, monitor: Monitor) -> list[str]:
-    """Embed texts from the demo's file packed, padded and as requests; return lines of text with what was measured.
+    """Embed texts from the demo's file, packed, padded and as requests; return lines of text with what was measured.
 
-    Results are kept in the file `kept`, and read from there if code, libraries, texts and machine are still the same.
-    If torch, transformers or the model is not installed, the only line says how to install them.
+    The lines are kept in the file `kept`. If code, libraries, texts and machine are still as they were then, the lines
+    are read from there, and nothing is measured. If torch, transformers or the model is not installed, the only line
+    says how to install them.
     """
     if found := _recalled(kept, fingerprint := _fingerprint(path)):
         return [*found[:-1], f"{found[-1]} (measured before; delete {kept} to measure again)"]

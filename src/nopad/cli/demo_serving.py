@@ -18,12 +18,14 @@ LOAD = 0.75  # requests per second / texts per second that the embedder embeds i
 
 
 def serving_line(embedder: Embedder, texts: Sequence[str], per_s: float, seed: int = 0) -> str:
-    """Send texts to a runner at random times, and return a line about packs, latency and padding.
+    """Send texts to a runner at random times, and return a line of text about packs, time to the answer, and padding.
+
+    On average, 0.75 times as many texts per second are sent as the embedder can embed.
 
     Args:
         embedder: the model that answers the requests.
         texts: one text per request.
-        per_s: number of texts that the embedder embeds per second.
+        per_s: number of texts that the embedder embeds per second if it gets them as one list.
         seed: random seed of the arrival times, which follow a Poisson process.
     """
     rate = LOAD * per_s

@@ -1,6 +1,7 @@
 """``nopad audit --derive MODEL``: find out how the sequences of an unknown type of model can be kept apart.
 
-The result is printed as code: an entry of the table of model families (`nopad.model.families`).
+The result is printed in one line: whether the model is admitted, and why. If it is, the next line is its entry for the
+table of model families (`nopad.model.families`), as code. With ``--json``, both are one JSON object.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ __all__ = ["Finding", "derived"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The result for one model.
+    """What `derived` found out about a model.
 
     Attributes:
         proof: the `nopad.admitting.Proof`: whether the model is admitted, and why.
-        line: the model's entry in the table of families, as code; "": the model is refused.
+        line: the model's entry for the table of model families, as code; "": the model is refused.
     """
 
     proof: Any
     line: str
 
     def to_json(self) -> str:
-        """Return the proof as JSON, with `line` as "family" (null if the model is refused)."""
+        """Return the proof as a JSON object, with `line` as its "family" (null if the model is refused)."""
         found = asdict(replace(self.proof, family=None))
         return json.dumps({**found, "family": self.line or None}, indent=1, allow_nan=False)
 
@@ -38,14 +39,14 @@ class Finding:
 
 
 def derived(spec: str | None) -> Finding:
-    """Derive how the sequences of a model can be kept apart, and prove it on a small copy with random weights.
+    """Find out how the sequences of a model can be kept apart, and prove it on a small copy with random weights.
 
-    Returns what was found. `spec` is a folder or a name on the hub. Only the configuration is read, and only code of
-    transformers runs. torch is set to use one thread.
+    `spec` is a folder or a name on the hub. Only the configuration is read, and only code of transformers runs. torch
+    is set to use one thread.
 
     Raises:
         OptionError: `spec` is None.
-        FormatError: there is no configuration at `spec`, or it cannot be read or built.
+        FormatError: there is no configuration at `spec`, or it cannot be read, or no model can be built from it.
         UnsupportedModelError: the model has code of its own, outside transformers, which nopad does not import.
         MissingExtraError: torch or transformers is not installed.
     """

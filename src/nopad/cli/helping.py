@@ -67,12 +67,15 @@ def _once(usage: str) -> str:
 
 
 def _first(text: str) -> str:
-    """Return the first paragraph of a docstring on one line."""
+    """Return the first paragraph of a docstring, joined to one line."""
     return " ".join(inspect.cleandoc(text).split("\n\n")[0].split())
 
 
 def _prose(text: str, width: int) -> Iterator[str]:
-    """Yield a docstring's lines: paragraphs filled, and indented lines, which are examples, as they are."""
+    """Yield the lines of a docstring for a terminal that is `width` characters wide.
+
+    Paragraphs are wrapped anew; indented lines, which are examples, are kept as they are.
+    """
     paragraphs = text.replace("\b\n", "").split("\n\n")
     for at, paragraph in enumerate(paragraphs):
         lines = paragraph.split("\n")
@@ -85,7 +88,7 @@ def _prose(text: str, width: int) -> Iterator[str]:
 
 
 def _names(param: Any, command: Any) -> str:
-    """Return an option's names and the metavar of its value: ``-c, --capacity N``."""
+    """Return an option's names and what stands for its value, such as ``-c, --capacity N``; a flag has no value."""
     short = [name for name in param.opts if not name.startswith("--")]
     long = [*(name for name in param.opts if name.startswith("--")), *param.secondary_opts]
     names = ", ".join([*short, *long]) if short else "    " + ", ".join(long)
@@ -95,7 +98,10 @@ def _names(param: Any, command: Any) -> str:
 
 
 def _choices(command: Any, name: str) -> str:
-    """Return the words that an option takes, such as ``skip|error``; "VALUE" if it takes any value."""
+    """Return the words that an option may take as its value, such as ``skip|error``; "VALUE" if any value is possible.
+
+    `name` is the option's name as an argument of the command's function.
+    """
     hint = get_type_hints(command.callback).get(name)
     for one in (hint, *get_args(hint)):
         if get_origin(one) is Literal:
@@ -104,7 +110,11 @@ def _choices(command: Any, name: str) -> str:
 
 
 def _said(param: Any, is_option: bool) -> str:
-    """Return the help of an option or argument, with its default."""
+    """Return the help text of an option or argument.
+
+    At the end of an option's text stands its default, if it has one that is shown; or the word "Required", if the
+    option must be given.
+    """
     text = " ".join((getattr(param, "help", None) or "").split())
     if param.required:
         return f"{text} Required." if is_option else text
@@ -118,9 +128,10 @@ def _said(param: Any, is_option: bool) -> str:
 
 
 def _table(rows: Iterable[tuple[str, str]], width: int) -> Iterator[str]:
-    """Yield the lines of a table with two columns; `width` is the width of a line.
+    """Yield the lines of a table with two columns; `width` is the width of a line in characters.
 
-    `rows` are the pairs (name, text). A name that is too long for its column has a line of its own.
+    `rows` are pairs: what stands in the first column, such as the names of an option, and the text beside it. What is
+    too wide for the first column has a line of its own.
     """
     rows = list(rows)
     column = min(max(len(names) for names, _ in rows), NAMES) + 2

@@ -30,8 +30,8 @@ def open_inputs(
     Args:
         inputs: the inputs as given on the command line.
         reader: which fields and columns are read from a corpus, and how.
-        policies: options of `CorpusOptions`, by name; with files of lengths, each must have its default.
-        encoder: turns each record into text or ids; None: each record has one field of text or ids.
+        policies: options of `CorpusOptions`, by name; if the inputs are files of lengths, each must have its default.
+        encoder: turns each record into text or ids; None: one field of each record holds its text or ids.
 
     Raises:
         OptionError: files of lengths are given with another input, with names or with corpus options; or some
@@ -61,9 +61,10 @@ def open_inputs(
 
 
 def passed_over(names: Sequence[str]) -> str:
-    """Return as text how many files in folders were not read, and some of their suffixes or reasons; "" if none.
+    """Return a text that says how many files in folders were not read, and of which kinds; "" if `names` is empty.
 
-    A name may end with a reason in parentheses; such names are shown whole.
+    `names` are the names of these files. A kind is a suffix, or a name without suffix. A name may end with a reason in
+    parentheses, and is then shown whole. At most four kinds and names are shown.
 
     >>> passed_over(["a/y.pdf", "z.pdf", "Makefile"])
     '3 files passed over, of other kinds: .pdf, Makefile'
@@ -80,10 +81,10 @@ def passed_over(names: Sequence[str]) -> str:
 
 
 def refuse_policies(file: str, reader: ReaderOptions, policies: Mapping[str, Any]) -> None:
-    """Check that no corpus options are given with `file`, which holds lengths: they would have no effect.
+    """Refuse corpus options that are given with `file`, which holds lengths: they would have no effect.
 
     Raises:
-        OptionError: an option differs from its default.
+        OptionError: an option of `reader` or `policies` differs from its default.
     """
     usual = {**ReaderOptions().settings(), "suffixes": [], "find_labels": reader.find_labels, **_DEFAULTS}
     for name, value in {**reader.settings(), **policies}.items():

@@ -1,4 +1,4 @@
-"""``nopad plan --ladder``: make, show and save a plan for several capacities."""
+"""``nopad plan --ladder``: make, show and save one plan with packs of several capacities."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Ladder = tuple[tuple[tuple[int, ...], ...], tuple[int | float, ...] | None]
 
 
 def parse_ladder(text: str) -> Ladder:
-    """Parse ``2048:1,8192:4.3`` or ``2048,8192``; return the limits of each capacity, and the prices (None: not given).
+    """Parse a text such as ``2048:1,8192:4.3`` or ``2048,8192``; return the limits of each capacity, and the prices.
 
-    With limits on two kinds of size, the text is like ``2048x16:1,8192x32:4.3``; the price of a single such capacity
-    is 1 if it is not given.
+    The prices are None if they are not given. With limits on two kinds of size, the text is like
+    ``2048x16:1,8192x32:4.3``; if it has one such capacity without a price, the price is 1.
 
     Raises:
         OptionError: the text has another form, or a capacity or a price is not allowed.
@@ -77,9 +77,19 @@ def show_ladder(
     as_json: bool,
     output: Path | None,
 ) -> None:
-    """Make the plan, print it as text or JSON, and save it to `output` (None: do not save it).
+    """Make the plan (`plan_several`), print it as text or JSON, and save it to `output`; None: it is not saved.
 
-    `given` has the lengths, or ``[n, 2]`` sizes of two kinds; `ladder` is what `parse_ladder` returns.
+    Args:
+        given: the lengths or their histogram; with two kinds of size, the sizes, ``[n, 2]``.
+        ladder: what `parse_ladder` returned.
+        depth: most sequences per pack; None: no limit.
+        options: further options of `plan_several`, by name.
+        as_json: whether to print a JSON object.
+        output: the file for the plan.
+
+    Raises:
+        LengthError, OptionError: as for `plan_several`.
+        StorageError: the plan cannot be saved.
     """
     capacities, prices = ladder
     plan = plan_several(given, capacities, prices, depth=depth, **options)

@@ -67,9 +67,10 @@ class Given:
     corpus: Mapping[str, Any] = field(default_factory=dict)
 
     def apart(self, file: str) -> Given:
-        """Return a copy that leaves out the sequences above the capacity and counts them in `over_long`.
+        """Return a copy without the sequences above the capacity.
 
-        If there are none, the object itself is returned.
+        They are counted in `over_long`, `over_long_tokens` and `longest`. If there are none, the object itself is
+        returned.
 
         Raises:
             SourceError: no sequence is left; `file` names the input in the message.
@@ -110,16 +111,23 @@ def read_given(
 ) -> Given:
     """Read histograms (.json), lengths (.npy) or a corpus, and return them as a `Given`.
 
-    `inputs` are the inputs as given on the command line; `policies` and `reader` apply only to a corpus. `validation`
-    is the share of records to hold out, drawn with `seed`; the lengths are those of the other records. `as_pairs` turns
-    the source of a corpus into the source of pairs that is packed instead; None: the corpus itself is packed. `content`
-    says what the records hold; None: a text, or ids.
-
-    If `apart` is True, sequences above the capacity are counted and left out; otherwise they are handled as `policies`
-    say, or are an error. If `apart` is True and neither `capacity` nor the input gives a capacity, the capacity is the
-    smallest power of two that holds the longest sequence.
-
-    If `keep` is given, the lengths are saved in this ``.npy`` file, those above the capacity included if `apart`.
+    Args:
+        inputs: the inputs as given on the command line.
+        capacity: most tokens per pack; None: the inputs state it or, with `apart`, it is chosen: the smallest power of
+            two that holds the longest sequence.
+        monitor: is told the progress of tokenising.
+        tokenizer: the value of ``--tokenizer``, for a corpus of texts.
+        policies: options of `CorpusOptions` by name, for a corpus.
+        reader: which fields and columns of a corpus are read, and how.
+        validation: the share of records to hold out; the result has the lengths of the other records.
+        seed: random seed of the choice of records to hold out.
+        as_pairs: a function that turns the source of a corpus into a source of pairs, which is planned for instead;
+            None: the plan is for the corpus itself.
+        content: what the records hold; None: a text, or ids.
+        apart: whether sequences above the capacity are counted and left out; if False, they are handled as `policies`
+            say, or are an error.
+        keep: an ``.npy`` file in which the lengths are saved, those above the capacity included if `apart` is True;
+            None: they are not saved.
 
     Raises:
         StorageError: the lengths cannot be saved.
@@ -198,12 +206,12 @@ def read_pairs(
 ) -> NDArray[Any]:
     """Return two sizes for each sequence, ``[n, 2]`` of any int dtype, read from ``.npy`` files.
 
-    The other arguments are those of `read_given`.
+    The arguments are those of `read_given` with these names; the others are ignored.
 
     Raises:
         OptionError: an input is no ``.npy`` file, corpus options or `keep` are given, or `validation` is not 0.
         FormatError: a file holds an array of another shape.
-        SourceError: there is no such file, or the files hold no sequences.
+        SourceError: a file is missing or damaged, or the files hold no sequences.
     """
     if keep is not None:
         raise OptionError(f"--save-lengths saves one length per sequence, and {inputs[0]} has two kinds of size")
@@ -237,7 +245,7 @@ def _elsewhere(file: str) -> bool:
 
 
 def _named(given: str) -> bool:
-    """Return whether an input has the form NAME=INPUT, and is not the path of a file."""
+    """Return whether an input has the form NAME=INPUT, which gives it a name, and is not itself the path of a file."""
     return "=" in given and not Path(given).exists()
 
 
@@ -282,7 +290,11 @@ def _read_histogram(
 
 
 def _given(capacity: int | None, *, histogram: Histogram, lengths: NDArray[Any] | None, policies: str = "") -> Given:
-    """Return these lengths as a `Given`; if `capacity` is None, with the smallest power of two that holds them all."""
+    """Return a `Given` with this histogram and these lengths.
+
+    If `capacity` is None, the capacity of the result is the smallest power of two that holds the longest sequence, but
+    at most `MAX_LENGTH`.
+    """
     least = min(1 << (histogram.max_length - 1).bit_length(), MAX_LENGTH) if capacity is None else capacity
     return Given(capacity=least, histogram=histogram, lengths=lengths, policies=policies, chosen=capacity is None)
 

@@ -18,10 +18,13 @@ _FIRST = 10.0  # seconds until the first line where no bar can be drawn; each fu
 
 
 class _Rate(ProgressColumn):
-    """Tokens per second, in stages that count tokens."""
+    """The column of a progress bar that shows tokens per second, in stages that count tokens."""
 
     def render(self, task: Task) -> Text:
-        """Return millions or thousands of tokens per second as text; empty if no tokens are counted."""
+        """Return millions or thousands of tokens per second as text.
+
+        The text is empty if no tokens are counted, or no time has passed.
+        """
         tokens, elapsed = task.fields.get("tokens", 0), task.elapsed or 0.0
         if not tokens or elapsed <= 0:
             return Text("")
@@ -30,7 +33,7 @@ class _Rate(ProgressColumn):
 
 
 class _Share(ProgressColumn):
-    """Percentage done, if the total is known."""
+    """The column of a progress bar that shows the percentage done, if the total is known."""
 
     def render(self, task: Task) -> Text:
         """Return the percentage as text; empty if the total is not known."""
@@ -50,14 +53,14 @@ class Drawn:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop drawing, and clear the bars."""
+        """Stop drawing, and clear the bars from the terminal."""
         self._progress.stop()
 
 
 class Bars(Drawn):
-    """A `nopad.store.Monitor` that draws progress bars; use it as a context manager.
+    """A `nopad.store.Monitor` that draws progress bars on stderr; use it in a ``with`` statement.
 
-    If stderr is not a terminal, it prints a line after 10, 20, 40, ... seconds instead.
+    If stderr is not a terminal, it prints a line after about 10, 20, 40, ... seconds instead.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -79,7 +82,7 @@ class Bars(Drawn):
         self._task: TaskID | None = None
 
     def stage(self, name: str, total: int | None, unit: str) -> None:
-        """Replace the last stage's bar with one for the stage `name` of `total` units (None: not known).
+        """Replace the bar of the previous stage by one for the stage `name`, which has `total` units (None: not known).
 
         The name of the `unit` is not shown.
         """
@@ -89,7 +92,7 @@ class Bars(Drawn):
         self._stage, self._total, self._done, self._tokens = name, total, 0, 0
 
     def advance(self, units: int, tokens: int = 0) -> None:
-        """Advance the bar by `units`, and count `tokens` more tokens towards the tokens per second that it shows."""
+        """Move the bar on by `units`, and add `tokens` to the tokens from which the bar computes tokens per second."""
         if self._task is not None:
             task = self._progress.tasks[-1]
             self._progress.update(self._task, advance=units, tokens=task.fields["tokens"] + tokens)

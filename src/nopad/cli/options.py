@@ -167,7 +167,9 @@ Even = Annotated[
 
 
 def parse_options(given: list[str] | None, even: bool = False) -> dict[str, Any]:
-    """Return the values in the ``NAME=VALUE`` pairs of ``--option``, by name; if `even` is True, ``even`` is True too.
+    """Return the values in the ``NAME=VALUE`` pairs of ``--option``, by name.
+
+    If `even` is True, as ``--even`` asks for, ``even`` is among them, and is True.
 
     Raises:
         OptionError: as for `parse_pairs`.
@@ -212,7 +214,7 @@ def parse_reader(
     *,
     find_labels: bool = False,
 ) -> corpus.ReaderOptions:
-    """Return the `ReaderOptions` of a command line.
+    """Return the `ReaderOptions` that the options of a command state.
 
     The arguments are its fields. For `carry` and `mask_field`, None means "auto", and the name "none" means no column.
     A suffix gets a dot in front if it has none.
@@ -242,7 +244,7 @@ def parse_policies(
     on_bad_record: corpus.OnBadRecord,
     vocab_size: int | None,
 ) -> dict[str, Any]:
-    """Return the options of `CorpusOptions` by name, without the capacity."""
+    """Return the arguments by name; they are the options of `CorpusOptions`, except its capacity."""
     return {
         "special_tokens": special_tokens,
         "over_long": over_long,

@@ -166,9 +166,10 @@ def pack(
 
 
 def _facts(out: Path, reused: bool, ignored: Sequence[str]) -> dict[str, Any]:
-    """Return, for JSON, whether the output was there already, and a dict per dataset (two with ``--validation``).
+    """Return what was packed as a dict of JSON values.
 
-    `ignored` are the names of the files in folders that were not read.
+    It says whether the output was there already (`reused`), which files in folders were not read (`ignored`), and the
+    facts of each dataset; there are two datasets with ``--validation``.
     """
     found = []
     for folder in split_folders(out) or [out]:

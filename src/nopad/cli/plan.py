@@ -177,9 +177,13 @@ def plan(
 
 
 def _one(read: Callable[..., Given], capacity: int | None, wanted: Wanted, seed: int) -> None:
-    """Plan for one capacity and print the answer.
+    """Plan for one capacity, and print what packing gains.
 
-    `read` is called as ``read(capacity, monitor)``, and returns the input. `wanted` is what the user asked for.
+    Args:
+        read: a function that is called as ``read(capacity, monitor)`` and returns the input.
+        capacity: the value of ``--capacity``; None: not given.
+        wanted: what the user asked for.
+        seed: the value of ``--seed``.
     """
     _check_output(wanted.output, len(wanted.algorithms), len(wanted.depth or [None]))
     given, rows = _compare(read, capacity, wanted, seed)
@@ -194,7 +198,7 @@ def _one(read: Callable[..., Given], capacity: int | None, wanted: Wanted, seed:
 def _way_out() -> Iterator[None]:
     """In a ``with`` block, add an explanation to errors about sequences above the capacity.
 
-    It says why such a sequence is an error here: a plan that is saved leaves no sequence out unless the user asks for
+    Such a sequence is an error if the plan is to be saved: a saved plan leaves no sequence out unless the user asks for
     that.
 
     Raises:
@@ -242,7 +246,7 @@ class Wanted:
 
     @property
     def _one_row(self) -> bool:
-        """Whether "auto" is enough if the user names no algorithm: a plan is saved, or no depth is given."""
+        """Whether a single algorithm is enough if the user names none: a plan is to be saved, or no depth is given."""
         return self.output is not None or not self.depth
 
     @property
@@ -259,10 +263,11 @@ class Wanted:
 def _compare(
     read: Callable[..., Given], capacity: int | None, wanted: Wanted, seed: int
 ) -> tuple[Given, list[dict[str, Any]]]:
-    """Read the input, plan with every wanted algorithm at every depth, and return the input and a row for each plan.
+    """Read the input, plan with every wanted algorithm at every wanted depth; return the input and a row for each plan.
 
-    Algorithms that take sequences in the order of arrival are left out if the user named no algorithm and the input is
-    a histogram of too many sequences to draw an order for. ``read(capacity, monitor)`` reads the input.
+    A row is a dict about the plan, as `nopad.planning.comparison.compare` returns it. Algorithms that take sequences in
+    the order of arrival are left out if the user named no algorithm and the input is a histogram of too many sequences
+    to draw an order for. ``read(capacity, monitor)`` reads the input.
     """
     options, algorithms = wanted.options, wanted.algorithms
     for name in algorithms:
@@ -290,7 +295,10 @@ def _compare(
 
 
 def _as_saved(given: Given, made: Plan) -> Plan:
-    """Return the plan as it is saved: with a note on changed or skipped records, and with how the corpus was read."""
+    """Return the plan in the form in which it is saved.
+
+    It gets a note on records that were changed or skipped, and the facts of how the corpus was read.
+    """
     notes = (*made.notes, f"records: {'; '.join(became(given))}") if became(given) else made.notes
     how = {name: value for name, value in given.corpus.items() if value}
     return replace(made, notes=notes, facts={**made.facts, "corpus": given.corpus} if how else made.facts)
@@ -299,8 +307,11 @@ def _as_saved(given: Given, made: Plan) -> Plan:
 def _ladder(text: str, read: partial[Given], beside: Mapping[str, Any], wanted: Wanted) -> None:
     """Read the input, and make, show and save one plan for the capacities in `text`, the value of ``--ladder``.
 
-    `read` is `read_given` with all arguments except capacity and monitor; `beside` has the options that ``--ladder``
-    excludes, by name.
+    Args:
+        text: the capacities, with or without prices.
+        read: `read_given` with all its arguments except capacity and monitor.
+        beside: the values of the options that ``--ladder`` excludes, by name.
+        wanted: what the user asked for.
     """
     ladder, options, as_json = parse_ladder(text), wanted.options, wanted.as_json
     refuse_beside(beside, wanted.depth, options)
@@ -320,7 +331,10 @@ def _ladder(text: str, read: partial[Given], beside: Mapping[str, Any], wanted: 
 
 
 def _show(given: Given, without: Padded, rows: list[dict[str, Any]], wanted: Wanted) -> None:
-    """Print the answer, then the table, the notes of its plans, and what a depth costs or the lower bound."""
+    """Print what packing gains, a table of the plans, and their notes.
+
+    The short answer (`Wanted.short`) ends with what a limit on depth costs; any other answer ends with the lower bound.
+    """
     out = console()
     whole = not out.is_terminal  # lines are wrapped for a terminal only
     for line in answer(given, without, rows):
@@ -351,7 +365,7 @@ def _ways(given: Given) -> str:
 
 
 def _npy(path: Path | None) -> Path | None:
-    """Return the value of ``--save-lengths`` after checking it.
+    """Return `path`, the value of ``--save-lengths``, after checking it.
 
     Raises:
         OptionError: the name does not end with ``.npy``, or its folder does not exist.
@@ -364,9 +378,10 @@ def _npy(path: Path | None) -> Path | None:
 
 
 def _check_output(output: Path | None, algorithms: int, depths: int) -> None:
-    """Refuse ``--output`` unless one algorithm and one depth are planned, and there is a folder to save the plan in.
+    """Refuse a file for the plan (``--output``) unless exactly one plan is made and the file's folder exists.
 
-    `algorithms` and `depths` are the numbers of both.
+    `algorithms` and `depths` are the numbers of algorithms and depths that the user asked for. If `output` is None,
+    nothing is checked.
 
     Raises:
         OptionError: one of these does not hold.
@@ -397,7 +412,7 @@ def table_rows(
 ) -> list[dict[str, Any]]:
     """Call `nopad.planning.comparison.compare`, show its progress on `monitor`, and return its rows.
 
-    The first arguments, `seed` and `options` are those of `compare`. `as_saved` is called with the plan of depth
+    The first five arguments, `seed` and `options` are those of `compare`. `as_saved` is called with the plan of depth
     `saved_depth`, and the plan that it returns is saved in the file `output`. If `output` is None, no plan is saved;
     with `output`, give one algorithm only.
     """

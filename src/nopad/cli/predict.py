@@ -183,10 +183,13 @@ def predict(
 
 
 def _options(given: dict[str, Any], option: list[str] | None) -> dict[str, Any]:
-    """Return the options of the task, by name: those given by a flag of their own, and those given by ``--set``.
+    """Return the options of the task, by name.
+
+    `given` has those that have a flag of their own (None: not given), and `option` the values of ``--set``.
 
     Raises:
-        OptionError: an option is given both ways.
+        OptionError: an option is given both ways; or an entry of `option` is not NAME=VALUE, or repeats the name of an
+            earlier entry.
     """
     options = {name: value for name, value in given.items() if value is not None}
     for name, value in parse_pairs("--set", "prompt_name=query", option).items():
@@ -199,10 +202,18 @@ def _options(given: dict[str, Any], option: list[str] | None) -> dict[str, Any]:
 def _loaded(
     inputs: list[str], model: str, task: str | None, options: dict[str, Any], empty: str, reading: dict[str, Any]
 ) -> tuple[RecordStream, Task, Any]:
-    """Return (records, task, model). The records are opened with the options `reading` of `open_records`.
+    """Open the records, and load the task and its model; return (records, task, model).
+
+    Args:
+        inputs: the records, as given on the command line.
+        model: a folder or a name on the hub.
+        task: the value of ``--task``; None: the task for which the model was trained.
+        options: options of the task, by name.
+        empty: what to do with records that have no token.
+        reading: options of `open_records`, by name.
 
     Raises:
-        MissingExtraError: torch or transformers is not installed.
+        MissingExtraError: torch or transformers, or a package that an input needs, is not installed.
         OptionError: a `text_unit` other than "line" is given, and the files are not text; `empty` is not "skip", and
             the task has no such option; no task is given or stored; or as `nopad.tasks.registry.load_task`.
         FormatError: the model cannot be loaded, or the task stored with it is damaged.
@@ -228,9 +239,10 @@ def _loaded(
 
 
 def _lowered(loaded: Any, precision: str | None) -> tuple[Any, float | None]:
-    """Return the model in this precision, and the smallest cosine between its outputs and the given model's.
+    """Return the model in the given precision, and how alike its outputs are to those of the given model.
 
-    The cosine is that of `nopad.model.precision.agreement`. With `precision` None, return the given model and None.
+    The second result is the smallest cosine of `nopad.model.precision.agreement`. If `precision` is None, return the
+    given model, and None.
     """
     if precision is None:
         return loaded, None
@@ -241,7 +253,7 @@ def _lowered(loaded: Any, precision: str | None) -> tuple[Any, float | None]:
 
 
 def _placed(loaded: Any, device: str | None) -> Any:
-    """Return the model on its device: the one that is named, or a GPU if there is one.
+    """Return the model on `device`; if that is None, on a GPU if there is one, else on the CPU.
 
     Raises:
         OptionError: the model cannot be put on the device.
@@ -255,9 +267,10 @@ def _placed(loaded: Any, device: str | None) -> Any:
 
 
 def _as_trained(task: str | None, model: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return name and options of the task: those given, completed by those that training stored in the model's folder.
+    """Return the name of the task, and its options.
 
-    If another task than the stored one is given, nothing is completed.
+    If training stored this task in the model's folder, or `task` is None, the stored options are added to `options`,
+    which take precedence. If another task is given than the stored one, nothing is added.
 
     Raises:
         OptionError: no task is given, and none is stored.
@@ -295,14 +308,14 @@ def _say(found: PredictionFiles, task: Task, inputs: RecordStream, text_unit: co
 
 
 def _labels(text: str | None) -> Any:
-    """Parse the value of ``--labels``: return a list of names, the number of labels, or None if it is not given."""
+    """Parse the value of ``--labels``: return the names of the classes, or their number; None if it is not given."""
     if text is None or text.isdecimal():
         return text if text is None else int(text)
     return [name.strip() for name in text.split(",")]
 
 
 def _kept(given: list[str]) -> dict[str, str]:
-    """Return the columns to keep, by the names that they get.
+    """Return the columns of the input to write too: a dict from the names that they get to their names in the input.
 
     Raises:
         OptionError: a name is empty, or given twice.

@@ -43,10 +43,11 @@ PretrainOptions = Annotated[
 def parse_pretrain(
     pretrain: str | None, given: list[str] | None, tokenizer: str | None, policies: Mapping[str, Any], seed: int
 ) -> Wrap | None:
-    """Return a function ``(source, capacity)`` that returns a source of pairs; None without ``--pretrain``.
+    """Return a function that turns a source of documents into a source of pairs; None without ``--pretrain``.
 
-    The function raises `OptionError` if the source holds lengths, if pairs may be longer than the capacity, or if an
-    option has an invalid value; and all errors of `load_tokenizer` and `PretrainingSource`.
+    The function is called as ``(source, capacity)``. It raises `OptionError` if the source holds lengths, if pairs may
+    be longer than the capacity, or if an option has an invalid value; and all errors of `load_tokenizer` and
+    `PretrainingSource`.
 
     Args:
         pretrain: the value of ``--pretrain``; None: not given.
@@ -90,9 +91,10 @@ def parse_pretrain(
 
 
 def as_packed(source: Source, options: Mapping[str, Any], tokenizer: str | None) -> Source:
-    """Return the source from which a dataset was packed: `source` itself, or a source of pairs made from it.
+    """Return the source from which a dataset was packed: `source` itself, or a source of pairs made of its documents.
 
-    `options` are those of the dataset's manifest; they say whether pairs were made, and how.
+    `options` are those of the dataset's manifest; they say whether pairs were made, and how. `tokenizer` is the value
+    of ``--tokenizer``.
     """
     made = options_from_settings(options)
     return source if made is None else PretrainingSource(source, load_tokenizer(tokenizer), made)

@@ -29,7 +29,10 @@ def console() -> Console:
 
 
 def describe_bound(histogram: Histogram, capacity: int, rows: Sequence[dict[str, Any]]) -> str:
-    """Return a text on the highest lower bound found at unlimited depth; `rows` are `Plan.summary` dicts."""
+    """Return a text on the least number of packs that is proven to be necessary without a depth limit.
+
+    `rows` are `Plan.summary` dicts. The highest bound counts: that of `lower_bound`, or of a row without a depth limit.
+    """
     unlimited = [row for row in rows if row["depth"] is None]
     least = max([lower_bound(histogram, capacity, None).packs, *(row["lower_bound"] for row in unlimited)])
     reached = any(row["packs"] == least for row in unlimited)
@@ -42,7 +45,7 @@ def describe_bound(histogram: Histogram, capacity: int, rows: Sequence[dict[str,
 
 
 def plan_table(rows: Sequence[dict[str, Any]], width: int | None = None, without: Sequence[str] = ()) -> Table:
-    """Return the table of `nopad plan`; `rows` are `Plan.summary` dicts with ``seconds``.
+    """Return the table of plans that `nopad plan` prints; `rows` are `Plan.summary` dicts with ``seconds``.
 
     Columns in `without` are left out. If the table is still wider than `width` characters (None: no limit), up to four
     less important columns are left out too, and the caption names them.
@@ -53,11 +56,11 @@ def plan_table(rows: Sequence[dict[str, Any]], width: int | None = None, without
 
 
 def fitted(make: Callable[[Sequence[str]], Table], least: Sequence[str], width: int | None) -> Table:
-    """Return a table that is at most `width` characters wide (None: no limit), if leaving out columns makes it so.
+    """Return a table, without some of its columns if it is wider than `width` characters; None: no limit.
 
-    The columns in `least` are left out, in this order, until the table is narrow enough or all of them are left out.
-    `make` is a function that gets the columns to leave out and returns the table. The caption names the columns left
-    out.
+    The columns in `least` are left out, in this order, until the table is narrow enough or none of them is left. So the
+    table may still be wider than `width`. The caption names the columns left out. `make` is a function that gets the
+    columns to leave out and returns the table.
     """
     left_out: list[str] = []
     table = make(left_out)
@@ -75,7 +78,7 @@ def fitted(make: Callable[[Sequence[str]], Table], least: Sequence[str], width: 
 
 
 def _table(rows: Sequence[dict[str, Any]], left_out: Sequence[str]) -> Table:
-    """Return the table without the columns in `left_out`."""
+    """Return the table of plans that `nopad plan` prints, without the columns in `left_out`."""
     table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False, caption_justify="left")
     table.add_column("algorithm", no_wrap=True)
     for head in _COLUMNS:
@@ -106,7 +109,7 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def bars(manifest: Manifest) -> Text:
-    """Return two bars that show tokens and padding: one sequence per row, and packed."""
+    """Return two bars of real tokens and padding: one for rows of a single sequence each, and one for packs."""
     before = manifest.tokens / (manifest.sequences * manifest.capacity)
     text = Text()
     for name, rows, share in (("before", manifest.sequences, before), ("after", manifest.packs, manifest.efficiency)):
@@ -120,7 +123,11 @@ def bars(manifest: Manifest) -> Text:
 
 
 def outcome(manifest: Manifest, plan: Plan) -> Text:
-    """Return the summary that `nopad pack` prints last: bars, packs, lower bound, and counts of records."""
+    """Return the summary of a dataset that `nopad pack` prints.
+
+    It has bars of padding, the number of packs and its lower bound, what happened to records, the share of each source,
+    and which columns are carried or left out.
+    """
     text = bars(manifest)
     text.append(f"  packs: {plan.packs:,} for {counted(plan.sequences, 'sequence')} (")
     text.append(f"{plan.packing_factor:.2f} per pack", style="bold")
@@ -161,7 +168,11 @@ _LONG = {"truncate": "truncated", "split": "split", "drop": "dropped"}
 
 
 def _pairs(counts: Mapping[str, int]) -> str:
-    """Return as text: numbers of pre-training pairs and documents, shares of random next sides and trimmed tokens."""
+    """Return a text on BERT's pre-training pairs: how many there are, and of how many documents.
+
+    It also has the share of pairs whose second side is from another document (a random next), and the share of tokens
+    that were trimmed to fit.
+    """
     share = counts["random_next"] / counts["sequences"]
     trimmed = counts["trimmed_tokens"] / (counts["tokens"] + counts["trimmed_tokens"])
     return (
@@ -171,5 +182,5 @@ def _pairs(counts: Mapping[str, int]) -> str:
 
 
 def seconds(value: float) -> str:
-    """Return a duration in seconds or milliseconds, as text."""
+    """Return a duration, `value` seconds, as text in seconds or milliseconds."""
     return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.1f} s"

@@ -21,9 +21,9 @@ _TOLERANCE, _TOLERANCE_STRATIFIED = 30, 8  # tokens
 
 
 def balance_table(rows: Sequence[BalanceRow], histogram: Histogram, width: int) -> Group:
-    """Return a table of how evenly each method loads the GPUs.
+    """Return a table of how evenly each method of balance loads the GPUs.
 
-    For the setting of MLPerf's Table 5 on the published Wikipedia, the figures of that table are shown too. Up to four
+    In the setting of MLPerf's Table 5 with the published Wikipedia, the figures of that table are shown too. Up to four
     columns are left out if the table is wider than `width` characters.
     """
     published = {row.method: published_range(row, histogram) for row in rows}
@@ -59,7 +59,10 @@ def balance_table(rows: Sequence[BalanceRow], histogram: Histogram, width: int) 
 
 
 def waste_table(rows: Sequence[BalanceRow]) -> Group:
-    """Return a table of the waste of each method (a share of the mean rank's time), by number of GPUs."""
+    """Return a table of waste: a row for each method of balance, and a column for each number of GPUs.
+
+    Waste is by how much the slowest rank takes longer than the mean rank, as a share of the mean.
+    """
     gpus = sorted({row.gpus for row in rows})
     found = {(row.method, row.gpus): row for row in rows}
     grid = _grid(["method", *(f"{n:,}" for n in gpus)])
@@ -69,14 +72,18 @@ def waste_table(rows: Sequence[BalanceRow]) -> Group:
 
 
 def effect_lines(effects: Mapping[str, float], steps: int) -> Iterator[str]:
-    """Yield lines with the correlation between a step's cost and its number, for each way to draw the sequences."""
+    """Yield lines that say whether steps become cheaper or dearer during an epoch, for each way to draw the sequences.
+
+    `effects` has the correlation between the cost of a step and its number, by the way to draw; about 0 means neither.
+    `steps` is the number of steps from which it was computed.
+    """
     yield f"correlation of a step's cost with its number, over {steps:,} steps of 128 sequences:"
     for draw, correlation in effects.items():
         yield f"  {draw}: {correlation:+.4f}"
 
 
 def long_table(rows: Sequence[LongRow], width: int) -> Group:
-    """Return a table of how evenly each method of packing and dealing loads the ranks on a workload.
+    """Return a table of how evenly the ranks are loaded on a workload: a row per method of packing and dealing.
 
     Up to four columns are left out if the table is wider than `width` characters.
     """
@@ -106,7 +113,7 @@ def long_table(rows: Sequence[LongRow], width: int) -> Group:
 
 
 def scaling_table(rows: Sequence[ScalingRow]) -> Group:
-    """Return a table of speed-ups over training with padding, by number of devices."""
+    """Return a table of how much faster un-padding and packing are than padding: a row per number of devices."""
     heads = ["devices", "as printed", "equations solved", "Gumbel times", "simulated", "balanced", "packing"]
     grid = _grid(heads, left=0)
     for row in rows:
@@ -116,7 +123,7 @@ def scaling_table(rows: Sequence[ScalingRow]) -> Group:
 
 
 def latency_table(rows: Sequence[LatencyRow]) -> Group:
-    """Return a table of a step's simulated latency: a row per batch size and number of GPUs, a column per method."""
+    """Return a table of the simulated time of a step: a row per batch size and number of GPUs, a column per method."""
     methods = [name for name in METHODS if any(row.method == name for row in rows)]
     found = {(row.batch, row.gpus, row.method): row for row in rows}
     grid = _grid(["batch", "GPUs", *methods], left=0)
@@ -150,7 +157,7 @@ def _difference(row: BalanceRow, published: tuple[int, int] | None) -> str:
 
 
 def _reproduced(row: BalanceRow, published: tuple[int, int]) -> bool:
-    """Return whether noise and a slightly different Wikipedia explain how a row differs from MLPerf's Table 5.
+    """Return whether a row is as near to MLPerf's Table 5 as noise and a slightly different Wikipedia allow.
 
     `published` has the least and most tokens per GPU in that table.
     """

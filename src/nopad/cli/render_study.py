@@ -28,9 +28,10 @@ _SPARK = 24
 
 
 def redone_table(table: Table, rows: Sequence[Redone], width: int) -> Group:
-    """Return a published table beside ours; up to three columns are left out if it is wider than `width` characters.
+    """Return a table with the figures of a published table and ours.
 
-    A row has up to three lines: the published figures, ours, and the differences. Lines without figures are left out.
+    Each row has up to three lines: the published figures, ours, and the differences. Lines without figures are left
+    out. Up to three columns are left out if the table is wider than `width` characters.
     """
 
     def make(left_out: Sequence[str]) -> Grid:
@@ -54,12 +55,15 @@ def redone_table(table: Table, rows: Sequence[Redone], width: int) -> Group:
 
 
 def redone_notes(rows: Sequence[Redone]) -> Iterator[str]:
-    """Yield a line for each row with a note: algorithm, depth and note."""
+    """Yield a line of text for each row that has a note: its algorithm, its depth, and the note."""
     return (f"{row.name}, depth {row.depth}: {row.note}" for row in rows if row.note)
 
 
 def matrix_table(matrix: Sequence[Sequence[int]], same: bool) -> Group:
-    """Return the packing matrix of capacity 8 and depth 3 as a table; `same` says if it is as in the supplement."""
+    """Return the packing matrix of capacity 8 and depth 3 as a table: a row per length, a column per strategy.
+
+    `same` says whether it is as in the supplement.
+    """
     verdict = "as published" if same else "not as published"
     grid = _grid(["length"])
     for column in range(len(matrix[0])):
@@ -73,9 +77,10 @@ def matrix_table(matrix: Sequence[Sequence[int]], same: bool) -> Group:
 
 
 def counts_table(counted: Sequence[StrategyCount]) -> Group:
-    """Return a table of how many strategies there are: the exact number beside the supplement's equations and text.
+    """Return a table of how many strategies there are for each capacity and depth.
 
-    A strategy is a way to fill a pack exactly with at most `depth` sequences.
+    The exact number stands beside the results of the supplement's equations, and the number in its text. A strategy is
+    a way to fill a pack exactly, with at most as many sequences as the depth says.
     """
     heads = ["capacity", "depth", "exact", "equations 5 and 6", "difference", "in the text"]
     grid = _grid(heads)
@@ -93,7 +98,11 @@ def counts_table(counted: Sequence[StrategyCount]) -> Group:
 
 
 def residuals_table(compared: Sequence[Compared], histogram: Histogram, capacity: int, width: int) -> Group:
-    """Return a table of residuals of least squares: the published ones, and ours without and with weights."""
+    """Return a table of what least squares leaves over (the residuals), without weights and with them.
+
+    If the published residuals are of this histogram, they are shown too, with the difference and the tolerance. Up to
+    three columns are left out if the table is wider than `width` characters.
+    """
     title = f"supplement, Figures 10 and 11: {histogram.sequences:,} sequences, capacity {capacity}, depth 3"
 
     def make(left_out: Sequence[str]) -> Grid:
@@ -119,7 +128,10 @@ def residuals_table(compared: Sequence[Compared], histogram: Histogram, capacity
 
 
 def distributions_table(found: Sequence[Distribution], width: int) -> Group:
-    """Return a table of length distributions and speed-ups, with one row per corpus."""
+    """Return a table of the lengths in each corpus, and of the speed-up that packing gives, with a row for each corpus.
+
+    Up to seven columns are left out if the table is wider than `width` characters.
+    """
     columns: dict[str, Callable[[Distribution], str]] = {
         "capacity": lambda one: f"{one.capacity:,}",
         "sequences": lambda one: f"{one.histogram.sequences:,}",
@@ -146,7 +158,11 @@ def distributions_table(found: Sequence[Distribution], width: int) -> Group:
 
 
 def pairs_table(found: Sequence[PairsAt], width: int) -> Group:
-    """Return a table of a corpus's pairs at several maximum lengths, beside the paper's speed-ups and factors."""
+    """Return a table of the lengths of pairs, and of the speed-up that packing gives: a row per maximum length.
+
+    The paper's speed-ups and packing factors stand beside ours. Up to five columns are left out if the table is wider
+    than `width` characters.
+    """
     columns: dict[str, Callable[[PairsAt], str]] = {
         "pairs": lambda one: f"{one.lengths.histogram.sequences:,}",
         "mean": lambda one: f"{one.lengths.mean:.1f}",
@@ -172,14 +188,17 @@ def pairs_table(found: Sequence[PairsAt], width: int) -> Group:
 
 
 def sparkline(one: Distribution) -> str:
-    """Return the histogram drawn in one line of text; the fullest bin has full height."""
+    """Return the histogram of a distribution drawn as one line of text; the fullest bin has full height."""
     bars = one.bars(min(_SPARK, one.capacity))
     top = bars.max()
     return "".join(_BLOCKS[max(round(8 * share / top), 1) if share else 0] for share in bars)
 
 
 def _titled(title: str, grid: Grid, *below: Text) -> Group:
-    """Return a title, a grid, and the lines `below`, one under the other; the title may be wider than the grid."""
+    """Return a title, the table `grid`, and the lines `below`, one under the other.
+
+    The title is not part of the table, so it may be wider.
+    """
     return Group(Text(title, "bold"), grid, *below)
 
 
@@ -201,7 +220,7 @@ def _style(label: str, row: Redone) -> str:
 
 
 def _grouped(figure: str) -> str:
-    """Return a number, given as text, with thousands separators.
+    """Return a number, given as text, with commas between thousands.
 
     Other texts, and numbers with a sign, stay as they are.
     """

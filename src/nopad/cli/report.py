@@ -132,19 +132,19 @@ def report(
 
 
 def _settings(**given: Any) -> Settings:
-    """Return ``Settings(**given)``.
+    """Return ``Settings(**given)``; in error messages, its fields are named as the command's flags.
 
     Raises:
-        OptionError: a value is out of range; the message names the command's flags.
+        OptionError: a value is out of range.
     """
     return _named(partial(Settings, **given))
 
 
 def _named(made: Callable[[], T]) -> T:
-    """Call `made` and return its result.
+    """Call `made` and return its result; in an error message, fields of `Settings` are replaced by the command's flags.
 
     Raises:
-        OptionError: `made` raised one; fields of `Settings` in its message are replaced by the command's flags.
+        OptionError: `made` raised an `OptionError`.
     """
     try:
         return made()

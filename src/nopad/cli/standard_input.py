@@ -64,8 +64,8 @@ def from_stdin(inputs: Sequence[str], form: Format | None = None) -> list[str]:
         form: format of standard input; None: the first bytes decide.
 
     Raises:
-        OptionError: ``-`` is given twice, or standard input is a terminal; or `form` is None and the input may be CSV
-            or TSV, or `form` is given and ``-`` is not.
+        OptionError: ``-`` is given twice, or standard input is closed or a terminal; or `form` is None and the input
+            may be CSV or TSV, or `form` is given and ``-`` is not.
         StorageError: the temporary file cannot be written.
     """
     places = [at for at, given in enumerate(inputs) if given == "-" or given.endswith("=-")]
@@ -92,10 +92,10 @@ def from_stdin(inputs: Sequence[str], form: Format | None = None) -> list[str]:
 
 
 def _suffix(begin: bytes) -> str:
-    """Return the file suffix for the format of input that begins with these bytes.
+    """Return the file suffix for the format of input that begins with the bytes `begin`.
 
     Raises:
-        OptionError: it may be CSV or TSV.
+        OptionError: the input may be CSV or TSV.
 
     >>> _suffix(b'{"text": "yes"}'), _suffix(b"PAR1..."), _suffix(b"It is red.")
     ('.jsonl', '.parquet', '.txt')
@@ -117,7 +117,11 @@ def _suffix(begin: bytes) -> str:
 
 
 def _is_one(begin: bytes) -> bool:
-    """Return whether input is one JSON object, such as a SQuAD file or a histogram, and not one object per line."""
+    """Return whether input that begins with these bytes is one JSON object, and not one object per line.
+
+    It is one if it begins as a SQuAD file does, or if `begin` is a whole object that takes several lines or has a key
+    "histogram".
+    """
     if begins_as_squad(begin):
         return True
     begin = begin.removeprefix(b"\xef\xbb\xbf").strip()
@@ -129,10 +133,15 @@ def _is_one(begin: bytes) -> bool:
 
 
 def _is_table(text: str, sign: str, *, whole: bool) -> bool:
-    """Return whether a text may be a table: its first line has column names, and the next rows have as many cells.
+    """Return whether a text may be a table: names of columns, and then rows with as many cells.
 
-    Only the first rows are looked at. Cells are separated by `sign`. With `whole`, the last line of `text` is complete.
-    A first line of one cell counts only if this is "text"; then the next rows are not looked at.
+    At most 20 rows after the first are looked at. A first line of one cell counts only if it is "text"; then the next
+    rows are not looked at.
+
+    Args:
+        text: the beginning of the input.
+        sign: what separates cells.
+        whole: whether `text` is the whole input; if False, its last line may be cut, and is not looked at.
     """
     try:
         rows = list(islice(csv.reader(io.StringIO(text), delimiter=sign), _ROWS + 1))

@@ -1,4 +1,4 @@
-"""Errors about an output folder hint at ``--force``."""
+"""Add a hint at ``--force`` to errors about an output folder that holds something already."""
 
 from __future__ import annotations
 

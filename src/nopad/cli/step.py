@@ -22,8 +22,8 @@ def audited(
 ) -> tuple[Any, Any]:
     """Audit the training step that the Python file `path` defines (see `parts_of`); return (`StepVerdict`, `Fix`).
 
-    The `Fix` is None unless `more` asks for one; `monitor` shows how far the search for it is. The other arguments are
-    those of `nopad.audit_step`; `seed` also seeds torch before the file runs.
+    The `Fix` is None unless `more` asks for one; `monitor` shows the progress of the search for it. The other arguments
+    are those of `nopad.audit_step`; `seed` also seeds torch before the file runs.
 
     Raises:
         OptionError: there is no such file, it cannot be run, or it defines neither ``trainer()`` nor ``model()`` and

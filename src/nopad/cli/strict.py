@@ -32,7 +32,9 @@ class StrictCommand(HelpedCommand):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; refuse options given twice, empty values, and outputs that cannot be written.
+        """Parse the arguments as click does, after refusing those that are likely to be mistakes.
+
+        Returns the arguments that are left over.
 
         Raises:
             OptionError: an option is given twice; a value is empty; an output is a URL; a folder, or something else
@@ -74,7 +76,7 @@ def _check_output(path: str, *, is_file: bool) -> None:
 
 
 def sturdy_streams() -> None:
-    """Make stdout and stderr accept any text.
+    """Make stdout and stderr accept any text, so that printing never fails because of a character.
 
     Characters that a stream cannot encode are replaced; if a stream is closed, its output is discarded.
     """

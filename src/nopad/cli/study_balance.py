@@ -231,10 +231,11 @@ def scaling_verb(
 
 
 def _crossings(rows: Sequence[ScalingRow]) -> list[str]:
-    """Return lines of text: the distribution of one device's speed-up, then when packing is faster than un-padding.
+    """Return lines of text on the speed-up of un-padding on one device, and on when packing is faster than un-padding.
 
-    Each of three estimates of un-padding has a line that says from how many devices on packing is faster, or no line
-    if packing is never faster. The last line is empty.
+    The first line has the location and scale of the speed-up's distribution on one device. Then each of three estimates
+    of un-padding has a line that says from how many devices on packing is faster; there is no such line if it never is.
+    The last line is empty.
     """
     alpha, beta = of_one_device()
     lines = [f"  One device by equations 19 and 20: location {alpha:.3f}, scale {beta:.3f} (printed: 1.94, 0.108)."]
@@ -253,7 +254,9 @@ def _read(file: Path) -> Histogram:
 
 
 def _counts(texts: Sequence[str]) -> list[int]:
-    """Return numbers of GPUs, each once: each text is a number, or several with commas.
+    """Return numbers of GPUs as integers, each once.
+
+    Each of `texts` has one number, or several with commas between them.
 
     Raises:
         OptionError: a part is not a number from 1 to 1,048,576.

@@ -1,4 +1,4 @@
-"""``nopad study glue``: Table 3 of the supplement, from GLUE's sets in a folder or on the hub."""
+"""``nopad study glue``: Table 3 of the supplement, recomputed from GLUE's datasets in a folder or on the hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``nopad study lamb``: LAMB's moments with packs, if betas are raised to the power of the packing factor."""
+"""``nopad study lamb``: compare LAMB's moments (averages of gradients) with packs to those without packs.
+
+With packs, LAMB's betas are raised to the power of the packing factor.
+"""
 
 from __future__ import annotations
 

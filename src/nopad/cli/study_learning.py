@@ -92,7 +92,7 @@ def learning(
 
 
 def described(prepared: Prepared) -> list[str]:
-    """Return lines of text about the model, the data, and the runs with their estimated time."""
+    """Return lines of text about a study that has not run yet: model, data, runs, and how long they will take."""
     size = prepared.size
     return [
         f"BERT of {size.layers} x {size.hidden}: {prepared.parameters:,} parameters, vocabulary {size.vocabulary:,}",
@@ -109,7 +109,10 @@ def _duration(hours: float) -> str:
 
 
 def tables(prepared: Prepared, found: Learning) -> list[Table]:
-    """Return a table of all recipes, and one of the fine-tuned classifiers if there are any."""
+    """Return a table of the results of all recipes, and one of the fine-tuned classifiers if there are any.
+
+    A recipe is a way to train: packed, not packed, or with a fault.
+    """
     from nopad.study.learning import BASE
 
     base = found.spread(BASE.name, "accuracy")
@@ -158,9 +161,9 @@ def _grid(title: str, heads: list[str]) -> Table:
 
 
 def as_document(prepared: Prepared, found: Learning) -> dict[str, Any]:
-    """Return the results of the study as JSON values: size, packing factor, parameters, curves and fine-tuning results.
+    """Return the results of the study as JSON values by name: size, packing factor, parameters, curves and fine-tuning.
 
-    An infinite loss, of a run that diverged, is None: JSON has no such number.
+    A masked loss that is NaN or infinite, as in a run that diverged, is None: JSON has no such number.
     """
     return {
         "size": asdict(prepared.size),
@@ -172,6 +175,6 @@ def as_document(prepared: Prepared, found: Learning) -> dict[str, Any]:
 
 
 def _finite(point: Point) -> Any:
-    """Return a point of a curve as a dict of JSON values; a masked loss that is not finite is None."""
+    """Return a point of a curve as a dict of JSON values; a masked loss that is NaN or infinite becomes None."""
     values = asdict(point)
     return values if math.isfinite(point.masked_loss) else values | {"masked_loss": None}

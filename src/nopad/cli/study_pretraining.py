@@ -1,6 +1,6 @@
 """``nopad study pretraining``: make BERT's pairs of any text at several maximum lengths, and pack them.
 
-The packing factors are shown beside the paper's.
+The packing factors (pairs per pack) are shown beside the paper's.
 """
 
 from __future__ import annotations

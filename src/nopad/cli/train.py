@@ -74,7 +74,7 @@ def train(
             from nopad.training.config import read_config
             from nopad.training.folder import RunFolder
             from nopad.training.progress import is_metric
-            from nopad.training.run import cache_of, prepare
+            from nopad.training.ready import prepare
             from nopad.training.run import train as run
             from nopad.training.saving import way_on
         except ModuleNotFoundError as error:
@@ -94,7 +94,7 @@ def train(
             if resume and not longer and (steps := folder.facts().get("finished")) is not None:
                 _say(screen, f"the run in {folder.path} is over, after {steps:,} steps; its model is there")
                 return
-            prepared = prepare(found, cache_of(folder.path))
+            prepared = prepare(found, folder.cache)
             per_step = _per_step(prepared.config)
             if first and resume:
                 folder.check_run(per_step, prepared.data)
@@ -124,7 +124,7 @@ def train(
 
 
 def _per_step(config: Any) -> str:
-    """Return the size of a step over all ranks as text, such as "32 rows"."""
+    """Return the size of an optimiser step, over all ranks and micro-steps, as text, such as "32 rows"."""
     from nopad.loading.ranks import Ranks
 
     packing, ranks = config.packing, Ranks.found().world_size
@@ -134,14 +134,21 @@ def _per_step(config: Any) -> str:
 
 
 def _say(screen: Any, text: str) -> None:
-    """Print a text of the library, with option names as `nopad train` has them; `screen` None: print nothing."""
+    """Print a text of the library on `screen`, with options named as in the configuration of `nopad train`.
+
+    If `screen` is None, nothing is printed.
+    """
     if screen is not None:
         screen.print(worded(text, "train"), style=None, markup=False, soft_wrap=True)
 
 
 @contextmanager
 def _once(first: bool) -> Iterator[None]:
-    """In a ``with`` block, let only the first rank report an error of nopad; the others exit with the same code."""
+    """In a ``with`` block, let only the first rank report an error of nopad.
+
+    `first` says whether this process is the first rank. On every other rank, the error ends the process silently, with
+    the same exit code.
+    """
     try:
         yield
     except NopadError as error:

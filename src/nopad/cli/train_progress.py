@@ -11,7 +11,7 @@ __all__ = ["Bar"]
 
 
 class Bar(Drawn):
-    """A progress bar of optimiser steps; use it as a context manager."""
+    """A progress bar of optimiser steps; use it in a ``with`` statement."""
 
     def __init__(self, *, shown: bool) -> None:
         """Prepare the bar; if `shown` is False, it is never drawn."""

@@ -81,10 +81,10 @@ def verify(
 
 
 def _problems(path: Path, inputs: list[str], tokenizer: str | None) -> list[str]:
-    """Return the problems of `path`, as messages; an empty list if there are none.
+    """Return the problems of the plan file or dataset `path`, as messages; an empty list if there are none.
 
-    A dataset is compared with `inputs`, from which it was packed, if there are any. An input or tokenizer that cannot
-    be opened raises an error.
+    If there are `inputs`, from which a dataset was packed, its tokens are compared with them. An input or tokenizer
+    that cannot be opened raises an error.
     """
     against: dict[str, Any] = {}
     try:
@@ -104,7 +104,10 @@ def _problems(path: Path, inputs: list[str], tokenizer: str | None) -> list[str]
 
 
 def _proven(path: Path, compared: bool) -> str:
-    """Return in words what has been verified; `compared`: whether a source was compared too."""
+    """Return a text that says what was verified of the plan file or dataset `path`.
+
+    `compared` says whether its tokens were compared with a source.
+    """
     if not path.is_dir():
         made = load_plan(path)
         if not isinstance(made, Plan):

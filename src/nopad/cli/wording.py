@@ -1,9 +1,10 @@
 """Translate option names in messages from Python's form to the flags or configuration fields of a verb.
 
-A verb is a command such as ``pack``. An option that the verb has becomes its flag (``--over-long truncate``), or for
-`nopad train` a field of its configuration (``task.over_long = "truncate"``). An option that only `nopad pack` has
-becomes that command with its flag (``nopad pack --empty skip``). Arguments inside the parentheses of a Python call
-stay unchanged, and so do options that no verb has.
+A verb is a command such as ``pack``. An option that the verb has becomes its flag (``--over-long truncate``), for
+`nopad train` a field of its configuration (``task.over_long = "truncate"``), and for `nopad predict` in some cases
+``--set prompt=...``. An option that the verb lacks, and `nopad pack` has, becomes that command with its flag
+(``nopad pack --empty skip``). Arguments inside the parentheses of a Python call stay unchanged, and so do all other
+options.
 """
 
 from __future__ import annotations
@@ -111,7 +112,9 @@ def verb_of(arguments: list[str]) -> str:
 
 
 def worded(message: str, verb: str) -> str:
-    """Return a message in which Python options are named as in `verb` (a command): its flags, or fields of `train`.
+    """Return a message with its Python options named as in a command: by flags, by fields of `train`, or by ``--set``.
+
+    `verb` is the command. An option that it lacks, and `nopad pack` has, becomes `nopad pack` with its flag.
 
     >>> said = 'choose over_long="truncate" or "drop", or another tokenizer='
     >>> worded(said, "pack")
@@ -128,7 +131,7 @@ def worded(message: str, verb: str) -> str:
 def _named(name: str, verb: str) -> str | None:
     """Return how a verb (a command) names an option: "--FLAG", "FIELD =", "--set NAME=" or "nopad pack --FLAG".
 
-    None: the verb has no name for the option.
+    None: the verb has no name for the option, and `nopad pack` has none either.
     """
     flag = f"--{name.replace('_', '-')}"
     if verb == "train" and name in FIELDS:
@@ -158,9 +161,9 @@ def _shown(found: re.Match[str], verb: str) -> str:
 
 
 def _field(field: str, value: str | None) -> str:
-    """Return a field with its value as TOML.
+    """Return a field of the configuration of `nopad train` with its value, as TOML.
 
-    A `value` of None gives the field's name alone; "None" gives "no" and the field's name.
+    If `value` is None, the result is the field's name alone; if it is the text "None", it is "no" and the field's name.
     """
     if value is None:
         return field

@@ -1,9 +1,10 @@
-"""Read files, tables, datasets and Python objects as a stream of token sequences. Packing and output are elsewhere.
+"""Read files, tables, datasets and Python objects as a stream of token sequences.
 
-`open_source` finds and opens the input, `load_tokenizer` loads a tokenizer without its truncation and padding,
-`sequences` turns the records of a source into sequences as `CorpusOptions` say, and `chain` fingerprints the blocks
-that were read. A new kind of input is a subclass of `Source`. `PretrainingSource` makes sentence pairs from documents
-for pre-training. `open_records` reads records as dicts, for tasks.
+This package neither packs nor writes. `open_source` finds and opens the input. `load_tokenizer` loads a tokenizer
+without its truncation and padding. `sequences` turns the records of a source into sequences as `CorpusOptions` say.
+`chain` computes the fingerprint of a source from its blocks. A new kind of input is a subclass of `Source`.
+`PretrainingSource` makes sentence pairs from documents for pre-training. `open_records` reads records as dicts, for
+tasks.
 """
 
 from nopad.corpus.arrays import ArrayFolder

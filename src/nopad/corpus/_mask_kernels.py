@@ -23,14 +23,16 @@ _1, _2, _3 = np.uint64(1), np.uint64(2), np.uint64(3)
 
 @njit(cache=True, nogil=True)
 def choose(kinds: NDArray[Any], key: np.uint64, below: np.uint64, count: int, chosen: NDArray[Any]) -> None:
-    """Choose which tokens of one sequence are predicted, and set `chosen`, bool ``[T]``.
+    """Choose which of the T tokens of one sequence are predicted: `chosen`, bool ``[T]``, becomes True for these.
 
-    `kinds` says of each token whether it is never predicted (`NEVER`), continues a word (`GOES_ON`) or begins a word
-    (`BEGINS`); int8 ``[T]``. A word is chosen as a whole, except for any tokens in it that are never predicted. Tokens
-    that continue a word before any word has begun are not chosen. Each word has one random number: number ``3 * t`` of
-    `key`, where t is the index of its first token. If `count` is -1, each word with a random number below `below` is
-    chosen. Otherwise words are chosen in ascending order of their random numbers; a word is passed over if, with it,
-    more than `count` tokens would be chosen.
+    It becomes False for all others. `kinds` says of each token whether it is never predicted (`NEVER`), continues a
+    word (`GOES_ON`) or begins a word (`BEGINS`); int8 ``[T]``. A word is chosen as a whole, except for any tokens in it
+    that are never predicted. Tokens that continue a word before any word has begun are not chosen.
+
+    `key` gives a sequence of random 64-bit integers, numbered from 0. Each word has one of them: number ``3 * t``,
+    where t is the index of the word's first token. If `count` is -1, the words whose random number is less than
+    `below` are chosen. Otherwise the words are tried in ascending order of their random numbers. A word is then chosen
+    unless this would make the number of chosen tokens higher than `count`.
     """
     words = 0
     for t in range(kinds.shape[0]):
@@ -110,9 +112,9 @@ def mask(
 
     The sequences lie one after the other in `ids`, `labels` and `kinds`; sequence i has ``lengths[i]`` tokens. Its
     random key is made from `key` and ``names[i]``, the integers that name the sequence. `choose` chooses its tokens,
-    with this random key, `below` and ``counts[i]``. Random number ``3 * t + 1`` of the sequence's key decides whether
-    the chosen token t becomes `mask_id` (80 %), is replaced (10 %), or is kept (10 %). Random number ``3 * t + 2``
-    picks the replacement from `ordinary`, the ids that may replace a token.
+    with this random key, `below` and ``counts[i]``. Random number ``3 * t + 1`` of the sequence's key decides what
+    happens to the chosen token t: it becomes `mask_id` (80 %), becomes one of the ids in `ordinary` (10 %), or is kept
+    (10 %). Random number ``3 * t + 2`` says which of the ids in `ordinary`.
     """
     at = 0
     for i in range(lengths.shape[0]):

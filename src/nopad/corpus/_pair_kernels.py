@@ -22,9 +22,9 @@ _1 = np.uint64(1)
 
 @njit(cache=True, nogil=True, inline="always")
 def drawn(key: np.uint64, at: int, low: int, high: int) -> Any:
-    """Return random number `at` of the sequence of random numbers of `key`, as an integer from `low` to `high`.
+    """Return one of the random numbers that `key` gives, as an integer from `low` to `high` (both included).
 
-    Both bounds are included.
+    It is number `at`, counted from 0.
     """
     word = mix(key + (np.uint64(at) + _1) * GOLDEN)
     return low + np.int64(bounded(word, np.uint64(high - low + 1)))
@@ -32,7 +32,10 @@ def drawn(key: np.uint64, at: int, low: int, high: int) -> Any:
 
 @njit(cache=True, nogil=True, inline="always")
 def happens(key: np.uint64, at: int, below: np.uint64) -> bool:
-    """Return whether random number `at` of the sequence of random numbers of `key` is less than `below`."""
+    """Return whether one of the random numbers that `key` gives, number `at` from 0, is less than `below`.
+
+    It is a 64-bit integer, so the result is True with a probability of ``below / 2**64``.
+    """
     return bool(mix(key + (np.uint64(at) + _1) * GOLDEN) < below)
 
 
@@ -47,7 +50,7 @@ def pairs(
     random_below: np.uint64,
     out: NDArray[Any],
 ) -> int:
-    """Make the pairs of document number `document`; return their number. Each pair fills a row of `out`.
+    """Make the pairs of document number `document`, and return how many there are. Each pair fills a row of `out`.
 
     `out` is ``[sentences, COLUMNS]``, int64; the module's constants `DOCUMENT` to `CUT` number its columns. Document d
     has sentences ``first[d]`` to ``first[d + 1]`` (exclusive), and sentence s has tokens ``ends[s]`` to ``ends[s + 1]``
@@ -57,11 +60,12 @@ def pairs(
     order:
 
     1. The next sentences of the document are taken, until they have the target number of tokens or the document ends.
-    2. A random number of them, from the first on, becomes side A (all of them if only one sentence was taken).
-    3. The others become side B. But if only one sentence was taken, or the next random number is less than
-       `random_below`, side B comes from a random other document: its sentences from a random one on, until the pair has
-       the target number of tokens or that document ends. The sentences that were taken in step 1 and are not in side A
-       then go to the next pair.
+    2. The first few of them become side A. How many is random: at least one, and not all; but if only one sentence was
+       taken, it is side A.
+    3. The others become side B, with two exceptions: only one sentence was taken, or the next random number is less
+       than `random_below`. Side B then comes from a random other document: its sentences from a random one on, until
+       the pair has the target number of tokens or that document ends. In this case, the sentences that were taken in
+       step 1 and are not in side A go to the next pair.
     4. While the pair has more than `room` tokens, the longer side (B if both are equal) loses its first or its last
        token, at random.
     """

@@ -31,7 +31,8 @@ class ArrayLayout:
         folder: the folder.
         offsets: the file of offsets ``[n + 1]``, which say where each sequence begins in the per-token columns.
         columns: all other arrays by name (without ``.npy``), sorted by path.
-        per_token: names of the columns with one value per token; each other column has one value per sequence.
+        per_token: names of the columns with one value per token: those that are as long as ``ids``, and ``ids`` itself.
+            Each other column has one value per sequence.
     """
 
     folder: Path
@@ -129,7 +130,7 @@ class ArrayFolder(TableSource):
     """
 
     def __init__(self, folder: Path, options: ReaderOptions, *, block_bytes: int = BLOCK_BYTES) -> None:
-        """Read the headers of all arrays, and the first and last offset."""
+        """Read the headers of all arrays, and the first and last offset, and choose the columns to read."""
         layout = ArrayLayout.of(folder)
         self._layout, self._offsets, self._arrays = layout, layout.offsets, layout.columns
         self._tokens = set(layout.per_token)
@@ -143,7 +144,9 @@ class ArrayFolder(TableSource):
         self._carried_per_token = [column.name for column in self.carried if column.per == "token"]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield batches of whole sequences, of about `block_bytes` / 8 tokens each (by default half a million).
+        """Yield batches of whole sequences; a batch has at most `block_bytes` / 8 tokens, by default half a million.
+
+        Only a single sequence that is longer is a larger batch.
 
         Raises:
             SourceError: the offsets fall, a sequence is too long, it is unclear whether a carried column is per token,
@@ -159,10 +162,10 @@ class ArrayFolder(TableSource):
         return [(array.path.name, array.bytes) for array in self._layout.files]
 
     def _cuts(self, read: Read) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yield (number of the first sequence, offsets) for each batch; offsets are read a million at a time.
+        """Yield (number of the first sequence, from 0; offsets) for each batch of sequences.
 
-        The offsets are int64 ``[n + 1]`` for a batch of n sequences, and count from the start of ``ids.npy``. `read`
-        reads the file of offsets (`NpyFile.opened`).
+        The offsets are int64 ``[n + 1]`` for a batch of n sequences, and count from the start of ``ids.npy``. They are
+        read about a million at a time. `read` reads the file of offsets (`NpyFile.opened`).
 
         Raises:
             SourceError: the offsets fall, a sequence has more than 2^31 - 1 tokens, or it is unclear whether a carried

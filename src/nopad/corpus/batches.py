@@ -1,11 +1,12 @@
 """Validate every batch of a table before any other code reads it.
 
-Each batch is compared with the schema from which columns were chosen: every chosen column must occur once, with a type
-that can be read as the one in the schema. Then Arrow validates these columns in full, so that a damaged file raises an
-error that names the rows, instead of making later code read beyond a buffer and crash the process. A column with text
-passes even if some text is not UTF-8, also in lists and structs: `nopad.corpus.rows` marks only these records as bad.
-Dictionary columns are decoded, so a null among the dictionary's values becomes a null in each row that refers to it.
-All this takes time O(values), about 0.1 ns per byte.
+A source chooses the columns that it reads from a schema, before it reads rows. Each batch is compared with this schema:
+every chosen column must occur exactly once, with a type that can be read as the type in the schema. Then Arrow
+validates these columns in full. Without this, a damaged file could make later code read beyond a buffer and crash the
+process; so it raises an error that names the rows. Text that is not UTF-8 passes, also
+in lists and structs: `nopad.corpus.rows` marks only these records as bad. Dictionary columns are decoded, so a null
+among the dictionary's values becomes a null in each row that refers to it. All this takes time O(values), about 0.1 ns
+per byte.
 """
 
 from __future__ import annotations
@@ -24,17 +25,19 @@ BATCH_ROWS = 1 << 16  # at most; fewer where rows are long
 
 
 def checked(batch: pa.RecordBatch, schema: pa.Schema, place: str, row: int) -> pa.RecordBatch:
-    """Return a batch with the columns of `schema` only, validated; dictionaries and string views are decoded.
+    """Validate the columns of a batch that `schema` names, and return a batch of these columns only.
+
+    In the result, dictionaries and string views are decoded.
 
     Args:
         batch: the batch that was read; it may have other columns too.
         schema: the columns that are wanted.
         place: name of the file, for messages.
-        row: 1-based position of the batch's first row.
+        row: 1-based position of the batch's first row in the file, for messages.
 
     Raises:
-        SourceError: a column is missing or occurs twice, has a type that cannot be read as that in `schema`, or is
-            damaged.
+        SourceError: a column of `schema` is missing, occurs more than once, has a type that cannot be read as the type
+            in `schema`, or is damaged.
 
     >>> checked(pa.record_batch({"a": [1], "b": [2]}), pa.schema({"b": pa.int64()}), "x", 1).schema.names
     ['b']
@@ -60,7 +63,7 @@ def checked(batch: pa.RecordBatch, schema: pa.Schema, place: str, row: int) -> p
 
 
 def cut(batch: pa.RecordBatch, block_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield slices of `batch` of about `block_bytes` each, and at most 65,536 rows."""
+    """Yield slices of `batch`, each of about `block_bytes` bytes and of at most 65,536 rows."""
     rows = rows_of(block_bytes, batch.nbytes, batch.num_rows)
     yield from (batch.slice(at, rows) for at in range(0, batch.num_rows, rows))
 
@@ -71,9 +74,10 @@ def rows_of(block_bytes: int, size: int, rows: int) -> int:
 
 
 def _prove(column: pa.Array, place: str) -> None:
-    """Raise SourceError if a column is damaged; it may have text that is not UTF-8.
+    """Raise SourceError if a column is damaged.
 
-    `place` names the rows and the column in the message.
+    In a column of text, or a dictionary of texts, text that is not UTF-8 is no damage. `place` names the rows and the
+    column in the message.
     """
     try:
         column.validate(full=True)
@@ -131,8 +135,8 @@ def _inside(kind: pa.DataType) -> pa.Field:
 def _alike(found: pa.DataType, wanted: pa.DataType) -> bool:
     """Return whether a column of type `found` can be read as type `wanted`.
 
-    It can if the types are equal, if `found` is the null type, or if both are types of text. A list can be read as
-    another list if the values of the one can be read as the values of the other.
+    It can if the types are equal, if `found` is the null type, or if both are types of text. A list of type `found` can
+    be read as a list of type `wanted` if its values can be read as the values of that list.
     """
     if found == wanted or pa.types.is_null(found) or (is_string(found) and is_string(wanted)):
         return True

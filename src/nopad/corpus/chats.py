@@ -15,11 +15,13 @@ tokens that it has to write after the prompt when it answers.
 
 A template that rewrites earlier turns (Qwen3 drops their reasoning) breaks this: the chat is refused, or becomes one
 example for each of the learned turns (`rewriting`). The template must write everything that the assistant says in a
-learned turn, and (unless `end_of_turn` is "any") a learned turn must end with a special token, which is learned too.
+learned turn. A learned turn must end with a special token, which is learned too; with `end_of_turn` "any" it may end
+otherwise.
 
-Cost: the template renders a chat with k assistant turns about 2k times, or 3k times if the chat is expanded. A fast
-tokenizer tokenises each example once (`nopad.corpus.prefixes`); a slow tokenizer also tokenises 2 prefixes for each
-learned turn. The caller passes in a tokenizer from transformers; this module imports neither transformers nor torch.
+Cost: the template renders a chat with k assistant turns about 2k times, or 3k times if the chat becomes several
+examples. A fast tokenizer tokenises each example once (`nopad.corpus.prefixes`); a slow tokenizer also tokenises 2
+prefixes for each learned turn. The caller passes in a tokenizer from transformers; this module imports neither
+transformers nor torch.
 """
 
 from __future__ import annotations
@@ -82,6 +84,8 @@ class ChatEncoder:
     Raises:
         OptionError: an option has an invalid value.
 
+    In the example, the learned tokens are the completion and the end-of-sequence token.
+
     >>> from nopad.corpus.chats import ChatEncoder
     >>> from nopad.corpus.conversations import Passage
     >>> from tests.tasks.tiny import tokenizer
@@ -111,7 +115,10 @@ class ChatEncoder:
 
     @cached_property
     def frame(self) -> Frame:
-        """The special tokens that the tokenizer puts around a text (`Frame`, with its errors)."""
+        """The special tokens that the tokenizer puts around a text.
+
+        Raises OptionError if these cannot be found, as `Frame` does.
+        """
         return Frame(self.tokenizer)
 
     def check_tokenizer(self, given: Conversation | Passage) -> None:
@@ -127,9 +134,10 @@ class ChatEncoder:
             self.template.check_there(given)
 
     def __call__(self, given: Conversation | Passage, number: int) -> list[Answered]:
-        """Return the examples of a record: one, or several if a chat is expanded.
+        """Return the examples that a record gives: one, or several if `rewriting` "expand" divides a chat.
 
-        `number` is the record's number, for messages.
+        `given` is the chat, or the prompt with its completion, that the record holds. `number` is the record's number,
+        for messages.
 
         Raises:
             RecordError: no message is left to learn from, the template refuses the chat or leaves out a part of it, the
@@ -167,7 +175,9 @@ class ChatEncoder:
     def ids(self, given: Conversation | Passage, number: int) -> list[int]:
         """Return all token ids of a record, including those that are not learned, as a reward model reads them.
 
-        A text gets the tokenizer's special tokens; a chat has those that its template writes.
+        Of a `Passage`, these are the ids of the prompt and completion as one text, with special tokens around it as in
+        `Frame.closed`. A chat has only the special tokens that its template writes. `number` is the record's number,
+        for messages.
 
         Raises:
             RecordError: the template refuses the chat or leaves out a part of it, or a text has no token.
@@ -195,10 +205,13 @@ class ChatEncoder:
         return Answered(ids=ids, learned=[False] * given_tokens + [True] * (len(ids) - given_tokens))
 
     def _until(self, chat: Conversation, turn: int, number: int) -> Answered:
-        """Return the ids of a chat up to message `turn` (inclusive); only the tokens of that message are learned.
+        """Return the example that ends with message number `turn` of a chat; only this message is learned.
+
+        `number` is the record's number, for messages.
 
         Raises:
             RecordError: as for `_chat`, or the template rewrites the turn or a message before it.
+            OptionError: the tokenizer has no chat template.
         """
         try:
             return self._chat(replace(chat, messages=chat.messages[: turn + 1]), [turn], number)
@@ -209,13 +222,16 @@ class ChatEncoder:
             ) from None
 
     def _chat(self, chat: Conversation, turns: list[int], number: int) -> Answered:
-        """Return the ids of a chat; the tokens of `turns` are learned.
+        """Return a chat as one example; the messages with the numbers `turns` are learned.
+
+        `number` is the record's number, for messages.
 
         Raises:
             _RewrittenError: the template writes one of these turns, or a message before it, differently than if the
-                chat ended there.
-            RecordError: the template refuses the chat or leaves out a part of it, or the learned tokens of a turn
-                cannot be determined for certain, or do not end as `end_of_turn` says.
+                chat ended with this turn.
+            RecordError: the template refuses the chat or leaves out a part of it; the learned tokens of a turn cannot
+                be determined for certain; or a turn does not end as `end_of_turn` says.
+            OptionError: the tokenizer has no chat template.
         """
         whole = self.template.text(chat, number)
         self.template.check(chat, number, whole)
@@ -228,8 +244,8 @@ class ChatEncoder:
         """Return the text that the template writes for the messages before number `until`.
 
         `whole`, the text of the chat, must begin with this text. An end-of-sequence token that `whole` does not have at
-        this place is removed from the end of the returned text. For errors, `number` is the record's number, and `turn`
-        that of a message.
+        this place is removed from the end of the returned text. `number`, the record's number, and `turn`, the number
+        of a message, are for errors.
 
         Raises:
             _RewrittenError: `whole` does not begin with the text; the error holds `turn`.
@@ -245,13 +261,15 @@ class ChatEncoder:
         return text
 
     def _prefixed(self, chat: Conversation, whole: str, ends: Mapping[int, str], number: int) -> Answered:
-        """Return the ids of a chat; the tokens that a turn in `ends` adds to its prompt are learned.
+        """Return a chat as one example; the learned tokens are those that each turn in `ends` adds to its prompt.
 
-        `whole` is the text of the chat. `ends` gives for each of these turns the text of the chat up to its end.
+        `whole` is the text of the chat. `ends` gives, by the number of each learned turn, the text of the chat up to
+        the turn's end. `number` is the record's number, for messages.
 
         Raises:
             RecordError: a turn is the first message, does not begin with the prompt that asks for it, shares a token
-                with what stands before or after it, is not written completely, or does not end as `end_of_turn` says.
+                with what stands before or after it, is not written completely, or does not end as `end_of_turn` says;
+                or the template refuses the messages before a turn.
         """
         prompts = {turn: self._prompt(chat, turn, end, number) for turn, end in ends.items()}
         prefixes = [*prompts.values(), *ends.values()]
@@ -273,7 +291,8 @@ class ChatEncoder:
     def _prompt(self, chat: Conversation, turn: int, end: str, number: int) -> str:
         """Return the text of the messages before a turn, followed by the prompt that asks for the turn.
 
-        `end`, the text up to the turn's end, must begin with the returned text.
+        `end`, the text of the chat up to the turn's end, must begin with the returned text. `turn` is the turn's number
+        in the chat, and `number` the record's, for messages.
 
         Raises:
             RecordError: `end` does not begin with it, the turn is the first message, or the template refuses the
@@ -294,9 +313,10 @@ class ChatEncoder:
         return found
 
     def _end(self, ids: list[int], begin: int, end: int) -> int:
-        """Return the index after a turn's last special token, if only white space follows it in the turn; else `end`.
+        """Return the index in `ids` at which the learned part of a turn ends.
 
-        The turn has the tokens `begin` to `end` (exclusive).
+        It is the index after the turn's last special token if only white space follows this token in the turn; else it
+        is `end`. The turn has the tokens `begin` to `end` (exclusive).
         """
         last = next((at for at in range(end - 1, begin - 1, -1) if ids[at] in self.template.stops), None)
         if last is None or str(self.tokenizer.decode(ids[last + 1 : end])).strip():
@@ -304,13 +324,15 @@ class ChatEncoder:
         return last + 1
 
     def _marked(self, chat: Conversation, whole: str, ends: Mapping[int, str], number: int) -> Answered:
-        """Return the ids of a chat; the learned tokens are those that its template marks in the turns of `ends`.
+        """Return a chat as one example; the learned tokens are those that its template marks in the turns of `ends`.
 
-        `whole` is the text of the chat. `ends` gives for each of these turns the text of the chat up to its end.
+        `whole` is the text of the chat. `ends` gives, by the number of each learned turn, the text of the chat up to
+        the turn's end. `number` is the record's number, for messages.
 
         Raises:
-            RecordError: marks reach into the message before a turn, or no token of a turn is marked; or a turn is not
-                written completely, or does not end as `end_of_turn` says.
+            RecordError: the message before a turn is not the assistant's, and marks reach into it; no token of a turn
+                is marked; a turn is not written completely, or does not end as `end_of_turn` says; or the template
+                refuses the messages before a turn.
             _RewrittenError: the template writes a message before a turn differently once the turn follows.
         """
         ids, mask, places = self.template.marks(chat, number)
@@ -339,9 +361,9 @@ class ChatEncoder:
         return Answered(ids=ids, learned=learned)
 
     def _check_turn(self, chat: Conversation, turn: int, written: str, number: int) -> None:
-        """Refuse a turn if `written`, the text that the template writes for it, lacks its content.
+        """Refuse a turn if `written`, the text that the template writes for it, does not contain the turn's content.
 
-        White space is ignored. `number` is the record's number, for messages.
+        White space is ignored. `turn` is the turn's number in the chat, and `number` the record's, for messages.
 
         Raises:
             RecordError: the content is not in `written`.
@@ -366,7 +388,7 @@ class ChatEncoder:
 def fitted(
     given: Answered, number: int, counts: dict[str, int], max_length: int | None, over_long: OverLong
 ) -> Answered | None:
-    """Return an example cut to `max_length` tokens (None: unlimited), or None if the example is dropped.
+    """Return the example `given`, cut to `max_length` tokens (None: unlimited), or None if the example is dropped.
 
     A longer example is dropped if `over_long` is "drop". If `over_long` is "truncate", the end of the example is cut
     off; the example is dropped only if no learned token is left (the first token does not count). When an example is

@@ -1,4 +1,4 @@
-"""`Content`: what the user says that records hold, and the choice of the `Encoder` for them.
+"""`Content`: what the records of an input hold, as the user says, and the choice of the `Encoder` for such records.
 
 `nopad pack` and `nopad.pack_dataset` both use it, so both make the same sequences of the same record.
 """
@@ -23,8 +23,8 @@ class Content:
     Attributes:
         fields: names of the text fields; the texts of several fields are joined. (): the default field is read.
         pair: names of the two text fields that become one sequence; None: there is no pair.
-        chat: whether records are chats; None: the first record decides, but if `fields`, `pair` or `other` is given,
-            records are no chats.
+        chat: whether records are chats. None: they are if the first record is one, and none of `fields`, `pair` and
+            `other` is given.
         chat_options: options of chats by name (`nopad.corpus.encoders.CHAT_OPTIONS`).
         other: name of another option that the user gave and that decides what is read, such as ``ids_field``; "": none.
 
@@ -65,12 +65,14 @@ class Content:
         options: CorpusOptions,
         place: str,
     ) -> Encoder | None:
-        """Return the encoder for records with this content; None: they have one field of text or ids.
+        """Return the encoder for records with this content; None if they need none: they have one field of text or ids.
 
         Args:
-            first: returns the first record, or None if it is not known; only called if it decides something.
-            tokenizer: returns the tokenizer of transformers for chats and pairs, or None if the user gave none.
-            options: capacity and policies of the job.
+            first: returns the first record, or None if it is not known; called only if `chat` is None and the first
+                record decides.
+            tokenizer: returns the tokenizer of transformers, or None if the user gave none; called only for chats and
+                pairs.
+            options: the job's options; from these come the capacity, and what is done with over-long records.
             place: name of the input, for messages.
 
         Raises:

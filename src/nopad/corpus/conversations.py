@@ -38,7 +38,7 @@ KNOWN = frozenset(ROLES.values())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """A chat, as its record holds it.
+    """A chat that was read from a record.
 
     Attributes:
         messages: dicts with a ``role`` (system, developer, user, assistant or tool), ``content`` (which an assistant's
@@ -71,7 +71,9 @@ class Passage:
 
 
 def roles_of(further: Mapping[str, str] | None) -> Mapping[str, str]:
-    """Return `ROLES` extended by `further`, which maps names in a data set to roles (None: `ROLES` alone).
+    """Return `ROLES`, extended by `further` unless this is None.
+
+    A key of these dicts is the name of a role in a data set; its value is the name of this role in chat templates.
 
     Raises:
         OptionError: `further` is not a dict, or maps a name to a role other than system, developer, user, assistant
@@ -122,8 +124,9 @@ def pair_of(
 ) -> tuple[Conversation | Passage, Conversation | Passage]:
     """Return the chosen and the rejected answer of a preference pair, each with the prompt in front.
 
-    If two chats have no ``prompt``, the messages with which both begin are the prompt; the last message of the shorter
-    chat always belongs to the answer.
+    If the record has no ``prompt`` and the answers are chats, the messages with which both begin are the prompt; but
+    the last message of the shorter chat always belongs to the answer. If it has no ``prompt`` and the answers are
+    strings, the prompt is "".
 
     Args:
         record: the record's values by column.
@@ -169,8 +172,9 @@ def messages_of(value: Any, name: str, number: int, roles: Mapping[str, str]) ->
     """Return the messages in column `name` as dicts with ``content`` and a ``role`` that chat templates know.
 
     `value` is the column's value; `number` is the record's number, for messages of errors; `roles` maps the names
-    of roles in the record to known ones. Only a message of the assistant with ``tool_calls`` may lack ``content``. Keys
-    whose value is None are left out, and ``weight`` and ``train`` are replaced as in `_weighted`.
+    of roles in the record to known ones. Only a message of the assistant with ``tool_calls`` may lack ``content``. The
+    keys ``from`` and ``value`` become ``role`` and ``content``. Keys whose value is None are left out, and ``weight``
+    and ``train`` are replaced as in `_weighted`.
 
     Raises:
         RecordError: `value` is no list or is empty; or a message is not a dict, lacks its role or content, has an
@@ -239,8 +243,8 @@ def _answered(record: Mapping[str, Any], name: str, number: int, roles: Mapping[
     The result is a `Passage` if both are strings, and a `Conversation` if both are lists of messages.
 
     Raises:
-        RecordError: one is a string and the other is not; the answer is ""; or a message, ``tools`` or
-            ``chat_template_kwargs`` is malformed.
+        RecordError: either the prompt or the answer is a string, and the other is not; the answer is ""; or a message,
+            ``tools`` or ``chat_template_kwargs`` is malformed.
     """
     prompt, answer = record["prompt"], record[name]
     if isinstance(prompt, str) != isinstance(answer, str):

@@ -1,4 +1,6 @@
-"""Read CSV and TSV files as runs (groups) of records. The first line names the columns; each holds numbers or text.
+"""Read CSV and TSV files as runs (groups) of records.
+
+The first line names the columns. Each column holds numbers or text.
 
 A column holds numbers if each of its cells in the first thousand rows is empty or a number as a program writes it
 (``12``, ``-0.5``, ``1e-3``; not ``007``, ``+1``, ``nan``, nor an integer of more than 18 digits), and not all are
@@ -32,9 +34,9 @@ def delimited_runs(file: InputFile, strings: Collection[str] = ()) -> Iterator[R
     """Yield the rows of a file in runs (`Run`); the file is TSV if its suffix is ``.tsv``, else CSV.
 
     The columns that `strings` names are read as text. A row is a `Bad` record of its run if it has more or fewer cells
-    than there are columns, is not UTF-8, or has a cell that is not a number in a column of numbers. After a row with a
-    broken quote, with a carriage return alone outside of quotes, or with a cell of more than 8,388,608 characters,
-    nothing can be read: that row counts as the last record of the last run.
+    than there are columns, is not UTF-8, or has a cell that is not a number in a column of numbers. Nothing can be read
+    after a row with a broken quote, with a carriage return alone outside of quotes, or with a cell of more than
+    8,388,608 characters. Such a row counts as the last record of the last run, and decoding it raises an error.
 
     Raises:
         SourceError: two columns have the same name, or the file cannot be read.
@@ -95,7 +97,8 @@ def _records(
 def _record(cells: _Cells, names: list[str], readers: list[Callable[[str], Any]], place: str) -> dict[str, Any] | Bad:
     """Return the values of a row by column, or a `Bad` that says why it cannot be read.
 
-    `readers` turn the cells into values; `place` is the row's place in messages.
+    `names` are the names of the columns, and `readers` the functions that turn their cells into values. `place` is the
+    row's place in messages.
     """
     if odd := [cell for cell in cells if not cell.isascii() and _not_utf8(cell)]:
         raw = odd[0].encode("utf-8", "surrogateescape")

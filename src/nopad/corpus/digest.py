@@ -1,4 +1,4 @@
-"""Fingerprints and sizes of the content of Arrow tables, independent of the memory layout."""
+"""Fingerprints and sizes of the content of Arrow record batches, independent of how it lies in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ __all__ = ["content_bytes", "content_digest"]
 
 
 def content_digest(batch: pa.RecordBatch) -> bytes:
-    """Return the SHA-256 of a batch's names, types, lengths, nulls and values, independent of the memory layout."""
+    """Return the SHA-256 of a batch's content, independent of how it lies in memory.
+
+    The content is the number of rows, and each column's name, type, nulls and values, with the lengths of texts and
+    lists.
+    """
     digest = hashlib.sha256(batch.num_rows.to_bytes(8, "little"))
     for name, array in zip(batch.schema.names, batch.columns, strict=True):
         digest.update(f"{name}\0{array.type}\0".encode())
@@ -27,7 +31,7 @@ def content_digest(batch: pa.RecordBatch) -> bytes:
 
 
 def content_bytes(batch: pa.RecordBatch) -> int:
-    """Return the size of a batch's values in bytes, independent of the memory layout.
+    """Return the size of a batch's values in bytes, independent of how they lie in memory.
 
     Each text and each list counts 4 bytes more than its content.
     """

@@ -1,7 +1,7 @@
 """Open any input (files, folders, URLs, datasets, dicts) as a `Source`; the suffix of a file decides its reader.
 
 `nopad.corpus.finding` finds the files. Names, content (text or ids) and columns are checked here, before a job writes
-anything. O(files).
+anything. This takes O(files) time.
 """
 
 from __future__ import annotations
@@ -95,7 +95,10 @@ class FileSource(Source):
         return located(self._files)
 
     def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
-        """Yield the blocks from file number ``at[0]`` on; in that file, begin at block ``at[1:]``."""
+        """Yield the blocks from file number ``at[0]`` (from 0) on.
+
+        ``at[1:]`` says at which block of that file to begin, as in `Source.blocks_from`; (): at its first block.
+        """
         return located(self._files, at)
 
     def inventory(self) -> list[tuple[str, int]]:
@@ -133,7 +136,8 @@ def open_source(
     Raises:
         SourceError: a path is missing, unreadable, given twice or has nothing to read; `inputs` is of another type; a
             column that `options` name is missing or cannot be read, or an option is for ids and the input is text; or
-            some files hold text and others ready-made ids, or their columns differ. The message says what to do.
+            some files hold text and others ready-made ids, or their carried columns or masks differ. The message says
+            what to do.
         RecordError: a CSV, TSV or JSON file is broken in its first records, which are read to find the columns.
         FormatError: a file that begins as SQuAD's files do is broken.
         OptionError: an option has no effect beside `encoder`, or a column to carry is one that the encoder makes.
@@ -168,7 +172,10 @@ def open_source(
 
 
 def _from_paths(inputs: Any, options: ReaderOptions, encoder: Encoder | None, block_bytes: int) -> Source:
-    """Return the source of files, folders, URLs and datasets of the hub (``hf:NAME``)."""
+    """Return the source of files, folders, URLs and datasets of the hub (``hf:NAME``).
+
+    The arguments and errors are those of `open_source`.
+    """
     finder = Finder(suffixes=CORPORA.only(options.suffixes))
     finder.find_all([inputs] if isinstance(inputs, str | os.PathLike) else inputs)
     files: list[Source] = []
@@ -183,6 +190,8 @@ def _from_paths(inputs: Any, options: ReaderOptions, encoder: Encoder | None, bl
 
 def _opened(found: InputFile | Path | str, options: ReaderOptions, encoder: Encoder | None, block_bytes: int) -> Source:
     """Open a file with the reader of its suffix, a folder of arrays, or a dataset of the hub.
+
+    `found` is as in `Found.what`; the other arguments are those of `open_source`.
 
     Raises:
         SourceError: the input cannot be read, or is a folder of arrays beside an encoder, which needs texts.
@@ -216,7 +225,8 @@ def _opened(found: InputFile | Path | str, options: ReaderOptions, encoder: Enco
 def _of_records(file: InputFile, options: ReaderOptions, encoder: Encoder | None, block_bytes: int) -> Source:
     """Open a file whose records are read as dicts: any file if there is an encoder, else a CSV, TSV or JSON file.
 
-    Without an encoder, a ``.json`` file with one object per line is opened as a `JsonlFile`.
+    Without an encoder, a ``.json`` file with one object per line is opened as a `JsonlFile`. The other arguments are
+    those of `open_source`.
     """
     kind, runs = opened_runs(file, _strings(options, encoder), options.text_unit)
     if kind == "jsonl" and encoder is None:
@@ -226,7 +236,10 @@ def _of_records(file: InputFile, options: ReaderOptions, encoder: Encoder | None
 
 
 def _strings(options: ReaderOptions, encoder: Encoder | None) -> tuple[str, ...]:
-    """Return the columns of CSV and TSV files that are read as text, even if all their cells look like numbers."""
+    """Return the columns of CSV and TSV files that are read as text, even if all their cells look like numbers.
+
+    These are the columns that the encoder may read; without an encoder, the column that holds the text.
+    """
     return encoder.reads if encoder is not None else (options.text_field or "text",)
 
 
@@ -241,7 +254,9 @@ def _encoded(inputs: Any, options: ReaderOptions, encoder: Encoder) -> Source | 
 
 
 def _from_python(inputs: Any, options: ReaderOptions) -> Source | None:
-    """Return the source of Python objects, without an encoder; None if `inputs` are paths.
+    """Return the source of Python objects, without an encoder.
+
+    The result is None if `inputs` are not such objects; they must then be paths.
 
     Raises:
         SourceError: `inputs` is a table, an array or another object that is no input, or mixes lists of ids with other
@@ -305,13 +320,13 @@ def _refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:
 
 
 def _check_alike(files: Sequence[Source], paths: Sequence[str]) -> None:
-    """Refuse the last file if it differs from the first: text instead of ids, or other carried columns or mask.
+    """Refuse the last file if it does not match the first one with content.
 
-    The first file is the first with content. If the last has no content, nothing is refused. `paths` are the names of
-    the files in messages.
+    Both must hold text, or both ids; their carried columns must be the same; and if they hold ids, also their masks. If
+    the last file has no content, nothing is refused. `paths` are the names of the files in messages.
 
     Raises:
-        SourceError: the last file differs.
+        SourceError: the last file does not match.
     """
     known = next((at for at, file in enumerate(files) if file.kind), None)
     if known is None or files[-1].kind is None:

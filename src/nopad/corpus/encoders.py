@@ -44,7 +44,7 @@ class Encoder(ABC):
         reads: names of the record fields that the encoder may read.
         divisible: whether each record becomes at most one dict, which may still be split into several sequences. Only
             then can records be held out (`Source.divisible`).
-        ways: what can be done with over-long records, besides an error.
+        ways: which values of `CorpusOptions.over_long`, besides "error", are possible for the records.
     """
 
     content: str
@@ -55,13 +55,14 @@ class Encoder(ABC):
 
     @abstractmethod
     def encode(self, records: Sequence[Mapping[str, Any]]) -> tuple[list[Made], dict[str, int]]:
-        """Return, for each record, the list of dicts made from it, or the reason why it is bad; and counts by name.
+        """Return a list with one entry for each record, and counts.
 
-        The counts have the field names of `nopad.corpus.Counts`.
+        An entry is the list of dicts that were made from the record, or a string that says why the record is bad. The
+        counts are by the field names of `nopad.corpus.Counts`.
         """
 
     def missing(self, columns: Collection[str]) -> str:
-        """Return why an input with these columns cannot be encoded: a column is missing; "" if none is missing."""
+        """Return a message that names a column of `reads` that an input with these columns lacks; "" if it has all."""
         gone = next((name for name in self.reads if name not in columns), None)
         return "" if gone is None else no_column(gone, columns)
 
@@ -92,7 +93,10 @@ class Fields(Encoder):
         self.reads, self.columns = tuple(fields), {"text": pa.string()}
 
     def encode(self, records: Sequence[Mapping[str, Any]]) -> tuple[list[Made], dict[str, int]]:
-        """Return, for each record, a list of one dict with ``text``, or the reason why it is bad; and no counts."""
+        """Return a list with one entry for each record, and no counts.
+
+        An entry is a list of one dict with the joined text as ``text``, or a string that says why the record is bad.
+        """
         made: list[Made] = []
         for record in records:
             odd = _not_text(record, self.reads)
@@ -132,10 +136,12 @@ class TextPairs(Encoder):
         self.columns = {"input_ids": _IDS} | ({"token_type_ids": pa.list_(pa.int8())} if self._typed else {})
 
     def encode(self, records: Sequence[Mapping[str, Any]]) -> tuple[list[Made], dict[str, int]]:
-        """Return, for each record, a list of one dict, or the reason why it is bad; and counts.
+        """Return a list with one entry for each record, and counts.
 
-        The dict has ``input_ids`` (int32), and ``token_type_ids`` (int8) if the tokenizer gives them; ``input_ids`` are
-        empty for a pair without tokens besides special ones. The counts are "truncated" (pairs) and "truncated_tokens".
+        An entry is a list of one dict, or a string that says why the record is bad. The dict has ``input_ids`` (int32),
+        and ``token_type_ids`` (int8) if the tokenizer gives them. Both are empty for a pair that has no tokens but
+        special ones. The counts are "truncated", the number of truncated pairs, and "truncated_tokens", the number of
+        tokens removed from them.
         """
         made: list[Made] = [_not_text(record, self.reads) or [] for record in records]
         good = [at for at, one in enumerate(made) if not isinstance(one, str)]
@@ -167,7 +173,7 @@ class TextPairs(Encoder):
 
 
 class Chats(Encoder):
-    """Encodes chats, or prompts with completions; a label is the id of a learned token, and -100 for other tokens.
+    """Encodes chats, or prompts with completions; the label of a learned token is its id, that of any other -100.
 
     Args:
         tokenizer: a tokenizer from transformers, with a chat template if there are chats.
@@ -205,10 +211,11 @@ class Chats(Encoder):
         self.divisible = self._options.get("rewriting") != "expand"
 
     def encode(self, records: Sequence[Mapping[str, Any]]) -> tuple[list[Made], dict[str, int]]:
-        """Return, for each record, a list of dicts, or the reason why it is bad; and no counts.
+        """Return a list with one entry for each record, and no counts.
 
-        A dict has ``input_ids`` and ``labels``, int32 ``[length]`` each. A list has several dicts if the option
-        `rewriting` is "expand" and the chat template rewrites earlier turns of the chat.
+        An entry is a list of dicts, or a string that says why the record is bad. A dict has ``input_ids`` and
+        ``labels``, int32 ``[length]`` each. There are several dicts if the option `rewriting` is "expand", the chat
+        template rewrites earlier turns of the chat, and several turns are learned.
 
         Raises:
             OptionError: as for `nopad.corpus.chats.ChatEncoder`: the tokenizer cannot encode such records.
@@ -216,7 +223,7 @@ class Chats(Encoder):
         return [self._one(record) for record in records], {}
 
     def missing(self, columns: Collection[str]) -> str:
-        """Return why an input with these columns cannot hold chats; "" if it may hold some."""
+        """Return a message that says why an input with these columns cannot hold chats; "" if it may hold some."""
         if not {*CHATS}.isdisjoint(columns) or {"prompt", "completion"} <= {*columns}:
             return ""
         return (
@@ -251,7 +258,7 @@ class Chats(Encoder):
         return made
 
     def settings(self) -> dict[str, Any]:
-        """Return, under "encoder", its name, the options, and the fingerprints of the tokenizer and the template."""
+        """Return the encoder's name, its options, and the tokenizer's and template's fingerprints, under "encoder"."""
         return {"encoder": {"name": "chats", "options": self._options, **self._prints}}
 
 
@@ -279,7 +286,7 @@ def has_chat(record: Mapping[str, Any], place: str = "the record") -> bool:
 
 
 def _not_text(record: Mapping[str, Any], fields: Sequence[str]) -> str:
-    """Return why the record lacks a text in one of the fields; "" if it has all."""
+    """Return a message that says which of `fields` is missing in a record, or is not a string; "" if none is."""
     for name in fields:
         if name not in record:
             return f"no {name!r} in this record; it has {', '.join(map(shown, list(record)[:8]))}"

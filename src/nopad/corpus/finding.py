@@ -3,7 +3,7 @@
 A folder is walked recursively, including links to folders, in the byte order of relative paths; hidden files and
 folders are skipped. `Finder.ignored` lists what was found and is not read: files of kinds that are not read, datasets
 packed by nopad, Arrow files that do not belong to the saved dataset beside them, files that a link reaches a second
-time, and links to a folder that contains the link. O(files).
+time, and links to a folder that contains the link. This takes O(files) time.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ class Suffixes:
         """Return the `InputFile` of a path that the user gave; the suffix may be known, or unknown (read as text).
 
         Raises:
-            SourceError: the file is missing or unreadable, or its suffix is of a format that nopad does not read.
+            SourceError: the file is missing or unreadable, its suffix is of a format that nopad does not read, or it is
+                a compressed file of a format that is not read compressed (`is_archive`).
         """
         file = InputFile.found(path, path.name) if path.suffix.lower() not in self.others + ARCHIVES else None
         if file is None or self.is_archive(file) or file.suffix in self.others:
@@ -167,7 +168,7 @@ class Finder:
     folders: list[Path] = field(default_factory=list)
 
     def find_all(self, inputs: Sequence[str | os.PathLike[str]]) -> None:
-        """Find all inputs, and add them to `found`; also add to `ignored` and `folders`.
+        """Find all inputs, and add them to `found`; `ignored` and `folders` are extended too.
 
         Raises:
             SourceError: no path is given; a path is missing, unreadable, given twice, of a format that is not read, a
@@ -258,7 +259,7 @@ def _no_part(names: Sequence[str], opened: Callable[[str], InputFile], place: Pa
     file, is ignored. `opened` returns the file with a given name; `place` is for messages.
 
     Raises:
-        SourceError: a file that state.json lists is missing.
+        SourceError: a file that state.json lists is missing, or state.json cannot be read.
     """
     folders: dict[str, set[str]] = {}
     for name in names:
@@ -281,12 +282,14 @@ def _no_part(names: Sequence[str], opened: Callable[[str], InputFile], place: Pa
 
 
 def _find_in(folder: Path, suffixes: Suffixes) -> tuple[list[InputFile], list[str]]:
-    """Return the files of a folder that are read, sorted and each once, and the names of the files that are not.
+    """Return two lists: the files of a folder that are read, and the names of everything else in it, for messages.
 
-    Files in `BESIDE` are in neither list.
+    Both are sorted. A file that is found twice, through a link, is in the first list once, and in the second list too.
+    Files in `BESIDE`, and hidden files and folders, are in neither list.
 
     Raises:
-        SourceError: the folder has no file that is read, or lacks a file of the saved dataset in it.
+        SourceError: the folder has no file that is read, or lacks a file of a saved dataset that it holds; or a file in
+            it cannot be read.
     """
     names = sorted(_walk(folder), key=lambda name: name.encode("utf-8", "surrogateescape"))
     read: dict[str, str] = {}

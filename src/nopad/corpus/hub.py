@@ -20,22 +20,23 @@ HUB = "hf:"
 
 
 def load_hub(spec: str, options: ReaderOptions) -> DatasetSource:
-    """Return a dataset with a name such as ``hf:NAME`` as a source.
+    """Return the dataset that `spec` names, such as ``hf:NAME``, as a source.
 
-    It raises what `hub_dataset` and `DatasetSource` raise.
+    `options` say which columns are read. It raises what `hub_dataset` and `DatasetSource` raise.
     """
     return DatasetSource(hub_dataset(spec), options, name=spec)
 
 
 def hub_dataset(spec: str, online: bool | None = None) -> Any:
-    """Return the `datasets.Dataset` with a name such as ``hf:NAME@CONFIG:SPLIT``; the default split is "train".
+    """Return the `datasets.Dataset` that `spec` names, such as ``hf:NAME@CONFIG:SPLIT``; the default split is "train".
 
     A dataset that is not cached is downloaded. `online` says whether the hub can be reached, if the caller knows it
     from `hub_in_reach` already; None: this function finds out itself.
 
     Raises:
         MissingExtraError: `datasets` is not installed.
-        SourceError: there is no such dataset, configuration or split, or the hub cannot be reached.
+        SourceError: there is no such dataset, configuration or split, it cannot be loaded, or the hub cannot be
+            reached.
     """
     if spec == HUB:
         raise SourceError("hf: names no dataset; write hf:NAME, hf:NAME:SPLIT or hf:NAME@CONFIG:SPLIT")

@@ -5,8 +5,8 @@ are stored when the file is found, and compared when it is opened, after every r
 reading ends. So a file that was written to is refused before the data that was read is used. A file that was replaced
 is refused when it is opened; after that, the open file is still the old one. (A remote file is compared only when
 reading ends.) Callers that read at random positions compare with `InputFile.prove` themselves. Nothing is
-memory-mapped, since the system kills a process that reads a mapped file after it was truncated. O(bytes) time; memory
-for one block.
+memory-mapped, since the system kills a process that reads a mapped file after it was truncated. Reading by lines or
+blocks needs memory for one block.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Meter:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
     """An input file that was found, with its size, modification time and inode at that moment.
+
+    The methods that read it raise SourceError if it cannot be read, or has changed since it was found.
 
     Attributes:
         path: path or URL of the file; messages show it.
@@ -274,7 +276,7 @@ _AGAIN = "run again when nothing writes to it"
 
 
 def _stamp(info: os.stat_result) -> tuple[int, int]:
-    """Return the time of the last write in ns, and the inode."""
+    """Return the time of a file's last write in ns, and its inode."""
     return info.st_mtime_ns, info.st_ino
 
 
@@ -295,7 +297,11 @@ def reading(path: Path | str) -> Iterator[None]:
 
 
 def not_utf8(raw: bytes, error: UnicodeDecodeError, unit: str) -> str:
-    """Return as text why bytes are not UTF-8: the first bad byte, and its offset in the `unit`, such as "line"."""
+    """Return a text for messages that says why `raw` is not UTF-8: the first bad byte, and its offset.
+
+    `error` is from decoding `raw`; `unit` is what the text calls these bytes, such as "line". If `raw` begins like
+    UTF-16 or a compressed file, the text says so too.
+    """
     reason = f"not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start} of the {unit}"
     way = next((way for magic, way in _BEGINNINGS.items() if raw.startswith(magic)), "")
     return f"{reason} ({way})" if way else reason

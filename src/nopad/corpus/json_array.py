@@ -28,7 +28,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def is_array(file: InputFile) -> bool:
-    """Return whether the first character of a file, apart from white space, is ``[``, so that it holds a JSON array."""
+    """Return whether a file holds a JSON array: whether its first character is ``[``, apart from white space."""
     first = b""
     for chunk in file.chunks(1 << 16):
         first += chunk
@@ -41,9 +41,10 @@ def array_runs(file: InputFile) -> Iterator[Run]:
     """Yield the objects of a JSON array as runs of records; a value that is not an object is a `Bad` record of its run.
 
     Raises:
-        RecordError: the file is not a JSON array, is broken or cut short, or has an object of more than about
-            67,108,864 characters (2^26); nothing after that point can be read. The error is raised when the last run is
-            decoded. Its message names the line, or the offset of bytes that are not UTF-8.
+        RecordError: the file is not a JSON array, is broken or cut short, or has an object that is too long. (An object
+            of more than 67 million characters, 2^26, may be too long, and one of three times as many always is.)
+            Nothing after that point can be read. The error is raised when the last run is decoded. Its message names
+            the line, or the offset of bytes that are not UTF-8.
         SourceError: the file cannot be read, or changed since it was found.
     """
     part: list[dict[str, Any] | Bad] = []
@@ -79,9 +80,10 @@ class _Window:
         self._chunks = _decoded(file)
 
     def grow(self, at: int) -> bool:
-        """Drop the text before index `at`, then read until the rest is at least twice as long or the file ends.
+        """Drop the text before index `at`, then read on, until the text is at least twice as long as what was kept.
 
-        Returns whether any text was read. What was at index `at` is now at index 0.
+        Reading also stops where the file ends. Returns whether any text was read. What was at index `at` is now at
+        index 0.
         """
         self.line += self.text.count("\n", 0, at)
         parts, wanted = [self.text[at:]], max(len(self.text) - at, 1)
@@ -92,11 +94,11 @@ class _Window:
         return len(parts) > 1
 
     def bad(self, at: int, reason: str) -> Bad:
-        """Return the `Bad` record for the value at index `at` of the text."""
+        """Return the `Bad` record for the value at index `at` of the text; `reason` says why it is bad."""
         return Bad(f"{self.file.path}, line {self.line + self.text.count(chr(10), 0, at)}", reason)
 
     def error(self, at: int, reason: str) -> RecordError:
-        """Return the error for a file that is not an array, or is broken, at index `at` of the text."""
+        """Return the error for a file that cannot be read beyond index `at` of the text; `reason` says why."""
         return self.bad(at, reason).error()
 
     def after_space(self, at: int) -> int:

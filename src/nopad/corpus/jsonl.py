@@ -50,9 +50,9 @@ class JsonlFile(Source):
     `kind` is None only if `options` name no field and no line of the file is a JSON object.
 
     Raises:
-        SourceError: the first object has neither ``input_ids`` nor ``text`` and `options` name no field; no object has
-            the field that `options` name; a column to carry is missing or cannot be read, or another reason of
-            `nopad.corpus.selection.select`; or the file cannot be read.
+        SourceError: `options` name no field, and the first object has neither ``input_ids`` nor ``text``; `options`
+            name a field, there are objects, and none has this field; a column to carry is missing or cannot be read;
+            `nopad.corpus.selection.select` refuses the columns for another reason; or the file cannot be read.
     """
 
     def __init__(self, file: InputFile, *, options: ReaderOptions | None = None, block_bytes: int = BLOCK_BYTES):
@@ -207,8 +207,8 @@ def decode_objects(
 
     The texts of adjacent good lines become one `Records`; a list of ids becomes a `Record`; any other line becomes a
     `BadRecord`. `first_line` is the 1-based number of the first line, and `field` the field that is read. If
-    `selection` is given, its `Selection.unforeseen` checks each object from which no text was read; an object that it
-    refuses becomes a `BadRecord`.
+    `selection` is given, each object from which no text was read is checked by `Selection.unforeseen`; an object that
+    is refused there becomes a `BadRecord`.
     """
     texts: list[str] = []
     lines: list[int] = []
@@ -238,7 +238,10 @@ def _record(value: Any, line: int, field: Field) -> Record | BadRecord:
 
 
 def json_lines(data: bytes, first_line: int) -> Iterator[tuple[int, Any]]:
-    """Yield (line number, JSON value) of each line that is not empty; for a broken line, the value is a `BadRecord`."""
+    """Yield (line number, JSON value) of each line that is not empty; for a broken line, the value is a `BadRecord`.
+
+    `first_line` is the number of the first line of `data`.
+    """
     for line, raw in enumerate(data.split(b"\n"), first_line):
         if raw and raw != b"\r":
             yield line, _parse(raw, line)
@@ -297,7 +300,10 @@ def _parse_slowly(raw: bytes, line: int) -> Any:
 
 
 def described(value: object) -> str:
-    """Return words for a JSON value of the wrong type, for a message."""
+    """Return words that say what a JSON value is, for a message, such as ``a list`` or ``the string "x"``.
+
+    Numbers, true, false and null are written as in JSON.
+    """
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     return f"the string {shown(value)}" if isinstance(value, str) else shown(value)

@@ -1,4 +1,7 @@
-"""A file of sequence lengths as a source, for index-only datasets of data that nopad itself does not read."""
+"""A file of sequence lengths as a source, for data that nopad itself does not read.
+
+It is packed into an index-only dataset, which says which sequence is in which pack, and holds no tokens.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,10 @@ class LengthsFile(Source):
 
     @cached_property
     def lengths(self) -> NDArray[Any]:
-        """All lengths, in memory; ``[n]``. Raises SourceError if a file has changed since it was found."""
+        """All lengths, in memory; ``[n]``.
+
+        Raises SourceError if a file cannot be read, or has changed since its header was read.
+        """
         parts = [file.whole() for file in self._files]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 

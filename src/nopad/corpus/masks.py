@@ -2,11 +2,11 @@
 
 As in BERT, 15 % of the tokens are chosen by default (`rate`). Of these, 80 % become ``[MASK]``, 10 % become a random
 token from `ordinary`, and 10 % stay unchanged. Special tokens are never chosen. Without `max_predictions`, each token
-(or whole word) is chosen independently, with probability `rate`. With `max_predictions`, each sequence gets a fixed
-number of chosen tokens as in BERT: `rate` times its number of tokens (special ones included), rounded, at least 1 and
-at most `max_predictions`. These are taken in random order; a whole word is skipped if it would exceed that number, so
-fewer tokens may be chosen. The random draws depend only on the seed, the epoch, the integers that name a sequence, and
-the index of a token in its sequence.
+(or whole word) is chosen independently, with probability `rate`. With `max_predictions`, the number of tokens to choose
+in a sequence is fixed, as in BERT: it is `rate` times the number of tokens in the sequence (special ones included),
+rounded, at least 1 and at most `max_predictions`. Tokens (or whole words) are then taken in random order. A word is
+skipped if too many tokens would be chosen with it, so there may be fewer chosen tokens than that number. The random
+draws depend only on the seed, the epoch, the integers that name a sequence, and the index of a token in its sequence.
 
 Source: Devlin et al., BERT, 2019, section 3.1, and ``create_pretraining_data.py`` of its repository.
 """
@@ -36,7 +36,8 @@ _MOST = Option(default=None, none=True, help="most predictions of a sequence")
 def default_predictions(max_length: int) -> int:
     """Return the default of `max_predictions` for sequences of at most `max_length` tokens.
 
-    It is 20, 56 or 76 for 128, 384 or 512 tokens, and 15 % of any other length, rounded, but at least 1.
+    It is 20 for 128 tokens, 56 for 384 and 76 for 512. For any other `max_length` it is 15 % of this, rounded, but at
+    least 1.
 
     >>> default_predictions(128), default_predictions(200)
     (20, 30)
@@ -76,11 +77,14 @@ class Masks:
         _MOST.check("max_predictions", self.max_predictions)
 
     def maskable(self, ids: NDArray[Any]) -> NDArray[np.int8]:
-        """Return `NEVER` for special tokens, `BEGINS` for all others, so each counts as a word; int8 ``[T]``."""
+        """Return one value for each of T token ids: `NEVER` for a special token, `BEGINS` for any other; int8 ``[T]``.
+
+        So each token that is not special counts as a word.
+        """
         return np.where(np.isin(ids, self.special), NEVER, BEGINS).astype(np.int8)
 
     def words(self, ids: NDArray[Any], begins: NDArray[np.int64], goes_on: NDArray[np.bool_]) -> NDArray[np.int8]:
-        """Return for each id whether it is never masked, continues a word or begins a word; int8 ``[T]``.
+        """Return for each of T token ids whether it is never masked, continues a word or begins a word; int8 ``[T]``.
 
         The values are `NEVER` (special tokens), `GOES_ON` and `BEGINS`. `begins` are the indices in `ids` at which
         sequences begin. ``goes_on[id]`` says whether a token continues the word of the token before it, as WordPiece's
@@ -101,10 +105,12 @@ class Masks:
         names: NDArray[np.int64],
         epoch: int = 0,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the masked ids, and the labels, which are -100 for tokens not to be predicted; int64 ``[T]`` each.
+        """Return the masked ids, and the labels; int64 ``[T]`` each.
+
+        The label of a token that is to be predicted is its id in `ids`; the label of any other token is -100.
 
         Args:
-            ids: token ids of n sequences, one after the other; ``[T]``.
+            ids: token ids of n sequences, one after the other; ``[T]``. They are not changed.
             kinds: which tokens may be masked, as returned by `maskable` or `words`; int8 ``[T]``.
             lengths: number of tokens in each sequence; int32 ``[n]``.
             names: k integers that identify each sequence, such as its number and source; int64 ``[n, k]``.
@@ -122,7 +128,10 @@ class Masks:
         return ids, labels
 
     def _counts(self, lengths: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Return how many tokens of each sequence are to be chosen; -1: each token or word is chosen independently."""
+        """Return how many tokens of each of n sequences are to be chosen; int64 ``[n]``.
+
+        -1 means that each token or word of the sequence is chosen independently.
+        """
         if self.max_predictions is None:
             return np.full(lengths.size, -1, np.int64)
         wanted = np.floor(self.rate * lengths.astype(np.float64) + 0.5).astype(np.int64)

@@ -18,7 +18,8 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 class MixtureSource(Source):
     """Named sources, in the order of the mapping.
 
-    All sources must hold text, or all ready-made ids, and have the same carried columns; `open_source` checks this.
+    All sources must hold text, or all ready-made ids, with the same mask; and all must have the same carried columns.
+    `open_source` checks this.
     The names of blocks and files begin with the name of their source, so the fingerprint depends on the names of
     sources.
 
@@ -50,7 +51,10 @@ class MixtureSource(Source):
         return self.blocks_from((0,))
 
     def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
-        """Yield the blocks from source number ``at[0]`` on; in that source, begin at block ``at[1:]``."""
+        """Yield the blocks from source number ``at[0]`` (from 0) on.
+
+        ``at[1:]`` says at which block of that source to begin, as in `Source.blocks_from`; (): at its first block.
+        """
         for block in located(tuple(self._sources.values()), at):
             name = self.names[block.at[0]]
             yield replace(block, name=f"{name}={block.name}", source=name, path=block.path or block.name)
@@ -60,5 +64,8 @@ class MixtureSource(Source):
         return [(f"{name}={file}", size) for name, source in self._sources.items() for file, size in source.inventory()]
 
     def settings(self) -> dict[str, Any]:
-        """Return how the bytes are read, by name; these settings are the same for all sources."""
+        """Return how the bytes are read, by name: the settings of all sources in one dict.
+
+        If sources differ in a setting, the last one's value is returned; `open_source` makes sources that agree.
+        """
         return {name: value for source in self._sources.values() for name, value in source.settings().items()}

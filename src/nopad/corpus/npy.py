@@ -1,7 +1,7 @@
 """Arrays in ``.npy`` files, read piece by piece as flat values in stored order.
 
-Nothing is memory-mapped, so reading a file that is truncated or overwritten meanwhile raises an error that names it
-(`nopad.corpus.inputs`). Values are converted to the machine's byte order. O(bytes read).
+Nothing is memory-mapped. So if a file is truncated or overwritten while it is read, an error that names it is raised
+(`nopad.corpus.inputs`). Values are converted to the machine's byte order.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class NpyFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the header of the file."""
+        """Read the header of the file at `path`, and check that the file is long enough for its values."""
         self.path = path
         self._file = InputFile.found(path, path.name)
         self.bytes = self._file.size
@@ -65,6 +65,8 @@ class NpyFile:
     def opened(self) -> Iterator[Read]:
         """Give a ``with`` block a function ``read(begin, end)``, which returns values `begin` to `end` (exclusive).
 
+        They are a flat array in the machine's byte order.
+
         Raises:
             SourceError: reading fails, or the file is shorter than its header says, or has changed since it was found.
         """
@@ -82,6 +84,10 @@ class NpyFile:
             yield read
 
     def whole(self) -> NDArray[Any]:
-        """Return all values in stored order, as a flat array ``[size]`` in the machine's byte order."""
+        """Return all values in stored order, as a flat array ``[size]`` in the machine's byte order.
+
+        Raises:
+            SourceError: as for `opened`.
+        """
         with self.opened() as read:
             return read(0, self.size)

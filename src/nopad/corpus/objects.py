@@ -51,7 +51,7 @@ class DatasetSource(TableSource):
     def __init__(
         self, dataset: Any, options: ReaderOptions | None = None, *, name: str = "dataset", rows: int = 1000
     ) -> None:
-        """Choose the columns; a dataset without features is opened to read its first rows."""
+        """Choose the columns to read; of a dataset without features, the first rows are read for this."""
         if isinstance(dataset, Mapping):
             raise SourceError(f"{name}: a DatasetDict of several splits ({', '.join(dataset)}); give one of them")
         self._dataset = as_arrow(dataset, name)
@@ -74,7 +74,7 @@ class DatasetSource(TableSource):
         return super().blocks() if self._dicts is None else self._dicts.blocks()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield batches of at most `rows` rows."""
+        """Yield the dataset in batches of at most `rows` rows."""
         if self._dicts is not None:
             yield from self._dicts.batches()
             return
@@ -112,6 +112,8 @@ def unreadable(name: str, row: int, error: Exception) -> SourceError:
 
 def as_arrow(dataset: Any, name: str = "the dataset") -> Any:
     """Return a dataset in Arrow format, with the columns that its current format selects.
+
+    `name` is the dataset's name, for messages.
 
     Raises:
         SourceError: the dataset has a transform, which would not be applied.
@@ -180,7 +182,10 @@ class DictSource(TableSource):
             yield chunk
 
     def _iterated(self, name: str) -> Iterator[Any]:
-        """Yield the items; an error of the user's function or iterator becomes a SourceError, unless it is nopad's."""
+        """Yield the items; an error of the user's function or iterator becomes a SourceError.
+
+        But a `NopadError` passes unchanged. `name` is the name of the input, for messages.
+        """
         row = 1
         try:
             for item in self._items() if callable(self._items) else self._items:
@@ -192,11 +197,11 @@ class DictSource(TableSource):
             raise unreadable(name, row, error) from error
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield batches of at most `rows` rows, with null for values that do not have the type of their column."""
+        """Yield batches of at most `rows` rows, with null for values that are missing or of a wrong type."""
         return (batch for batch, _ in self._converted())
 
     def blocks(self) -> Iterator[Block]:
-        """Yield one block per batch; its decoder marks rows with a value of a wrong type as bad."""
+        """Yield one block per batch; its decoder yields rows that `to_batch` found to be bad as bad records."""
         row = 1
         for batch, bad in self._converted():
             decoder = partial(decode_rows, selection=self.selection, known_bad=bad)
@@ -221,10 +226,11 @@ def _again(first: list[Any], rest: Iterator[list[Any]]) -> Iterator[list[Any]]:
 
 
 def schema_of(items: Sequence[Mapping[str, Any]]) -> pa.Schema:
-    """Return a schema with one column per key, whose type is the common Arrow type of the key's values.
+    """Return a schema with one column for each key that occurs in `items`.
 
-    The type is float if integers and floats are mixed. If there is no common type, it is that of the first value for
-    which Arrow has a type; if there is no such value, it is null. If all values are empty lists, it is a list of int64.
+    The type of a column is the common Arrow type of the key's values; None does not count. It is float if integers and
+    floats are mixed. If there is no common type, it is that of the first value for which Arrow has a type; if there is
+    no such value, it is null. If all values are lists without a value other than None, it is a list of int64.
 
     >>> [str(field.type) for field in schema_of([{"a": 1, "b": [2]}, {"a": 0.5, "b": []}])]
     ['double', 'list<item: int64>']
@@ -235,10 +241,10 @@ def schema_of(items: Sequence[Mapping[str, Any]]) -> pa.Schema:
 
 
 def _plain(value: Any) -> Any:
-    """Return a tensor or array as a NumPy array.
+    """Return `value` as a NumPy array if it has the method ``__array__``, as tensors and arrays do.
 
-    If it has no dimension, it becomes a number instead; if it is 1-D and empty, it becomes []. Other values, NumPy
-    scalars, and tensors that NumPy cannot convert are returned unchanged.
+    An array without dimensions becomes a NumPy scalar instead, and an empty one with one dimension becomes []. All
+    other values are returned unchanged, and so are NumPy scalars, and tensors that NumPy cannot convert.
     """
     if not hasattr(value, "__array__") or isinstance(value, np.generic):
         return value
@@ -272,8 +278,9 @@ def to_batch(
 ) -> tuple[pa.RecordBatch, dict[int, str]]:
     """Turn dicts into a batch with the columns of `schema`; return it, and the reason for each bad row by its index.
 
-    A row is bad if it lacks a column, or has a value of a wrong type, which becomes null in the batch. With
-    `selection`, a row that `Selection.unforeseen` refuses is bad too.
+    A row is bad if it lacks a column, or has a value of a wrong type. In the batch, missing values and those of a wrong
+    type are null. With `selection`, a row that `Selection.unforeseen` refuses is bad too. In the example, row 2 lacks
+    the column and row 1 has a float.
 
     >>> batch, bad = to_batch([{"a": 1}, {"a": 0.5}, {}], pa.schema({"a": pa.int64()}))
     >>> batch.to_pydict(), bad
@@ -311,7 +318,9 @@ def to_batch(
 def _fit(values: Sequence[Any], kind: pa.DataType) -> bool:
     """Return whether all values fit the type `kind`; None always does.
 
-    Arrow itself would silently turn 0.5 into 0, and True into 1.
+    This is checked here because Arrow would silently turn 0.5 into 0 in a column of integers, and True into 1 in a
+    column of floats. Only booleans, numbers, texts and lists of these are checked. For any other type, all values are
+    taken to fit; but a NumPy array does not fit a list of such a type.
     """
     if is_list(kind):
         arrays = [value for value in values if isinstance(value, np.ndarray)]

@@ -1,4 +1,4 @@
-"""`ReaderOptions` (what is read), `CorpusOptions` (how records become sequences), and `Counts` of records."""
+"""`ReaderOptions` (what is read), `CorpusOptions` (how records become sequences), `Counts` (what became of records)."""
 
 from __future__ import annotations
 
@@ -61,8 +61,9 @@ class ReaderOptions:
         ids_field: name of the column or object field with ready-made ids; it excludes `text_field`. If both are None,
             ``input_ids`` is read if it exists, else ``text``; from a folder of arrays, ``ids``. In JSON Lines, ``text``
             is read if it is a string and ``input_ids`` is not a list.
-        carry: names of columns that are packed along with the content; "auto": all columns of a supported type if the
-            content is ready-made ids, no column if it is text (but see `find_labels`).
+        carry: names of columns that are packed along with the content; "auto": all columns of numbers, booleans,
+            strings or lists of numbers if the content is ready-made ids, no column if it is text (but see
+            `find_labels`).
         mask_field: name of the column that marks padding of ready-made ids with 0; "auto": ``attention_mask`` if it
             holds lists and `pad_id` is None; None: no column marks padding.
         pad_id: the id of padding tokens; runs of this id at both ends of a record are removed. None: no id marks
@@ -172,7 +173,9 @@ class CorpusOptions:
                 raise OptionError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, values))}")
 
     def content_capacity(self, tokenizer: Tokenizer | None) -> int:
-        """Return how many content tokens fit beside the special tokens of `tokenizer` (None: ready-made ids).
+        """Return how many content tokens fit into a sequence, beside the special tokens of `tokenizer`.
+
+        None means that records are ready-made ids, which get no special tokens.
 
         Raises:
             OptionError: no content token fits.
@@ -251,7 +254,7 @@ class Counts:
         """Return the `Counts` that `to_dict` turned into this dict.
 
         Raises:
-            FormatError: this is no dict, a key is missing or unknown, or a value is not a count.
+            FormatError: this is no dict, a key is missing or unknown, or a value is not an integer of at least 0.
         """
         if not isinstance(values, Mapping):
             raise FormatError(f"counts are {values!r}; they must be a dict")

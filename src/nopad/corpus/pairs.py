@@ -1,15 +1,17 @@
 """Make pairs ``[CLS] A [SEP] B [SEP]`` from documents, for next-sentence prediction as in BERT.
 
-Sentences of a document are taken until they reach the target number of tokens. The target is the maximum for a pair, or
-for one document in ten (`short`) a number drawn at random from 2 to that maximum. The sentences are divided at random
-into side A and side B. For half of the pairs (`random_next`), and if there is only one sentence, B comes from another
-document instead, beginning at a random sentence; the sentences that B would have had are used in the next pair. A pair
-that is too long loses tokens one by one, from the longer side, at its beginning or end at random. Unlike in BERT's
-code, a random B never comes from A's own document.
+Sentences of a document are taken until they reach the target number of tokens. The target is the number of tokens for
+which a pair has room beside the three special ones; or, for one document in ten (`short`), a number drawn at random
+from 2 to that number. The sentences are divided at random into side A and side B. For half of the pairs
+(`random_next`), and if there is only one sentence, B comes from another document instead, beginning at a random
+sentence; the sentences that B would have had are used in the next pair. A pair that is too long loses tokens one by
+one, from the longer side, at its beginning or end at random. Unlike in BERT's code, a random B never comes from A's own
+document.
 
-Besides the options, the pairs of a document depend only on the number of the copy, the document's number, and the
-documents that are read with it (a pool of `nopad.corpus.pretraining`). One core makes some 350,000 pairs of 128 tokens
-a second, or 100,000 with static masks; tokenising takes extra time. Source: ``create_pretraining_data.py`` of BERT.
+Besides the options and the tokenizer, the pairs of a document depend only on the number of the copy, the document's
+number, and the documents that are read with it (a pool of `nopad.corpus.pretraining`). One core makes some 350,000
+pairs of 128 tokens a second, or 100,000 with static masks; tokenising takes extra time. Source:
+``create_pretraining_data.py`` of BERT.
 """
 
 from __future__ import annotations
@@ -124,7 +126,7 @@ class PairOptions:
 
     @property
     def predictions(self) -> int:
-        """Maximum number of predictions in a pair."""
+        """Maximum number of predictions in a pair: `max_predictions`, or its default if that is None."""
         return self.max_predictions or default_predictions(self.max_length)
 
 
@@ -148,7 +150,7 @@ class Vocabulary:
     def of(
         cls, tokenizer: Tokenizer, options: PairOptions, names: Sequence[str | None] = ("[CLS]", "[SEP]", "[MASK]")
     ) -> Vocabulary:
-        """Return the ids that are needed to make pairs, looked up in a tokenizer's vocabulary.
+        """Return the ids that are needed to make pairs, and the rules of masks, for a tokenizer's vocabulary.
 
         Args:
             tokenizer: the tokenizer of the documents.
@@ -200,7 +202,7 @@ class Sentences(NamedTuple):
     Attributes:
         tokens: token ids of all sentences, one after the other; int32 ``[T]``.
         lengths: number of tokens in each sentence; int64 ``[S]``.
-        document: number of each sentence's document, ascending; int64 ``[S]``.
+        document: number of each sentence's document, from 0, ascending; int64 ``[S]``.
     """
 
     tokens: NDArray[np.int32]
@@ -209,7 +211,9 @@ class Sentences(NamedTuple):
 
 
 def sentences_in(texts: Sequence[str], tokenizer: Tokenizer, unit: SentenceUnit) -> Sentences:
-    """Divide documents into sentences, tokenise these, and return them; a sentence without a token is left out.
+    """Divide documents into sentences, as `sentences_of` does with `unit`, and tokenise the sentences.
+
+    A sentence without a token is left out.
 
     The name of a special token in a text, such as "[SEP]", is text like any other, as in BERT's own code.
     """
@@ -236,7 +240,7 @@ class Pairs(NamedTuple):
     Attributes:
         sequences: the pairs. Columns per token: ``input_ids``, ``token_type_ids``, and ``labels`` if masks are static,
             else ``maskable``; per pair: ``next_sentence_label``.
-        document: number of each pair's document, ascending; int64 ``[n]``.
+        document: number of each pair's document among those given, from 0, ascending; int64 ``[n]``.
         counts: counts by the field names of `nopad.corpus.options.Counts`.
     """
 
@@ -266,8 +270,8 @@ def pairs_of(
         where: a name for the documents in messages.
 
     Raises:
-        RecordError: fewer than two documents have a sentence that fits, or none has two, so there is no next sentence
-            to learn; or a text contains ``[CLS]``, ``[SEP]`` or ``[MASK]`` as a token.
+        RecordError: fewer than two documents have a sentence that fits, or no document has two such sentences, so there
+            is no next sentence to learn; or a text contains ``[CLS]``, ``[SEP]`` or ``[MASK]`` as a token.
     """
     _check_plain(given, words, where)
     fitting, counts = _fitting(given, options)
@@ -303,7 +307,7 @@ def _check_next(sizes: NDArray[np.int64], where: str) -> None:
     `sizes` is the number of sentences in each document that has any; `where` names the documents in messages.
 
     Raises:
-        RecordError: there are fewer than two such documents, or none has two sentences.
+        RecordError: there are fewer than two such documents, or none of them has two sentences.
     """
     if sizes.size < 2:
         raise RecordError(
@@ -328,7 +332,10 @@ def _room(options: PairOptions) -> int:
 
 
 def _fitting(given: Sentences, options: PairOptions) -> tuple[Sentences, dict[str, int]]:
-    """Apply `options.over_long` to sentences that are too long; return all sentences that remain, and the counts."""
+    """Apply `options.over_long` to sentences that are too long; return all sentences that remain, and counts by name.
+
+    The counts have the field names of `nopad.corpus.options.Counts`; there are none if no sentence is too long.
+    """
     most = _room(options) - 1
     over = int(np.count_nonzero(given.lengths > most))
     if not over:
@@ -345,11 +352,11 @@ def _fitting(given: Sentences, options: PairOptions) -> tuple[Sentences, dict[st
 def _made(
     given: Sentences, first: NDArray[Any], numbers: NDArray[np.uint64], options: PairOptions
 ) -> NDArray[np.int64]:
-    """Return the pairs as rows with the columns of `_pair_kernels`; int64 ``[n, COLUMNS]``.
+    """Make pairs of the sentences `given`; return them as rows with the columns of `_pair_kernels`.
 
-    Column `NUMBER` counts the pairs of each document from 0, through all copies of the document. `first` has the index
-    of the first sentence of each document that has sentences, then the number of all sentences. `numbers` are these
-    documents' numbers.
+    The result is int64 ``[n, COLUMNS]``. Its column `NUMBER` counts the pairs of each document from 0, through all
+    copies of the document. All sentences must fit into a pair. `first` has the index of the first sentence of each
+    document that has sentences, then the number of all sentences. `numbers` are these documents' numbers.
     """
     from nopad.corpus import _pair_kernels
 
@@ -367,7 +374,10 @@ def _made(
 
 
 def _written(made: NDArray[np.int64], tokens: NDArray[np.int32], words: Vocabulary) -> Sequences:
-    """Return pairs, given as the rows of `_made`, as sequences with token types."""
+    """Return pairs as sequences of ids with token types; `made` has the pairs as rows, as `_made` returns them.
+
+    `tokens` are the tokens of all sentences.
+    """
     from nopad.corpus import _pair_kernels
 
     lengths = (made[:, 3] - made[:, 2] + made[:, 5] - made[:, 4] + FRAME).astype(np.int32)
@@ -378,9 +388,10 @@ def _written(made: NDArray[np.int64], tokens: NDArray[np.int32], words: Vocabula
 
 
 def _for_masks(made: Sequences, names: NDArray[np.int64], words: Vocabulary, options: PairOptions) -> Sequences:
-    """Return pairs with static masks and ``labels``, or with ``maskable``, from which masks are drawn later.
+    """Return pairs, with masked ids and ``labels`` if `options.static` is True, else with the column ``maskable``.
 
-    `names` are the integers that identify each pair, on which its random draws depend; int64 ``[n, 3]``.
+    Masks are drawn later from ``maskable``. `names` are three integers for each of n pairs, which identify it, and on
+    which its random draws depend; int64 ``[n, 3]``.
     """
     ids = made.tokens["input_ids"]
     masks, goes_on = words.masks, words.goes_on

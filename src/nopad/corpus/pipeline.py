@@ -1,9 +1,9 @@
-"""Turn blocks of records into sequences of at most `capacity` tokens, with a count of every record.
+"""Turn blocks of records into sequences of at most `capacity` tokens, and count what becomes of the records.
 
 Blocks are collected into groups of at least 2 MiB (the last group of a source may be smaller). A group is decoded,
 tokenised in one batch, and cut with array operations. Each group is yielded with its blocks, so that the caller can
-save it and a resumed job can continue after it. The sequences depend only on the records, not on how they are divided
-into blocks or groups.
+save it and a resumed job can continue after it. How records are divided into blocks or groups does not change the
+sequences.
 
 A thread tokenises one group of text ahead, so reading, decoding, cutting and the caller's work take no extra time while
 the tokenizer is busy. Memory: two groups. If reading fails, the group before the failure is not yielded either.
@@ -55,10 +55,11 @@ class Group(NamedTuple):
     """The sequences made from several consecutive blocks, with counts.
 
     Attributes:
-        batch: the sequences. Columns: ``input_ids``, int32; ``seq_index``, int64, the record's number, from 0, counting
-            skipped records too, and going on through all sources of a mixture; ``seq_start``, int64, the index in the
-            record's content tokens at which the sequence starts, 0 unless the record was split; and the carried
-            columns, those with one value per sequence as Arrow arrays.
+        batch: the sequences, with these columns. ``input_ids``, int32. ``seq_index``, int64: the number of the record
+            from which each sequence was made; records are counted from 0, with the skipped ones, through all sources of
+            a mixture. ``seq_start``, int64: the index in the record's content tokens at which the sequence starts; 0
+            unless several sequences were made of the record. And the carried columns; those with one value per sequence
+            are Arrow arrays.
         counts: how many records of the blocks were kept, skipped, truncated and so on.
         blocks: the blocks that the sequences were made from.
 
@@ -75,7 +76,7 @@ class Group(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A run of good records of one block; `numbers` are their numbers, counted as in `Gathered.record`."""
+    """A run of good records of one block; `numbers` has one record number for each of them, as in `Gathered.record`."""
 
     block: Block
     run: Records
@@ -103,11 +104,19 @@ class Gathered:
 
     @property
     def record(self) -> NDArray[np.int64]:
-        """The number of each good record, from 0 through all sources of a mixture; int64 ``[good records]``."""
+        """The record number of each of the n good records in `parts`; int64 ``[n]``.
+
+        Records are counted from 0, with the bad ones, through all sources of a mixture. Good records that an encoder
+        or a task made from one record of the source have the same number.
+        """
         return np.concatenate([np.empty(0, dtype=np.int64), *(part.numbers for part in self.parts)])
 
     def skip(self, block: Block, bad: BadRecord, options: CorpusOptions) -> bool:
-        """Count a bad record, or store its error if it is not allowed; return whether to go on with the next record."""
+        """Count a bad record, or store its error if `options` do not allow bad records.
+
+        Returns whether they do, so that the caller goes on with the next record. `block` is the record's block, which
+        gives the record's place for the error.
+        """
         if options.on_bad_record == "error":
             reason = f'{block.place(bad.line)}: {bad.reason}; repair it, or choose on_bad_record="skip"'
             self.failure = RecordError(reason)
@@ -137,23 +146,25 @@ def sequences(
     first_record: int = 0,
     group_bytes: int = GROUP_BYTES,
 ) -> Iterator[Group]:
-    """Yield one `Group` per run of consecutive blocks, in order.
+    """Turn blocks into sequences: yield one `Group` for several consecutive blocks at a time, in order.
 
     Args:
         blocks: the blocks of a source.
         tokenizer: for text; None if every record is ready-made ids.
-        options: capacity and policies.
+        options: the capacity, and what is done with records that are too long, empty or bad.
         first_record: number of the first record, from which the others are counted on.
-        group_bytes: a group ends when its blocks have at least this many bytes, or where a named source ends.
+        group_bytes: a group ends when its blocks have at least this many bytes, or where a source of a mixture ends.
 
     Raises:
         OptionError: when called: no content token fits the capacity. While iterating: there is text, and no tokenizer
             was given; or the tokenizer cannot encode chats, for example because it has no chat template.
-        RecordError: while iterating: a record is bad, empty or too long, and its policy is "error"; or as for
-            `Source.blocks`.
+        RecordError: while iterating: a record is bad, empty or too long, and `options` say "error" for such records; or
+            as for `Source.blocks`.
         LengthError: while iterating: as for `Source.blocks`.
         SourceError: while iterating: text and ids are mixed, or reading fails.
         FormatError: while iterating: the tokenizer cannot encode a text.
+
+    In the example, record 0 is split into two sequences, of 2 tokens and of 1.
 
     >>> import nopad
     >>> from nopad.corpus import sequences
@@ -171,7 +182,7 @@ def _groups(
 ) -> Iterator[Group]:
     """Yield the groups that `sequences` yields; while the caller uses one, the next is tokenised in a thread.
 
-    `record` is the number of the first record.
+    `record` is the number of the first record; the other arguments are those of `sequences`.
     """
     first: dict[bool, str] = {}
     waiting: tuple[Gathered, Content] | None = None
@@ -196,7 +207,7 @@ def _groups(
 
 
 def _runs(blocks: Iterable[Block], group_bytes: int) -> Iterator[list[Block]]:
-    """Yield the blocks in runs of at least `group_bytes`; a run also ends where a named source ends."""
+    """Yield the blocks in lists of at least `group_bytes` bytes; a list also ends where a source of a mixture ends."""
     group: list[Block] = []
     size = 0
     for block in blocks:
@@ -232,9 +243,10 @@ def _gather(blocks: list[Block], first_record: int, options: CorpusOptions) -> G
 
 
 def in_columns(found: Iterable[Record | Records | BadRecord], options: CorpusOptions) -> Iterator[Records | BadRecord]:
-    """Yield decoded records in columns, in order; single records are combined.
+    """Yield decoded records in order: single records that follow each other are combined into `Records`.
 
-    Texts that are too long, and records with ids beyond the vocabulary, are yielded as bad records.
+    Texts that are too long to be tokenised at once, records with more than `MAX_TOKENS` ids, and records with ids
+    beyond the vocabulary are yielded as bad records.
     """
     for one in _runs_of(found):
         if isinstance(one, BadRecord):
@@ -260,8 +272,8 @@ def _runs_of(found: Iterable[Record | Records | BadRecord]) -> Iterator[Records 
 def check_kind(gathered: Gathered, first: dict[bool, str]) -> None:
     """Refuse a mix of text and ready-made ids, since only text would get special tokens.
 
-    `first` is a dict that the caller keeps for all groups, empty at first: this function stores the place of the first
-    text under True, and that of the first ids under False.
+    `first` is a dict that is empty for the first group, and that the caller passes in again for each further group. The
+    place of the first text is stored in it under True, and that of the first ids under False.
 
     Raises:
         SourceError: text and ids are mixed; the message names both places.
@@ -278,7 +290,8 @@ def start_tokenising(gathered: Gathered, tokenizer: Tokenizer | None, pool: Exec
     """Start tokenising a group in `pool`; return a function that waits for the result and returns it.
 
     The result holds one sequence per good record, without special tokens, and not cut yet. If the group holds ids,
-    nothing is started, and the function returns these ids.
+    nothing is started, and the function returns these ids. The returned function raises FormatError if the tokenizer
+    cannot encode a text.
 
     Raises:
         OptionError: the group holds text, and `tokenizer` is None.
@@ -299,9 +312,9 @@ def start_tokenising(gathered: Gathered, tokenizer: Tokenizer | None, pool: Exec
 
 
 def _end_to_end(parts: Sequence[Sequences]) -> Sequences:
-    """Return the per-token columns of all parts, concatenated; the parts must have the same columns.
+    """Return the sequences of all parts, one part after the other, without their per-sequence columns.
 
-    Per-sequence columns are left out.
+    The parts must have the same per-token columns. Without parts, there are no sequences.
     """
     names = parts[0].tokens if parts else ["input_ids"]
     return Sequences(
@@ -311,12 +324,12 @@ def _end_to_end(parts: Sequence[Sequences]) -> Sequences:
 
 
 def finish(gathered: Gathered, wait: Content, tokenizer: Tokenizer | None, options: CorpusOptions) -> Group:
-    """Apply the policies of `options`, add special tokens, and return the group.
+    """Cut, leave out or refuse records as `options` say, add special tokens, and return the group.
 
-    `wait` is the function that `start_tokenising` returned.
+    `wait` is the function that `start_tokenising` returned. `tokenizer` is the one that it was given.
 
     Raises:
-        RecordError: the policies do not allow a record; the first such record is named.
+        RecordError: a record is refused: it is bad, too long or empty. The message names the first such record.
         FormatError: the tokenizer cannot encode a text.
     """
     content = wait()
@@ -359,7 +372,7 @@ def finish(gathered: Gathered, wait: Content, tokenizer: Tokenizer | None, optio
 
 
 def listed(ways: Sequence[str]) -> str:
-    """Return values of an option as messages name them.
+    """Return a text for messages that lists the values `ways` of an option.
 
     >>> listed(("truncate", "split", "drop"))
     '"truncate", "split" or "drop"'
@@ -377,7 +390,7 @@ def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
 def _check_lengths(
     gathered: Gathered, lengths: NDArray[np.int64], room: int, special: int, options: CorpusOptions
 ) -> None:
-    """Raise RecordError for the first record that is too long or empty, if the policy for such records is "error".
+    """Raise RecordError for the first record that is too long or empty, if `options` say "error" for such records.
 
     `lengths` counts the content tokens of each record, of which `room` fit; a sequence gets `special` special tokens.
     """

@@ -1,4 +1,4 @@
-"""Cut records that are too long. Array operations do this at about 12 ns per token."""
+"""Cut records that are too long, or leave them out. Array operations do this at about 12 ns per token."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def assemble(
     prefix: NDArray[np.int32] | None = None,
     suffix: NDArray[np.int32] | None = None,
 ) -> NDArray[Any]:
-    """Return the tokens of all pieces, concatenated, each piece between `prefix` and `suffix` (None: nothing is added).
+    """Return the tokens of all pieces, concatenated, each piece between `prefix` and `suffix`; None adds nothing.
 
     `tokens` holds the records one after the other, and `lengths` the number of tokens in each; int64 ``[n]``. The
     result has the dtype of `tokens`, and may be `tokens` itself.

@@ -28,7 +28,7 @@ def prefix_lengths(
     """Return the ids of a text, and for each of its prefixes how many of these ids belong to it.
 
     The number is None if the ids of the prefix alone are not the first ids of the text. `special` are the ids of the
-    special tokens.
+    special tokens. In the example, the second prefix ends inside the token "house", so its number is None.
 
     >>> from nopad.corpus.prefixes import prefix_lengths
     >>> from tests.tasks.tiny import tokenizer

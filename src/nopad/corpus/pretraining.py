@@ -2,12 +2,14 @@
 
 A pair is ``[CLS] A [SEP] B [SEP]``. Documents are read into pools of about `PairOptions.pool_bytes` characters. A pool
 becomes one block, and a random side B is drawn from the documents of the same pool. So memory holds two pools, never
-the corpus, and the pairs of a block depend only on the block and the options: a job that is resumed, or that divides
-the blocks among processes, makes the same bytes. BERT's own code does the same with its shards. Shuffle the documents
-of a sorted corpus first, or each random side B comes from a document similar to that of side A.
+the corpus. And the pairs of a block depend only on the block, the tokenizer and the options: a job that is resumed, or
+that divides the blocks among processes, makes the same bytes. BERT's own code also draws random sides from one shard of
+the corpus at a time. Shuffle the documents of a sorted corpus first, or each random side B comes from a document
+similar to that of side A.
 
-A pool ends when it has `pool_bytes` and at least `FEWEST` documents with text, or where a named source ends. If the
-last pool of a source has fewer documents, or less than half of `pool_bytes`, it is joined with the pool before it.
+A pool ends when it has `pool_bytes` characters and at least `FEWEST` documents with text, or where a source of a
+mixture ends. If the last pool of a source has fewer documents with text, or less than half as many characters, it is
+joined with the pool before it.
 """
 
 from __future__ import annotations
@@ -44,9 +46,10 @@ PREFIX = "pretrain_"  # in front of the names of `PairOptions` in `PretrainingSo
 
 @dataclass
 class _Pool:
-    """Documents of one named source, with the place of each for messages; a bad one is {"bad": reason}, not a text.
+    """Documents that are read together, with the place of each for messages; a bad one is {"bad": reason}, not a text.
 
-    `first` is the number of the first document in the input, from 0; `bytes` counts the characters of all texts,
+    `source` is the name of the documents' source in a mixture, and `name` the name of the first document's file.
+    `first` is the number of the first document in the input, from 0. `bytes` counts the characters of all texts,
     `filled` the texts that are not blank, and `read` the bytes by which this pool advances a progress bar.
     """
 
@@ -93,6 +96,8 @@ class PretrainingSource(Source):
         OptionError: the vocabulary lacks one of these tokens, has only special tokens, or lacks word parts that
             `options` require; or ``options.rate`` is invalid.
         SourceError: the source holds ready-made ids, or carries columns.
+
+    In the example, three documents give three pairs; side B of the third pair comes from another document.
 
     >>> from nopad import load_tokenizer
     >>> from nopad.corpus import IterableSource, PairOptions, PretrainingSource
@@ -153,7 +158,7 @@ class PretrainingSource(Source):
         return pool.filled < FEWEST or pool.bytes < self.options.pool_bytes / 2
 
     def _pools(self) -> Iterator[_Pool]:
-        """Yield the pools (documents read together) of all named sources; the last pool of each source may be small."""
+        """Yield the pools. All documents of a pool are from one source; the last pool of each source may be small."""
         pool, number = None, 0
         read = 0
         for block in self._source.blocks():
@@ -208,7 +213,7 @@ class PretrainingSource(Source):
 
 
 def options_from_settings(settings: dict[str, Any] | Any) -> PairOptions | None:
-    """Return the options in the settings of a `PretrainingSource`; None if these are settings of another source."""
+    """Return the `PairOptions` in the settings of a `PretrainingSource`; None if these are not settings of one."""
     found = {name.removeprefix(PREFIX): value for name, value in settings.items() if name.startswith(PREFIX)}
     found.pop("tokenizer", None)
     return PairOptions(**found) if found else None
@@ -235,9 +240,10 @@ def _documents(block: Block) -> Iterator[tuple[str | dict[str, str], int]]:
 def _decode(
     data: bytes, first_line: int, *, tokenizer: Tokenizer, words: Vocabulary, options: PairOptions, pool: list[str]
 ) -> Iterator[Records | BadRecord]:
-    """Yield the bad documents of a pool (one block), then all pairs of the others.
+    """Yield the bad documents of a pool (one block) as bad records, then all pairs of the others as one `Records`.
 
-    `pool` has the place of each document, for messages; `words` is the vocabulary.
+    `data` and `first_line` are those of the block. `pool` has the place of each document, for messages; `words` is the
+    vocabulary.
 
     Raises:
         RecordError: a sentence is too long or a document is empty, and `options` make that an error; or no pairs can be
@@ -279,7 +285,10 @@ class TokenisedPool(NamedTuple):
 def tokenised_pool(data: bytes, first_line: int, tokenizer: Tokenizer, options: PairOptions) -> TokenisedPool:
     """Tokenise the documents of one block of a `PretrainingSource`, and return them.
 
-    `data` and `first_line` are those of the block.
+    `data` and `first_line` are those of the block; `options` say how texts are divided into sentences.
+
+    Raises:
+        FormatError: the tokenizer cannot encode a document.
     """
     documents = list(enumerate(orjson.loads(data), first_line))
     good = [(line, document) for line, document in documents if isinstance(document, str)]

@@ -35,8 +35,8 @@ __all__ = ["RecordFile"]
 class RecordFile(Source):
     """A source of the records of one file or other input; each record is a dict.
 
-    The first thousand records are read here, to see their columns. More are read if these lack a column that the
-    encoder needs.
+    The first thousand records are read when this object is made, to see their columns. More are read if these lack a
+    column that the encoder needs. Of an iterator, only the first run is read for this, even if it has fewer records.
 
     Args:
         name: name of the input in fingerprints; for a file, its `InputFile.name`.
@@ -47,11 +47,11 @@ class RecordFile(Source):
         lines: whether the file has one JSON object per line (JSON Lines).
         once: whether the runs can be read only once, as those of an iterator.
         table: whether all records have the same columns, as those of a table or a text file.
-        block_bytes: size of a block of lines, in bytes.
+        block_bytes: about how many bytes a block of lines has.
 
     Raises:
-        SourceError: a column that is read is in none of the records, the type of a column cannot be packed, the column
-            of labels is null in the first thousand records, or the input cannot be read.
+        SourceError: a column that is needed is in none of the records that were looked at, the type of a column cannot
+            be packed, the column of labels is null in the first thousand records, or the input cannot be read.
         RecordError: the input is broken in its first thousand records, so that nothing after that point can be read.
         FormatError: the input is a broken SQuAD file.
         OptionError: an option is given that has no effect together with the encoder, a column to carry is one that the
@@ -95,7 +95,7 @@ class RecordFile(Source):
         self._ways = WAYS if encoder is None else encoder.ways
 
     def blocks(self) -> Iterator[Block]:
-        """Yield blocks: whole lines of a JSON Lines file, or otherwise one run of records each."""
+        """Yield blocks: of whole lines if the file is JSON Lines, else of one run of records each."""
         decoder = partial(_decode, lines=self._lines, encoder=self._encoder, schema=self._schema, chosen=self.selection)
         if self._lines and self._file is not None:
             for data, _, line in self._file.line_blocks(self._block_bytes):
@@ -205,10 +205,10 @@ def _chosen(
 def _decode(
     data: bytes, first: int, *, lines: bool, encoder: Encoder | None, schema: pa.Schema, chosen: Selection
 ) -> Iterator[Records | BadRecord]:
-    """Yield the records of a block: runs of good ones between bad ones.
+    """Yield the records of a block, in order: runs of good records, and single bad ones between them.
 
     `first` is the number of the block's first record or line. `lines` says whether `data` is JSON Lines; if not, it is
-    a JSON array, in which a list with a reason stands for a bad record. `schema` has the types of the `chosen` columns.
+    a JSON array, in which a list with a reason stands for a bad record. The other arguments are those of `_made`.
     """
     items: list[Mapping[str, Any]] = []
     at: list[int] = []
@@ -232,7 +232,8 @@ def _made(
 ) -> Iterator[Records | BadRecord]:
     """Encode dicts, and yield runs of good records with single bad ones between them, in order.
 
-    `at` are the lines or numbers of the dicts. If `encoder` is None, the dicts are taken as they are.
+    `items` are the dicts, and `at` their lines or numbers. If `encoder` is None, the dicts are taken as they are.
+    `schema` has the types of the `chosen` columns.
     """
     if encoder is None:
         yield from _in_columns(items, at, schema, chosen)
@@ -310,7 +311,7 @@ class _Once:
 
 
 def _all(runs: Iterator[Run]) -> Iterator[dict[str, Any]]:
-    """Return an iterator over all records of the runs that are not bad."""
+    """Return an iterator over all records of the runs, without the bad ones."""
     return (one for run in runs for one in run.each() if not isinstance(one, Bad))
 
 

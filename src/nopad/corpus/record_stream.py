@@ -1,8 +1,9 @@
 """`open_records`: read records from any input as dicts, in input order, for tasks and `nopad predict`.
 
 `open_source` is for inputs that become token sequences directly; here, records stay dicts of columns, which a task
-reads. Files are found by the same rules; several files are read one after the other, and must have the same format.
-Memory is bounded by a run of consecutive records (a few MiB), and reading can begin at any record.
+reads. Files are found as for `open_source`. Several files are read one after the other, and must have the same format.
+Memory is needed for one run of consecutive records (a few MiB; for a file of SQuAD, the whole file), and reading can
+begin at any record.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from nopad.corpus.runs import ROWS, Bad, Run, arrow_runs, dataset_runs, jsonl_ru
 from nopad.corpus.source import BLOCK_BYTES, CHAIN_START, Block, chain
 from nopad.corpus.squad import is_squad, squad_runs
 from nopad.corpus.tables import arrow_schema, parquet_footer
-from nopad.errors import OptionError, SourceError
+from nopad.errors import InputError, OptionError, SourceError
 from nopad.options import check_choice
 
 __all__ = ["RecordStream", "open_records", "opened_runs", "records_from_python"]
@@ -106,19 +107,25 @@ class RecordStream:
         return (one for one in self.each(after=after) if not isinstance(one, Bad))
 
     def each(self, *, after: int = 0) -> Iterator[dict[str, Any] | Bad]:
-        """Yield the records from number `after` on; in place of each bad record, a `nopad.corpus.runs.Bad`.
+        """Yield the records from number `after` on, as `read` does, but without leaving out bad ones.
+
+        If `on_bad_record` is "skip", a bad record is yielded as a `nopad.corpus.runs.Bad`.
 
         Raises:
             RecordError, FormatError, SourceError: as for `read`.
         """
         passed = 0
-        for run in self._runs():
-            if passed + run.count > after:
-                for one in islice(run.each(), max(after - passed, 0), None):
-                    if isinstance(one, Bad) and self.on_bad_record == "error":
-                        raise one.error()
-                    yield one
-            passed += run.count
+        try:
+            for run in self._runs():
+                if passed + run.count > after:
+                    for one in islice(run.each(), max(after - passed, 0), None):
+                        if isinstance(one, Bad) and self.on_bad_record == "error":
+                            raise one.error()
+                        yield one
+                passed += run.count
+        except InputError as error:  # its message names the file, and maybe the line
+            error.placed = True
+            raise
         if passed < after:
             raise SourceError(f"there are {passed:,} records, and reading was to go on after {after:,}")
 
@@ -144,9 +151,10 @@ class RecordStream:
         return None
 
     def count(self) -> int:
-        """Return the number of records, bad ones included; O(bytes), without decoding JSON lines or table rows.
+        """Return the number of records, bad ones included.
 
-        An iterator cannot be read afterwards.
+        This reads the whole input, but makes no dicts of JSON lines or table rows. An iterator cannot be read
+        afterwards.
 
         Raises:
             SourceError: the input cannot be read, changed since it was opened, or is an iterator that was read before.
@@ -158,9 +166,9 @@ class RecordStream:
     def fingerprint(self) -> str:
         """Return a SHA-256 of the input, in hex; this reads all files, at about 1 GB/s.
 
-        It covers the stored (compressed) bytes of files, and the JSON form of Python objects. Values without a JSON
-        form enter as the result of their `tolist` (NumPy arrays), or else as their `repr`. An iterator cannot be read
-        afterwards.
+        It covers the stored (compressed) bytes of files, and Python objects as JSON. A value that JSON cannot hold is
+        replaced by the result of its method `tolist`, as NumPy arrays have it, or else by its `repr`. An iterator
+        cannot be read afterwards.
 
         Raises:
             SourceError: the input cannot be read, changed since it was opened, or is an iterator that was read before.
@@ -222,7 +230,7 @@ class RecordStream:
         return {name: one for name, (one, *more) in ((name, [*types]) for name, types in found.items()) if not more}
 
     def read_again(self) -> bool:
-        """Return whether the records can be read more than once: True, unless the input is an iterator."""
+        """Return whether the records can be read more than once: True unless the input is an iterator."""
         return self._left is None
 
     def _begin_reading(self) -> None:

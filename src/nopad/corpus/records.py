@@ -1,7 +1,8 @@
-"""What decoding a block yields, in order: `Record` (one record), `Records` (many, in columns) and `BadRecord`.
+"""The types that decoding a block yields: `Record` (one record), `Records` (a run of records) and `BadRecord`.
 
-Some readers of lines give single `Record` objects. Tables give `Records`, the runs between bad rows, without a cost per
-record. `run_of` turns single records into runs, so that all later code handles columns.
+A run is one or more good records in a row, held as columns. Some readers of lines yield single `Record` objects. Tables
+yield the rows between two bad ones as a run, without a cost per record. `run_of` turns single records into runs, so
+that all later code handles columns.
 """
 
 from __future__ import annotations
@@ -113,14 +114,14 @@ class Carried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The record that each of n sequences is from, if a task or an `Encoder` made the sequences.
+    """The record from which each of n sequences was made, if a task or an `Encoder` made the sequences.
 
-    Several sequences, or none, may be from one record.
+    Several sequences, or none, may be made from one record. The n sequences are made from one run of records.
 
     Attributes:
-        record: number of each sequence's record in the run, from 0, ascending; int64 ``[n]``.
-        start: number of tokens in earlier sequences of the same record; int64 ``[n]``.
-        of: number of records that were read, including those of which no sequence was made.
+        record: number of each sequence's record in that run, from 0, ascending; int64 ``[n]``.
+        start: for each sequence, how many tokens the earlier sequences of the same record have; int64 ``[n]``.
+        of: number of records in that run, including those of which no sequence was made.
     """
 
     record: NDArray[np.int64]
@@ -138,8 +139,8 @@ class Records:
         ids: ready-made ``input_ids``, int32, and carried per-token columns; None if the records hold text.
         values: carried columns with one value per record, by name; Arrow arrays ``[n]``.
         padding: number of padding tokens removed from each record; int64 ``[n]``; None if no mask or id marks padding.
-        counts: further counts to add to those of the source, such as of the documents from which these records were
-            made, by the field names of `Counts`. `part` and `take` do not copy them.
+        counts: further counts to add to those of the source, by the field names of `Counts`, such as the number of
+            documents from which these records were made. `part` and `take` do not copy them.
         origin: for sequences that a task or an `Encoder` made, the record of each; None: these are records of the
             source itself. `part` and `take` do not copy it.
 
@@ -159,7 +160,7 @@ class Records:
     origin: Origin | None = None
 
     def part(self, begin: int, end: int) -> Records:
-        """Return records `begin` to `end` (exclusive)."""
+        """Return records `begin` to `end` (exclusive) of this run, without `counts` and `origin`."""
         return Records(
             lines=self.lines[begin:end],
             texts=None if self.texts is None else self.texts[begin:end],
@@ -169,7 +170,7 @@ class Records:
         )
 
     def take(self, chosen: NDArray[np.int64]) -> Records:
-        """Return the records with these indices in the run, in this order."""
+        """Return the records with the indices `chosen` in the run, in this order, without `counts` and `origin`."""
         return Records(
             lines=self.lines[chosen],
             texts=None if self.texts is None else [self.texts[at] for at in chosen.tolist()],
@@ -180,7 +181,9 @@ class Records:
 
 
 def run_of(records: Sequence[Record]) -> Iterator[Records]:
-    """Yield single records combined into columns, in order: one `Records`, or more if texts and ids alternate.
+    """Combine single records into runs, and yield these in the order of the records.
+
+    There is one run, more if texts and ids alternate, and none if there are no records.
 
     >>> [run] = run_of([Record(line=1, text="a"), Record(line=2, text="b")])
     >>> run.texts, run.lines.tolist()
@@ -204,7 +207,8 @@ def run_of(records: Sequence[Record]) -> Iterator[Records]:
 def within_vocabulary(run: Records, vocab_size: int | None) -> Iterator[Records | BadRecord]:
     """Yield a run of records, with a bad record in place of each one that has an id of `vocab_size` or above.
 
-    None allows every id. A bad record divides the run.
+    The records before and after a bad one are then yielded as separate runs. If `vocab_size` is None, all ids are
+    allowed.
     """
     if vocab_size is None or run.ids is None or run.ids.tokens["input_ids"].max(initial=0) < vocab_size:
         yield run
@@ -233,14 +237,15 @@ def within_length(record: Record) -> Record | BadRecord:
 
 
 def too_many(ids: int) -> str:
-    """Return the reason why a record with this number of ids is bad."""
+    """Return the reason why a record with more than `MAX_TOKENS` ids is bad; `ids` is their number."""
     return f"{ids:,} ids, above the {MAX_TOKENS:,} that a record may have; divide it"
 
 
 def within_document(run: Records) -> Iterator[Records | BadRecord]:
     """Yield a run of records, with a bad record in place of each text above `DOCUMENT_BYTES` bytes in UTF-8.
 
-    Such a text is too long to be tokenised at once. A bad record divides the run.
+    Such a text is too long to be tokenised at once. The records before and after a bad one are then yielded as separate
+    runs.
     """
     if run.texts is None or 4 * max(map(len, run.texts), default=0) <= DOCUMENT_BYTES:
         yield run
@@ -259,9 +264,10 @@ def within_document(run: Records) -> Iterator[Records | BadRecord]:
 
 
 def text_run(texts: list[str], lines: NDArray[np.int64], label: str) -> Iterator[Records | Record | BadRecord]:
-    """Yield texts as one `Records`; if any is bad, yield one `text_record` per text, which takes ten times as long.
+    """Yield texts as one `Records`; but if one has a lone surrogate, yield what `text_record` returns for each text.
 
-    `lines` are the 1-based lines or rows of the texts, int64 ``[n]``; `label` is what messages call a text.
+    The second way takes ten times as long. `lines` are the 1-based lines or rows of the texts, int64 ``[n]``; `label`
+    is what messages call a text.
     """
     try:
         "".join([text for text in texts if not text.isascii()]).encode()
@@ -273,8 +279,9 @@ def text_run(texts: list[str], lines: NDArray[np.int64], label: str) -> Iterator
 
 
 def text_record(text: str, line: int, label: str) -> Record | BadRecord:
-    """Return a text record, or a bad record if the text has a lone surrogate (allowed in JSON, impossible in UTF-8).
+    """Return a record with this text, or a bad record if the text has a lone surrogate.
 
+    A lone surrogate is a character that JSON allows and UTF-8 cannot hold. `line` is the text's 1-based line or row;
     `label` is what messages call the text.
     """
     if not text.isascii():
@@ -287,9 +294,10 @@ def text_record(text: str, line: int, label: str) -> Record | BadRecord:
 
 
 def ids_record(values: list[Any], line: int, label: str) -> Record | BadRecord:
-    """Return a record of ready-made ids, or a bad record that names the first value that is not an id.
+    """Return a record with `values` as its ids, or a bad record that names the first value that is not an id.
 
-    An id is an integer from 0 to `MAX_ID`. `label` is what messages call the ids.
+    An id is an integer from 0 to `MAX_ID`. `line` is the record's 1-based line or row; `label` is what messages call
+    the ids.
     """
     if set(map(type, values)) <= {int}:  # not isinstance: True is an int too
         try:
@@ -304,6 +312,9 @@ def ids_record(values: list[Any], line: int, label: str) -> Record | BadRecord:
 
 
 def shown(value: object, limit: int = 40) -> str:
-    """Return a value as ASCII JSON for a message; text beyond `limit` characters is replaced by "..."."""
+    """Return a value as ASCII JSON for a message; what JSON cannot hold becomes the string that `repr` returns.
+
+    If this is longer than `limit` characters, the rest is replaced by "...".
+    """
     text = json.dumps(value, ensure_ascii=True, default=repr)
     return text if len(text) <= limit else text[:limit] + "..."

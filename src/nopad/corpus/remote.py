@@ -60,9 +60,10 @@ def is_url(text: str) -> bool:
 
 
 def find_remote(url: str) -> list[tuple[str, str, int, tuple[int, int] | None, Remote]]:
-    """Return (url, name, size in bytes, stamp, file) for the file at a URL, or for each file under it, sorted by name.
+    """List the file at a URL, or all files under it, sorted by name.
 
-    The name of a file under a URL is its path relative to the URL; hidden files and folders are left out.
+    Returns a list of (url, name, size in bytes, stamp, file). The name of a file under a URL is its path relative to
+    the URL; hidden files and folders are left out. `stamp_of` describes the stamp.
 
     Raises:
         SourceError: the host does not answer, there is nothing at the URL, or files cannot be listed, for example

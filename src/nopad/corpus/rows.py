@@ -33,7 +33,7 @@ def decode_rows(
     selection: Selection,
     known_bad: Mapping[int, str] | None = None,
 ) -> Iterator[Records | BadRecord]:
-    """Yield the rows of a batch as records, in order: runs of good ones, and single bad ones between them.
+    """Yield the rows of a batch as records, in order: runs of good rows, and single bad rows between them.
 
     Args:
         batch: the rows, with the columns that `selection` names.
@@ -126,7 +126,7 @@ def _decode_ids(
 class _Ragged:
     """A list column: row i is ``values[begins[i]:begins[i] + lengths[i]]``.
 
-    `bad` gives the reason for each bad row: one that is null or contains a null.
+    A row that is null or contains a null is bad: `bad` has the reason, by the row's index. A null row has length 0.
     """
 
     values: NDArray[Any]
@@ -156,7 +156,7 @@ class _Ragged:
 
 
 def numbers(flat: pa.Array) -> NDArray[Any]:
-    """Return an array of numbers or booleans as NumPy.
+    """Return an Arrow array of numbers or booleans as a NumPy array.
 
     Nulls become 0 or False, so the caller must mark their rows as bad.
     """
@@ -187,8 +187,8 @@ def _by_mask(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return where each row's content begins in the values of `ids`, and its length; int64 ``[rows]`` each.
 
-    The content is where the row's mask is 1. A mask with a hole, or with a value other than 0 and 1, makes its row bad:
-    the reason is added to `bad`. `name` is the mask's column.
+    The content is where the row's mask is 1; without any 1, its length is 0. A mask with a hole, or with a value other
+    than 0 and 1, makes its row bad: the reason is added to `bad`. `name` is the mask's column.
     """
     values = mask.values
     odd = np.flatnonzero((values != 0) & (values != 1))
@@ -252,9 +252,10 @@ def _sequence_columns(batch: pa.RecordBatch, selection: Selection) -> dict[str, 
 
 
 def without_broken_text(batch: pa.RecordBatch, bad: dict[int, str]) -> pa.RecordBatch:
-    """Return the batch with null in rows whose text is not UTF-8; the reason for each such row is added to `bad`.
+    """Return the batch with null in rows whose text is not UTF-8.
 
-    The text may be the value of a column, or lie in its lists, structs, maps or dictionaries.
+    The text may be the value of a column, or lie in its lists, structs, maps or dictionaries. Such a row is bad: the
+    reason is added to `bad`, by the row's index, unless `bad` has one for this row already.
     """
     for at, name in enumerate(batch.schema.names):
         column = batch.column(at)
@@ -306,7 +307,10 @@ def _broken_text(value: Any, kind: pa.DataType, path: str) -> str | None:
 
 
 def _find_bad_sequences(batch: pa.RecordBatch, selection: Selection, bad: dict[int, str]) -> None:
-    """Add to `bad` the rows that are null in a carried per-sequence column, with the reason."""
+    """Add to `bad`, with the reason, the rows that are null in a carried column with one value per row.
+
+    A row that is in `bad` already keeps its reason.
+    """
     for column in selection.carried:
         if column.per == "sequence":
             for row, reason in _null_rows(batch.column(column.name), column.name).items():
@@ -320,7 +324,7 @@ def _null_rows(array: pa.Array, name: str) -> dict[int, str]:
 
 
 def _runs(rows: int, bad: Mapping[int, str]) -> Iterator[tuple[int, int, str | None]]:
-    """Yield (begin, end, None) for good runs and (row, row + 1, reason) for bad rows, in order."""
+    """Yield (begin, end, None) for each run of good rows and (row, row + 1, reason) for each bad row, in order."""
     at = 0
     for row in sorted(bad):
         if row > at:

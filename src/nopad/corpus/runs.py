@@ -1,9 +1,10 @@
 """Read files, tables and objects as runs of records, which are decoded to dicts only on demand.
 
-A run is a number of consecutive records, and this number is known before decoding. So reading from record k on decodes
-no run that ends before k. There is one function per format of input. Unless its input is an iterator, it yields the
-same runs at every call, of a few MiB or a thousand rows, so memory is bounded by a run. `Run.decode` raises a
-`RecordError` that names the file and the line or row when it reaches a bad record.
+A run is a group of consecutive records. How many they are is known before they become dicts. So reading from record k
+on makes no dicts of the runs that end before k. There is one function per format of input. Unless its input is an
+iterator, it yields the same runs at every call. A run has a few MiB or a thousand records, so reading needs memory for
+one run. When `Run.decode` reaches a bad record, it raises a `RecordError` that names the file and the line or row. All
+functions raise SourceError if the input cannot be read.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ class Bad:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run: a number of consecutive records, which are decoded only when `each` is called.
+    """A group of consecutive records, which become dicts only when `each` is called.
 
     Attributes:
         count: number of the records, bad ones included.
-        each: function that yields each record as a dict, or as `Bad` if it cannot be read; it raises RecordError at a
-            place after which nothing can be read.
+        each: function that yields each record as a dict, or as `Bad` if it cannot be read. It raises RecordError at a
+            place after which nothing can be read, and SourceError at a Python object that is not a dict.
         places: function that yields the place of each record, such as ``a.jsonl, line 7``; None: places are not known.
     """
 
@@ -62,7 +63,7 @@ class Run:
     places: Callable[[], Iterator[str]] | None = None
 
     def decode(self) -> Iterator[dict[str, Any]]:
-        """Yield the records as dicts; raises RecordError at the first bad one."""
+        """Yield the records as dicts; raises RecordError at the first bad one, and what `each` raises."""
         for one in self.each():
             if isinstance(one, Bad):
                 raise one.error()
@@ -88,7 +89,8 @@ def _lines(data: bytes, first_line: int, file: InputFile) -> Iterator[str]:
 def text_runs(file: InputFile, unit: TextUnit = "line", paths: bool = False) -> Iterator[Run]:
     """Yield runs of a text file: each `unit` (file, line or paragraph) is a record with the column ``text``.
 
-    With `unit` "line", an empty line is a record too. With `paths`, the column ``path`` names the file.
+    With `unit` "line", an empty line is a record too. With `paths`, records also have the column ``path``, the path of
+    the file.
     """
     for block in TextFile(file, unit=unit).blocks():
         records = [*block.records()]
@@ -113,7 +115,7 @@ def parquet_runs(file: InputFile) -> Iterator[Run]:
 
 
 def arrow_runs(file: InputFile) -> Iterator[Run]:
-    """Yield the batches of rows of an Arrow file, or of a stream as `datasets` saves it, as runs.
+    """Yield the batches of rows of an Arrow file (or of a stream, as `datasets` saves it) as runs.
 
     The call itself already reads the file's schema.
     """
@@ -188,7 +190,7 @@ def object_runs(items: Iterable[Any], name: str) -> Iterator[Run]:
 
 
 def _guarded(items: Iterable[Any], name: str) -> Iterator[Any]:
-    """Yield the items; an error of the user's iterator becomes a SourceError, unless it is nopad's."""
+    """Yield the items; an error of the user's iterator becomes a SourceError, unless it is a `NopadError` already."""
     row = 1
     try:
         for item in items:

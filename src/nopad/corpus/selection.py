@@ -1,6 +1,7 @@
 """Choose which columns of a table to read, from its schema, before any data is read.
 
-A wanted column that is missing, occurs twice, or has a type that cannot be read is refused here, not while reading.
+A wanted column that is missing, occurs twice, or has a type that cannot be read is refused here, not while reading. The
+argument `place` of functions is the name of the table in messages.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ FORMAT_KEY = b"nopad.format"  # in the metadata of every table that nopad writes
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which columns of a table are read; the same for all tables of a source.
+    """Which columns of a table are read, and how.
 
     Attributes:
         content: name of the column that holds text or ids.
@@ -71,7 +72,10 @@ class Selection:
 
     @property
     def columns(self) -> list[str]:
-        """Names of all columns to read."""
+        """Names of all columns to read: the content first, then the mask, then the columns to carry.
+
+        In place of ``labels`` that are made from `learned`, the list has `learned`.
+        """
         read = [self.learned if self.learned and column.name == LABELS[0] else column.name for column in self.carried]
         return [self.content, *([self.mask] if self.mask else []), *read]
 
@@ -87,8 +91,8 @@ def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
 
     Raises:
         SourceError: a wanted column is missing, occurs twice, is used in two roles, has the name of a column that nopad
-            writes, or has a type that cannot be read; labels are found twice or are all null; or the table is a packed
-            dataset.
+            writes, or has a type that cannot be read; there are labels beside ``assistant_masks``, from which labels
+            would be made; the labels are all null; or the table is a packed dataset.
 
     >>> ids = pa.list_(pa.int64())
     >>> schema = pa.schema({"input_ids": ids, "attention_mask": ids, "label": pa.int64()})
@@ -160,7 +164,7 @@ def _learned(schema: pa.Schema, place: str) -> str | None:
 def label_column(schema: pa.Schema) -> list[str]:
     """Return a list with the name of the column with one label per text; an empty list if there is none.
 
-    It is the first of `LABELS` that exists, if it holds numbers.
+    It is the first name in `LABELS` that exactly one column has, if this column holds numbers.
 
     >>> label_column(pa.schema({"text": pa.string(), "label": pa.int64()}))
     ['label']

@@ -1,4 +1,6 @@
-"""Divide text into sentences by rules: without a model or a download, the same on every machine, several MB/s.
+"""Divide text into sentences by rules.
+
+This needs no model and no download, gives the same sentences on every machine, and handles several MB/s.
 
 A sentence ends
 
@@ -16,12 +18,12 @@ After a mark of the first kind, a sentence does not end
 * after an initial, an abbreviation with inner stops (``U.S.``, ``a.m.``), or one that may end a sentence (``etc.``,
   ``Inc.``), unless the next word usually begins a sentence (``The``, ``However``).
 
-If languages differ, the rules of English apply. Text without marks between sentences (such as Thai) gives one sentence
-per paragraph. Runs of white space, line ends included, become one space.
+Where languages differ in these rules, those of English apply. Text without marks between sentences (such as Thai) gives
+one sentence per paragraph. Runs of white space, line ends included, become one space.
 
 Libraries with models (NLTK's Punkt, spaCy) need a download or are heavy; the rule-based pySBD is more careful but far
-slower, and has had no release since 2021. Pre-training needs speed and results that never change; an occasional wrong
-division only moves the point at which a side of a pair begins.
+slower, and has had no release since 2021. Pre-training on sentence pairs needs speed and results that never change; an
+occasional wrong division only moves the point at which a side of a pair begins.
 """
 
 # ruff: noqa: RUF001 - the stops of other scripts are meant
@@ -96,7 +98,10 @@ def sentences_of(text: str, unit: SentenceUnit = "rules") -> list[str]:
 
 
 def _ends(text: str, begin: int, match: re.Match[str]) -> bool:
-    """Return whether the sentence from `begin` on ends with the stop in `match`; text must follow the stop."""
+    """Return whether the sentence that begins at index `begin` of `text` ends with the stop that `match` has found.
+
+    More text must follow the stop.
+    """
     at = match.end()
     while at < len(text) - 1 and text[at] in _OPENING:
         at += 1

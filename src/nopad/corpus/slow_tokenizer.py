@@ -84,7 +84,10 @@ class SlowBackend:
         return json.dumps(what, sort_keys=True)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> SlowEncoding:
-        """Return the encoding of a text; its mask is 1 for special tokens that the tokenizer adds around the text."""
+        """Return the encoding of a text; its mask is 1 for special tokens that the tokenizer adds around the text.
+
+        With `add_special_tokens` False, no special tokens are added.
+        """
         ids = self._call(text, add_special_tokens)
         bare = ids if not add_special_tokens else self._call(text, False)
         inside = len(ids) - len(bare)

@@ -1,9 +1,9 @@
 """`Source`: the interface between a corpus and the code that reads it, as a stream of `Block`s.
 
-A block is a run of whole records, as raw bytes or as an Arrow table. Input is read and hashed block by block, and a job
-resumes after a block. Decoding is lazy: a resumed job only reads and hashes the blocks that it has processed before
-(0.6 GB/s), and decodes new ones. The same input always gives the same blocks. A corpus need not fit in memory, but each
-block must (about 4 MiB for files, or one larger record).
+A block is a run of whole records, as raw bytes or as an Arrow table. Input is read and hashed block by block. A job
+that is resumed goes on after the last block of which it has saved the sequences. Decoding is lazy: the job reads and
+hashes the blocks up to that one again (0.6 GB/s), but decodes only later ones. The same input always gives the same
+blocks. A corpus need not fit in memory, but each block must (about 4 MiB for files, or one larger record).
 
 To add a source: subclass `Source`, write `blocks()`, and give each block a decoder whose result depends only on the
 block's data. `IterableSource` is the smallest example.
@@ -60,11 +60,13 @@ class Block:
         whole: whether the block is one whole document; messages then give no line number.
         by_line: whether each line of `data` that is not empty is one record; empty lines are not records.
         source: name of the source in a mixture to which the block belongs; "" if there is no mixture.
-        at: the argument with which `Source.blocks_from` begins at this block; (): that argument is ``(number,)``, with
-            the block's number, from 0.
-        places: place of each record, for messages; (): the place is made from `path` and the line.
+        at: the argument for `Source.blocks_from` with which it begins at this block. (): the argument is ``(number,)``,
+            where number is the block's place among all blocks of the source, from 0.
+        places: one text for each record, which names the record's place in messages; (): the place is made from `path`
+            and the line.
         ways: which values of `CorpusOptions.over_long`, besides "error", are possible for the block's records.
-        read: how many bytes of `Source.total_bytes` were read to get this block, for progress bars; None: `size` bytes.
+        read: how many bytes of `Source.total_bytes` were read to get this block, for progress bars; None: as many as
+            `size` says.
 
     >>> import nopad
     >>> [block] = nopad.open_source([[7, 8, 9], [5]]).blocks()
@@ -87,7 +89,7 @@ class Block:
 
     @property
     def size(self) -> int:
-        """Size of the content in bytes; for a table, the size of its values, independent of the memory layout."""
+        """Size of the content in bytes; for a table, the size of its values, however they lie in memory."""
         if isinstance(self.data, bytes):
             return len(self.data)
         from nopad.corpus.digest import content_bytes
@@ -100,7 +102,7 @@ class Block:
         return self.size if self.read is None else self.read
 
     def digest(self) -> bytes:
-        """Return the SHA-256 of the content, 32 bytes; for a table, independent of the memory layout."""
+        """Return the SHA-256 of the content, 32 bytes; for a table, it does not depend on how values lie in memory."""
         if isinstance(self.data, bytes):
             return hashlib.sha256(self.data).digest()
         from nopad.corpus.digest import content_digest
@@ -123,7 +125,7 @@ class Block:
         return self.decoder(self.data, self.first_line)
 
     def lines(self) -> Lines | None:
-        """Return the block's lines, so that chosen ones can be decoded alone; None unless each line is a record."""
+        """Return the block's lines, so that chosen ones can be decoded alone; None unless `by_line` is True."""
         return Lines(self.data) if self.by_line and isinstance(self.data, bytes) else None
 
     def place(self, line: int) -> str:
@@ -182,7 +184,7 @@ class Source(ABC):
         """
 
     def __repr__(self) -> str:
-        """Return in a few words what is read from where, which columns are packed along, and what is left out."""
+        """Return in a few words what is read from which files, which columns are packed along, and what is left out."""
         parts = [{"text": "texts", "ids": "ready-made ids"}.get(self.kind or "", "texts or ids")]
         if self.names != ("",):
             parts[0] += f" of {', '.join(self.names)}"
@@ -212,7 +214,10 @@ class Source(ABC):
         return None
 
     def inventory(self) -> list[tuple[str, int]]:
-        """Return (name, bytes) of each file in reading order, so that an error can name a file that changed."""
+        """Return (name, bytes) of each file in reading order, so that an error can name a file that changed.
+
+        The list is empty if the source does not list its files.
+        """
         return []
 
     def files(self) -> list[InputFile] | None:
@@ -276,11 +281,14 @@ class IterableSource(Source):
 
 
 def located(sources: Sequence[Source], at: tuple[int, ...] = (0,)) -> Iterator[Block]:
-    """Yield the blocks of several sources in turn, with the source's number in front of each block's `at`.
+    """Yield the blocks of several sources, source after source, with a new `Block.at` that says which source it is of.
 
-    The first block is of source number ``at[0]``: the one that ``at[1:]`` stands for (see `Source.blocks_from`). If
-    a source counts its `read_bytes`, each of its blocks without a `Block.read` gets as `read` the bytes that were read
-    since the block before.
+    The new `Block.at` is the source's number, from 0, followed by the argument with which this source's `blocks_from`
+    begins at the block. `at` is such a tuple too: the block with which to begin. If it has only the source's number,
+    that source is read from its beginning.
+
+    `Block.read` is filled in for blocks that lack it if their source counts its `read_bytes`: it becomes the number of
+    bytes that were read since the block before.
     """
     for number in range(at[0], len(sources)):
         inside = at[1:] if number == at[0] else ()
@@ -314,7 +322,10 @@ def chain(digest: bytes, block: Block) -> bytes:
 
 
 def _plain(ids: Any, name: str, record: int) -> list[Any]:
-    """Return ids as a list for JSON; a value that is not an integer stays, and makes a bad record later.
+    """Return ids as a list for JSON, with NumPy's integers as int.
+
+    A value that is not an integer is kept, so that the record is found to be bad when it is decoded. `name` and
+    `record` are the names of the input and the number of the record, for messages.
 
     Raises:
         SourceError: `ids` is not a list, tuple or array.

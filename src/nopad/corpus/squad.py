@@ -31,8 +31,8 @@ def read_squad(source: str | os.PathLike[str] | Mapping[str, Any]) -> list[dict[
 
     Raises:
         SourceError: the file cannot be read.
-        FormatError: the content is not that of a SQuAD file, or an impossible question has answers; the message says
-            where. Or `source` is of another type.
+        FormatError: `source` is of another type, the content is not that of a SQuAD file, or an impossible question
+            has answers; the message says where.
 
     >>> from nopad.tasks import read_squad
     >>> asked = {"id": "7", "question": "Where?", "answers": [{"text": "Rome", "answer_start": 3}]}

@@ -77,7 +77,10 @@ def _python_files(root: Path) -> Iterator[str]:
 
 
 def _texts(path: Path) -> list[tuple[int, str]]:
-    """Return the (line, text) pairs of one file. Raises what reading and parsing raise."""
+    """Return a list of (line, text) for one file, in order: its docstrings and comments that are not blank.
+
+    It raises what reading and parsing raise.
+    """
     with tokenize.open(path) as file:
         source = file.read()
     with warnings.catch_warnings():
@@ -88,7 +91,10 @@ def _texts(path: Path) -> list[tuple[int, str]]:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[tuple[int, int, str]]:
-    """Yield (line, column, text) of docstrings. Visits statements only, a tenth of what `ast.walk` visits."""
+    """Yield (line, column, text) of each docstring.
+
+    Only statements are visited, a tenth of the nodes that `ast.walk` visits.
+    """
     stack: list[ast.AST] = [tree]
     while stack:
         node = stack.pop()
@@ -103,7 +109,10 @@ def _docstrings(tree: ast.Module) -> Iterator[tuple[int, int, str]]:
 
 
 def _comments(source: str) -> Iterator[tuple[int, int, str]]:
-    """Yield (line, column, text) of each comment after code, and of each run of comments on lines of their own."""
+    """Yield (line, column, text) of each comment after code, and of each run of comments on adjacent lines.
+
+    A run has only comments that are alone on their lines; line and column are those of its first comment.
+    """
     run: list[str] = []
     first = (0, 0)
     last_line = -1
@@ -121,7 +130,7 @@ def _comments(source: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _comment_tokens(source: str) -> Iterator[tuple[int, int, str, bool]]:
-    """Yield (line, column, comment with its '#', whether the comment is alone on its line)."""
+    """Yield (line, column, comment with its '#', whether it is alone on its line) for each comment."""
     if sys.version_info >= (3, 12) and _NESTABLE.search(source):
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
             if token.type == tokenize.COMMENT:

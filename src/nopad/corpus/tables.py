@@ -52,8 +52,8 @@ class TableSource(Source):
         options: which columns are read.
 
     Raises:
-        SourceError: a wanted column is missing, occurs twice, or has a type that cannot be read, or another reason of
-            `nopad.corpus.selection.select`.
+        SourceError: a wanted column is missing, occurs twice, or has a type that cannot be read; or
+            `nopad.corpus.selection.select` refuses the columns for another reason.
     """
 
     def __init__(self, name: str, path: str, schema: pa.Schema, options: ReaderOptions) -> None:
@@ -85,7 +85,7 @@ class TableSource(Source):
         return self._options.settings()
 
     def blocks(self) -> Iterator[Block]:
-        """Yield one block per batch, or per part that `pieces` yields."""
+        """Yield one block for each part into which `pieces` cuts a batch; by default, this is the whole batch."""
         decoder = partial(decode_rows, selection=self.selection)
         row, before = 1, 0
         for batch in self.batches():
@@ -109,12 +109,19 @@ class TableSource(Source):
 
 
 def _part(size: int, first: int, rows: int, of: int) -> int:
-    """Return how many of `size` bytes belong to `rows` rows from `first` on, if all `of` rows are of equal size."""
+    """Return how many of `size` bytes belong to `rows` rows, from row `first` (from 0) on.
+
+    The `size` bytes hold `of` rows, which are taken to be of equal size.
+    """
     return size * (first + rows) // of - size * first // of
 
 
 class ParquetFile(TableSource):
-    """One Parquet file as a source. Making this object reads the footer; a truncated file raises SourceError then."""
+    """One Parquet file as a source.
+
+    The footer is read when this object is made, so a truncated file raises SourceError then. `block_bytes` is about how
+    many bytes a block has.
+    """
 
     def __init__(self, file: InputFile, options: ReaderOptions, *, block_bytes: int = BLOCK_BYTES) -> None:
         """Read the footer, and choose the columns to read."""
@@ -125,7 +132,7 @@ class ParquetFile(TableSource):
         self._of_rows(self._metadata.num_rows, file.size)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield batches of about `block_bytes` from each row group."""
+        """Yield batches of about `block_bytes` bytes, and at most 65,536 rows, from each row group."""
         return parquet_batches(self._file, self._metadata, self._block_bytes, self.selection.columns)
 
     def inventory(self) -> list[tuple[str, int]]:
@@ -138,7 +145,10 @@ class ParquetFile(TableSource):
 
 
 class ArrowFile(TableSource):
-    """One Arrow (Feather) file as a source, or one file that holds an Arrow stream, as `datasets` saves it."""
+    """One Arrow (Feather) file as a source, or one file that holds an Arrow stream, as `datasets` saves it.
+
+    `block_bytes` is about how many bytes a block has.
+    """
 
     def __init__(self, file: InputFile, options: ReaderOptions, *, block_bytes: int = BLOCK_BYTES) -> None:
         """Read the schema of the file, and choose the columns to read."""
@@ -153,7 +163,7 @@ class ArrowFile(TableSource):
         return arrow_batches(self._file)
 
     def pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Yield slices of about `block_bytes` each."""
+        """Yield slices of `batch`, each of about `block_bytes` bytes and of at most 65,536 rows."""
         return cut(batch, self._block_bytes)
 
     def read_bytes(self) -> int:
@@ -183,10 +193,10 @@ def parquet_footer(file: InputFile) -> tuple[Any, pa.Schema]:
 def parquet_batches(
     file: InputFile, metadata: Any, block_bytes: int, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches of about `block_bytes` from each row group of a Parquet file, the same at every call.
+    """Yield batches of about `block_bytes` bytes, and at most 65,536 rows, from each row group of a Parquet file.
 
-    `metadata` is the file's metadata from `parquet_footer`; `columns` are the names of the columns to read; None reads
-    all columns.
+    The batches are the same at every call. `metadata` is the file's metadata from `parquet_footer`. `columns` are the
+    names of the columns to read; None: all columns are read.
 
     Raises:
         SourceError: the file is damaged, cannot be read, or changed since it was found.
@@ -256,14 +266,14 @@ def _damaged(file: InputFile, kind: str, error: Exception) -> SourceError:
 
 
 def opened_arrow(file: Any, path: Path | str | None = None) -> Any:
-    """Return pyarrow's reader of an open Arrow file or stream; with `path`, refuse a stream without its end mark.
+    """Return pyarrow's reader of an open Arrow file or stream.
 
-    The reader reads all columns: if it read only some, Arrow would not notice a short read, and would take leftover
-    memory for values.
+    If `path` is given, a stream without its end mark is refused, since a stream that was cut short between two batches
+    would otherwise seem complete. The reader reads all columns: if it read only some, Arrow would not notice a short
+    read, and would take leftover memory for values.
 
     Raises:
-        SourceError: `path` is given, and the stream has no end mark. A stream that was cut short between two batches
-            would otherwise seem complete.
+        SourceError: `path` is given, and the stream has no end mark; the message names `path`.
     """
     start = file.read(len(ARROW_FILE))
     file.seek(0)

@@ -2,9 +2,9 @@
 
 Any error that a template raises becomes a `RecordError` with the record's number. Templates silently ignore what they
 do not support, such as a role or tools. So chats with tools, with tool calls, or with a message of some role are
-rendered once more without the tools, the calls, or the content of that message. If the text stays the same, the chat is
-refused; if it differs, or the template refuses the changed chat, the template reads these, and later chats are not
-checked for them.
+rendered once more without the tools, without the calls, or without the content of that message. If the text stays the
+same, the chat is refused. If the text differs, or if the template refuses the changed chat, the template reads what was
+left out, and later chats are not checked for it.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ class Frame:
         return [*self.front, *ids, *([] if ids and ids[-1] == self.eos else [self.eos])]
 
     def closed(self, ids: Sequence[int]) -> list[int]:
-        """Return a text's ids with the special tokens around it.
+        """Return a text's ids with the special tokens that the tokenizer puts around a text.
 
-        If the tokenizer puts no special token after a text, its end-of-sequence token (if it has one) is added, unless
-        the ids already end with it.
+        If it puts none after a text, the end-of-sequence token is added at the end. Nothing is added if the ids end
+        with this token already, or if the tokenizer has no such token.
         """
         back = self.back or ([] if self.eos is None or (ids and ids[-1] == self.eos) else [self.eos])
         return [*self.front, *ids, *back]
@@ -120,9 +120,9 @@ class Template:
         return frozenset([*self.tokenizer.all_special_ids, *added])
 
     def marked(self, chat: Conversation) -> bool:
-        """Return whether the template has ``{% generation %}`` around the assistant's words, and the tokenizer is fast.
+        """Return whether the template has ``{% generation %}``, and the tokenizer is fast.
 
-        Slow tokenizers cannot say which tokens are marked.
+        Templates mark the assistant's words in this way, and slow tokenizers cannot say which tokens are marked.
 
         Raises:
             OptionError: the tokenizer has no chat template.
@@ -137,9 +137,9 @@ class Template:
         Args:
             chat: the chat.
             number: the record's number, for messages of errors.
-            until: write only the messages before this one; None: all messages.
-            prompt: whether to add the text that asks for the assistant's answer.
-            tools: whether to pass the chat's tools to the template.
+            until: the messages before the one with this number are written; None: all messages are.
+            prompt: whether the text that asks for the assistant's answer is added.
+            tools: whether the chat's tools are passed to the template.
 
         Raises:
             RecordError: the template refuses these messages, or the chat's options have an argument of
@@ -152,7 +152,8 @@ class Template:
     def marks(self, chat: Conversation, number: int) -> tuple[list[int], list[bool], list[tuple[int, int]]]:
         """Return three lists with one entry per token of a chat: its id, whether the template marks it, and its place.
 
-        The place is (begin, end) in characters of the text.
+        The place is (begin, end) in characters of the text that the template writes. The tokenizer must be a fast one.
+        `number` is the record's number, for messages of errors.
 
         Raises:
             RecordError, OptionError: as for `text`.
@@ -169,10 +170,10 @@ class Template:
         return list(found["input_ids"]), mask, list(found["offset_mapping"])
 
     def check(self, chat: Conversation, number: int, whole: str) -> None:
-        """Refuse a chat if the template ignores its tools, its tool calls, or the content of one of its roles.
+        """Refuse a chat if the template ignores its tools, its tool calls, or what one of its roles says.
 
         What the template is known to read is not checked again. `whole` is the text that the template writes for the
-        chat.
+        chat; `number` is the record's number, for messages of errors.
 
         Raises:
             RecordError: the template writes the same text without one of these.

@@ -1,9 +1,11 @@
-"""Plain text files: one document per file, line or paragraph. UTF-8; a byte order mark at the start is not content.
+"""Plain text files in UTF-8: one document per file, line or paragraph.
 
-With one document per line, a document is the line without its line end (LF or CRLF), and an empty line is an empty
-document, which is counted and handled by the policy `CorpusOptions.empty`. A paragraph is a run of lines between empty
-lines or lines of white space, so it is never empty. One document per file is slow for large files, since each is read
-as a whole and tokenised on one core; a file of more than `DOCUMENT_BYTES` bytes is refused.
+A byte order mark at the start of a file is not content.
+
+With one document per line, a document is the line without its line end (LF or CRLF). An empty line is then an empty
+document, which is skipped or refused as `CorpusOptions.empty` says. A paragraph is a run of lines between empty lines
+or lines of white space, so it is never empty. With one document per file, a file is read as a whole and tokenised on
+one core, which is slow for large files. Then a file of more than `DOCUMENT_BYTES` bytes is refused.
 """
 
 from __future__ import annotations
@@ -44,9 +46,10 @@ class TextFile(Source):
         return self.blocks_from((0,) if self._unit == "file" else (0, 1))
 
     def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
-        """Yield the blocks from a given line on; a file that is one document has a single block.
+        """Yield the blocks from a given line on.
 
-        `at` is (offset of the line in bytes, its 1-based number).
+        `at` is (offset of the line in bytes, its 1-based number). A file that is one document has a single block, which
+        is yielded whatever `at` is.
         """
         file, path = self._file, str(self._file.path)
         if self._unit == "file":
@@ -78,9 +81,10 @@ class TextFile(Source):
 
 
 def _whole_paragraphs(blocks: Iterator[tuple[bytes, int, int]]) -> Iterator[tuple[bytes, int, int]]:
-    """Yield the same bytes as the given blocks of whole lines, cut at blank lines only, never inside a paragraph.
+    """Join and cut blocks of whole lines, so that no paragraph is in two blocks: they are cut at blank lines only.
 
-    A given or yielded block is (data, offset in bytes, number of the first line).
+    The given blocks and the yielded ones hold the same bytes. Each block is (data, offset in bytes, number of the first
+    line).
     """
     rest, begin, first = b"", 0, 1
     for data, offset, line in blocks:
@@ -96,14 +100,14 @@ def _whole_paragraphs(blocks: Iterator[tuple[bytes, int, int]]) -> Iterator[tupl
 
 
 def decode_document(data: bytes, line: int) -> Iterator[Record | BadRecord]:
-    """Yield all of `data` as one record, or as one bad record if it is not UTF-8; `line` is its line number."""
+    """Yield all of `data` as one record, or as one bad record if it is not UTF-8; its line number is `line`."""
     yield _decode(data, line, "file")
 
 
 def decode_lines(data: bytes, first_line: int) -> Iterator[Record | BadRecord]:
-    """Yield one record per line; a line that is not UTF-8 is a bad record.
+    """Yield one record per line of `data`; a line that is not UTF-8 is a bad record.
 
-    What follows the last line end is a line only if it is not empty.
+    What follows the last line end is a line only if it is not empty. `first_line` is the number of the first line.
     """
     lines = data.split(b"\n")
     if not lines[-1]:
@@ -113,9 +117,9 @@ def decode_lines(data: bytes, first_line: int) -> Iterator[Record | BadRecord]:
 
 
 def decode_paragraphs(data: bytes, first_line: int) -> Iterator[Record | BadRecord]:
-    """Yield one record per run of lines that are not blank; a run that is not UTF-8 is a bad record.
+    """Yield one record per run of lines of `data` that are not blank; a run that is not UTF-8 is a bad record.
 
-    The line number of a record is that of its first line.
+    The line number of a record is that of its first line. `first_line` is the number of the first line of `data`.
     """
     paragraph: list[bytes] = []
     for line, raw in enumerate([*data.split(b"\n"), b""], first_line):

@@ -1,7 +1,8 @@
 """Empty the unwanted lines of a block, so that only the wanted ones are decoded.
 
-Empty lines are not records, so the remaining lines keep their numbers and are decoded as usual. Finding the lines of a
-block takes about 1 ms per MB; decoding them takes several times as long.
+The unwanted lines are not removed, so that the wanted ones keep their line numbers. Empty lines are not records, so the
+result can be decoded as usual. Finding the lines of a block takes about 1 ms per MB; decoding them takes several times
+as long.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ _LINE_END, _RETURN = ord("\n"), ord("\r")
 
 class Lines:
     r"""The lines in a bytes object that are not empty; lines end with LF or CRLF.
+
+    `only` makes all lines empty except the chosen ones, so that these keep their line numbers. In the example, the
+    lines "one" and "three", which are lines 1 and 5 of the bytes, are chosen.
 
     >>> lines = Lines(b"one\n\ntwo\r\n\r\nthree")
     >>> len(lines), lines.only(np.array([0, 2]))
@@ -43,7 +47,8 @@ class Lines:
     def only(self, chosen: NDArray[np.int64]) -> bytes:
         """Return the bytes with all lines made empty except the chosen ones.
 
-        `chosen` are indices of lines, counting only those that are not empty, in ascending order; int64 ``[k]``.
+        `chosen` are the indices of the k chosen lines, in ascending order; int64 ``[k]``. Only lines that are not empty
+        are counted.
         """
         found, at = [], 0
         numbers, begins, ends = (of[chosen].tolist() for of in (self._numbers, self._begins, self._ends))

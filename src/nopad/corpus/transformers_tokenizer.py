@@ -1,4 +1,4 @@
-"""Load a tokenizer as an object of transformers, which has a chat template and special tokens by name."""
+"""Load a tokenizer as an object of transformers, which may have a chat template, and names its special tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def load_transformers_tokenizer(spec: str | Path | None = None) -> Any:
 
     Raises:
         MissingExtraError: transformers is not installed, or no tokenizer is chosen and the default one is not there.
-        FormatError: there is no such tokenizer, transformers cannot read it, or it has only special tokens.
+        FormatError: there is no such tokenizer, transformers cannot read it, or a folder or name gives a tokenizer that
+            has only special tokens.
     """
     try:
         import transformers

@@ -1,4 +1,7 @@
-"""Load batches for training: deal packs, rows or sequences to ranks, with equal work per rank and exact resume."""
+"""Load batches for training: packs, rows or sequences are dealt to ranks so that all ranks have about the same work.
+
+A run whose state was saved can be resumed exactly where it was saved.
+"""
 
 from nopad.loading.collate import causal
 from nopad.loading.collator import PackCollator

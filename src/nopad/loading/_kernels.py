@@ -1,6 +1,6 @@
 """Compiled loops of loading: index look-ups and checks on a few numbers, for which NumPy calls would be too slow.
 
-Conventions as in `nopad._kernels`.
+Arguments are not checked: callers do that. `nopad._kernels` states the other conventions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 @njit(cache=True, nogil=True)
 def within(numbers: NDArray[Any], n: int) -> bool:
-    """Return whether all of `numbers` (integers) are from 0 to n - 1."""
+    """Return whether all `numbers`, which are integers, are from 0 to n - 1."""
     outside = 0
     for number in numbers:
         outside += number < 0 or number >= n
@@ -68,7 +68,7 @@ def are_at(values: NDArray[Any], numbers: NDArray[Any], found: NDArray[Any]) -> 
 
 @njit(cache=True, nogil=True)
 def total_of_runs(begins: NDArray[Any], lengths: NDArray[Any], size: int, short: NDArray[Any]) -> int:
-    """Return the total length of runs in a column of `size` values, or -1 if a run lies outside of it.
+    """Return the total length of runs of values in a column of `size` values; -1 if a run lies outside of the column.
 
     Run i has ``lengths[i]`` values from index ``begins[i]`` on. The lengths are copied to `short`, which is int32; a
     run whose length does not fit into int32 counts as outside.

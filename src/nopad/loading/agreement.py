@@ -1,8 +1,8 @@
 """A check that all ranks load the same data in the same way, so that a mistake is an error at once, not a hang later.
 
-Before a rank first iterates, it sends all other ranks what must be the same everywhere, such as data, plan, seed, step,
-world size and position; it does so again after the loader was set to another place. With a single rank, or without an
-initialised torch.distributed, nothing is compared.
+Before a rank first iterates, it sends to all other ranks what must be the same everywhere, such as data, plan, seed,
+step, world size and position. It does so again after its loader was set to another place. With a single rank, or if
+torch.distributed is not initialised, nothing is compared.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ Exchange = Callable[[Any], Sequence[Any]]  # sends one object, and returns the o
 
 
 def exchange_of(ranks: Ranks) -> Exchange | None:
-    """Return a function that gathers one object from each process of ``ranks.group`` (None: of the default group).
+    """Return a function that all ranks call together, each with one object, and that returns the objects of all ranks.
 
-    The result is None if the group has a single process, or torch.distributed is not initialised.
+    The ranks are the processes of ``ranks.group`` (None: of the default group of torch.distributed). The objects are in
+    the order of the processes in the group. The result is None if the group has a single process, or torch.distributed
+    is not initialised.
     """
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
@@ -41,16 +43,16 @@ def exchange_of(ranks: Ranks) -> Exchange | None:
 
 
 def check_agreement(ranks: Ranks, facts: Mapping[str, Any], exchange: Exchange | None) -> None:
-    """Compare facts and rank numbers with those of all other ranks.
+    """Compare the facts and the rank number of this process with those of all other ranks.
 
     Args:
         ranks: this process's rank and the number of ranks.
         facts: what must be the same on all ranks, by name.
-        exchange: gathers an object from all ranks (`exchange_of`); None: nothing is compared.
+        exchange: a function that all ranks call together, as from `exchange_of`; None: nothing is compared.
 
     Raises:
         OptionError: a fact differs, or the processes do not have the ranks 0 to ``world_size - 1``, each once. If
-            `facts` include the world size, the message is the same on all ranks.
+            `facts` include the world size, all ranks raise the same message.
     """
     if exchange is None:
         return

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.batch import Flat, PackedBatch
-from nopad.batch.columns import from_features, from_rows
+from nopad.batch.columns import from_rows
+from nopad.batch.features import from_features
 from nopad.batch.form import Form, check_form
 from nopad.errors import BatchError, OptionError
 from nopad.loading.collate import causal as causal_batch
@@ -34,13 +35,13 @@ class PackCollator:
     """Makes a `PackedBatch` of rows of a packed dataset; `PackedDataset.collator` returns one of these.
 
     A row is an item of a `PackedDataset`, or of the result of its `to_hf`. If a trainer has removed the column
-    ``seq_lengths``, the lengths of the sequences are found from ``position_ids``. ``label`` and ``label_ids`` become
-    ``labels``.
+    ``seq_lengths``, the lengths of the sequences are found from ``position_ids``. Columns ``label`` and ``label_ids``
+    become ``labels``.
 
     Args:
         form: shape of the batch: `nopad.Flat()`, one row without padding, or `nopad.Rows(capacity)`; None: flat.
-        causal: whether to make labels for a causal language model: tokens are the labels if there are none, and the
-            first label of each sequence is -100.
+        causal: whether to make labels for a causal language model: those of the rows or, if they have none, the tokens.
+            The first label of each sequence becomes -100.
         masking: a `nopad.tasks.Masking`, for masked language models; None: nothing is masked.
         per_sequence: names of columns with one value per sequence. Needed where every sequence has one token, since
             shapes do not tell such columns from those with one value per token.
@@ -51,7 +52,7 @@ class PackCollator:
     >>> import nopad
     >>> from nopad.loading import PackCollator
     >>> packed = nopad.pack_dataset([[7, 8, 9], [5]], 4)
-    >>> PackCollator(causal=True)([packed[0]])["labels"].tolist()
+    >>> PackCollator(causal=True)([packed[0]])["labels"].tolist()  # the row holds both sequences
     [[-100, 8, 9, -100]]
     """
 
@@ -70,10 +71,10 @@ class PackCollator:
         self.epoch: int | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """From now on, draw masks by seed, `epoch` and sequence number alone, as a `PackedLoader` does in that epoch.
+        """Let masks depend only on the seed, on `epoch` and on the number of each sequence, from the next batch on.
 
-        Before the first call of `set_epoch`, masks are drawn anew for each batch, by torch's random generator, as in
-        transformers' collators.
+        A `PackedLoader` with the same `Masking` draws the same masks in that epoch. Before the first call of
+        `set_epoch`, masks are drawn anew for each batch, by torch's random generator, as in transformers' collators.
 
         Raises:
             OptionError: `epoch` is not an integer of at least 0.
@@ -84,9 +85,9 @@ class PackCollator:
         """Make a batch of the rows in `features`.
 
         Raises:
-            BatchError: rows have neither ``seq_lengths`` nor ``position_ids``, or ``position_ids`` that do not begin at
-                0; masks are to be drawn, and the rows have labels, or no ``seq_index``; or there is another reason, as
-                in `PackedBatch.from_features`.
+            BatchError: a row has neither ``seq_lengths`` nor ``position_ids``, or its ``position_ids`` do not begin at
+                0; masks are to be drawn, and the rows have labels, or have no ``seq_index``; or there is another
+                reason, as in `PackedBatch.from_features`.
             LengthError: a row has more tokens than the form's capacity.
             OptionError: the form would move sequences to other rows, or has fewer rows than `features`.
         """
@@ -103,7 +104,7 @@ class PackCollator:
     def _sequences(self, features: Sequence[Any]) -> tuple[Sequences, NDArray[np.int64]]:
         """Return the sequences of the rows, and the number of sequences in each row, int64 ``[rows]``.
 
-        The sequences include record columns, such as ``seq_index``.
+        The sequences also have the columns that say where each one comes from, such as ``seq_index``.
 
         Raises:
             BatchError: as in `__call__`.

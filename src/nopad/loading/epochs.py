@@ -1,8 +1,8 @@
-"""`Epochs`: the units that a loader deals in an epoch, the current leg, and the position after the next batch.
+"""`Epochs`: the units that a loader deals in an epoch, the steps of the current leg, and the position after a batch.
 
-Units are packs, rows, single sequences or groups of sequences. A leg is a part of an epoch during which ranks, step and
-balance stay the same (`nopad.loading.legs`). The next epoch is dealt in the background while the last tenth of the
-current one is read (`Epochs.deal_ahead`).
+Units are packs, rows, single sequences or groups of sequences. A leg is a part of an epoch in which the numbers of
+ranks and nodes, the size of a step (units per rank, accumulation, token cap) and the balancing of ranks stay the same
+(`nopad.loading.legs`). Near the end of an epoch, the next one is dealt in the background (`Epochs.deal_ahead`).
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ def _which(at: Position) -> tuple[Any, ...]:
 
 
 class Epochs:
-    """The epochs of a feed, one at a time.
+    """The epochs of a feed; only one epoch is in memory at a time, besides one that is being dealt in the background.
+
+    A feed lists what is dealt in an epoch: its units.
 
     Attributes:
-        feed: supplies the units (packs, rows, single sequences or groups) of each epoch.
+        feed: lists the units (packs, rows, single sequences or groups) of each epoch.
         cost: the cost model by which ranks are balanced.
         last: what happens to units that are too few for a whole step: as in `PackedLoader`.
     """
@@ -50,7 +52,7 @@ class Epochs:
     def __init__(self, feed: Feed, cost: CostModel, last: Last, shared: HostArrays | None = None) -> None:
         """Keep the arguments; nothing is dealt yet.
 
-        `shared` holds the arrays that the ranks of this host share. None: each rank has arrays of its own.
+        `shared` holds the arrays that the ranks of this host share. None: each rank makes arrays of its own.
 
         Raises:
             OptionError: `cost` is not a cost model.
@@ -68,7 +70,10 @@ class Epochs:
         self._ahead: tuple[int, int, Future[_Begun]] | None = None  # (process, epoch)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without what is dealt and without shared arrays: each process deals its own epochs."""
+        """Return the attributes that another process gets: `feed`, `cost` and `last`.
+
+        What is dealt, and the shared arrays, are left out: each process deals its own epochs.
+        """
         return {"feed": self.feed, "cost": self.cost, "last": self.last, "_shared": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -79,8 +84,8 @@ class Epochs:
     def units(self, epoch: int) -> Units:
         """Return the units (packs, rows, single sequences or groups) that are dealt in an epoch.
 
-        They are kept until the units of another epoch are asked for. If the epoch is being dealt in the background,
-        this waits for the result, and raises the error of the background thread, if there was one.
+        They are kept in memory until the units of another epoch are asked for. If the epoch is being dealt in the
+        background, this waits for the result; an error that ended the dealing is raised here.
         """
         kept = self._units  # a reference of its own: a thread of an earlier iteration may replace the attribute
         if kept is None or kept[0] != epoch:
@@ -105,7 +110,8 @@ class Epochs:
     def course(self, at: Position) -> Course:
         """Return the `Course` (the steps) of the leg to which this position belongs.
 
-        A leg is a part of an epoch in which ranks, step and balance stay the same.
+        A leg is a part of an epoch in which the numbers of ranks and nodes, the size of a step and the balancing stay
+        the same.
 
         Raises:
             OptionError: the units left do not make whole steps and `last` is "refuse"; or, in the first leg of an
@@ -128,10 +134,11 @@ class Epochs:
         return Course(units, order, at.leg, cost=self.cost, last=self.last, resumed=bool(at.past))
 
     def _begun(self, at: Position) -> _Begun:
-        """Return the units of the epoch that begins at `at`, and ``(key, Course)`` of its first leg.
+        """Return the units of the epoch that begins at `at`, and a pair ``(key, course)`` for its first leg.
 
-        A leg is a part of an epoch in which ranks, step and balance stay the same. Its key is the result of `_which`.
-        Without a token cap, the second result is None: no steps have to be fitted to a cap, so the leg is dealt later.
+        A leg is a part of an epoch in which the numbers of ranks and nodes, the size of a step and the balancing stay
+        the same. `key` is the result of `_which`, and `course` holds the steps of the leg. Without a token cap, None is
+        returned in place of the pair, and the method `course` makes the steps when they are needed.
         """
         units = self._made(at.epoch)
         return units, None if at.leg.token_cap is None else (_which(at), self._dealt(units, at))
@@ -153,7 +160,7 @@ class Epochs:
         return self._shared.arrays(f"epoch-{at.epoch:010d}-{key}", make)["order"]
 
     def is_over(self, at: Position) -> bool:
-        """Return whether the epoch has no batch after this position."""
+        """Return whether the epoch of this position has no batch after it."""
         return at.leg.steps >= self.course(at).steps
 
     def check_within(self, at: Position) -> None:
@@ -161,7 +168,7 @@ class Epochs:
 
         Raises:
             FormatError: the position counts more units (packs, rows, sequences or groups) or steps than the epoch has;
-                or there is another reason, as in `course`.
+                or as in `course`.
             OptionError, BalanceError: as in `course`.
         """
         taken = sum(leg.steps * leg.shape.per_step for leg in at.past if leg.token_cap is None)
@@ -184,10 +191,11 @@ class Epochs:
         return at.after_step(*self.course(at).seen(at.leg.steps))
 
     def deal_ahead(self, at: Position) -> None:
-        """Start dealing the next epoch in the background if nine tenths of this one's steps were taken.
+        """Start dealing the next epoch in the background, if `at` lies in the last tenth of the current leg's steps.
 
-        Nothing happens if the result of an earlier call still waits for `units`, which takes it. An error in the
-        background is raised when `units` is called for the next epoch.
+        A leg is a part of an epoch in which the numbers of ranks and nodes, the size of a step and the balancing stay
+        the same. After a call that started this, further calls do nothing until `units` is called for another epoch,
+        and so takes the result. An error in the background is raised when `units` is called for the next epoch.
         """
         if self._ahead is None and at.leg.steps >= int(_NEARLY * self.course(at).steps):
             pool = ThreadPoolExecutor(1, thread_name_prefix="nopad-deal")

@@ -1,6 +1,6 @@
 """Feeds list what a loader deals in an epoch: packs over stored tokens, sequences, groups, or rows of a packed dataset.
 
-The things dealt are called units. A feed lists the units of an epoch, and gathers the sequences of given units, in
+The things dealt are called units. A feed lists the units of an epoch. It also gathers the sequences of given units, in
 columns. Packs over stored tokens ("virtual packs") are only an index: a plan is made once, and in every epoch each
 sequence is dealt to one of the plan's packs, in O(sequences). So capacity, depth, algorithm and seed can change without
 writing tokens again.
@@ -43,7 +43,7 @@ class Feed(ABC):
         capacity: most tokens of a pack; if sequences are not packed, the length of the longest sequence.
         sequences: number of sequences that the feed deals from.
         packs: number of packs of an epoch; None: sequences are not packed, or the number differs between epochs.
-        tokens: number of tokens; None: not known without counting.
+        tokens: number of tokens of an epoch; None: not known without counting.
         seed: the seed of all random choices.
         apart: whether the sequences of a unit may go to different ranks of a step.
         steady: whether every epoch has the same number of units.
@@ -65,7 +65,7 @@ class Feed(ABC):
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """Return, by name, what must be the same when a saved run goes on, such as a fingerprint of the data.
+        """Return, by name, what a saved run and the run that resumes it must share, such as a fingerprint of the data.
 
         All values can be written as JSON.
         """
@@ -80,13 +80,14 @@ class Feed(ABC):
 
     @abstractmethod
     def gather(self, taken: Taken) -> Sequences:
-        """Return the sequences of these units (packs, rows, single sequences or groups), unit after unit.
+        """Return the sequences of the units in `taken` (packs, rows, single sequences or groups), unit after unit.
 
         Their per-sequence columns include ``seq_index``: the column of that name in the data if there is one, else the
         number of each sequence in the source.
 
         Raises:
             CorruptError, SourceError: the data changed since the feed was opened, or are damaged.
+            BatchError: a finite float64 in the data is beyond float32.
             StorageError: the data cannot be read.
         """
 
@@ -100,7 +101,7 @@ class Feed(ABC):
 
 
 class StoredTokens(Feed):
-    """Sequences of stored tokens: packed by a plan, or as single sequences or groups.
+    """The feed of stored tokens: their sequences, packed by a plan, or as single sequences or groups.
 
     The plan is the same in all epochs; which sequences share a pack is chosen anew in each epoch. Without a plan,
     single sequences or groups are dealt.
@@ -116,7 +117,7 @@ class StoredTokens(Feed):
         align: int = 1,
         seed: int = 0,
     ) -> None:
-        """Deal the sequences of `source`.
+        """Keep the arguments, and choose what a unit is: a pack, a sequence or a group.
 
         Args:
             source: the tokens.
@@ -143,7 +144,11 @@ class StoredTokens(Feed):
             self.group_size = groups.one_size()
 
     def facts(self) -> dict[str, Any]:
-        """Return, by name, what is dealt, the seed, and the fingerprints of data, groups and plan."""
+        """Return, by name, what a saved run and the run that resumes it must share.
+
+        This is what is dealt, the seed and the fingerprint of the data; with groups, their fingerprint and what their
+        sequences share; with a plan, its fingerprint and capacity.
+        """
         found: dict[str, Any] = {"unit": self.unit, "seed": self.seed, "data": self._source.fingerprint}
         if self._groups is not None:
             found["groups"] = self._groups.fingerprint
@@ -193,7 +198,7 @@ def planned(
     align: int = 1,
     **options: Any,
 ) -> Plan:
-    """Return the plan for the sequences of `source`: `plan` if it is given, or a new one (`nopad.plan`).
+    """Return a plan for the sequences of `source`: `plan` if it fits them; a new one (`nopad.plan`) if `plan` is None.
 
     Args:
         source: the sequences.
@@ -206,8 +211,8 @@ def planned(
 
     Raises:
         LengthError: a sequence or group is longer than `capacity`; the message counts them.
-        PlanMismatchError: `plan` is for other lengths or another capacity, or has a pack that is above the capacity if
-            each sequence takes a multiple of `align` slots.
+        PlanMismatchError: `plan` is for other lengths or another capacity; or it has a pack that does not fit into the
+            capacity if each sequence takes a multiple of `align` slots.
         OptionError: an option has an invalid value, `depth` is given with `groups`, or options are given with `plan`.
     """
     lengths = source.seq_lengths if groups is None else groups.slots(source.seq_lengths, align)
@@ -232,10 +237,10 @@ def planned(
 
 
 def check_fits(lengths: NDArray[Any], capacity: int, what: str) -> None:
-    """Refuse lengths above the capacity; `what`, such as "sequence", is the word for one of them in the message.
+    """Refuse lengths above the capacity; `what` is the word for one of them in the message, such as "sequence".
 
     Raises:
-        LengthError: a length is above the capacity; the message counts them.
+        LengthError: a length is above the capacity; the message says how many are.
     """
     over = int(np.count_nonzero(lengths > capacity))
     if over:
@@ -248,7 +253,7 @@ def check_fits(lengths: NDArray[Any], capacity: int, what: str) -> None:
 
 
 class StoredRows(Feed):
-    """Rows of a packed dataset, as stored.
+    """The feed of a packed dataset: its rows, as they are stored.
 
     An epoch visits the row groups in random order, and the rows within each row group in random order too.
     """
@@ -256,10 +261,12 @@ class StoredRows(Feed):
     unit = "pack"
 
     def __init__(self, dataset: PackedDataset, *, seed: int = 0) -> None:
-        """Deal the rows of `dataset`.
+        """Read the lengths of all sequences in `dataset`; `seed` is that of all random choices.
 
         Raises:
-            OptionError: the dataset holds an index without tokens.
+            OptionError: the dataset is index-only, so it holds no tokens.
+            CorruptError: a shard is missing or damaged.
+            StorageError: a shard cannot be read.
         """
         if dataset.manifest.kind == "index":
             raise OptionError(
@@ -272,7 +279,10 @@ class StoredRows(Feed):
         self.packs, self.tokens = len(dataset), dataset.manifest.tokens
 
     def facts(self) -> dict[str, Any]:
-        """Return the fingerprint of the dataset, and the seed."""
+        """Return, by name, what a saved run and the run that resumes it must share.
+
+        This is what is dealt, the seed, and the fingerprint of the dataset.
+        """
         return {"unit": "row", "seed": self.seed, "data": _of_shards(self._dataset)}
 
     def units(self, epoch: int) -> Units:
@@ -280,12 +290,12 @@ class StoredRows(Feed):
         return Units(seq_lengths=self._lengths, indptr=self._indptr, order=self._dataset.order(self.seed, epoch))
 
     def gather(self, taken: Taken) -> Sequences:
-        """Return the sequences of these rows, row after row.
+        """Return the sequences of the rows in `taken`, row after row.
 
         Raises:
-            CorruptError: the rows do not hold the sequences that the dataset's index promised, or a shard is missing or
-                damaged.
+            CorruptError: a row holds another number of sequences than was dealt, or a shard is missing or damaged.
             StorageError: a shard cannot be read.
+            BatchError: a finite float64 of a column is beyond float32.
         """
         sequences, sizes = self._dataset.gather(taken.units)
         if not np.array_equal(sizes, taken.sizes):
@@ -306,7 +316,7 @@ class StoredRows(Feed):
 
 
 def _of_shards(dataset: PackedDataset) -> str:
-    """Return the SHA-256 of the checksums of all shards, in hex."""
+    """Return the fingerprint of a packed dataset: the SHA-256 of the checksums of its shards, in hex."""
     digest = hashlib.sha256(b"nopad.rows.v1\0")
     for shard in dataset.manifest.shards:
         digest.update(bytes.fromhex(shard.sha256))

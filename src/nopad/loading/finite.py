@@ -38,7 +38,7 @@ class EpochSupply(Supply):
     """
 
     def __init__(self, epochs: Epochs, serving: Serving, balance: Balance) -> None:
-        """Serve batches of these epochs.
+        """Keep the arguments, and check that epoch 0 can be divided into steps.
 
         Raises:
             OptionError: the units (packs, rows, single sequences or groups) do not make a single step, or do not make
@@ -63,7 +63,10 @@ class EpochSupply(Supply):
         return Position(leg=self._leg)
 
     def epoch_begin(self, at: Position, epoch: int) -> Position:
-        """Return the position at the beginning of epoch number `epoch`."""
+        """Return the position at the beginning of epoch number `epoch`.
+
+        The steps, sequences and tokens seen stay as in `at`.
+        """
         return at.at_start_of(epoch)
 
     def described(self) -> str:
@@ -76,11 +79,19 @@ class EpochSupply(Supply):
         return f"{counted(feed.sequences, 'sequence')}{packs}, {self._serving.takes(feed.unit)} per rank and micro-step"
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts of the feed and of `Serving`, and a fingerprint of the cost model, by name."""
+        """Return, by name, what a saved run and the run that resumes it must share.
+
+        These are the facts of the feed, the settings of `collate`, and a fingerprint of the cost model.
+        """
         return {**self._serving.facts(), **self._epochs.feed.facts(), "cost": self._cost}
 
     def agreed(self, at: Position) -> dict[str, Any]:
-        """Return what all ranks must agree on, by name: facts, ranks, step, balance, token cap, `last`, position."""
+        """Return, by name, what all ranks must agree on.
+
+        These are `facts`, the number of ranks and how many share a node, the size of a step, the `Balance`, the token
+        cap, `last`, the position, and the earlier legs of its epoch. A leg is a part of an epoch in which the numbers
+        of ranks and nodes, the size of a step and the balancing stay the same.
+        """
         leg = at.leg
         return {
             **self.facts(),
@@ -95,14 +106,17 @@ class EpochSupply(Supply):
         }
 
     def length(self, at: Position) -> int:
-        """Return the number of batches that a rank takes in the epoch.
+        """Return the number of batches that a rank takes in the epoch of this position, from its beginning to its end.
 
         If the ranks, the step or the balance changed during the epoch, only the batches after that change count.
         """
         return self._epochs.course(at).steps * at.leg.shape.accumulation
 
     def steps_in(self, at: Position, epoch: int) -> int:
-        """Return the number of optimiser steps of a whole epoch; takes O(units) if epochs may differ in length."""
+        """Return the number of optimiser steps in epoch number `epoch`, with the ranks and settings of `at`.
+
+        If epochs may differ in length (with a mixture or a token cap), the epoch is dealt to count them: O(units).
+        """
         same = self._epochs.feed.steady and at.leg.token_cap is None
         return self._epochs.course(at.at_start_of(at.epoch if same else epoch)).steps
 
@@ -118,29 +132,29 @@ class EpochSupply(Supply):
         return summarise(epochs.course(at), epochs.units(at.epoch), feed.unit, takes, epochs.cost, capacity, notes)
 
     def state(self, at: Position, batches: int) -> dict[str, Any]:
-        """Return the state after `batches` more batches of this epoch.
+        """Return the state of a loader that stands at `at` and then takes `batches` more batches; plain JSON.
 
-        After the last batch, the state is that of the beginning of the next epoch.
+        After the last batch of an epoch, the state is that of the beginning of the next epoch.
 
         Raises:
-            OptionError: the epoch has fewer batches left.
+            OptionError: the epoch has fewer than `batches` batches left.
         """
         for _ in range(batches):
             at = self._epochs.after(at)
         return self.settled(at).state(self.facts())
 
     def settled(self, at: Position) -> Position:
-        """Return `at`; or the beginning of the next epoch, if this one has no batch after `at`."""
+        """Return `at`; or the beginning of the next epoch, if no batch of this epoch comes after `at`."""
         return at.at_start_of(at.epoch + 1) if self._epochs.is_over(at) else at
 
     def placed(self, state: Any) -> Position:
         """Return the position that a state holds; a new leg begins there if the ranks, the step or the balance changed.
 
         A leg is a part of an epoch in which these stay the same. If the units (packs, rows, sequences or groups) left
-        of the epoch do not make a single step for the new ranks, the next epoch begins, with a warning in the log.
+        of the epoch do not make a single step, the result is the beginning of the next epoch, and a warning is logged.
 
         Raises:
-            FormatError: this is not a state of such a loader, or it does not fit the data.
+            FormatError: `state` is not a state of such a loader, or it does not fit the data.
             PlanMismatchError: the state is for other data or other options.
             OptionError: the units left do not make whole steps, and `last` is "refuse".
             BalanceError: as in `Epochs.course`.
@@ -161,7 +175,14 @@ class EpochSupply(Supply):
         """Accept any number of worker processes: each of them can compute any batch."""
 
     def batches(self, at: Position, worker: int = 0, workers: int = 1) -> Iterator[tuple[Position, PackedBatch]]:
-        """Yield (position after the batch, batch) for the batches left of the epoch, as in `Supply.batches`."""
+        """Yield (position after the batch, batch) for the batches left of the epoch, as in `Supply.batches`.
+
+        Raises:
+            SourceError, CorruptError, FormatError: the data changed since they were opened, or are not there any more.
+            StorageError, BatchError: as in `Feed.gather`.
+            OptionError: as in `Epochs.course` and `Serving.batch`.
+            BalanceError: as in `Epochs.course` and `Course.dealt`.
+        """
         self._epochs.feed.check_unchanged()
         pairs = islice(self._pairs(at, deal_ahead=workers == 1), worker, None, workers)
         if not self._serving.prefetch:
@@ -183,11 +204,15 @@ class EpochSupply(Supply):
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def places(self, at: Position) -> Iterator[Position]:
-        """Yield the position after each batch that is left of the epoch."""
+        """Yield the position after each batch that is left of the epoch after `at`."""
         return (after for _, after in self._pairs(at))
 
     def _pairs(self, at: Position, *, deal_ahead: bool = True) -> Iterator[tuple[Position, Position]]:
-        """Yield (position before, position after) for each batch that is left of the epoch."""
+        """Yield (position before, position after) for each batch that is left of the epoch.
+
+        If `deal_ahead` is True, the next epoch is dealt in the background near the end of this one
+        (`Epochs.deal_ahead`).
+        """
         while not self._epochs.is_over(at):
             if deal_ahead:
                 self._epochs.deal_ahead(at)
@@ -196,7 +221,11 @@ class EpochSupply(Supply):
             at = after
 
     def _built(self, at: Position) -> PackedBatch:
-        """Return this rank's batch at a position; a rank without a unit gets a stand-in (`PackedBatch.as_stand_in`)."""
+        """Return this rank's batch at a position.
+
+        In the last step of an epoch, a rank may have no unit. It then gets a stand-in (`PackedBatch.as_stand_in`): a
+        batch of one sequence of this step, with weight 0 in the loss.
+        """
         units, course, serving = self._epochs.units(at.epoch), self._epochs.course(at), self._serving
         taken = course.part(at.leg.steps, serving.ranks.rank, at.batches)
         idle = not taken.units.size  # in the last step, where there are fewer units than micro-steps of all ranks

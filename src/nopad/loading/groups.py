@@ -1,7 +1,7 @@
-"""Groups of sequences that stay together: preference pairs, answers to one prompt.
+"""Groups of sequences that stay together, such as preference pairs, or several answers to one prompt.
 
-The sequences of a group share one step, one rank, or one pack. If ranks take a fixed number of sequences, all groups
-must have the same size. Sorting the sequences by group takes O(n log n).
+The sequences of a group share one step, one rank or one pack, as the loader's argument `together` says. If ranks take a
+fixed number of sequences, all groups must have the same size. Sorting n sequences by group takes O(n log n).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Groups:
     """A partition of n sequences into groups.
 
     Attributes:
-        indptr: group g is ``sequence[indptr[g]:indptr[g + 1]]``; ``[groups + 1]``.
+        indptr: where groups begin and end: group g is ``sequence[indptr[g]:indptr[g + 1]]``; ``[groups + 1]``.
         sequence: sequence numbers, group after group, ascending within each group; ``[n]``.
 
-    >>> groups = Groups.of([7, 3, 7, 3, 3], 5)
+    >>> groups = Groups.of([7, 3, 7, 3, 3], 5)  # sequences 1, 3 and 4 are in group 3; 0 and 2 in group 7
     >>> len(groups), groups.sizes.tolist(), groups.sequence.tolist()
     (2, [3, 2], [1, 3, 4, 0, 2])
     """
@@ -40,14 +40,12 @@ class Groups:
 
     @classmethod
     def of(cls, given: int | ArrayLike, sequences: int) -> Groups:
-        """Return the groups of `sequences` sequences.
+        """Return the groups of `sequences` sequences, in ascending order of the groups' numbers.
 
         Args:
             given: the number of each sequence's group, integers ``[n]``; or one integer k: every k consecutive
                 sequences are a group.
             sequences: number of sequences, n.
-
-        Groups are in ascending order of the numbers in `given`.
 
         Raises:
             OptionError: `given` does not have one integer per sequence; or k is below 1, or does not divide the number
@@ -114,6 +112,10 @@ class Groups:
         return sums
 
     def expanded(self, packs: Packs) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Turn packs of groups into packs of sequences; return ``(indptr, sequence)``, as in `nopad.Packs`."""
+        """Turn packs of groups into packs of sequences; return ``(indptr, sequence)``, as in `nopad.Packs`.
+
+        The entries of ``packs.sequence`` are numbers of groups; each is replaced by the sequences of its group, in
+        order.
+        """
         bounds, sequence = take_lists(self.indptr, self.sequence, packs.sequence.astype(np.int64))
         return bounds[packs.indptr], sequence

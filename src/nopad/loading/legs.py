@@ -1,9 +1,9 @@
-"""Legs: the parts of an epoch between two changes of the ranks, and the steps of the current leg.
+"""Legs, the parts of an epoch in which the same ranks take steps of the same size; and the steps of the current leg.
 
-An epoch is one leg, unless training stops in the middle and goes on with another number of ranks or nodes, another step
-(accumulation, units per rank, token cap) or another balance. Then a new leg begins, which deals exactly the units
-(packs, rows, single sequences or groups) that no earlier leg has taken. A state stores only a few integers per leg: the
-order of a leg is computed again from the seed, the epoch, the leg's number and the units left.
+An epoch is one leg, unless training stops in the middle and goes on with another number of ranks or nodes, another size
+of a step (units per rank, accumulation, token cap) or another balancing of ranks. Then a new leg begins, which deals
+exactly the units (packs, rows, single sequences or groups) that no earlier leg has taken. A state stores only a few
+integers per leg: the order of a leg is computed again from the seed, the epoch, the leg's number and the units left.
 
 Cost: O(units) when a leg begins, and once more for every earlier leg; O(units of a step) per step.
 """
@@ -34,7 +34,7 @@ Last = Literal["drop", "fill", "short", "refuse"]
 
 @dataclass(frozen=True, kw_only=True)
 class Leg:
-    """A part of an epoch in which ranks, step and balance stay the same.
+    """A part of an epoch in which the numbers of ranks and nodes, the size of a step and the balancing stay the same.
 
     Attributes:
         shape: the ranks, and the number of units (packs, rows, sequences or groups) per rank and micro-step.
@@ -49,17 +49,18 @@ class Leg:
     token_cap: int | None = None
 
     def deals_as(self, other: Leg) -> bool:
-        """Return whether this leg and `other` have the same shape, balance and cap, and so deal alike."""
+        """Return whether `other` has this leg's shape, balance and token cap, and so deals units in the same way."""
         return replace(self, steps=0) == replace(other, steps=0)
 
 
 class Course:
-    """The steps of the current leg: which units each rank gets in each step. Every rank computes the same.
+    """The steps of the current leg: which units each rank gets in each step. Each rank computes this for all ranks.
 
-    A leg is a part of an epoch in which ranks, step and balance stay the same. Units are packs, rows, single sequences
-    or groups of sequences.
+    A leg is a part of an epoch in which the numbers of ranks and nodes, the size of a step and the balancing stay the
+    same. Units are packs, rows, single sequences or groups of sequences.
 
     Attributes:
+        shape, balance: the ranks and the number of units of a step; how units are drawn and dealt.
         steps: number of steps from the beginning of this leg to the end of the epoch.
         units_left: number of units that no earlier leg has taken.
         empty: number of places for units that stay empty in the last step.
@@ -70,16 +71,16 @@ class Course:
     def __init__(
         self, units: Units, order: NDArray[Any] | None, leg: Leg, *, cost: CostModel, last: Last, resumed: bool = False
     ) -> None:
-        """Prepare to deal units in the order that `ordered` returned.
+        """Divide units into the steps of a leg, in the order that `ordered` returned.
 
         Args:
             units: the units of the epoch.
             order: the units that are left, in the order in which this leg takes them; None: all units, in the order of
                 their numbers.
-            leg: shape and balance of the steps.
+            leg: shape, balance and token cap of the steps.
             cost: the cost model by which ranks are balanced.
             last: what happens to units that make no whole step, as in `PackedLoader`.
-            resumed: whether earlier legs took some units; if so, a leg without a step is not an error.
+            resumed: whether there were earlier legs in this epoch; if so, a leg without a step is not an error.
 
         Raises:
             OptionError: the units do not make whole steps and `last` is "refuse"; or not a single step can be made, and
@@ -96,7 +97,7 @@ class Course:
         self.steps, self.empty = _whole_steps(self.units_left, leg.shape, last, resumed, self._cuts)
 
     def units_at(self, begin: int, end: int) -> NDArray[np.int64]:
-        """Return the numbers of units `begin` to `end` (exclusive), counted in the order of this leg; int64 ``[k]``.
+        """Return the numbers of the units at places `begin` to `end` (exclusive) in this leg's order; int64 ``[k]``.
 
         If the leg has fewer than `end` units, those up to its last one are returned.
         """
@@ -106,7 +107,7 @@ class Course:
         return self._order[begin:end].astype(np.int64)
 
     def bounds(self, step: int) -> tuple[int, int]:
-        """Return where the units of a step begin and end (exclusive) in the order in which this leg takes units.
+        """Return where the units of a step begin and end (exclusive), as places in the leg's order of units.
 
         If `step` is the number of steps, the first value is where the last step ends. Without a token cap, the end of a
         last step with empty places lies beyond the last unit; `units_at` allows for this.
@@ -117,7 +118,7 @@ class Course:
 
     @property
     def cut_short(self) -> int:
-        """Number of steps with fewer units than usual, because more would not fit under the token cap."""
+        """Number of steps with fewer than ``shape.per_step`` units because more did not fit under the token cap."""
         if self._cuts is None:
             return 0
         return int((np.diff(self._cuts[: self.steps + 1]) < self.shape.per_step).sum()) - bool(self.empty)
@@ -125,7 +126,7 @@ class Course:
     def step(self, number: int) -> Taken:
         """Return the units and sequences that step `number` of this leg takes on all ranks together.
 
-        The results of the last few steps are cached.
+        A few results are cached.
 
         Raises:
             IndexError: the leg has no such step.
@@ -142,14 +143,22 @@ class Course:
         return found
 
     def seen(self, number: int) -> tuple[int, int]:
-        """Return the number of sequences and of tokens that step `number` takes on all ranks together."""
+        """Return the number of sequences and of tokens that step `number` takes on all ranks together.
+
+        Raises:
+            IndexError: the leg has no such step.
+        """
         step = self.step(number)
         return step.sequences.size, _kernels.sum_at(self._units.seq_lengths, step.sequences)
 
     def part(self, step: int, rank: int, micro: int) -> Taken:
         """Return the units and sequences that one rank takes in one micro-step of step number `step`.
 
-        In a last step that was filled with empty places, a rank may have no unit.
+        In a last step with empty places, a rank may have no unit; the result then holds nothing.
+
+        Raises:
+            IndexError: the leg has no such step.
+            BalanceError: as in `dealt`.
         """
         if self.shape.per_step == self.shape.per_rank and not self._units.apart:  # a single rank, without accumulation
             return self.step(step)
@@ -160,12 +169,17 @@ class Course:
         return self._units.taken(chosen[chosen >= 0])
 
     def dealt(self, step: int) -> NDArray[np.int64]:
-        """Return the unit numbers of a step by rank, micro-step and place; -1: the place stays empty.
+        """Return the numbers of the units of a step, by rank, micro-step and place; -1: the place stays empty.
 
-        The result is int64 ``[world_size, accumulation, per_rank]``; under a token cap, the last dimension is the
-        largest number of units of any micro-step. If the sequences of a unit may go to different ranks
-        (`Units.apart`), the numbers are those of sequences, and the last dimension counts these. Units that share a
-        rank and micro-step are in the order of the epoch, and empty places come last.
+        The result is int64 ``[world_size, accumulation, per_rank]``. Under a token cap, the last dimension is as large
+        as the largest number of units of any micro-step. If the sequences of a unit may go to different ranks
+        (`Units.apart`), the result holds numbers of sequences instead, and the last dimension counts these. The units
+        of a rank's micro-step are in the leg's order of units; empty places come last.
+
+        Raises:
+            IndexError: the leg has no such step.
+            BalanceError: the cost model gives an invalid cost, or the costs of a pack or of the step do not fit into 64
+                bits together.
         """
         taken = self.step(step)
         if self._units.apart:
@@ -177,9 +191,13 @@ class Course:
         return found
 
     def _places(self, costs: NDArray[np.int64], taken: Taken) -> NDArray[np.int64]:
-        """Return which index into `costs` each rank, micro-step and place gets; -1 for places that stay empty.
+        """Return what each rank, micro-step and place of a step gets, as an index into `costs`; -1: it stays empty.
 
         The result is int64, of the shape that `dealt` returns.
+
+        Args:
+            costs: the cost of each unit of the step or, with `Units.apart`, of each sequence.
+            taken: the units and sequences of the step, in the same order.
         """
         shape, size = self._dealing, costs.size
         if self.token_cap is not None:
@@ -199,10 +217,11 @@ class Course:
 def ordered(
     units: Units, leg: Leg, past: Sequence[Leg], *, seed: int, epoch: int, cost: CostModel
 ) -> NDArray[Any] | None:
-    """Return the units that the legs in `past` did not take, in the order in which `leg` takes them; ``[units left]``.
+    """Return the units that the legs in `past` did not take, in the order in which `leg` takes them.
 
-    None stands for all units, in the order of their numbers. A leg is a part of an epoch; units are packs, rows, single
-    sequences or groups. Takes O(units) per leg.
+    The result is integers ``[units left]``; None stands for all units, in the order of their numbers. Units are packs,
+    rows, single sequences or groups. A leg is a part of an epoch in which the numbers of ranks and nodes, the size of a
+    step and the balancing stay the same. This takes O(units) per leg.
 
     Args:
         units: the units of the epoch.
@@ -236,12 +255,17 @@ def ordered(
 
 
 def check_cap(units: Units, leg: Leg, unit: str) -> None:
-    """Refuse a token cap that is too small for a unit; units that this epoch leaves out are checked too.
+    """Refuse a token cap that is too small for a unit; units of the data that the epoch leaves out are checked too.
 
-    Units are packs, rows, single sequences or groups; `unit`, such as "sequence", is the word for one in the message.
+    Units are packs, rows, single sequences or groups.
+
+    Args:
+        units: the units of the data.
+        leg: the cap (None: nothing is checked) and, for units whose sequences are dealt apart, the ranks.
+        unit: what one unit is called in the message, such as "sequence".
 
     Raises:
-        LengthError: a unit does not fit under the cap; the message names it.
+        LengthError: a unit does not fit under the cap; the message names the first one.
     """
     if leg.token_cap is None:
         return
@@ -271,7 +295,7 @@ def check_cap(units: Units, leg: Leg, unit: str) -> None:
 def _cuts(units: Units, order: NDArray[Any] | None, leg: Leg) -> NDArray[np.int64] | None:
     """Return where each step of a leg begins in the leg's order of units, and where the last step ends.
 
-    The result is int64 ``[steps + 1]``; None without a token cap. `order` is that of `Course`.
+    The result is int64 ``[steps + 1]``; None if the leg has no token cap. `order` is the argument of `Course`.
 
     Raises:
         BalanceError: a unit does not fit under the cap, even in a step of its own.
@@ -285,7 +309,8 @@ def _cuts(units: Units, order: NDArray[Any] | None, leg: Leg) -> NDArray[np.int6
 def _taken_by(units: Units, left: NDArray[Any], leg: Leg) -> int:
     """Return how many units a finished leg took; they are the first ones of `left`.
 
-    A leg is a part of an epoch. `left` are the units that were left when it began, in the order in which it took them.
+    A leg is a part of an epoch. `left` are the units that were left when the leg began, in the order in which it took
+    them.
 
     Raises:
         FormatError: the leg cannot have taken its steps from these units.
@@ -305,8 +330,12 @@ def _taken_by(units: Units, left: NDArray[Any], leg: Leg) -> int:
 def _drawn(costs: NDArray[np.int64], leg: Leg, key: int, *, resumed: bool) -> NDArray[Any]:
     """Return the order in which a leg (a part of an epoch) takes its units, as indices into `costs`.
 
-    `key` is the seed of the draw. If `resumed` is True and draw "stratified" fails, as it does when earlier legs used
-    up a stratum (a range of costs), the order stays as it was given.
+    Args:
+        costs: the cost of each unit that was left when the leg began; int64 ``[n]``.
+        leg: the ranks and units of a step, and the balance.
+        key: the seed of the draw.
+        resumed: whether this epoch had earlier legs. If so, they may have used up a stratum (a range of costs), and
+            draw "stratified" fails; the units then stay in the order given.
 
     Raises:
         BalanceError: the balance cannot draw these units.
@@ -322,10 +351,15 @@ def _drawn(costs: NDArray[np.int64], leg: Leg, key: int, *, resumed: bool) -> ND
 def _whole_steps(
     units: int, shape: Shape, last: Last, resumed: bool, cuts: NDArray[np.int64] | None
 ) -> tuple[int, int]:
-    """Return (number of steps, number of empty places for units in the last step) of a leg with this many units.
+    """Return (number of steps, number of empty places for units in the last step) of a leg.
 
-    `cuts` is what `_cuts` returns: where steps begin under a token cap, or None. Under a cap too, the last units make a
-    whole step only if there are ``shape.per_step`` of them. `last` and `resumed` are those of `Course`.
+    Args:
+        units: number of units that are left when the leg begins.
+        shape: the ranks and the number of units of a step.
+        last: what happens to units that make no whole step, as in `PackedLoader`.
+        resumed: whether there were earlier legs in this epoch.
+        cuts: what `_cuts` returns: where steps begin under a token cap; None: there is no cap. Also under a cap, the
+            last units make a whole step only if there are ``shape.per_step`` of them.
 
     Raises:
         OptionError: units are left over and `last` is "refuse"; or there is no step, and `resumed` is False.

@@ -16,42 +16,37 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from copy import copy
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from nopad.balance import Balance, CostModel, Tokens
-from nopad.batch import Flat, PackedBatch, Rows
-from nopad.batch.form import Form, check_form
+from nopad.batch import PackedBatch
+from nopad.batch.form import Form
 from nopad.errors import OptionError
-from nopad.loading.agreement import check_agreement, exchange_of
-from nopad.loading.arguments import aligned, capped, fitting, groups_per_rank, per_rank, refuse_dealing, refuse_torchs
+from nopad.loading.arguments import refuse_dealing, refuse_torchs
+from nopad.loading.cursor import Cursor
 from nopad.loading.epochs import Epochs
-from nopad.loading.feeds import Feed
 from nopad.loading.finite import EpochSupply
 from nopad.loading.groups import Together
 from nopad.loading.legs import Last
 from nopad.loading.opening import open_feed
 from nopad.loading.ranks import Ranks
-from nopad.loading.sharing import HostArrays
+from nopad.loading.sharing import shared
+from nopad.loading.step import Step
 from nopad.loading.streams.opening import is_stream, open_stream
 from nopad.loading.streams.summary import StreamSummary
 from nopad.loading.streams.supply import StreamSupply
 from nopad.loading.summary import Summary
-from nopad.loading.supply import Collate, Place, Serving, Supply
-from nopad.options import Option, check_choice
-from nopad.sequences import Sequences
+from nopad.loading.supply import Collate, Supply
+from nopad.options import Option
 
 if TYPE_CHECKING:
     from nopad.loading.torch import TorchLoader
 
 __all__ = ["Collate", "PackedLoader"]
 
-_ACCUMULATION = Option(default=1, help="micro-steps of an optimiser step")
-_PREFETCH = Option(default=2, low=0, high=1024, help="batches built ahead")
-_SHARED_FROM = 1 << 20  # number of sequences from which on the ranks of a host share arrays
 _NUMBER = Option(default=0, low=0, help="of an epoch, or of batches")
 
 
@@ -160,75 +155,54 @@ class PackedLoader:
     ) -> None:
         self.ranks = Ranks.found(rank=rank, world_size=world_size, node_size=node_size, group=group)
         refuse_torchs(options)
-        taken = per_rank(rows, tokens, sequences, capacity)
-        prefetch = _PREFETCH.check("prefetch", prefetch)
-        self._per_rank = taken
-        accumulation = int(_ACCUMULATION.check("accumulation", accumulation))
-        self._accumulation = accumulation
-        last = check_choice("last", last, Last)
-        capacity = capacity if tokens is None else tokens
-        align = aligned(align, capacity, options)
-        stream, unpacked = is_stream(data, options), sequences is not None
-        form = None if form is None else fitting(check_form(form), align, packed=capacity is not None)
-        flat = rows is None and align == 1 if form is None else isinstance(form, Flat)
-        self._rows = 1 if flat else taken
-
-        token_cap = capped(token_cap, form, unpacked=unpacked, stream=stream)
-
-        def serving(capacity: int, group_size: int = 1) -> Serving:
-            usual = Flat() if flat else Rows(capacity, rows=None if last == "short" else taken, align=align)
-            return Serving(
-                ranks=self.ranks,
-                accumulation=accumulation,
-                per_rank=groups_per_rank(taken, group_size),
-                rows=rows is not None,
-                tokens=tokens,
-                token_cap=token_cap,
-                form=form or usual,
-                collate=collate or _collated,
-                prefetch=prefetch,
-            )
-
+        stream = is_stream(data, options)
+        step = self._step = Step.of(
+            stream=stream,
+            rows=rows,
+            tokens=tokens,
+            sequences=sequences,
+            capacity=capacity,
+            token_cap=token_cap,
+            accumulation=accumulation,
+            last=last,
+            align=align,
+            form=form,
+            collate=collate,
+            prefetch=prefetch,
+        )
+        how: dict[str, Any] = {"unpacked": step.unpacked, "seed": seed}
         self._supply: Supply
         if stream:
             dealing = {"balance": balance, "cost": cost, "groups": groups, "together": together}
             shuffled = options.get("shuffle_buffer") is not None
-            refuse_dealing(**dealing, align=align, host_dir=host_dir, seed=0 if shuffled else seed)
-            opened = open_stream(data, capacity, options, unpacked=unpacked, seed=seed)
-            self._supply = StreamSupply(*opened, serving(opened[1].capacity or 1), last)
+            refuse_dealing(**dealing, align=step.align, host_dir=host_dir, seed=0 if shuffled else seed)
+            opened = open_stream(data, step.capacity, options, **how)
             self._capacity = opened[1].capacity
+            self._supply = StreamSupply(*opened, step.serving(self.ranks, self._capacity or 1), step.last)
         else:
-            feed = open_feed(data, capacity, unpacked=unpacked, seed=seed, groups=groups, together=together, **options)
-            epochs = Epochs(feed, cost or Tokens(), last, _shared(self.ranks, feed, host_dir))
-            self._supply = EpochSupply(epochs, serving(feed.capacity, feed.group_size), Balance.named(balance))
-            self._capacity = None if unpacked else feed.capacity
-        self._at: Place = self._supply.begin()
-        self._begin_again()
-
-    def _begin_again(self) -> None:
-        """End the current iteration; the next one compares the ranks again."""
-        self._running: tuple[int, object] | None = None  # id of the process, mark of its current iteration
-        self._agreed = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return all attributes but those of the current iteration, for worker processes."""
-        private = {"_running", "_agreed"}
-        return {name: value for name, value in vars(self).items() if name not in private}
+            if step.align > 1:
+                options["align"] = step.align
+            feed = open_feed(data, step.capacity, groups=groups, together=together, **how, **options)
+            self._capacity = None if step.unpacked else feed.capacity
+            epochs = Epochs(feed, cost or Tokens(), step.last, shared(self.ranks, feed, host_dir))
+            serving = step.serving(self.ranks, feed.capacity, feed.group_size)
+            self._supply = EpochSupply(epochs, serving, Balance.named(balance))
+        self._cursor = Cursor(self._supply, self.ranks)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore in another process, at the same place."""
+        """Restore in another process, or as a copy: at the same place, from where it moves on by itself."""
         vars(self).update(state)
-        self._begin_again()
+        self._cursor = copy(self._cursor)
 
     @property
     def epoch(self) -> int:
         """Number of the current epoch, from 0; for a stream, the number of finished passes over its source."""
-        return self._at.epoch
+        return self._cursor.at.epoch
 
     @property
     def steps_seen(self) -> int:
         """Number of whole optimiser steps taken since the first epoch; the same on all ranks."""
-        return self._at.steps_seen
+        return self._cursor.at.steps_seen
 
     @property
     def sequences_seen(self) -> int:
@@ -237,7 +211,7 @@ class PackedLoader:
         Raises:
             OptionError: the data are a stream and there are several ranks: each knows only its own number.
         """
-        return self._at.sequences_seen
+        return self._cursor.at.sequences_seen
 
     @property
     def tokens_seen(self) -> int:
@@ -246,7 +220,7 @@ class PackedLoader:
         Raises:
             OptionError: the data are a stream and there are several ranks: each knows only its own number.
         """
-        return self._at.tokens_seen
+        return self._cursor.at.tokens_seen
 
     @property
     def is_stream(self) -> bool:
@@ -261,23 +235,23 @@ class PackedLoader:
     @property
     def accumulation(self) -> int:
         """Micro-steps per optimiser step."""
-        return self._accumulation
+        return self._step.accumulation
 
     @property
     def per_rank(self) -> int:
         """Number of rows or sequences per rank and micro-step; 1 for a loader made with `tokens`."""
-        return self._per_rank
+        return self._step.per_rank
 
     @property
     def rows(self) -> int:
         """Most rows of a batch, without empty rows that `form` adds; 1 if all sequences lie in one flat row."""
-        return self._rows
+        return 1 if self._step.flat else self._step.per_rank
 
     def __repr__(self) -> str:
         """Return in one line what is loaded, for which rank, and where the loader stands."""
         return (
-            f"PackedLoader({self._supply.described()}, {self._accumulation:,} micro-step"
-            f"{'s' * (self._accumulation != 1)} per step; rank "
+            f"PackedLoader({self._supply.described()}, {self._step.accumulation:,} micro-step"
+            f"{'s' * (self._step.accumulation != 1)} per step; rank "
             f"{self.ranks.rank} of {self.ranks.world_size}; epoch {self.epoch}, {self.steps_seen:,} steps seen)"
         )
 
@@ -295,12 +269,12 @@ class PackedLoader:
     def __len__(self) -> int:
         """Number of batches that a rank takes in the whole epoch.
 
-        If the ranks, the step or the balance changed within this epoch, only the batches since then count.
+        If the ranks, the size of a step or the balancing changed within this epoch, only the batches since then count.
 
         Raises:
             TypeError: the data are a stream, whose length is not known.
         """
-        return self._supply.length(self._at)
+        return self._supply.length(self._cursor.at)
 
     def steps_in(self, epoch: int) -> int:
         """Return the number of optimiser steps of epoch number `epoch`, from its beginning to its end.
@@ -312,7 +286,7 @@ class PackedLoader:
             OptionError: `epoch` is not an integer of at least 0.
             TypeError: the data are a stream, whose length is not known.
         """
-        return self._supply.steps_in(self._at, _NUMBER.check("epoch", epoch))
+        return self._supply.steps_in(self._cursor.at, _NUMBER.check("epoch", epoch))
 
     def summary(self) -> Summary | StreamSummary:
         """Return a summary of the current epoch: steps, sequences, tokens, what is left out, and how evenly ranks work.
@@ -327,7 +301,7 @@ class PackedLoader:
                  one sequence per row would take 2 steps: a schedule in steps sees 2.00 times as many ...
         balance  the slowest rank of a step costs 0.00% more than the mean (floor 0.00%), by Tokens()
         """
-        found: Summary | StreamSummary = self._supply.summary(self._at)
+        found: Summary | StreamSummary = self._supply.summary(self._cursor.at)
         return found
 
     def set_epoch(self, epoch: int) -> None:
@@ -337,14 +311,12 @@ class PackedLoader:
             OptionError: `epoch` is not an integer of at least 0; or the data are a stream that never ends, and `epoch`
                 is not the current epoch.
         """
-        if _NUMBER.check("epoch", epoch) != self._at.epoch:
-            self._at = self._supply.epoch_begin(self._at, epoch)
-            self._begin_again()
+        if _NUMBER.check("epoch", epoch) != self._cursor.at.epoch:
+            self._cursor.go(self._supply.epoch_begin(self._cursor.at, epoch))
 
     def rewind(self) -> None:
         """Go back to where the loader began: the beginning of its first epoch."""
-        self._at = self._supply.begin()
-        self._begin_again()
+        self._cursor.go(self._supply.begin())
 
     def facts(self) -> dict[str, Any]:
         """Return, by name, what must be the same when a saved run goes on, such as data and seed; JSON values."""
@@ -360,14 +332,15 @@ class PackedLoader:
             OptionError: `batches` is not an integer of at least 0; this epoch has fewer batches left; or the data are a
                 stream, and `batches` is not 0.
         """
-        return self._supply.state(self._at, _NUMBER.check("batches", batches))
+        return self._supply.state(self._cursor.at, _NUMBER.check("batches", batches))
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Move this loader to where the loader that gave `state` stood.
 
-        With the same ranks, step and balance, the next batch is the one that would have come next. If any of these
-        differs, the epoch goes on with exactly those packs (or sequences, or groups) that it has not seen yet; a step
-        that was taken only in part counts as not seen, since its gradient was never applied.
+        If this loader has the same numbers of ranks and nodes, the same size of a step and the same `balance`, its next
+        batch is the one that would have come next. If any of these differs, the epoch goes on with exactly those packs
+        (or sequences, or groups) that it has not seen yet; a step that was taken only in part counts as not seen, since
+        its gradient was never applied.
 
         For a stream, each rank loads the state that it saved itself; if the number of ranks changed, each rank loads a
         list of the states of all former ranks.
@@ -380,8 +353,7 @@ class PackedLoader:
             OptionError: `last` is "refuse", and the sequences left do not make whole steps for the new ranks.
             BalanceError: the balance cannot deal the sequences left.
         """
-        self._at = self._supply.placed(state)
-        self._begin_again()
+        self._cursor.go(self._supply.placed(state))
 
     def __iter__(self) -> Iterator[PackedBatch]:
         """Iterate over the batches that are left of this epoch.
@@ -395,7 +367,7 @@ class PackedLoader:
             FormatError: the tokenizer cannot encode a text of a stream; or the folder of a packed dataset holds none
                 any more.
         """
-        return self._moved_on(lambda: self._supply.batches(self._at))
+        return self._cursor.batches()
 
     def dataloader(self, *, num_workers: int = 0, **options: Any) -> TorchLoader:
         """Return a torch `DataLoader` that gives these batches.
@@ -421,7 +393,7 @@ class PackedLoader:
 
         Of the batches left of this epoch, counted from 0, these are number `worker` and every `workers`-th after it.
         """
-        return (batch for _, batch in self._supply.batches(self._at, worker, workers) if batch is not None)
+        return (batch for _, batch in self._supply.batches(self._cursor.at, worker, workers) if batch is not None)
 
     def follow(self, batches: Callable[[], Iterator[PackedBatch]]) -> Iterator[PackedBatch]:
         """Iterate over the batches that are left of this epoch, while other processes build them (`share`).
@@ -433,57 +405,4 @@ class PackedLoader:
             OptionError: the other processes gave too few batches; another iteration of this loader began meanwhile, or
                 the loader was set to another place; or the ranks have different data or options.
         """
-        return self._moved_on(lambda: self._paired(batches()))
-
-    def _paired(self, batches: Iterator[PackedBatch]) -> Iterator[tuple[Place, PackedBatch]]:
-        for number, after in enumerate(self._supply.places(self._at)):
-            batch = next(batches, None)
-            if batch is None:
-                raise OptionError(f"the worker processes gave {number} batches and then no more; see their messages")
-            yield after, batch
-
-    def _moved_on(self, batches: Callable[[], Iterator[tuple[Place, PackedBatch | None]]]) -> Iterator[PackedBatch]:
-        """Yield the batches that ``batches()`` gives; as the loop gets a batch, move to the place after that batch."""
-        self._agree()
-        self._at = self._supply.settled(self._at)  # the last loop may have stopped right after the last batch
-        running = self._running = os.getpid(), object()
-        for after, batch in batches():
-            self._check_running(running)
-            self._at = after
-            if batch is None:
-                return
-            yield batch
-            self._check_running(running)
-        self._at = self._supply.epoch_begin(self._at, self._at.epoch + 1)
-
-    def _check_running(self, running: tuple[int, object]) -> None:
-        if running[0] != os.getpid():
-            raise OptionError(
-                "this iteration began in another process, whose threads build its batches; begin a new one"
-            )
-        if self._running is not running:
-            raise OptionError(
-                "this iteration is over: another one of the same loader began, or the loader was set to another place"
-            )
-
-    def _agree(self) -> None:
-        """Compare data, options and position with the other ranks, once after each `_begin_again`."""
-        exchange = None if self._agreed else exchange_of(self.ranks)
-        if exchange is not None:
-            check_agreement(self.ranks, self._supply.agreed(self._at), exchange)
-        self._agreed = True
-
-
-def _collated(sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> PackedBatch:
-    return PackedBatch.from_columns(sequences, form, per_row=per_row)
-
-
-def _shared(ranks: Ranks, feed: Feed, host_dir: str | os.PathLike[str] | None) -> HostArrays | None:
-    """Return this host's shared arrays; None: nothing is shared.
-
-    Nothing is shared if `host_dir` is None and sharing is not worth it: a node has one rank, or the data have fewer
-    than 2**20 sequences.
-    """
-    if host_dir is None and (ranks.node_size == 1 or feed.sequences < _SHARED_FROM):
-        return None
-    return HostArrays(feed.facts(), None if host_dir is None else Path(host_dir))
+        return self._cursor.follow(batches)

@@ -20,12 +20,21 @@ __all__ = ["MixedTokens"]
 
 
 class MixedTokens(Feed):
-    """The sequences of a `Mixture`, packed together, or dealt one by one."""
+    """The feed of a `Mixture`: its sequences, in packs or one by one.
+
+    Sequences of several sources may share a pack.
+    """
 
     steady = False
 
     def __init__(self, mixture: Mixture, capacity: int | None, *, seed: int = 0, **options: Any) -> None:
-        """Deal the sequences of `mixture`, in packs of `capacity` if one is given; `options` are those of `nopad.plan`.
+        """Keep the arguments; check the options, and with a capacity also the lengths of the sequences.
+
+        Args:
+            mixture: the sources and their shares.
+            capacity: most tokens per pack; None: the sequences are not packed.
+            seed: the seed of all random choices.
+            options: options of the plans, as in `nopad.plan`; a new plan is made in every epoch.
 
         Raises:
             LengthError: a sequence is longer than `capacity`.
@@ -44,7 +53,11 @@ class MixedTokens(Feed):
         self.phased = mixture.exhausted == "drop"
 
     def facts(self) -> dict[str, Any]:
-        """Return the fingerprints and shares of the sources, the capacity, the plan's options and the seed."""
+        """Return, by name, what a saved run and the run that resumes it must share.
+
+        This is what is dealt, the seed, the facts of the mixture and, if sequences are packed, the capacity and the
+        options of the plans.
+        """
         packing = {} if self._capacity is None else {"capacity": self._capacity, "plan options": repr(self._options)}
         return {"unit": self.unit, "seed": self.seed, **self._mixture.facts(), **packing}
 

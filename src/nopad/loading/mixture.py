@@ -1,10 +1,12 @@
 """`Mixture`: several sources of stored tokens in one epoch, each with a share of the epoch's tokens.
 
-Each epoch chooses its sequences so that their tokens have these shares, to within a sequence of each source; over
-several epochs, no sequence is left out. Every source is read in passes, each in a random order of its own. An epoch
-takes from each source as many tokens as its share, from where the last epoch stopped. (With `exhausted` "drop", an
-epoch takes every sequence once instead, and the shares hold until a source runs out.) Which sequences an epoch takes
-depends only on the mixture, seed and epoch. Cost: O(sequences of a source) for each pass that an epoch touches.
+Every source is read in passes, each in a random order of its own. An epoch takes from each source its share of the
+tokens, from where the epoch before stopped. So the shares are exact to within one sequence of each source, and over
+several epochs no sequence is left out. With `exhausted` "drop" it is different: an epoch takes every sequence once, and
+the shares hold only until a source runs out.
+
+Which sequences an epoch takes depends only on the mixture, seed and epoch. Cost: O(sequences of a source) for each pass
+that an epoch touches.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ class Chosen:
     Attributes:
         numbers: numbers of these sequences, counted over all sources of the mixture; ``[n]``. A sequence that is
             repeated occurs several times.
-        phases: index in `numbers` at which each phase begins, and the end of the last one; ``phases + 1`` integers. The
-            shares of the sources are constant within a phase; a phase ends when a source runs out.
+        phases: where each phase begins in `numbers`, and where the last one ends; so one integer more than there are
+            phases. The shares of the sources are constant within a phase; a phase ends when a source runs out.
         notes: one line for each source, for the summary.
     """
 
@@ -60,20 +62,21 @@ class Mixture:
 
     Attributes:
         names: names of the sources, in the order given; ``seq_source`` in a batch's records is an index into them.
+        exhausted: the argument of this name.
 
     Raises:
         OptionError: `sources` is not a dict or is empty; a weight names no source, is missing, or is not a finite
             number above 0; `exhausted` has another value; the sources do not have the same columns; or an epoch would
             take more than 2^31 - 1 sequences from one source.
-        SourceError, FormatError, CorruptError, RecordError, LengthError, StorageError: a source cannot be opened, as
-            for `open_tokens`.
+        SourceError, FormatError, CorruptError, RecordError, LengthError, StorageError, MissingExtraError: a source
+            cannot be opened, as for `open_tokens`.
 
     >>> import nopad
     >>> from nopad.loading import Mixture
     >>> data = Mixture({"text": [[1, 1]] * 6, "code": [[2, 2]] * 2}, weights={"text": 1, "code": 1})
     >>> loader = nopad.PackedLoader(data, capacity=4, rows=1)
     >>> tokens = [number for batch in loader for number in batch["input_ids"].flatten().tolist()]
-    >>> tokens.count(1), tokens.count(2)
+    >>> tokens.count(1), tokens.count(2)  # equal shares: the 4 tokens of "code" are read three times
     (12, 12)
     """
 
@@ -108,16 +111,16 @@ class Mixture:
         return np.concatenate([source.seq_lengths for source in self._sources])
 
     def facts(self) -> dict[str, Any]:
-        """Return the fingerprints and shares of the sources, and `exhausted`, by name."""
+        """Return, by name, the fingerprint of each source, the shares of the sources, and `exhausted`; JSON values."""
         found: dict[str, Any] = {f"data of {n}": s.fingerprint for n, s in zip(self.names, self._sources, strict=True)}
         shares = {name: str(share) for name, share in zip(self.names, self._shares, strict=True)}
         return {**found, "shares": shares, "exhausted": self.exhausted}
 
     def check_unchanged(self) -> None:
-        """Refuse tokens that changed since they were opened.
+        """Refuse sources whose files changed since they were opened.
 
         Raises:
-            SourceError: a source changed.
+            SourceError: a file changed; the message names it.
         """
         for source in self._sources:
             source.check_unchanged()
@@ -149,10 +152,16 @@ class Mixture:
         return Chosen(numbers, (0, numbers.size), tuple(notes))
 
     def _window(self, place: int, seed: int, begin: int, end: int) -> NDArray[np.int64]:
-        """Return the numbers of the sequences of a source that begin at tokens `begin` to `end` (exclusive); int64.
+        """Return the sequences of a source whose first token is one of the tokens `begin` to `end` (exclusive); int64.
 
-        `place` is the number of the source. Token positions run on from one pass over this source to the next. The
-        returned numbers count the sequences of all sources, one source after the other.
+        The tokens of a source are numbered over all passes, one pass after the other. The sequences are returned as
+        numbers that count all sources of the mixture.
+
+        Args:
+            place: number of the source, from 0.
+            seed: the seed of all random choices.
+            begin: number of the first token.
+            end: number of the token after the last one.
         """
         tokens = self._tokens[place]
         parts = [np.zeros(0, dtype=np.int64)]
@@ -163,10 +172,10 @@ class Mixture:
         return np.concatenate(parts)
 
     def _pass(self, place: int, seed: int, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the order of a pass over a source, and at which token each sequence begins; int64 ``[n]`` each.
+        """Return the order in which a pass takes the sequences of a source, and the token at which each of them begins.
 
-        `place` is the number of the source, and `number` that of the pass, both from 0. The second array is in the
-        order of the pass too.
+        Both are int64 ``[n]``, in the order of the pass; tokens are counted from 0 in the pass. `place` is the number
+        of the source, and `number` that of the pass, both from 0.
         """
         order = np.arange(len(self._sources[place]))
         _kernels.shuffle(order, np.uint64(random.key(seed, random.STREAM_PASS, place, number)))
@@ -175,7 +184,7 @@ class Mixture:
         return order, ends - lengths
 
     def _each_once(self, seed: int, epoch: int) -> Chosen:
-        """Return a `Chosen` that has every sequence once, for `exhausted` "drop".
+        """Return a `Chosen` in which every sequence of every source occurs once, for `exhausted` "drop".
 
         A phase ends where a source runs out; the other sources go on in the next phase.
         """
@@ -217,7 +226,10 @@ class Mixture:
         )
 
     def _parts(self, numbers: NDArray[np.int64], of: NDArray[np.int64]) -> Iterator[Sequences]:
-        """Yield the sequences with these numbers, source by source, with ``seq_index``; `of` is the source of each."""
+        """Yield the sequences with these numbers, source by source, with ``seq_index``.
+
+        `of` is the index of each sequence's source. The sequences of a source are in the order of `numbers`.
+        """
         for place in np.unique(of).tolist():
             local = numbers[of == place] - self._begin[place]
             found = self._sources[place].gather(local, wide=True)
@@ -258,6 +270,8 @@ def _columns(found: Sequences) -> set[str]:
 
 def _shares(weights: Mapping[str, float] | None, names: tuple[str, ...], tokens: list[int]) -> list[Fraction]:
     """Return the share of each source, in the order of `names`; the shares add up to 1.
+
+    `tokens` are the numbers of tokens of the sources; without `weights`, the shares are in proportion to them.
 
     Raises:
         OptionError: a weight names no source, is missing, or is not a finite number above 0.

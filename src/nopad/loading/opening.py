@@ -31,17 +31,23 @@ def open_feed(
     together: Together = "rank",
     **options: Any,
 ) -> Feed:
-    """Return the feed of `data`: stored rows, packs of `capacity`, or, if `unpacked`, single sequences or groups.
+    """Return the feed of `data`: what a loader deals in an epoch.
 
-    `groups`, `together` and `options` are as in `PackedLoader`.
+    It deals packs, if a `capacity` is given; single sequences or groups, if `unpacked` is True; otherwise the rows of a
+    packed dataset, as they are stored. `groups`, `together` and `options` are as in `PackedLoader`.
 
     Raises:
-        OptionError: `capacity` is None, `unpacked` is False, and `data` is not a packed dataset; options of a plan are
-            given where nothing is planned; `together` is "pack", or groups differ in size, where nothing is packed;
-            groups are given for stored rows; groups or a plan are given for a mixture; or an option is invalid.
+        OptionError: one of these:
+
+            * there is no `capacity`, `unpacked` is False, and `data` is not a packed dataset
+            * options of a plan are given, and nothing is planned
+            * `unpacked` is True, `data` is not a mixture, and `together` is "pack" or the groups differ in size
+            * groups are given for stored rows; or groups or a plan are given for a mixture
+            * an option has an invalid value
         LengthError: a sequence or group is longer than `capacity`, or a sequence has no token.
         PlanMismatchError: as for `nopad.loading.feeds.planned`.
-        SourceError, FormatError, CorruptError, RecordError, StorageError: as for `open_tokens` and `open_packed`.
+        SourceError, FormatError, CorruptError, RecordError, StorageError, MissingExtraError: as for `open_tokens` and
+            `open_packed`.
     """
     checked, _ = check_sizes(1 if capacity is None else capacity, None, seed)
     capacity, seed = None if capacity is None else checked, int(seed)

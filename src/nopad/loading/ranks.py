@@ -34,7 +34,7 @@ class Ranks:
     Raises:
         OptionError: a number is out of range, or `node_size` does not divide `world_size`.
 
-    >>> Ranks(rank=3, world_size=8, node_size=4).node
+    >>> Ranks(rank=3, world_size=8, node_size=4).node  # ranks 0 to 3 share node 0
     0
     """
 
@@ -57,7 +57,7 @@ class Ranks:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes for worker processes, without the group, which belongs to this process."""
+        """Return the attributes that a worker process gets: all but `group`, which is valid in this process only."""
         return {**vars(self), "group": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ranks:
@@ -113,10 +113,10 @@ class Ranks:
 
 
 def _of_group(group: Any) -> tuple[int, int]:
-    """Return (rank, size) of a torch process group or a one-dimensional device mesh.
+    """Return (rank of this process, number of processes) in a torch process group or a one-dimensional device mesh.
 
     Raises:
-        OptionError: `group` is something else, or does not contain this process.
+        OptionError: `group` is neither of these, or does not contain this process.
     """
     size = getattr(group, "size", None)
     if not callable(size) or not hasattr(group, "rank" if not hasattr(group, "get_local_rank") else "get_local_rank"):
@@ -137,7 +137,10 @@ def _of_group(group: Any) -> tuple[int, int]:
 
 
 def _of_program() -> tuple[int, int]:
-    """Return (rank, world size) of the default process group, or of the environment, or (0, 1).
+    """Return (rank, world size) of this process.
+
+    They are those of torch.distributed's default process group; without one, those in ``RANK`` and ``WORLD_SIZE``;
+    without these, (0, 1).
 
     Raises:
         OptionError: only one of ``RANK`` and ``WORLD_SIZE`` is set, or one of them is not an integer of at least 0.

@@ -1,10 +1,10 @@
-"""Arrays that one rank of a host makes and all its ranks map, so that memory does not grow with the number of ranks.
+"""Arrays that one rank of a host makes and all ranks of the host map, so that memory does not grow with their number.
 
 The ranks of a job find the same folder because its name is a digest of facts that all of them share. The first process
-that needs an array makes it, under a lock; the others wait, and map its file. Files are never changed, only removed,
-which does not affect processes that have mapped them. The last process that uses a folder removes it; folders that a
-killed job left behind are removed, unread, when the next job begins. If another program removes files meanwhile (such
-as a cleaner of temporary files), arrays are made again; once the folder is gone, each process has its own arrays.
+that needs an array makes it, under a lock; the others wait, and map its file into memory. Files are never changed, only
+removed, which does not affect processes that have mapped them. The last process that uses a folder removes it; folders
+that a killed job left behind are removed, unread, when the next job begins. If another program removes files meanwhile
+(such as a cleaner of temporary files), arrays are made again; once the folder is gone, each process has its own arrays.
 """
 
 from __future__ import annotations
@@ -26,16 +26,19 @@ from numpy.typing import NDArray
 import nopad
 from nopad.errors import StorageError
 from nopad.files import locked, storage_errors
+from nopad.loading.feeds import Feed
+from nopad.loading.ranks import Ranks
 
-__all__ = ["HostArrays"]
+__all__ = ["HostArrays", "shared"]
 
 Arrays = Mapping[str, NDArray[Any]]
+_SHARED_FROM = 1 << 20  # number of sequences from which on the ranks of a host share arrays
 _USERS = "users"  # locked by every process that uses the folder
 _NAMES = "names.json"  # the names of the arrays in a folder
 
 
 class HostArrays:
-    """Arrays by name, made by one process of this host and mapped from files by all others with the same facts.
+    """Arrays by name, made by one process of this host and mapped from files by all its processes with the same facts.
 
     Args:
         facts: the facts that are the same in all processes that share arrays; JSON values. The folder is named by a
@@ -46,14 +49,16 @@ class HostArrays:
         folder: the folder of the arrays' files.
 
     Raises:
-        StorageError: the folder cannot be made, or belongs to somebody else.
+        StorageError: the folder cannot be made, or `root` is a symbolic link or belongs to somebody else.
     """
 
     def __init__(self, facts: Mapping[str, Any], root: Path | None = None) -> None:
-        """Use the folder of these facts below `root`; None: a folder of this user for temporary files.
+        """Make the folder for these facts, or join the processes that use it already.
+
+        Folders below `root` that no process uses any more are removed.
 
         Raises:
-            StorageError: the folder cannot be made, or belongs to somebody else.
+            StorageError: the folder cannot be made, or `root` is a symbolic link or belongs to somebody else.
         """
         same = {**facts, "nopad": nopad.__version__}
         key = hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:32]
@@ -71,10 +76,11 @@ class HostArrays:
         self._close = weakref.finalize(self, _leave, root, self.folder, users, os.getpid())
 
     def arrays(self, name: str, make: Callable[[], Arrays]) -> dict[str, NDArray[Any]]:
-        """Return the arrays of this name, mapped from files; `make` is called if the files do not exist (any more).
+        """Return the arrays that are stored under `name`, each by its own name, mapped from files.
 
-        If the whole folder is gone, the result of `make` is returned instead, in memory of this process. Writing to the
-        returned arrays does not change them in other processes.
+        If no process has stored them yet, or their files were removed, `make` is called, and its result is stored. If
+        the whole folder is gone, the result of `make` is returned without being stored. Writing to the returned arrays
+        does not change them in other processes.
 
         Raises:
             StorageError: the disk is full, or a read or write failed.
@@ -102,7 +108,7 @@ class HostArrays:
             partial.rename(place)
 
     def forget(self, pattern: str) -> None:
-        """Remove the files of all arrays whose names match a glob pattern, such as "epoch-*".
+        """Remove the files of all arrays stored under names that match a glob pattern, such as "epoch-*".
 
         Processes that have mapped these files can still read them.
 
@@ -116,18 +122,21 @@ class HostArrays:
                 shutil.rmtree(place, ignore_errors=True)
 
     def close(self) -> None:
-        """Stop using the folder; the last process that does so removes it."""
+        """Stop using the folder; the last process that stops using it removes it."""
         self._close()
 
 
 def _whole(place: Path) -> bool:
-    """Return whether all arrays that were written to this folder are still in it."""
+    """Return whether all arrays that were stored in the folder `place` are still in it."""
     names = place / _NAMES
     return names.is_file() and all((place / f"{name}.npy").is_file() for name in json.loads(names.read_text()))
 
 
 def _free(users: int) -> bool:
-    """Return whether no other process has locked this open file; if none has, lock the file until it is closed."""
+    """Return True after locking the open file `users` for this process alone; False if another process has locked it.
+
+    The lock is held until the file is closed.
+    """
     try:
         fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -158,3 +167,14 @@ def _leave(root: Path, folder: Path, users: int, owner: int) -> None:
         pass  # somebody has removed it already
     finally:
         os.close(users)
+
+
+def shared(ranks: Ranks, feed: Feed, host_dir: str | os.PathLike[str] | None) -> HostArrays | None:
+    """Return this host's shared arrays; None: nothing is shared.
+
+    Nothing is shared if `host_dir` is None and sharing is not worth it: a node has one rank, or the data have fewer
+    than 2**20 sequences.
+    """
+    if host_dir is None and (ranks.node_size == 1 or feed.sequences < _SHARED_FROM):
+        return None
+    return HostArrays(feed.facts(), None if host_dir is None else Path(host_dir))

@@ -1,8 +1,9 @@
-"""The state of a loader over stored tokens: a few integers, and the facts that must be the same when the run goes on.
+"""The state of a loader over stored tokens: a few integers, and the facts that the run that resumes it must share.
 
-A state holds the legs of the current epoch (its parts with constant ranks, see `nopad.loading.legs`), the steps that
-each leg has taken, the number of steps, sequences and tokens seen, and the fingerprints of data and plan. It is plain
-JSON.
+A state is plain JSON. It holds the legs of the current epoch: its parts in which the numbers of ranks and nodes, the
+size of a step and the balancing stay the same (`nopad.loading.legs`). It also holds the steps that each leg has taken,
+how many batches of the next step were taken, how many steps, sequences and tokens were seen, and the fingerprints of
+data and plan.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 
 from nopad.balance import Balance, Shape
 from nopad.errors import FormatError, PlanMismatchError
-from nopad.loading.arguments import TOKEN_CAP
 from nopad.loading.legs import Leg
+from nopad.loading.step import TOKEN_CAP
 
 __all__ = ["Position", "check_same", "read_state"]
 
@@ -28,11 +29,12 @@ class Position:
 
     Attributes:
         epoch: number of the epoch, from 0.
-        past: finished legs of this epoch; a leg is a part with the same ranks, step and balance.
+        past: finished legs of this epoch. A leg is a part of an epoch in which the numbers of ranks and nodes, the size
+            of a step and the balancing stay the same.
         leg: the current leg, with the number of whole steps that it has taken.
         batches: number of micro-batches of the next step that each rank has taken already.
-        steps_seen, sequences_seen, tokens_seen: number of whole steps since the first epoch, and of sequences and
-            tokens in them on all ranks together.
+        steps_seen, sequences_seen, tokens_seen: number of whole steps since the run began, and of the sequences and
+            tokens in them, on all ranks together.
     """
 
     epoch: int = 0
@@ -44,7 +46,10 @@ class Position:
     tokens_seen: int = 0
 
     def at_start_of(self, epoch: int) -> Position:
-        """Return the position at the beginning of epoch number `epoch`; ranks and `steps_seen` etc. stay the same."""
+        """Return the position at the beginning of epoch number `epoch`.
+
+        `steps_seen`, `sequences_seen` and `tokens_seen` stay as they are. So do ranks, balancing and size of a step.
+        """
         return replace(self, epoch=epoch, past=(), leg=replace(self.leg, steps=0), batches=0)
 
     def after_step(self, sequences: int, tokens: int) -> Position:
@@ -59,11 +64,11 @@ class Position:
         )
 
     def resumed(self, leg: Leg) -> Position:
-        """Return the position from which a loader with the ranks, step and balance of `leg` goes on.
+        """Return the position from which a loader goes on that has the ranks, size of a step and balancing of `leg`.
 
-        If the position's own leg deals units in the same way as `leg`, the result is the position itself. Otherwise the
-        result is the beginning of a new leg, which takes an unfinished step again, since the gradient of that step was
-        never applied.
+        If the position's own leg deals units as `leg` does, the result is the position itself. Otherwise the result is
+        the beginning of a new leg. The new leg takes the units of an unfinished step again, since the gradient of that
+        step was never applied.
         """
         if leg.deals_as(self.leg):
             return self
@@ -149,7 +154,7 @@ def _read_leg(leg: Any, number: int) -> Leg:
 
 
 def _tuples(value: Any) -> Any:
-    """Return a list as a tuple, also the lists in it, since JSON has no tuples; other values are returned unchanged."""
+    """Return a list, and all lists in it, as tuples, since JSON has no tuples; other values are returned unchanged."""
     return tuple(_tuples(one) for one in value) if isinstance(value, list | tuple) else value
 
 

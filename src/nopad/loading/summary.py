@@ -27,7 +27,7 @@ _LAST = {
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The size of an epoch, or of its remainder for a new number of ranks; print it to read it.
+    """The size of an epoch, or of the rest of it for a new number of ranks; print it to read it.
 
     Attributes:
         unit: what is dealt: "pack", "sequence" or "group".
@@ -35,21 +35,21 @@ class Summary:
         shape, balance, cost: the ranks and units of a step, how units are dealt to ranks, and the cost model.
         steps: number of optimiser steps.
         sequences, tokens: number of sequences and tokens in these steps, on all ranks together.
-        slots: number of slots in these steps, tokens and padding together; None: batches have no rows of a capacity.
+        slots: number of slots in these steps, tokens and padding together; None: the loader was not given `rows`.
         steps_not_packed: number of optimiser steps that the same sequences would take with one sequence per row; None:
-            batches have no rows of a capacity.
-        left_out: number of (units, sequences, tokens) that make no whole step in this epoch.
+            the loader was not given `rows`.
+        left_out: numbers of units, of sequences and of tokens that make no whole step in this epoch.
         empty: number of places for units that stay empty in the last step.
         last: what happens to units that make no whole step, as in `PackedLoader`.
-        balanced: how even the ranks' costs are between two points where they wait for one another, measured over up to
-            32 steps.
+        balanced: how evenly the ranks share the work between two points where they wait for one another, measured over
+            up to 32 steps.
         token_cap: most tokens per rank and micro-step; None: no limit.
         most_tokens: the largest number of tokens of a rank's micro-step in the steps measured; 0 if there is no cap.
         cut_short: number of steps with fewer units than usual, because more would not fit under the token cap.
         notes: further lines of the summary, such as what each source of a mixture gives.
-        too_long: (sequence, tokens) of each sequence that alone costs over 10 % more than the mean cost of a rank,
-            the longest first; no balance can even these out, only context parallelism. Only measured steps without
-            empty places count.
+        too_long: (number, tokens) of each sequence that alone costs over 10 % more than a rank does on average in its
+            step, or in its micro-step if ranks wait there. The longest comes first. No balance can even these out, only
+            context parallelism. Only measured steps without empty places count.
         longest: number of tokens of the longest sequence in the data.
     """
 
@@ -126,17 +126,18 @@ def summarise(
     capacity: int | None,
     notes: tuple[str, ...] = (),
 ) -> Summary:
-    """Return the summary of what `course`, which has at least one step, takes of an epoch.
+    """Return the `Summary` of an epoch, or of what is left of it when its current leg begins.
 
-    This takes O(units), and deals up to 32 steps to measure how even the ranks' costs are.
+    A leg is a part of an epoch in which the numbers of ranks and nodes, the size of a step and the balancing stay the
+    same. This takes O(units). Up to 32 steps are dealt, to measure how evenly the ranks share the work.
 
     Args:
-        course: how the units are dealt.
+        course: the steps of the leg, at least one: which units each rank gets.
         units: the units of the epoch.
         unit: what is dealt, as in `Summary`.
         takes: what a rank takes in a micro-step, as in `Summary`.
         cost: the cost model by which ranks are balanced.
-        capacity: slots per unit; None: a unit has as many slots as tokens.
+        capacity: slots per row, if the loader was given `rows`; else None.
         notes: further lines, as in `Summary`.
     """
     shape, places = course.shape, course.units_at(0, course.units_left)
@@ -171,8 +172,9 @@ def summarise(
 
 
 def _rows(course: Course, deals: dict[int, NDArray[np.int64]]) -> int:
-    """Return the number of rows of all steps together.
+    """Return the number of rows that all ranks take in all steps, including rows that stay empty in the last step.
 
+    With `last` "short", the last step has no empty rows, but a micro-step of a rank without a unit counts one row.
     `deals` holds the result of `Course.dealt` for some steps, by the step's number; the last step must be among them.
     """
     rows = course.steps * course.shape.per_step
@@ -188,7 +190,10 @@ def _counts(units: Units, chosen: NDArray[np.int64]) -> tuple[int, int]:
 
 
 def _most_tokens(units: Units, dealt: NDArray[np.int64]) -> int:
-    """Return the largest number of tokens of a rank's micro-step in a step; `dealt` is from `Course.dealt`."""
+    """Return the largest number of tokens that a rank takes in a micro-step of one step.
+
+    `dealt` is what `Course.dealt` returned for this step.
+    """
     tokens = np.zeros(dealt.shape, dtype=np.int64)
     _, numbers, sizes = units.taken(dealt[dealt >= 0])
     tokens[dealt >= 0] = np.add.reduceat(units.seq_lengths[numbers].astype(np.int64), np.cumsum(sizes) - sizes)
@@ -196,12 +201,12 @@ def _most_tokens(units: Units, dealt: NDArray[np.int64]) -> int:
 
 
 class _Wait(NamedTuple):
-    """The work between two points where ranks wait for one another.
+    """The work between two points where ranks wait for one another: a step, or a micro-step.
 
     Attributes:
         ranks: cost of each rank; int64 ``[ranks]``.
         floor: a lower bound on the waste, however the units are dealt (`nopad.balance.floor`). Waste is by how much the
-            slowest rank costs more than the mean, as a fraction of the mean.
+            slowest rank costs more than the mean of the ranks, as a fraction of the mean.
         too_long: numbers of the sequences that alone cost over 10 % more than the mean cost of a rank; int64 ``[k]``.
             It is empty for a step with empty places.
     """
@@ -212,9 +217,10 @@ class _Wait(NamedTuple):
 
 
 def _waits(course: Course, units: Units, cost: CostModel, step: int, dealt: NDArray[np.int64]) -> Iterator[_Wait]:
-    """Yield the work of a step, or of each micro-step if ranks wait there, unless it is 0.
+    """Yield a `_Wait` for step number `step`, or for each of its micro-steps if ranks wait there.
 
-    `dealt` is from `Course.dealt`.
+    A step or micro-step whose costs are all 0 is left out. `course` holds the steps and `units` the units of the epoch;
+    `dealt` is what `Course.dealt` returned for this step.
     """
     whole = not (course.empty and step == course.steps - 1)
     world_size, accumulation, per_rank = dealt.shape
@@ -235,14 +241,14 @@ def _waits(course: Course, units: Units, cost: CostModel, step: int, dealt: NDAr
 
 
 def _report(waits: list[_Wait]) -> Report:
-    """Return how even the ranks' costs are; all zeros if no measured step has a cost."""
+    """Return how evenly the ranks share the work, as a mean over `waits`; all zeros if `waits` is empty."""
     if not waits:
         return Report(steps=0, least=0.0, most=0.0, mean=0.0, waste=0.0, abr=0.0, floor=0.0)
     return report(np.stack([wait.ranks for wait in waits]), [wait.floor for wait in waits])
 
 
 def _too_long(units: Units, found: list[NDArray[np.int64]]) -> tuple[tuple[int, int], ...]:
-    """Return (sequence, tokens) of each of these sequences once, the longest first."""
+    """Return (number, tokens) of each sequence whose number is in an array of `found`, once; the longest first."""
     numbers = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *found]))
     lengths = units.seq_lengths[numbers].astype(np.int64)
     order = np.argsort(-lengths, kind="stable")

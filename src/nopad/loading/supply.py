@@ -1,7 +1,8 @@
-"""`Supply`: the interface between `PackedLoader` and what makes its batches, which is stored tokens or a stream.
+"""`Supply`: the interface through which a `PackedLoader` gets its batches, from stored tokens or from a stream.
 
-The methods of a supply take a *place*: an immutable value that says where a loader stands. A supply keeps no place
-itself, so that batches can be built ahead of the training loop while the loader alone knows how far the loop is.
+The methods of a supply take a *place*: an immutable value that says how far a loader has come. A supply does not
+remember a place; only the loader does. So batches can be built ahead of the training loop, while the loader's place is
+still that of the loop.
 """
 
 from __future__ import annotations
@@ -28,38 +29,41 @@ Collate = Callable[[Sequences, Form, NDArray[np.int64]], PackedBatch]
 
 
 class EpochCollate(ABC):
-    """A `Collate` that makes different batches from the same sequences in every epoch, such as with masks drawn anew.
+    """Base class of collates that make different batches of the same sequences in every epoch, such as with new masks.
 
     A subclass defines `at`, and also `facts` if its batches depend on settings. Random draws must depend only on the
-    epoch and on the numbers of the sequences (``seq_index`` in their values). Then ranks, worker processes and resuming
-    do not change them.
+    epoch and on the numbers of the sequences (the column ``seq_index`` of `Sequences.values`). Then the draws for a
+    sequence are the same with any number of ranks or worker processes, and after a run is resumed.
 
     >>> from nopad.loading import EpochCollate, causal
     >>> class Same(EpochCollate):
     ...     def at(self, epoch):
-    ...         return causal  # or a collate that draws by `epoch` and by ``seq_index``
+    ...         return causal  # the same in every epoch; a real one would return a collate that draws by `epoch`
     >>> Same().at(3) is causal, Same().facts()
     (True, {})
     """
 
     @abstractmethod
     def at(self, epoch: int) -> Collate:
-        """Return the `Collate` for epoch number `epoch`, from 0; of a stream, `epoch` counts passes over the source."""
+        """Return the `Collate` (a function that makes a batch) for epoch number `epoch`, from 0.
+
+        For a stream, `epoch` is the number of the pass over its source, from 0.
+        """
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the settings on which the batches depend, by name, as JSON values.
+        """Return the settings on which the batches depend, by name, as JSON values; by default, there are none.
 
-        A saved run goes on only if they are the same.
+        A saved run can only be resumed with the settings that it was saved with.
         """
         return {}
 
     def __call__(self, sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> PackedBatch:
-        """Make a batch as in epoch 0; the arguments are those of a `Collate`."""
+        """Make a batch as in epoch 0; the arguments are those of a `Collate`, which makes a batch of sequences."""
         return self.at(0)(sequences, form, per_row)
 
 
 class Place(Protocol):
-    """Where a loader stands; its attributes mean the same as the properties of `PackedLoader` with these names."""
+    """How far a loader has come. The properties are those of `PackedLoader` with the same names."""
 
     @property
     def epoch(self) -> int: ...  # noqa: D102
@@ -82,11 +86,12 @@ class Serving:
         ranks: this process's rank and the number of ranks.
         accumulation: number of micro-steps per optimiser step.
         per_rank: number of units (packs, rows, single sequences or groups) per rank and micro-step.
-        rows: whether a unit is a row of fixed capacity.
+        rows: whether the step was given by the loader's argument `rows`; then each unit is a row of fixed capacity.
         tokens: the loader's argument `tokens`: most tokens per rank and micro-step; None if it was not given.
-        token_cap: the loader's argument `token_cap`; None: no limit.
-        form: how a batch lies in memory.
-        collate: the function that makes batches.
+        token_cap: the loader's argument `token_cap`: most tokens per rank and micro-step, where ranks take sequences
+            that are not packed; None: no limit.
+        form: how the sequences of a batch lie in memory: `Flat` or `Rows`.
+        collate: the function that makes a batch.
         prefetch: number of batches that are built ahead in a thread; 0: no thread.
     """
 
@@ -109,11 +114,16 @@ class Serving:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Return the settings on which a batch depends besides its sequences, by name; JSON values."""
+        """Return the settings of `collate`, by name, as JSON values; {} if `collate` is not an `EpochCollate`."""
         return dict(self.collate.facts()) if isinstance(self.collate, EpochCollate) else {}
 
     def batch(self, sequences: Sequences, per_row: NDArray[np.int64], epoch: int) -> PackedBatch:
-        """Make a batch from sequences; `per_row` is the number of sequences in each row, int64 ``[rows]``.
+        """Make a batch of sequences with `collate`.
+
+        Args:
+            sequences: the sequences of the batch, in columns.
+            per_row: number of sequences in each row of the batch; int64 ``[rows]``.
+            epoch: number of the epoch (or of the pass over a stream), on which an `EpochCollate` depends.
 
         Raises:
             OptionError: `collate` did not return a `PackedBatch`, or returned one with more tokens than `token_cap`.
@@ -132,87 +142,106 @@ class Serving:
 
 
 class Supply(ABC):
-    """Base class of supplies: makes the batches of one rank, from any place on; a place says where a loader stands."""
+    """Base class of supplies, which make the batches of one rank, from any place on.
+
+    A place is an immutable value that says how far a loader has come; each subclass has its own type of place.
+    """
 
     @abstractmethod
     def begin(self) -> Any:
-        """Return the place where a run begins."""
+        """Return the place at which a new run begins."""
 
     @abstractmethod
     def described(self) -> str:
-        """Return a phrase that says what is dealt, and what a rank takes in a micro-step."""
+        """Return a phrase that says what is dealt to ranks, and what a rank takes in a micro-step."""
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """Return the facts that must be the same when a saved run goes on, by name; JSON values."""
+        """Return the facts that a saved run and the run that resumes it must share, by name; JSON values.
+
+        They are fingerprints of the data, and options.
+        """
 
     @abstractmethod
     def agreed(self, at: Any) -> dict[str, Any]:
-        """Return the facts that must be the same on all ranks when they iterate from this place, by name."""
+        """Return the facts that must be the same on all ranks when they begin to iterate at place `at`, by name."""
 
     @abstractmethod
     def length(self, at: Any) -> int:
-        """Return how many batches a rank takes in the whole epoch of this place, those before the place included.
+        """Return how many batches a rank takes in the epoch of place `at`, from the beginning of the epoch to its end.
 
         If the ranks, the step or the balance changed within the epoch, only the batches since then count.
 
         Raises:
-            TypeError: the length of a stream is not known.
+            TypeError: the data are a stream, whose length is not known.
         """
 
     def steps_in(self, at: Any, epoch: int) -> int:
-        """Return the number of steps of a whole epoch, for a loader that stands at `at`.
+        """Return the number of optimiser steps in epoch number `epoch`, with the ranks and settings of place `at`.
+
+        This default is for streams, and always raises.
 
         Raises:
-            TypeError: the length of a stream is not known.
+            TypeError: the data are a stream, whose length is not known.
         """
         raise TypeError("a stream has epochs of no known length")
 
     @abstractmethod
     def summary(self, at: Any) -> Any:
-        """Return a summary of the epoch of this place, to print."""
+        """Return a summary of the epoch of place `at`; its text is for people to read."""
 
     @abstractmethod
     def state(self, at: Any, batches: int) -> dict[str, Any]:
         """Return the state of a loader that stands at `at` and then takes `batches` more batches; plain JSON.
 
         Raises:
-            OptionError: the epoch has fewer batches left; or the data are a stream, and `batches` is not 0.
+            OptionError: the epoch has fewer than `batches` batches left; or the data are a stream, and `batches` is not
+                0.
         """
 
     @abstractmethod
     def placed(self, state: Any) -> Any:
-        """Return the place that a state holds.
+        """Return the place from which a loader goes on, given a state that was saved.
 
         Raises:
-            FormatError: this is not a state of such a loader.
+            FormatError: `state` is not a state of such a loader, or does not fit the data.
             PlanMismatchError: the state is for other data or other options.
-            OptionError: stored units that are left do not make whole steps, and `last` is "refuse".
+            OptionError: the stored units that are left of the epoch do not make whole steps, and `last` is "refuse".
+            BalanceError: the balance cannot deal the stored units that are left.
         """
 
     @abstractmethod
     def epoch_begin(self, at: Any, epoch: int) -> Any:
-        """Return the place where epoch number `epoch` begins, for a loader that stands at `at`.
+        """Return the place at which epoch number `epoch` begins, for a loader that stands at `at`.
+
+        What `at` says of steps, sequences and tokens seen stays as it is.
 
         Raises:
             OptionError: the data are a stream that never stops.
         """
 
     def settled(self, at: Any) -> Any:
-        """Return `at`; for stored tokens, the beginning of the next epoch if this one has no batch after `at`."""
+        """Return `at`, or the beginning of the next epoch if no batch of this epoch comes after `at`.
+
+        A stream always returns `at`, since only reading shows whether a batch comes.
+        """
         return at
 
     @abstractmethod
     def batches(self, at: Any, worker: int = 0, workers: int = 1) -> Iterator[tuple[Any, PackedBatch | None]]:
-        """Yield every `workers`-th batch that is left of the epoch, from number `worker` on; batches are built ahead.
+        """Yield every `workers`-th of the batches that are left of the epoch, from number `worker` (counted from 0) on.
 
-        Each item is (place after the batch, batch). Where only reading shows that the epoch is over (at the end of a
-        stream), the last item is (beginning of the next epoch, None). Closing the iterator ends its threads.
+        Each item is (place after the batch, batch). Up to `Serving.prefetch` batches are built ahead in a thread. At
+        the end of a stream, only reading shows that the epoch is over; the last item is then (beginning of the next
+        epoch, None). Closing the iterator ends its threads.
         """
 
     @abstractmethod
     def places(self, at: Any) -> Iterator[Any]:
-        """Yield the place after each batch left of the epoch; no batch is built, since other processes build them."""
+        """Yield the place after each batch that is left of the epoch.
+
+        No batch is built: this is for a process whose batches other processes build.
+        """
 
     @abstractmethod
     def check_workers(self, workers: int) -> None:

@@ -79,10 +79,15 @@ class TorchDataset(IterableDataset[PackedBatch]):
 
 
 class TorchLoader(DataLoader[PackedBatch]):
-    """A `DataLoader` over the batches of a `PackedLoader`, made by its `dataloader`; iterating moves that loader on."""
+    """A `DataLoader` over the batches of a `PackedLoader`; `PackedLoader.dataloader` makes it.
+
+    Iterating over it also moves the `PackedLoader` on.
+    """
 
     def __init__(self, loader: PackedLoader, *, num_workers: int = 0, **options: Any) -> None:
-        """Build batches in `num_workers` processes; `options` are the DataLoader's: pin_memory, prefetch_factor, ...
+        """Make a DataLoader that builds the batches of `loader` in `num_workers` processes; 0: in this process.
+
+        `options` are further options of the DataLoader, such as pin_memory and prefetch_factor.
 
         Raises:
             OptionError: an option would change the batches or their order, or `num_workers` is not an integer of at
@@ -125,19 +130,19 @@ class TorchLoader(DataLoader[PackedBatch]):
         self.packed_loader.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loader stands (`PackedLoader.state_dict`)."""
+        """Return the state of the `PackedLoader` (`PackedLoader.state_dict`); this object has none of its own."""
         return self.packed_loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Move the loader to the place of a saved state (`PackedLoader.load_state_dict`)."""
+        """Move the `PackedLoader` to the place that a saved state holds (`PackedLoader.load_state_dict`)."""
         self.packed_loader.load_state_dict(state)
 
 
 def _check_not_batched(reader: Any) -> None:
     """Refuse to be read by a DataLoader that has a batch size, whatever its `collate_fn`.
 
-    A dataset cannot ask for the batch size. Only the object that reads the dataset for the DataLoader knows whether
-    there is one, so `reader`, the caller of ``__iter__``, is checked.
+    A dataset cannot ask for the batch size. Only `reader` knows it: the object that reads the dataset for the
+    DataLoader, and that calls ``__iter__``.
 
     Raises:
         OptionError: the DataLoader has a batch size.

@@ -1,8 +1,8 @@
-"""`Units`: an index of what an epoch deals to ranks, which is packs, single sequences, or groups of sequences.
+"""`Units`: an index of what an epoch deals to ranks: packs, rows, single sequences, or groups of sequences.
 
 All sequences of a unit go to one step and one rank; only with `Units.apart` may they go to several ranks of the step.
-For up to 2^31 sequences, the index takes 4 bytes per sequence and 4 per pack; the lengths take 1 to 4 bytes per
-sequence.
+Below 2^31 sequences, each array of the index has 4 bytes per entry: `sequence` has one entry per sequence, `indptr` and
+`order` one per unit. The lengths take 1 to 4 bytes per sequence.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Taken(NamedTuple):
     """Some units (packs, rows, single sequences or groups) of an epoch, and the sequences in them.
 
     Attributes:
-        units: numbers of the units; int64 ``[units]``. In one rank's share of units that are dealt sequence by sequence
-            (`Units.apart`): numbers of the sequences.
+        units: numbers of the units; int64 ``[units]``. If the units of a step are dealt to ranks sequence by sequence
+            (`Units.apart`), a rank's share has the numbers of its sequences here instead.
         sequences: numbers of the sequences in these units, unit after unit; int64 ``[k]``.
         sizes: number of sequences of each unit; int64 ``[units]``.
     """
@@ -41,18 +41,18 @@ class Units:
 
     Attributes:
         seq_lengths: length of each sequence in tokens; integers ``[sequences]``, as narrow as `narrow` makes them.
-        indptr: unit u holds the sequences ``sequence[indptr[u]:indptr[u + 1]]``; ``[units + 1]``. None: unit u is
-            sequence u.
-        sequence: sequence numbers, unit after unit; ``[sequences]``; None: ascending, so that unit u holds the
-            sequences ``indptr[u]`` to ``indptr[u + 1]``.
-        order: unit numbers in the epoch's random order; of a mixture, some may occur several times, or not at all.
-            None: the units in the order of their numbers.
+        indptr: where units begin and end: unit u holds ``sequence[indptr[u]:indptr[u + 1]]``; ``[units + 1]``. None:
+            unit u is sequence u.
+        sequence: sequence numbers, unit after unit; ``[k]``. In an epoch of a mixture, a sequence may occur several
+            times, or not at all. None: unit u holds the sequences from ``indptr[u]`` to ``indptr[u + 1]`` (exclusive).
+        order: unit numbers in the epoch's random order; in an epoch of a mixture, a unit may occur several times, or
+            not at all. None: the units in the order of their numbers.
         phased: whether units must stay in this order, since a source of a mixture runs out during the epoch.
         apart: whether ranks get the sequences of a step's units one by one instead of whole units.
 
     >>> lengths = np.array([5, 3, 4], np.int32)
     >>> units = Units(seq_lengths=lengths, indptr=np.array([0, 2, 3]), sequence=np.array([0, 2, 1]))
-    >>> len(units), units.tokens(np.array([1, 0])).tolist()
+    >>> len(units), units.tokens(np.array([1, 0])).tolist()  # unit 1 is sequence 1; unit 0 is sequences 0 and 2
     (2, [3, 9])
     """
 
@@ -71,7 +71,7 @@ class Units:
 
     @property
     def parts(self) -> int:
-        """With `apart`, the number of sequences of every unit; else 1, since whole units are dealt."""
+        """With `apart`, the number of sequences of a unit (all units have the same); else 1: whole units are dealt."""
         return self.members(np.zeros(1, dtype=np.int64))[0].size if self.apart else 1
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -89,16 +89,23 @@ class Units:
         return numbers, sizes
 
     def taken(self, dealt: NDArray[np.int64]) -> Taken:
-        """Return these units and their sequences; with `apart`, `dealt` holds sequence numbers instead of units."""
+        """Return the units with the numbers `dealt`, and their sequences.
+
+        With `apart`, `dealt` holds numbers of sequences; the result then has these as both its units and its sequences.
+        """
         if self.apart:
             return Taken(dealt, dealt, np.ones(dealt.size, dtype=np.int64))
         return Taken(dealt, *self.members(dealt))
 
     def check_lengths(self, taken: Taken, seq_lengths: NDArray[np.int32]) -> None:
-        """Check that gathered sequences have the lengths by which they were dealt.
+        """Check that the sequences that were read have the lengths by which they were dealt.
+
+        Args:
+            taken: which sequences were dealt.
+            seq_lengths: the lengths of the sequences that were read, in the same order.
 
         Raises:
-            CorruptError: there are more or fewer sequences, or a length differs.
+            CorruptError: more or fewer sequences were read than dealt, or a length differs.
         """
         same = seq_lengths.size == taken.sequences.size
         if not (same and _kernels.are_at(self.seq_lengths, taken.sequences, seq_lengths)):
@@ -129,7 +136,10 @@ class Units:
         return self.costs_of(*self.members(chosen), model)
 
     def costs_of(self, numbers: NDArray[np.int64], sizes: NDArray[np.int64], model: CostModel) -> NDArray[np.int64]:
-        """Return the costs of units, given what `members` returned for them as `numbers` and `sizes`; see `costs`."""
+        """Return the cost of each of some units under `model`; int64 ``[units]``.
+
+        `numbers` and `sizes` are what `members` returned for these units. The errors are those of `costs`.
+        """
         if numbers.size == sizes.size:  # one sequence each
             return model.checked(self.seq_lengths[numbers])
         bounds = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
@@ -145,7 +155,10 @@ def narrow(seq_lengths: NDArray[Any]) -> NDArray[Any]:
 
 
 def _sums(values: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the sums of consecutive runs of `values`; run i has ``sizes[i]`` values, at least one."""
+    """Return the sums of consecutive runs of `values`; int64 ``[runs]``.
+
+    Run i has the next ``sizes[i]`` values, at least one.
+    """
     if not sizes.size:
         return np.zeros(0, dtype=np.int64)
     sums: NDArray[np.int64] = np.add.reduceat(values, np.cumsum(sizes) - sizes)

@@ -1,7 +1,7 @@
 """Check the arguments of losses and metrics before any arithmetic: types, devices, and the range of labels.
 
 By default, the values of labels are checked on the CPU only. On an accelerator, the check would have to wait for the
-device, and the device's own kernels report invalid labels.
+device. CUDA's own kernels report invalid labels, but later, and without their place.
 """
 
 from __future__ import annotations

@@ -136,8 +136,8 @@ def _sum(left: Tensor, right: Tensor, wanted: Tensor, equal: Tensor, scale: floa
 def gathered(mine: Tensor, group: Any = None) -> tuple[Tensor, Tensor]:
     """Gather the rows ``[n, ...]`` of all ranks, in the order of ranks, without gradients.
 
-    Returns all rows, ``[N, ...]``, and the rank of each row, int64 ``[N]``. Without a process group of several ranks,
-    the rows are `mine` itself, and all ranks 0. Every rank must call this function.
+    Returns all rows, ``[N, ...]``, and the number of each row's rank, int64 ``[N]``. Without a process group of several
+    ranks, the rows are `mine` itself, and their rank is 0. Every rank must call this function.
     """
     if not _ranks(group):
         return mine, mine.new_zeros(mine.shape[0], dtype=torch.long)
@@ -191,7 +191,10 @@ def _sizes(mine: Tensor, group: Any) -> list[int]:
 
 
 def _all(mine: Tensor, most: int, group: Any) -> list[Tensor]:
-    """Return the rows of each rank, padded with zeros to `most` rows (at least 1), as ranks must send equal numbers."""
+    """Return the rows of each rank, padded with zeros to `most` rows (at least 1).
+
+    They are padded since all ranks must send equal numbers of rows.
+    """
     filled = mine.new_zeros(max(most, 1), *mine.shape[1:])
     filled[: mine.shape[0]] = mine
     found = [torch.empty_like(filled) for _ in range(torch.distributed.get_world_size(group))]

@@ -13,7 +13,8 @@ from torch import Tensor
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError, OptionError
 from nopad.losses.checks import IGNORED, check_classes, check_floating, check_per, check_places, check_tensors
-from nopad.losses.means import Per, check_logits, labelled, over_ranks, slot_weights
+from nopad.losses.means import Per, over_ranks
+from nopad.losses.slots import check_logits, labelled, slot_weights
 from nopad.options import Option
 
 __all__ = ["Accuracy", "Confusion", "Spans", "best_spans"]
@@ -57,6 +58,8 @@ class Accuracy(_Counts):
     ...     print(round(accuracy.value, 3))
     0.5
     0.667
+
+    Two of the four tokens are right; of the sequences' own accuracies, 1/3 and 1, the mean is 2/3.
     """
 
     def __init__(self, per: Per = "token") -> None:
@@ -167,6 +170,8 @@ class Spans(_Counts):
     >>> spans.add(*(torch.tensor(side) for side in ([3, 5], [4, 6], [3, 6], [4, 9])))
     >>> spans.exact, round(spans.f1, 3)
     (0.5, 0.667)
+
+    The first answer is exact, with an F1 of 1. The second, 5 to 6, shares one token with the true one, 6 to 9: 1/3.
     """
 
     def __init__(self) -> None:
@@ -225,6 +230,9 @@ def best_spans(start_logits: Tensor, end_logits: Tensor, longest: int = 30) -> t
     >>> from nopad.losses import best_spans
     >>> best_spans(torch.tensor([[0.0, 5.0, 9.0]]), torch.tensor([[8.0, 7.0, 0.0]]))
     (tensor([1]), tensor([1]))
+
+    The highest start logit, at 2, comes after the highest end logit, at 0; of the answers that end at or after their
+    start, 1 to 1 has the highest sum, 12.
     """
     longest = LONGEST.check("longest", longest)
     check_tensors(start_logits=start_logits, end_logits=end_logits)

@@ -5,9 +5,9 @@ not change them. Like all losses here, they are sums divided by a denominator: t
 caller gives.
 
 The definitions are those of TRL 1.16: for reward models, Bradley-Terry with a margin and centred rewards (arXiv
-2307.09288, 2312.09244); for DPO, the losses "sigmoid" (arXiv 2305.18290), "ipo", per token (arXiv 2310.12036), and
-"robust" (arXiv 2403.00409). With "sigmoid", `label_smoothing` gives conservative DPO, as in earlier versions of TRL;
-TRL 1.16 ignores it.
+2307.09288, 2312.09244); for DPO, the losses "sigmoid" (arXiv 2305.18290), "ipo" (arXiv 2310.12036) and "robust" (arXiv
+2403.00409). "ipo" takes the mean log-probability of an answer's tokens instead of the sum. With "sigmoid",
+`label_smoothing` gives conservative DPO, as in earlier versions of TRL; TRL 1.16 ignores it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy, logsigmoid
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError, OptionError
 from nopad.losses.checks import IGNORED, check_denominator, check_floating, check_tensors
-from nopad.losses.means import check_logits, labelled, wide
+from nopad.losses.slots import check_logits, labelled, wide
 from nopad.options import check_choice, check_number
 
 __all__ = ["PreferenceLoss", "label_logprobs", "preference_loss", "reward_loss"]
@@ -58,6 +58,9 @@ def label_logprobs(logits: Tensor, labels: Tensor, batch: PackedBatch) -> tuple[
     >>> sums, counts = label_logprobs(torch.zeros(1, 5, 8), torch.tensor([[1, -100, 3, 4, 5]]), batch)
     >>> [round(-one, 3) for one in sums.tolist()], counts.tolist()
     ([2.079, 2.079], [1.0, 1.0])
+
+    All 8 labels are equally likely, so each token that counts adds -log 8, which is -2.079. First tokens do not count,
+    nor does the label of -100.
     """
     number, wanted = labelled(labels, batch, causal=True)
     check_logits(logits, labels, batch)
@@ -75,7 +78,10 @@ def reward_loss(
     center: float | None = None,
     denominator: Denominator = None,
 ) -> Tensor:
-    """Return the Bradley-Terry loss: minus the log-probability, given both rewards, that the chosen answer is better.
+    """Return the Bradley-Terry loss of P pairs, from the rewards of their chosen and rejected answers.
+
+    The loss of a pair is ``-log(sigmoid(chosen - rejected - margin))``. Without a margin, this is minus the log of the
+    probability that the chosen answer is the better one.
 
     Args:
         chosen: rewards of the chosen answers, ``[P]``.
@@ -98,6 +104,8 @@ def reward_loss(
     >>> from nopad.losses import reward_loss
     >>> round(reward_loss(torch.tensor([1.0]), torch.tensor([1.0])).item(), 4)
     0.6931
+
+    With equal rewards, either answer is the better one with probability 1/2, so the loss is log 2.
     """
     center = 0.0 if center is None else check_number("center", center, low=0)
     _check_pairs(chosen=chosen, rejected=rejected, **({} if margin is None else {"margin": margin}))
@@ -126,7 +134,7 @@ def preference_loss(
         rejected: the same for the rejected answers, ``[P]``.
         counts: numbers of labelled tokens of the chosen and of the rejected answers, floats ``[P]`` each; "ipo" divides
             by these numbers.
-        beta: how strongly the model is held to the reference, above 0, as in TRL.
+        beta: how strongly the model is held to the reference model, above 0, as in TRL.
         kind: "sigmoid", "ipo" or "robust".
         label_smoothing: share of pairs whose answers are assumed to be swapped, from 0 to below 0.5; 0 with "ipo".
         denominator: divide by this number instead of P.
@@ -145,6 +153,8 @@ def preference_loss(
     >>> zero, one = torch.zeros(1), torch.ones(1)
     >>> [round(preference_loss(zero, zero, (one, one), kind=kind).item(), 4) for kind in ("sigmoid", "ipo")]
     [0.6931, 25.0]
+
+    The model still equals the reference model: "sigmoid" gives log 2, and "ipo" gives 1 / (2 beta), squared.
     """
     beta, label_smoothing = check_preferences(beta, kind, label_smoothing)
     _check_pairs(chosen=chosen, rejected=rejected, counts=counts[0], **{"counts of rejected": counts[1]})

@@ -27,10 +27,12 @@ def quantise(
 ) -> Any:
     """Write `values` ``[T, K]`` as int8 to `out` ``[T, K]``, and one scale per row to `scales`, float32 ``[T]``.
 
-    A value is about its int8 number times the scale of its row. In each row, the number of the largest absolute value
-    is 127 or -127. There are two exceptions: a row of zeros gets zeros and the scale 0; and if the scale is below the
-    normal float32 numbers, the largest number may be less than 127. A row with NaN or infinity gets zeros and the scale
-    NaN, so all products of the row are NaN. `bits` is the memory of `values`, read as uint32.
+    A value is about its int8 number times the scale of its row. In each row, the value with the largest absolute value
+    gets the number 127 or -127. There are three exceptions. A row of zeros gets zeros and the scale 0. If the scale is
+    a subnormal float32 number (below 2^-126), all numbers of the row may be closer to 0 than 127. A row with NaN or
+    infinity gets zeros and the scale NaN, so all products of the row are NaN.
+
+    `bits` ``[T, K]`` is the same memory as `values`, read as uint32.
     """
     for row in range(values.shape[0]):
         largest = np.uint32(0)
@@ -53,11 +55,12 @@ def quantise(
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _quantise_tiny(values: NDArray[np.float32], most: Any, out: NDArray[np.int8], scale: NDArray[np.float32]) -> Any:
-    """Quantise a row whose scale is below the normal float32 numbers; write the integers to `out`.
+    """Quantise one row, `values`, whose scale is a subnormal float32 number (below 2^-126).
 
-    `scale` is an array that holds only the row's scale. Such a scale has few significant bits. If the largest absolute
-    value, `most`, is above 127 times the scale, the scale is raised in place to the next float32 number, so that no
-    integer is above 127. Values are divided by the scale in float64, since 1 / scale may be infinite in float32.
+    The integers are written to `out`. `scale` is an array that holds only the row's scale. Such a scale has few
+    significant bits. If the row's largest absolute value, `most`, is above 127 times the scale, the scale is raised in
+    place to the next float32 number: then no integer is above 127. Values are divided by the scale in float64, since
+    ``1 / scale`` may be infinite in float32.
     """
     if np.float64(scale[0]) * 127 < np.float64(most):
         scale[0] += _SMALLEST
@@ -76,7 +79,8 @@ def dequantise(
 ) -> Any:
     """Write products * scales[row] * weight_scales[column] + bias[column] to `out`, float32 ``[T, N]``.
 
-    `products` is int32 ``[T, N]``, `scales` ``[T]``, `weight_scales` and `bias` ``[N]``.
+    `products` are the products of int8 activations and int8 weights, int32 ``[T, N]``. `scales` ``[T]`` are those of
+    the activations, one per row; `weight_scales` ``[N]`` those of the weights, one per column. `bias` is ``[N]``.
     """
     for row in range(products.shape[0]):
         scale = scales[row]

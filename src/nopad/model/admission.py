@@ -43,9 +43,14 @@ def check_call(
 ) -> None:
     """Check the arguments of a packed call against the batch's layout and the model.
 
-    `named` holds the arguments by name. `most` is the largest number of sequences that a batch may have (None:
-    unlimited), `takes` has the names of the model's arguments, `family` has the facts about its type, and `stock` says
-    whether the model is one of transformers' own classes.
+    Args:
+        model: the transformers model, without wrappers.
+        family: the facts about its model type.
+        most: largest number of sequences that a batch may have; None: unlimited.
+        takes: names of the model's arguments.
+        stock: whether the model is one of transformers' own classes.
+        named: the arguments of the call, by name.
+        layout: the batch's layout.
 
     Raises:
         BatchError: the batch does not pass `check_inputs` or `check_layout`; attention weights are asked for; a cache
@@ -101,14 +106,15 @@ def refuse_attentions(model: Any, named: Mapping[str, Any]) -> None:
 def leave_columns(model: Any, takes: Sequence[str], named: dict[str, Any]) -> None:
     """Remove from `named` the columns of the batch that the model does not accept, and log a warning that names them.
 
-    Columns are NumPy arrays, and tensors with at least one dimension. A scalar, such as a loss's denominator, stays.
-    `takes` has the names of the arguments that the model accepts. The same warning is logged once. There is no warning
-    if the model is called from the ``forward`` of a user's own module, which may use these columns itself.
+    `named` holds the arguments of the call by name; it is changed in place. Columns are NumPy arrays, and tensors with
+    at least one dimension. A scalar, such as a loss's denominator, stays. `takes` has the names of the arguments that
+    the model accepts. The same warning is not logged again. There is no warning if the model is called from the
+    ``forward`` of a user's own module, which may use these columns itself.
 
     Raises:
-        BatchError: a column's name is very similar to that of an argument that was not given; a column that the model
-            accepts is a NumPy array, so it does not hold numbers; or `shift_labels` (labels already shifted) are given
-            and the model has no such argument.
+        BatchError: a column that the model does not accept has a name very similar to that of an argument that was not
+            given; a column that the model accepts is a NumPy array, so it does not hold numbers; or `shift_labels`
+            (labels already shifted) are given and the model has no such argument.
     """
     if named.get("shift_labels") is not None and "shift_labels" not in takes:
         raise BatchError(
@@ -191,7 +197,10 @@ def check_layout(model: Any, family: Family, most: int | None, layout: Layout, w
 
 
 def positions_of(model: Any, family: Family) -> int | None:
-    """Return the largest number of tokens for which the model has positions; None: unlimited.
+    """Return for how many tokens of a sequence the model has positions; None: for any number.
+
+    In models that count positions as RoBERTa does, tokens do not get the first position numbers. So the result is
+    smaller than the configuration's ``max_position_embeddings``.
 
     The result is also None for models with three axes of positions (`nopad.model.images`). There, an image takes fewer
     positions than tokens, and `check_images` checks the positions themselves.

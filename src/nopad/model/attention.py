@@ -1,9 +1,10 @@
-"""The attention function that nopad registers with transformers. Models that look up their attention there call it.
+"""The attention function that nopad registers with transformers: layers of pack-safe models call it.
 
-The function takes the layer's settings (causality, window, scale, position bias) and the `Placement` attached to the
-mask, which is the batch's layout on its device, and calls a backend with both. Compiled graphs and copied masks lose
-the `Placement`; then the function computes attention from the mask's numbers. Batches that are not packed go to
-transformers' own SDPA, or to eager attention in layers with a softcap or sinks, so a pack-safe model still runs
+These are the layers that look up their attention in transformers' registry. The function takes the layer's settings
+(causality, window, scale, position bias) and the `Placement` that is attached to the mask. The `Placement` holds the
+batch's layout as tensors on the model's device. The function calls a backend with both. Compiled graphs and copied
+masks lose the `Placement`; then the function computes attention from the mask's numbers. Batches that are not packed go
+to transformers' own SDPA, or to eager attention in layers with a softcap or sinks, so a pack-safe model still runs
 ordinary batches.
 """
 
@@ -62,13 +63,12 @@ def packed_attention(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Compute the attention of one layer, from queries, keys and values ``[R, H, L, D]``.
+    """Compute the attention of one layer; return ``(attention output [R, L, H, D], None)``, as transformers expects it.
 
-    Return ``(attention output [R, L, H, D], None)``, as transformers expects it.
-
-    transformers calls this function with these arguments; `module` is the layer. `attention_mask` is one of nopad's
-    masks, which carry the batch's layout, or the mask of an ordinary call. `others` may hold attention sinks as
-    `s_aux`.
+    transformers calls this function with these arguments; `module` is the layer. `query`, `key` and `value` are
+    ``[R, H, L, D]``: rows, heads, slots, and the size of a head. `key` and `value` may have fewer heads, and in cross
+    attention another L. `attention_mask` is one of nopad's masks, which carry the batch's layout, or the mask of an
+    ordinary call. `others` may hold attention sinks as `s_aux`.
 
     Raises:
         UnsupportedModelError: the layer does not say whether it is causal. In a packed call: the layer has a sliding
@@ -201,9 +201,9 @@ def check_replaceable(model: Any) -> None:
 
 
 def tell(module: nn.Module) -> None:
-    """Report that a layer, `module`, computes attention.
+    """Report that a module computes attention, or mixes tokens in another way, and keeps sequences apart.
 
-    The report goes to the current packed call, and to the function of `watched`.
+    The report goes to the current packed call, and to the function that was given to `watched`.
     """
     call, watch = _inside.get(), _watch.get()
     if call is not None:
@@ -214,9 +214,9 @@ def tell(module: nn.Module) -> None:
 
 
 def inside() -> Call | None:
-    """Return the current packed call; attention modules that run in it must get its layout.
+    """Return the innermost packed call that runs now; attention modules that run in it must get its layout.
 
-    Calls that were interrupted (Ctrl-C) are left out. The result is None outside of a packed call, and while compiling.
+    Calls that were interrupted (Ctrl-C) do not count. The result is None outside of packed calls, and while compiling.
     """
     if torch.compiler.is_compiling():
         return None
@@ -250,7 +250,10 @@ def end(token: Any) -> None:
 
 @contextmanager
 def watched(seen: Callable[[nn.Module], None]) -> Any:
-    """In a ``with`` block, call `seen` with each layer that attends to a packed batch and is not compiled."""
+    """In a ``with`` block, call `seen` with each attention or mixing module that runs on a packed batch.
+
+    Modules that are compiled are left out: they cannot report that they run.
+    """
     token = _watch.set(seen)
     try:
         yield

@@ -62,11 +62,12 @@ def check_embeddings(model: Any) -> None:
 
 
 def check_experts(model: Any, *, also: Any = None) -> None:
-    """Check that no expert takes only a limited number of tokens of a row or a batch, and drops the others.
+    """Check that no experts have a limited capacity: such experts drop tokens if a row or a batch has too many.
 
     Such a limit is recognised by its name: a number above 0 in an attribute with "capacity" in its name
     (`expert_capacity`, `capacity_factor`), unless the same object has `drop_tokens=False`. The attributes of all
-    modules are read, and those of `also`, if it is not None (the configuration of a class whose code is not known).
+    modules are read. `also` is another object whose attributes are read, or None; it is the configuration of a class
+    whose code is not known.
 
     Raises:
         UnsupportedModelError: there is such a limit.
@@ -112,13 +113,13 @@ def check_rope(model: Any, layout: Layout) -> None:
 
 
 def check_layers(model: nn.Module) -> None:
-    """Check that no layer quantises the activations of a whole batch together, or gets one argument per row (PEFT).
+    """Check that no layer quantises the activations of a whole batch together, or gets one value per row from PEFT.
 
     Quantisation is recognised only in layers of torch.ao, bitsandbytes and torchao.
 
     Raises:
-        UnsupportedModelError: a layer does one of these. If PEFT's hooks give layers an argument per row, they are
-            removed from all layers first, so that they are not there in the next call.
+        UnsupportedModelError: a layer does one of these. If hooks of PEFT hand values per row to layers, these hooks
+            are first removed from all layers, so that they are not there in the next call.
     """
     why, given = None, dict[str, None]()
     for module in _modules(model):
@@ -147,7 +148,10 @@ def check_layers(model: nn.Module) -> None:
 
 
 def _per_row(module: nn.Module) -> dict[int, str]:
-    """Return which of PEFT's hooks hand a layer one value per row: ``{number of the hook: name of the argument}``."""
+    """Return which hooks of PEFT hand a layer an argument with one value per row.
+
+    The result is ``{number of the hook: name of the argument}``, empty if there are none.
+    """
     hooks = module._forward_pre_hooks
     if not hooks:
         return {}
@@ -174,7 +178,7 @@ def _check_side(layout: Layout, switch: int) -> None:
 
 
 def _reset_frequencies(model: nn.Module) -> None:
-    """Reset the rotary frequencies to those before dynamic rope stretched them."""
+    """Reset the rotary frequencies of a model's modules to those that they had before dynamic rope stretched them."""
     for module in _modules(model):
         for name in [name for name in (*vars(module), *module._buffers) if name.endswith("original_inv_freq")]:
             first, prefix = getattr(module, name), name.removesuffix("original_inv_freq")

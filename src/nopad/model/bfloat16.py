@@ -1,9 +1,10 @@
-"""`Bfloat16Linear`: a linear layer in bfloat16 for inference on CPUs, with its activation in the same pass.
+"""`Bfloat16Linear`: a linear layer in bfloat16 for inference on CPUs, which computes the activation after it as well.
 
 In eager PyTorch, each call of a linear layer in bfloat16 copies the bias to the result, brings the weights into
 oneDNN's order, and multiplies. The activation after the layer reads and writes the result once more. On CPUs with fast
-multiplication of bfloat16 (AMX), all this takes as long as the multiplication. Here, weights are brought into order
-once. oneDNN adds the bias and computes the activation on the float32 sums, before it rounds them to bfloat16.
+multiplication of bfloat16 (AMX), the work besides the multiplication takes as long as the multiplication. Here, weights
+are brought into oneDNN's order once. oneDNN adds the bias and computes the activation on the float32 sums, before it
+rounds them to bfloat16.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from nopad.errors import OptionError
 from nopad.model.linear import is_hooked, is_plain_layer
+from nopad.model.replacing import names_of_children, replace_modules
 
 __all__ = ["Bfloat16Linear", "formula_of", "fused"]
 
@@ -33,10 +35,10 @@ FORMULAS: dict[tuple[str, str], Callable[[Tensor], Tensor]] = {
 class Bfloat16Linear(nn.Linear):
     """A linear layer in bfloat16, and the activation after it, if any.
 
-    On a CPU with oneDNN's bfloat16, and with gradients switched off, it runs on a copy of the weights in oneDNN's
-    order. A weight that was changed in place or replaced is copied again; a change through ``.data`` cannot be noticed.
-    In all other cases it runs as `torch.nn.Linear` and the activation would. Examples are calls with gradients, under
-    autocast, in compiled code, on other devices, or on states of another dtype.
+    On a CPU for which oneDNN supports bfloat16, and with gradients switched off, it runs on a copy of the weights in
+    oneDNN's order. A weight that was changed in place or replaced is copied again; a change through ``.data`` cannot be
+    noticed. In all other cases it computes what `torch.nn.Linear` and the activation would. Examples of such cases are
+    calls with gradients, under autocast, in compiled code, on other devices, or on states of another dtype.
 
     >>> import torch
     >>> from nopad.model.bfloat16 import Bfloat16Linear
@@ -47,10 +49,12 @@ class Bfloat16Linear(nn.Linear):
     """
 
     def __init__(self, plain: nn.Linear, activation: nn.Module | None = None) -> None:
-        """Share the parameters of `plain`; `activation` is a module for which `formula_of` returns a formula.
+        """Make a layer that shares the parameters of `plain` and computes `activation` after it; None: no activation.
+
+        `activation` is a module for which `formula_of` returns a formula.
 
         Raises:
-            OptionError: there is no such formula.
+            OptionError: there is no formula of `activation`.
         """
         formula = ("none", "") if activation is None else formula_of(activation)
         if formula is None:
@@ -67,11 +71,14 @@ class Bfloat16Linear(nn.Linear):
         self._laid_out: tuple[Tensor, Tensor, int, Tensor] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes without the copied weights, which can be neither copied nor stored."""
+        """Return the attributes without the weights in oneDNN's order, which can be neither deep-copied nor pickled."""
         return {**self.__dict__, "_laid_out": None}
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return ``[..., out_features]`` for `states` ``[..., in_features]``, of their dtype and on their device."""
+        """Return ``[..., out_features]`` for `states` ``[..., in_features]``, on the same device.
+
+        The result has the dtype of `states`, except under autocast, where it has the dtype that autocast chooses.
+        """
         if not self._is_fast(states):
             found = nn.functional.linear(states, self.weight, self.bias)
             return found if self.activation is None else self.activation(found)
@@ -93,7 +100,7 @@ class Bfloat16Linear(nn.Linear):
         )
 
     def _packed(self) -> Tensor:
-        """Return the weight in oneDNN's order."""
+        """Return the weight in oneDNN's order: the stored copy, or a new one if the weight has changed since."""
         weight, known = self.weight, self._laid_out
         if (
             known is None
@@ -108,35 +115,41 @@ class Bfloat16Linear(nn.Linear):
 
 
 def fused(model: Any) -> Any:
-    """Replace plain bfloat16 linear layers of a model by `Bfloat16Linear`, in place, and return the model.
+    """Replace plain bfloat16 linear layers inside a model by `Bfloat16Linear`, in place, and return the model.
 
-    An activation is fused into a linear layer where that is possible. This is tried in each module that transformers
-    defines, if the module has no hooks, and holds only linear layers, one activation and dropout. The activation is
-    fused into each of the linear layers in turn, until the module gives the same results as before, up to rounding. If
-    no layer does, the module keeps its activation.
+    A linear layer is plain if its class is `torch.nn.Linear` itself and it has no hooks. Where possible, the activation
+    after a layer is fused into it: the layer then computes the activation as well. This is tried in each module whose
+    class transformers defines, if the module has no hooks, and holds nothing but linear layers, one activation and
+    dropout. Its linear layers are tried one after the other. The activation is fused into the first layer with which
+    the module gives the same results as before, up to rounding. If there is no such layer, the activation stays a
+    module of its own. A layer that several modules share stays shared, unless an activation is fused into it in only
+    some of them.
     """
+
+    def faster(layer: Any) -> Bfloat16Linear | None:
+        return Bfloat16Linear(layer) if is_plain_layer(layer) and layer.weight.dtype == torch.bfloat16 else None
+
+    replace_modules(model, faster)
+    made: _Fused = {}
     for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if is_plain_layer(child) and child.weight.dtype == torch.bfloat16:
-                setattr(module, name, Bfloat16Linear(child))
-    for module in model.modules():
         if type(module).__module__.startswith("transformers.") and not is_hooked(module):
-            _fuse_activation(module)
+            _fuse_activation(module, made)
     return model
 
 
 @cache
 def _is_supported() -> bool:
-    """Return whether oneDNN can multiply bfloat16 matrices on the CPU of this machine."""
+    """Return whether oneDNN is available and can multiply bfloat16 matrices on the CPU of this machine."""
     available: Any = torch.backends.mkldnn.is_available
     supported: Any = torch.ops.mkldnn._is_mkldnn_bf16_supported
     return bool(available() and supported())
 
 
 def formula_of(activation: nn.Module) -> tuple[str, str] | None:
-    """Return oneDNN's names of an activation and of its approximation; None if the activation cannot be fused.
+    """Return oneDNN's names of an activation and of its approximation; None if it is not one of `FORMULAS`.
 
-    The activation is recognised by its values. Only modules of torch and transformers without submodules are tried.
+    The activation is recognised by its values. Only modules of torch and transformers without submodules are tried. The
+    activation `torch.nn.Tanh` gives None, since it is not one of `FORMULAS`:
 
     >>> from nopad.model.bfloat16 import formula_of
     >>> formula_of(torch.nn.GELU(approximate="tanh")), formula_of(torch.nn.Tanh())
@@ -153,35 +166,50 @@ def formula_of(activation: nn.Module) -> tuple[str, str] | None:
     return None
 
 
-def _fuse_activation(module: nn.Module) -> None:
+# Layers with an activation fused into them, by the id of the layer (which is held) and oneDNN's names of the activation
+_Fused = dict[tuple[int, tuple[str, str]], tuple[Bfloat16Linear, Bfloat16Linear]]
+
+
+def _fuse_activation(module: nn.Module, made: _Fused) -> None:
     """Fuse a module's activation into the linear layer before it, in place.
 
-    Each linear layer is tried in turn: the module's results must stay the same, up to rounding. The module does not
-    change if it has other submodules than linear layers, one activation and dropout, if the activation is not one of
-    `FORMULAS`, or if no layer gives the same results.
+    If another module shares the layer, and has the same activation, the fused layer is taken from `made`.
+
+    Each linear layer is tried in turn, until the module's results with the fused activation are the same as before, up
+    to rounding. The module stays as it is in three cases: it has submodules besides `Bfloat16Linear` layers, one
+    activation and dropout; the activation is not one of `FORMULAS`; or with each layer the results differ.
     """
-    layers = {name: child for name, child in module.named_children() if type(child) is Bfloat16Linear}
-    others = {n: c for n, c in module.named_children() if n not in layers and type(c) is not nn.Dropout}
+    children = names_of_children(module)
+    layers = [(names, child) for names, child in children if isinstance(child, Bfloat16Linear)]
+    others = [(names, child) for names, child in children if type(child) not in (Bfloat16Linear, nn.Dropout)]
     if not layers or len(others) != 1:
         return
-    ((place, activation),) = others.items()
-    if formula_of(activation) is None:
+    ((places, activation),) = others
+    formula = formula_of(activation)
+    if formula is None:
         return
-    width = next(iter(layers.values())).in_features
+    width = layers[0][1].in_features
     states = torch.randn(PROBE, width, generator=torch.Generator().manual_seed(0)).bfloat16()
     before = _probed(module, states)
-    for name, layer in layers.items():
-        setattr(module, name, Bfloat16Linear(layer, activation))
-        setattr(module, place, nn.Identity())
-        after = _probed(module, states)
-        if _is_near(after, before):
+    for names, layer in layers:
+        known = made.get((id(layer), formula))
+        fused = Bfloat16Linear(layer, activation) if known is None else known[1]
+        _put(module, names, fused)
+        _put(module, places, nn.Identity())
+        if _is_near(_probed(module, states), before):
+            made[id(layer), formula] = layer, fused
             return
-        setattr(module, name, layer)
-        setattr(module, place, activation)
+        _put(module, names, layer)
+        _put(module, places, activation)
+
+
+def _put(module: nn.Module, names: list[str], child: nn.Module) -> None:
+    for name in names:
+        setattr(module, name, child)
 
 
 def _is_near(found: Tensor | None, before: Tensor | None) -> bool:
-    """Return whether two results are the same up to rounding to bfloat16; False if either is missing."""
+    """Return whether two results have the same shape and values, up to rounding to bfloat16; False if one is None."""
     if found is None or before is None or found.shape != before.shape:
         return False
     return bool((found - before).abs().max() <= ROUNDING * before.abs().max())
@@ -190,8 +218,9 @@ def _is_near(found: Tensor | None, before: Tensor | None) -> bool:
 def _probed(module: nn.Module, states: Tensor) -> Tensor | None:
     """Return a module's result on `states` in evaluation mode, as float32.
 
-    The result is None if the module raises an error (it may take other arguments), returns something else than a
-    tensor, or returns NaN or infinity.
+    The result is None in three cases. The module raises TypeError, ValueError, RuntimeError, IndexError or
+    AttributeError, since it may take other arguments. It returns something else than a tensor. Or its result has NaN or
+    infinity.
     """
     was = {one: one.training for one in module.modules()}
     module.eval()

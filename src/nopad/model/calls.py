@@ -48,7 +48,8 @@ class Call:
         frame: the Python stack frame that calls the module, until the call ends.
         outer: the packed call inside which this one runs, or None.
         token: what `nopad.model.attention.begin` returned.
-        given: the model and a copy of its arguments, if a hook that was added later may change them; else None.
+        given: the model and a copy of its arguments, if a hook that was added after the model was made pack-safe may
+            change them; else None.
     """
 
     head: Head
@@ -71,16 +72,16 @@ class Call:
     given: Any = None
 
     def note(self, module: nn.Module, named: Mapping[str, Any]) -> None:
-        """Replace the copy of the arguments in `given` by a copy of `named`, if `given` is about `module`.
+        """Replace the copy of the arguments in `given` by a copy of `named`, if `given` is about the model `module`.
 
-        A hook calls this with the arguments that it returns, since later changes are looked for from then on.
+        A hook calls this with the arguments that it returns. From then on, changes are looked for against these.
         """
         if self.given is not None and self.given[0] is module:
             self.given = module, kept(named)
 
     @property
     def side(self) -> Placement:
-        """The layout of the output: the targets' if there is a decoder, else the batch's."""
+        """The layout of the output: that of the targets if the model has a decoder, else that of the batch."""
         return self.placed if self.target is None else self.target
 
 
@@ -123,13 +124,16 @@ class Calls(local):
         self.ended = False  # whether the call that ended last was a packed one, and none began since
 
     def begin(self) -> list[Call | None]:
-        """Begin a call, which is an ordinary one so far; return the stack. `end` ends it, even after an exception."""
+        """Begin a call: put None on the stack, since a call counts as an ordinary one at first; return the stack.
+
+        `end` must follow, also after an exception.
+        """
         self.ended = False
         self.stack.append(None)
         return self.stack
 
     def end(self) -> Call | None:
-        """End the innermost call, and return it; None: it was an ordinary one."""
+        """End the innermost call, and return it; None: it was an ordinary one, or no call was running."""
         call = self.stack.pop() if self.stack else None
         self.ended = call is not None
         return call

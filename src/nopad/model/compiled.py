@@ -33,19 +33,22 @@ _step = Lock()
 def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
     """Return the inputs of a compiled pack-safe model by name: tensors whose shapes depend only on the rows' shape.
 
-    One graph serves all batches with the same number and width of rows. If the model takes `use_cache`, it is False.
+    So one compiled graph serves all batches with the same number and width of rows. If the model takes `use_cache`, it
+    is False.
 
     The mask holds the number of each slot's sequence, int32 ``[R, 1, 1, L]``, from which the compiled attention makes a
     block mask. Pass these inputs to a pack-safe model only: unlike a batch's own `attention_mask`, this mask raises no
     error in another model.
 
-    Results per sequence need a limit, ``nopad.packed(model, max_sequences=K)``, and have the shape ``[K, ...]``: with S
-    sequences, the first S are real (``logits[:batch.layout.sequences]``). Labels per sequence are left out: compute the
-    loss from the results with `nopad.losses`. Without a limit, a base model's ``pooler_output`` is left out.
+    A model with one result per sequence needs a limit, ``nopad.packed(model, max_sequences=K)``. Its results have the
+    shape ``[K, ...]``. For a batch of S sequences, the first S are real (``logits[:batch.layout.sequences]``). Labels
+    per sequence are left out: compute the loss from the results with `nopad.losses`. A base model needs no limit, but
+    without one its ``pooler_output`` is left out.
 
     Raises:
         BatchError: the batch is not a `PackedBatch`, has targets or is flat; a sequence may go on in the next row (rows
-            filled end to end); there are too many or too long sequences; or the items do not fit the model.
+            filled end to end); there are too many sequences, or one is too long for the model; or a column of the batch
+            does not fit the model (`nopad.model.arguments`).
         OptionError: the model is not pack-safe, or it gives results per sequence and has no `max_sequences`.
         UnsupportedModelError: the model is a class of your own, is an encoder–decoder, takes images, has mixing modules
             (state-space models, linear attention) or counts positions along the row, gets its mask inside the base
@@ -132,9 +135,9 @@ def is_compiled(model: Any) -> bool:
 class CompiledRows(nn.Module):
     """Wraps a compiled model: takes packed batches of one shape, and returns what the model returns uncompiled.
 
-    Every call has the same names, shapes and dtypes of inputs, so one graph is enough. If the model has token types and
-    a batch has none, they are 0. The graph gives results for `max_sequences` sequences; the first S of them, those of
-    the batch's S sequences, are returned.
+    Batches with the same columns give the model inputs of the same names, shapes and dtypes, so one graph is enough. If
+    the model has token types and a batch has none, they are 0. The graph gives results for `max_sequences` sequences;
+    only those of the batch's own sequences are returned.
 
     The outputs belong to the compiled model. If it runs as a CUDA graph (mode "reduce-overhead"), each call writes them
     to the same memory, so copy what you need before the next call.
@@ -166,7 +169,7 @@ class CompiledRows(nn.Module):
         """Run the model on a `PackedBatch` of rows, ``model(**batch)``; return its output.
 
         Raises:
-            BatchError: as for `static_inputs`.
+            BatchError, UnsupportedModelError: as for `static_inputs`.
         """
         packed = PackedBatch(batch)
         # Copies, since a graph is for tensors made in inference mode, or for others: a batch has some of both.

@@ -1,10 +1,10 @@
 """Hooks around the attention of models that do not use transformers' registered attention (DeBERTa, MPNet).
 
-With the backend `mask`, the encoder gets a dense block mask. With `repack`, each attention module gets one sequence per
-row: the states are unpacked before the module, its own attention runs on ``[S, longest]``, and its output is packed
-again. With `segments`, this is done for groups of sequences of similar length (`nopad.model.groups`), one after the
-other, since most of ``[S, longest]`` may be padding. Gradient checkpointing runs attention again after the call has
-ended, so these hooks read the layout from the mask and not from the call.
+With the backend `mask`, the encoder gets a dense block mask. With `repack`, each attention module gets one of the S
+sequences per row: the states are unpacked before the module, its own attention runs on ``[S, longest]``, and its output
+is packed again. With `segments`, this is done for groups of sequences of similar length (`nopad.model.groups`), one
+after the other, since most of ``[S, longest]`` may be padding. Gradient checkpointing runs attention again after the
+call has ended, so these hooks read the layout from the mask and not from the call.
 """
 
 from __future__ import annotations
@@ -67,9 +67,10 @@ def encoder_mask(placed: Placement, family: Family, dtype: torch.dtype, encoder:
 
 
 def unpack_first(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return an attention module's arguments for the first group of sequences, ``(args, kwargs)``; None: unchanged.
+    """Return an attention module's arguments for the first group of sequences, ``(args, kwargs)``.
 
-    The arguments for the other groups are attached to the new mask, for `pack_again`.
+    The arguments for the other groups are attached to the new mask, for `pack_again`. The result is None if the
+    arguments stay as they are: with the backend `mask`, in ordinary calls and while compiling.
 
     Raises:
         UnsupportedModelError: the mask of a packed call reached the module without the batch's layout.
@@ -114,8 +115,8 @@ def _pieces(named: dict[str, Any], placed: Placement, groups: Groups, around: _A
 def pack_again(module: nn.Module, kwargs: dict[str, Any], output: Any) -> Any:
     """Run an attention module on the other groups, and return its output, packed into the batch's rows again.
 
-    `kwargs` are the module's keyword arguments, and `output` is a tuple that begins with the states of the first group.
-    The result is None if the module's input was not unpacked.
+    `kwargs` are the module's keyword arguments. `output` is a tuple that begins with the states of the first group; its
+    other items are returned unchanged. The result is None if the module's input was not unpacked.
     """
     pending: Pending | None = getattr(kwargs.get("attention_mask"), PENDING, None)
     if pending is None:

@@ -1,7 +1,7 @@
 """Facts about each model type: how to reach its attention, where its positions begin, and how its heads pool.
 
-A model type that is not listed, or is listed in `nopad.model.refused` with a reason, raises an error, since a wrong
-result looks like a right one. `nopad.audit` and the equality tests check what these tables say.
+`family_of` raises an error for a model type that is not listed, and for one that `nopad.model.refused` lists with a
+reason, since a wrong result looks like a right one. `nopad.audit` and the equality tests check what these tables say.
 """
 
 from __future__ import annotations
@@ -242,7 +242,10 @@ FAMILIES: dict[str, Family] = {
 
 
 def _hybrids_too(config: Any) -> int:
-    """Return how often tokens are mixed if each layer has a state-space module, and "hybrid" layers attention too."""
+    """Return how often tokens are mixed if each layer has a state-space module, and some have attention too.
+
+    The layers with attention are those of the type "hybrid".
+    """
     return len(config.layers_block_type) + int(config.layers_block_type.count("hybrid"))
 
 

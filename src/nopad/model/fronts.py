@@ -32,7 +32,11 @@ class GiveStates(Hook):
     moment: Literal["before", "after"] = "after"
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """Return the module's new output; None: leave it as it is."""
+        """Return the batch's states in a packed call; None in other calls: the front end's output stays as it is.
+
+        Raises:
+            UnsupportedModelError: a compiler traces the hook during a packed call.
+        """
         self.cell.refuse_compiling()
         call = self.cell.call
         if call is None:

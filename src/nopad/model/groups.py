@@ -71,8 +71,8 @@ def grouped(lengths: Sequence[int], mixed: bool, call: int = CALL) -> list[list[
     """Divide sequences into groups that a module runs together; return each group's indices into `lengths`.
 
     Groups of longer sequences come first. Without `mixed`, the sequences of a group have the same length. With `mixed`,
-    lengths may differ, and the groups are the cheapest: a group costs n * l slots (n sequences, the longest of l
-    tokens), and `call` slots more for its own call of the module. Run time: O(D^2) for D different lengths.
+    lengths may differ, and no other division costs less. A group of n sequences, the longest of l tokens, costs n * l
+    slots, and `call` slots more for its own call of the module. Run time: O(D^2) for D different lengths.
 
     >>> grouped([7, 300, 7, 280], mixed=True)
     [[1, 3], [0, 2]]
@@ -101,9 +101,9 @@ def groups_of(placed: Placement, how: How) -> Groups:
     """Return how a batch is cut into groups.
 
     Args:
-        placed: the batch's layout. Its sequences are numbered in stream order (row after row).
-        how: "equal": groups of sequences of one length; "mixed": lengths may differ (`grouped`); "one": a single group
-            of all sequences, the longest first; "alone": a group for each sequence.
+        placed: the batch's layout.
+        how: "equal": groups of sequences of one length; "mixed": lengths in a group may differ (`grouped`); "one": a
+            single group of all sequences, the longest first; "alone": a group for each sequence.
     """
     lengths = np.diff(placed.bounds)
     if how == "one":

@@ -76,7 +76,10 @@ class Head:
             yield from self._feed(cell, name, module, dims, inner)
 
     def _poolers(self) -> Iterator[tuple[str, int, nn.Module, nn.Module]]:
-        """Yield (name, dims, module, inner) for each pooler of the base model and the model, as `_feed` takes them."""
+        """Yield, for each pooler of the base model and of the model, (its name, `dims`, the pooler, `inner`).
+
+        `dims` and `inner` are those of `_feed`.
+        """
         name, dims = self.family.pooler or ("", 0)
         for holder in dict.fromkeys((self.base, self.model)):
             module = getattr(holder, name, None) if name else None
@@ -85,10 +88,10 @@ class Head:
                 yield name, dims, module, getattr(holder, "encoder", holder)
 
     def enter(self, call: Call, named: dict[str, Any]) -> None:
-        """Check the shapes of labels before the model runs; `named` are the model's arguments by name.
+        """Check the shapes of the labels before the model runs; `named` are the model's arguments by name.
 
         For CLIP, the index of each sequence's end-of-sequence token in the concatenated rows is stored in `call.seen`.
-        Subclasses change or remove labels in `named` from which the model would compute a wrong loss.
+        Subclasses change or remove those labels in `named` from which the model would compute a wrong loss.
 
         Raises:
             BatchError: labels have another shape than the batch needs.
@@ -116,7 +119,8 @@ class Head:
     def static_labels(self, labels: Tensor, positions: Tensor) -> Tensor:
         """Return labels per token, ``[R, L]``, as the model must get them in a call with static shapes.
 
-        `positions` is the position of each token in its sequence, from 0, and 0 in padding; ``[R, L]``.
+        This class returns `labels` unchanged. `positions` is the position of each token in its sequence, from 0, and 0
+        in padding; ``[R, L]``.
         """
         return labels
 
@@ -225,7 +229,7 @@ class _LastToken(Head):
 
     @property
     def one_row(self) -> bool:
-        """Whether the model accepts only one row.
+        """Whether the model accepts only one row: it reads the last token of each sequence, and has no pad id.
 
         Without a pad id, transformers cannot tell where padding begins in a row, and refuses several rows.
         """
@@ -275,11 +279,17 @@ class Causal(Head):
     def enter(self, call: Call, named: dict[str, Any]) -> None:
         """Set the label of each sequence's first token to -100, if labels are given.
 
-        Refuse calls whose loss would be wrong, because labels are shifted along rows and not along sequences, or
-        because ``num_items_in_batch`` counts labels of first tokens.
+        Calls whose loss would be wrong are refused:
+
+        * labels are given, and rows are filled end to end: the model shifts labels within rows, so it would not predict
+          the first token of a row;
+        * ``num_items_in_batch``, the number by which the loss is divided, is given without labels: then the loss is
+          computed outside of the model, and this is correct only for batches that were built with ``causal=True`` and
+          are not filled end to end;
+        * ``num_items_in_batch`` is given with labels, and counts labels of first tokens, which nothing predicts.
 
         Raises:
-            BatchError: the loss would be wrong in one of these ways, or labels have a wrong shape.
+            BatchError: the call is refused for one of these reasons, or labels have a wrong shape.
         """
         super().enter(call, named)
         labels, layout = named.get("labels"), call.placed.layout
@@ -369,7 +379,7 @@ HEADS: dict[str, type[Head]] = {"tokens": Head, "causal": Causal, "classificatio
 
 
 def head_of(model: Any, family: Family, given: str | None = None) -> Head:
-    """Return the head of a model; `given` is the head's name, for a class that nopad does not know.
+    """Return the head of a model; `given` is the head's name, for a class that nopad does not know, else None.
 
     Raises:
         OptionError, UnsupportedModelError: see `nopad.model.known.head_name`.
@@ -414,7 +424,7 @@ def _check_shape(named: dict[str, Any], name: str, wanted: list[tuple[int, ...]]
 
 
 def _settle_problem(model: Any, labels: Tensor) -> None:
-    """Set the configuration's `problem_type` from the labels, as transformers does when the user has not set it."""
+    """Set the configuration's `problem_type` from the labels if it is None, as transformers' own heads do."""
     if model.config.problem_type is None:
         many = "single_label_classification" if not labels.is_floating_point() else "multi_label_classification"
         model.config.problem_type = "regression" if model.config.num_labels == 1 else many

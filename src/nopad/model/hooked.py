@@ -1,4 +1,4 @@
-"""`HookedModel`: makes one model pack-safe, by putting hooks on the modules that it uses; and takes them off again."""
+"""`HookedModel` puts on a model's modules the hooks that make it pack-safe, and takes them off again."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class HookedModel:
         family: the facts about its model type.
         backend: name of the attention backend, as given to `packed`.
         head: the model's head.
-        most: most sequences that a batch may have; None: unlimited.
+        most: largest number of sequences that a batch may have; None: unlimited.
         takes: names of the model's arguments in packed calls.
-        before: the attention implementation that the model had before; "": it was not changed.
+        before: the attention implementation that the model had before it was made pack-safe; "": it was not changed.
         cell: the state that the hooks share.
         modules: the modules that the model had when hooks were last attached; if it has others at a call, hooks are
             attached again.
@@ -98,10 +98,11 @@ class HookedModel:
     def install(self) -> None:
         """Make the model pack-safe: register nopad's attention, make the model use it, and attach all hooks.
 
-        The model's attention is changed only with the route "interface".
+        The model's attention is changed only with the route "interface" (`Family.route`).
 
         Raises:
-            UnsupportedModelError: the model cannot be hooked, or does not take nopad's attention.
+            UnsupportedModelError: as for `_hooks`; the model's attention is a function of the user's or of another
+                library; or the model, or a part of it, does not take nopad's attention.
         """
         attention.register()
         model = self.model
@@ -151,7 +152,7 @@ class HookedModel:
                 )
 
     def remove(self) -> None:
-        """Remove all hooks and restore the attention implementation."""
+        """Remove all of nopad's hooks from the model, and restore the attention implementation that it had before."""
         for module in {*_walk(self.model), *self.modules}:
             take_off(module, self.cell)
         release(_walk(self.model))
@@ -163,8 +164,8 @@ class HookedModel:
         """Attach hooks to the modules that the model uses now, unless hooks were last attached to the same modules.
 
         Raises:
-            UnsupportedModelError: a module that needs a hook was replaced by one that nopad does not know, or a module
-                of the user's own class was put in later.
+            UnsupportedModelError: as for `_hooks`, or a module of the user's own class was put into the model after it
+                was made pack-safe.
         """
         modules = tuple(_walk(self.model))
         if len(modules) == len(self.modules) and all(map(is_, modules, self.modules)):
@@ -191,12 +192,12 @@ class HookedModel:
         self.tell_cell()
 
     def _refuse_later(self) -> None:
-        """Check that no module of the user's own classes came after the model was made pack-safe.
+        """Check that no module of the user's own classes was put into the model after it was made pack-safe.
 
         Nothing is proven of such a module.
 
         Raises:
-            UnsupportedModelError: there is one.
+            UnsupportedModelError: there is such a module.
         """
         later = {name: kind for name, kind in foreign(self.model).items() if self.own.get(name) is not kind}
         if later:
@@ -213,8 +214,8 @@ class HookedModel:
         """Yield (module, hook) pairs for the modules that the model uses now; one module may have several hooks.
 
         Raises:
-            UnsupportedModelError: a module cannot be hooked, mixes the tokens of a row, or has experts of limited
-                capacity.
+            UnsupportedModelError: a module cannot be hooked, since nopad does not know it; mixes the tokens of a row;
+                or has experts of limited capacity.
         """
         cell, model, family = self.cell, self.model, self.family
         check_rows(model, self.head.base, family.mixers)
@@ -265,7 +266,7 @@ class Enter(Hook):
     state: Any = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
+        """Return what `State.enter` returns: the model's new arguments, or None if they stay as they are."""
         return self.state.enter(module, args, kwargs, None if torch.compiler.is_compiling() else sys._getframe(1))
 
 
@@ -276,7 +277,7 @@ class Leave(Hook):
     state: Any = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """Return the module's new output; None: leave it as it is."""
+        """Return what `State.leave` returns: the model's new output, or None if it stays as it is."""
         return self.state.leave(module, args, kwargs, output)
 
 
@@ -290,7 +291,10 @@ def part_of(model: Any, name: str) -> Any:
 
 
 def _walk(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield all modules of a model, in any order; this runs at each call, and is faster than ``model.modules()``."""
+    """Yield all modules of a model, a shared one more than once, in any order.
+
+    This runs at each call, and is faster than ``model.modules()``.
+    """
     stack = [model]
     while stack:
         module = stack.pop()

@@ -69,7 +69,10 @@ def attach(module: nn.Module, hook: Any) -> None:
 
 
 def take_off(module: nn.Module, cell: Cell) -> None:
-    """Remove from a module the hooks of `cell`'s model and hooks copied with the module; other models' hooks stay."""
+    """Remove from a module the hooks of the model that has this `cell`, and hooks that were copied with the module.
+
+    Hooks of other pack-safe models stay.
+    """
     # Not by PyTorch's handles, which do not exist for the hooks of a copied module.
     before: tuple[Any, ...] = (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs)
     after: tuple[Any, ...] = (
@@ -95,7 +98,12 @@ class Swap(Hook):
     part: str = "encoder"
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
+        """Return the module's arguments with the new mask, ``(args, kwargs)``; None outside of packed calls.
+
+        Raises:
+            BatchError: as for `encoder_mask` and `dense_cross`.
+            UnsupportedModelError: a compiler traces the hook during a packed call.
+        """
         self.cell.refuse_compiling()
         call = self.cell.call
         if call is None:
@@ -120,13 +128,14 @@ class Swap(Hook):
 
 @dataclass(eq=False)
 class Count(Hook):
-    """Passes the batch's positions to the base model, in case the class around it does not pass them on.
+    """Counts the runs of the base model, and gives it the batch's positions.
 
-    If the base model takes `use_cache` and it is not given, it becomes False.
+    The class around the base model need not pass the positions on. If the base model takes `use_cache` and the caller
+    does not give it, it becomes False.
     """
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are.
+        """Return the module's arguments with the batch's positions, ``(args, kwargs)``; None outside of packed calls.
 
         Raises:
             UnsupportedModelError: the module is given other positions than the batch's.
@@ -157,18 +166,18 @@ class UnpackFirst(Hook):
     """
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
+        """Return what `unpack_first` returns: the arguments for the first group, or None if they stay as they are."""
         return unpack_first(module, args, kwargs)
 
 
 @dataclass(eq=False)
 class PackAgain(Hook):
-    """Runs an attention module on the other groups of sequences, and packs its output into the batch's rows again."""
+    """Runs an attention module on the other groups of sequences, and packs all outputs into the batch's rows again."""
 
     moment: Literal["before", "after"] = "after"
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-        """Return the module's new output; None: leave it as it is."""
+        """Return what `pack_again` returns: the output in the batch's rows, or None if nothing was unpacked."""
         return pack_again(module, kwargs, output)
 
 
@@ -177,7 +186,10 @@ class NoPositions(Hook):
     """Stops learned position embeddings (BART) from counting along the whole row, which could exceed their table."""
 
     def __call__(self, module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
+        """Return the module's arguments with a single position, 0, as ``(args, kwargs)``; None outside of packed calls.
+
+        This position keeps the lookup inside the table. `Positions` replaces the result.
+        """
         if self.cell.call is None:
             return None
         # One position keeps the lookup inside the table; `Positions` replaces its result.
@@ -191,7 +203,7 @@ class Positions(Hook):
     moment: Literal["before", "after"] = "after"
 
     def __call__(self, module: Any, args: Any, kwargs: Any, output: Any) -> Any:
-        """Return the module's new output; None: leave it as it is."""
+        """Return the embeddings of the tokens' positions, ``[R, L, H]``; None outside of packed calls."""
         call = self.cell.call
         if call is None:
             return None
@@ -208,7 +220,10 @@ class NoLookup(Hook):
     """
 
     def __call__(self, module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
+        """Return the table's arguments with position 0 for each token, ``(args, kwargs)``.
+
+        The result is None outside of packed calls, and if the first argument is not a tensor of integers.
+        """
         ids = args[0] if args else None
         if self.cell.call is None or not isinstance(ids, Tensor) or ids.is_floating_point():
             return None
@@ -227,7 +242,7 @@ class Lookup(Hook):
     offset: int = 0
 
     def __call__(self, module: Any, args: Any, kwargs: Any, output: Any) -> Any:
-        """Return the module's new output; None: leave it as it is."""
+        """Return the embeddings of the tokens' positions, ``[R, L, H]``; None outside of packed calls."""
         call = self.cell.call
         if call is None:
             return None
@@ -250,7 +265,13 @@ class Feed(Hook):
     stock: bool = True
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
+        """Return the module's arguments with each sequence's pooled states as the first, ``(args, kwargs)``.
+
+        The result is None in ordinary calls, and in calls with static shapes without a limit of sequences.
+
+        Raises:
+            UnsupportedModelError: as for `_states`.
+        """
         call, static = self.cell.call, self.cell.static
         if call is not None:
             call.ran[self.role] += 1
@@ -323,7 +344,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 @dataclass(eq=False)
 class Keep(Hook):
-    """Keeps a module's output for the head.
+    """Keeps a module's output for the head: in `Call.seen`, or in a call with static shapes in `Static.kept`.
 
     Attributes:
         name: key in `Call.seen`.

@@ -1,10 +1,13 @@
-"""Models that take images beside their tokens: the sequence of each image, and positions with three axes (M-RoPE).
+"""Models that take images beside their tokens: which image belongs to which sequence, and positions with three axes.
 
-Such a model runs its vision tower on all images of a batch, each image by itself, and puts the resulting features into
-the image tokens of the batch, in order. Two things could go wrong in a pack: the features of an image could get into
-the tokens of another sequence, and positions that depend on images could be counted along a row. So before the model
-runs, the number of image tokens of each sequence is compared with the number that its own images give, and positions
-are counted by the model's own `get_rope_index`, for each sequence alone.
+Such a model runs its vision tower on all images of a batch, each image by itself. It puts the resulting features in
+place of the image tokens of the batch, in order. Some of these models count positions along three axes: time, height
+and width (M-RoPE).
+
+Two things could go wrong in a pack: the features of an image could get into the tokens of another sequence, and
+positions that depend on images could be counted along a row. So two things are done before the model runs. The number
+of image tokens of each sequence is compared with the number that its own images give. And positions are counted by the
+model's own `get_rope_index`, for each sequence alone.
 
 Only the text part gets nopad's attention. The tower keeps its own, which sees one image at a time and no tokens.
 """
@@ -58,7 +61,7 @@ def image_parts(base: Any, family: Family) -> tuple[nn.Module, nn.Module]:
     """Return the vision tower and the text part of a base model, by the names in `family.images`.
 
     Raises:
-        UnsupportedModelError: the base model has no such part.
+        UnsupportedModelError: the base model has no part of one of these names.
     """
     assert family.images is not None
     found = []
@@ -92,19 +95,20 @@ def refuse_others(model: Any, family: Family, named: Mapping[str, Any]) -> None:
 
 
 def check_images(model: Any, base: Any, family: Family, named: Mapping[str, Any], layout: Layout) -> Tensor | None:
-    """Check that the images of a packed call are those of its image tokens, sequence by sequence.
+    """Check that each sequence of a packed call has as many image tokens as its own images give.
 
     `named` holds the call's arguments by name; the tokens were checked before (`nopad.model.arguments`).
 
     Returns:
         Positions with three axes, int64 ``[3, R, L]``, on a CPU; None: the model has ordinary positions, or no sequence
-        has an image.
+            has an image.
 
     Raises:
-        BatchError: pixel values are missing, have a wrong shape or are on another device than the model, or the batch
-            does not say whose they are; a sequence has more or fewer image tokens than its images give; padding is an
-            image token; ``mm_token_type_ids`` do not mark exactly the image tokens; or, with three axes, a position is
-            beyond the model's, or image tokens of one image do not follow each other.
+        BatchError: pixel values or grids are missing, have a wrong shape or are on another device than the model, or
+            the batch does not say which sequences their images belong to; a sequence has more or fewer image tokens
+            than its images give; padding is an image token; ``mm_token_type_ids`` do not mark exactly the image tokens;
+            or, with three axes, a position is beyond the model's, or image tokens of one image do not follow each
+            other.
     """
     assert family.images is not None
     _check_pixels(model, named, layout)
@@ -125,11 +129,12 @@ def check_images(model: Any, base: Any, family: Family, named: Mapping[str, Any]
 
 
 def _check_pixels(model: Any, named: Mapping[str, Any], layout: Layout) -> None:
-    """Check that a batch has both images and the numbers of images of its sequences, or neither; and check the devices.
+    """Check that a batch has both pixel values and the number of images of each sequence, or neither of them.
+
+    It is also checked that pixel values and grids are tensors on the model's device.
 
     Raises:
-        BatchError: only one of the two is given; or pixel values or grids are not a tensor, or not on the model's
-            device.
+        BatchError: one of these checks fails.
     """
     pixels, images = named.get(PIXELS), 0 if layout.images is None else int(layout.images.sum())
     if pixels is None and images:
@@ -200,8 +205,8 @@ def _check_tokens(
 ) -> None:
     """Check that each sequence has as many image tokens as its images give, and that padding has none.
 
-    `pictured` says which slots hold image tokens, bool ``[R, L]``. `of_images` has the number of tokens of each image,
-    an array per sequence in stream order. `counts` is the number of images of each sequence, in the order given.
+    `pictured` says which slots hold image tokens, bool ``[R, L]``. `of_images` has one array per sequence, in stream
+    order: the numbers of tokens of its images. `counts` is the number of images of each sequence, in the order given.
 
     Raises:
         BatchError: a sequence has more or fewer image tokens than its images give, or padding has image tokens.
@@ -255,8 +260,8 @@ def _axes(
 ) -> Tensor:
     """Return positions with three axes, int64 ``[3, R, L]``: what `get_rope_index` gives for each sequence alone.
 
-    `ids` and `pictured` are ``[R, L]``: the token ids, and whether a token is an image token. `of_images` has, for each
-    sequence in stream order, the numbers of tokens of its images.
+    `ids` and `pictured` are ``[R, L]``: the token ids, and whether a token is an image token. `of_images` has one array
+    per sequence, in stream order: the numbers of tokens of its images.
 
     Raises:
         BatchError: the image tokens of an image do not follow each other (`_check_runs`).
@@ -300,10 +305,12 @@ def _check_runs(pictured: NDArray[np.bool_], sizes: NDArray[np.int64], number: i
 
 
 def _check_limit(model: Any, axes: Tensor | None, layout: Layout) -> None:
-    """Check that no position is beyond those of the model.
+    """Check that no position of a token is beyond those that the model has.
+
+    `axes` are positions with three axes, ``[3, R, L]``; None: the positions are those of the layout.
 
     Raises:
-        BatchError: a sequence has such a position.
+        BatchError: a sequence has a position beyond the model's.
     """
     limit = model.config.get_text_config().max_position_embeddings
     last = layout.position_ids if axes is None else axes.amax(0).numpy()

@@ -2,8 +2,9 @@
 
 Weights have one scale per output feature. Activations get one scale per token when the layer runs, so that a token's
 result depends on nothing but the token. PyTorch multiplies the 8-bit matrices (by oneDNN, with the instructions VNNI or
-AMX if the CPU has them). One compiled pass rounds before the multiplication, and one scales after it. In eager PyTorch,
-these would be about eight passes, which take longer than the multiplication in float32.
+AMX if the CPU has them). One compiled pass over the activations rounds them before the multiplication, and one pass
+scales the products after it. Eager PyTorch would need about eight passes for this work; they take longer than the
+multiplication does in float32.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from nopad.errors import UnsupportedModelError
 from nopad.model import _int8_kernels
 from nopad.model.linear import is_plain_layer
+from nopad.model.replacing import replace_modules
 
 __all__ = ["Int8Linear", "in_int8"]
 
@@ -46,7 +48,9 @@ class Int8Linear(nn.Module):
     bias: Tensor | None
 
     def __init__(self, exact: nn.Linear) -> None:
-        """Round the weights of `exact`, a float32 layer on a CPU with 2 to 133,144 inputs and at least one output.
+        """Round the weights of `exact` and copy its bias; `exact` itself does not change.
+
+        `exact` is a float32 layer on a CPU. It has 2 to 133,144 inputs and at least one output.
 
         Raises:
             UnsupportedModelError: PyTorch does not multiply 8-bit integers exactly on this CPU.
@@ -69,7 +73,8 @@ class Int8Linear(nn.Module):
     def weight(self) -> Tensor:
         """The rounded weights as float32, ``[out_features, in_features]``; computed at each access.
 
-        Some models (Mamba) read a layer's weights or their dtype, and multiply by them without the layer.
+        Some models (Mamba) read a layer's weights or their dtype, and multiply by the weights without calling the
+        layer.
         """
         return self.whole * self.weight_scale[:, None]
 
@@ -81,7 +86,7 @@ class Int8Linear(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *given)
 
     def extra_repr(self) -> str:
-        """Return the sizes, as `torch.nn.Linear` does."""
+        """Return the layer's sizes and whether it has a bias, as text for ``repr``, like `torch.nn.Linear`."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -89,8 +94,8 @@ class Int8Linear(nn.Module):
         """Return float32 ``[..., out_features]`` for float32 `states` ``[..., in_features]`` on a CPU.
 
         Raises:
-            UnsupportedModelError: `states` are on another device or of another dtype, or they require gradients outside
-                of `torch.no_grad`.
+            UnsupportedModelError: `states` are on another device or of another dtype, or they require gradients while
+                gradients are enabled.
         """
         if states.device.type != "cpu" or states.dtype != torch.float32:
             raise UnsupportedModelError(
@@ -119,12 +124,12 @@ class Int8Linear(nn.Module):
 
 
 def _check_products(weight: Tensor) -> None:
-    """Check that PyTorch multiplies int8 matrices exactly by `weight`, up to the largest possible sums.
+    """Check that PyTorch multiplies the int8 matrix `weight` exactly, up to the largest sums that can occur.
 
-    In some kernels, large sums saturate.
+    In some kernels, large sums saturate: they stop at a limit, and the result is wrong.
 
     Raises:
-        UnsupportedModelError: PyTorch does not do so on this CPU.
+        UnsupportedModelError: a product is not exact on this CPU.
     """
     rows = torch.stack([torch.full_like(weight[0], 127), weight[0].sign() * 127, weight[-1]])
     exact = rows.double() @ weight.double().t()
@@ -136,18 +141,20 @@ def _check_products(weight: Tensor) -> None:
 
 
 def in_int8(model: Any) -> Any:
-    """Replace a model's linear layers by `Int8Linear`, in place, and return the model; no parameter gets gradients.
+    """Replace the linear layers inside a model by `Int8Linear`, in place, and return the model.
 
-    Subclasses of `torch.nn.Linear`, layers with hooks, layers with fewer than 2 or more than 133,144 inputs, and layers
-    without outputs stay as they are.
+    Gradients are switched off for all parameters. These layers stay as they are: subclasses of `torch.nn.Linear`,
+    layers with hooks, layers with fewer than 2 or more than 133,144 inputs, and layers without outputs. A layer that
+    several modules share stays shared.
 
     Raises:
         UnsupportedModelError: PyTorch does not multiply 8-bit integers exactly on this CPU.
     """
+
+    def in_8_bits(layer: Any) -> Int8Linear | None:
+        fits = is_plain_layer(layer) and FEWEST_INPUTS <= layer.in_features <= MOST_INPUTS and layer.out_features
+        return Int8Linear(layer) if fits else None
+
     model.requires_grad_(False)
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            fits = is_plain_layer(child) and FEWEST_INPUTS <= child.in_features <= MOST_INPUTS
-            if fits and child.out_features:
-                setattr(module, name, Int8Linear(child))
+    replace_modules(model, in_8_bits)
     return model

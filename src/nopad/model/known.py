@@ -56,11 +56,12 @@ def is_stock(kind: type) -> bool:
 
 
 def head_name(model: Any, family: Family, given: str | None) -> str:
-    """Return the name of a model's head; `given` is the name that the user gives (None: none).
+    """Return the name of a model's head; `given` is the name that the user gives, or None.
 
     Raises:
         OptionError: no head is called `given`, or the class is known to have another head.
-        UnsupportedModelError: the class is not known and no head is given, or this head cannot keep sequences apart.
+        UnsupportedModelError: the class is not known, and no head is given or the model is not a `PreTrainedModel`; or
+            sequences cannot be kept apart with this head.
     """
     from transformers import PreTrainedModel
 
@@ -89,7 +90,7 @@ def head_name(model: Any, family: Family, given: str | None) -> str:
 
 
 def _way_out(model: Any) -> str:
-    """Return advice for a class that nopad does not know."""
+    """Return advice, as a part of an error message, for a model whose class nopad does not know."""
     from transformers import PreTrainedModel
 
     if type(model).__module__.startswith("sentence_transformers."):

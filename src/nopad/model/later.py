@@ -129,16 +129,17 @@ def check_given(module: nn.Module, call: Any, given: Mapping[str, Any]) -> None:
 
 
 def came_before(module: nn.Module) -> bool:
-    """Return whether a module has a `Judged` hook that runs before its forward method, and may change its arguments.
+    """Return whether the user added a hook later (a `Judged` stands in for it) that runs before the forward method.
 
-    In the call in which `Watch` finds a new hook, PyTorch still runs the user's hook itself, so `check_given` looks at
-    the arguments.
+    Such a hook may change the module's arguments. The `Judged` finds that out, except in the call in which `Watch` puts
+    it there: PyTorch has listed the hooks of that call already, and runs the user's hook itself. If the result is True,
+    the caller therefore lets `check_given` compare the arguments at the end of the call.
     """
     return any(isinstance(hook, Judged) for hook in module._forward_pre_hooks.values())
 
 
 def take_off_judges(modules: Iterable[nn.Module]) -> None:
-    """Put the user's hooks back in place of `Judged`."""
+    """Put the user's hooks on `modules` back where a `Judged` stands in for them."""
     for module in modules:
         for table in _tables(module):
             table.update({number: one.judged for number, one in table.items() if isinstance(one, Judged)})
@@ -149,9 +150,10 @@ def _tables(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
 
 
 def _same(found: Any, given: list[Any]) -> bool:
-    """Return whether `found`, which a hook returned, is what it was given: the output, all arguments, or the only one.
+    """Return whether a hook returned what it was given.
 
-    `given` is a copy of what the hook was given, without the module.
+    `found` is what the hook returned. It may be the output, a tuple of all arguments, or the only argument. `given` is
+    a copy of what the hook was given, without the module.
     """
     ways = [given[-1], tuple(given)]
     if isinstance(given[0], tuple) and len(given[0]) == 1:

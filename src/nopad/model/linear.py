@@ -65,7 +65,7 @@ def fast_linear(model: nn.Module) -> Iterator[None]:
 def active() -> _FastLinear | None:
     """Return what `shared` needs to continue this thread's innermost `fast_linear` block in another thread.
 
-    None: this thread is in no such block.
+    The result is None if this thread is in no such block.
     """
     return _active.get()
 
@@ -174,7 +174,10 @@ def _by_onednn(states: Tensor, laid_out: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _fastest(*ways: Callable[[], Any], turns: int = 9) -> list[float]:
-    """Return each function's fastest time in seconds; the functions take turns, so a busy machine slows all alike."""
+    """Return each function's fastest time in seconds, of `turns` runs after a first one that does not count.
+
+    The functions take turns, so a busy machine slows all alike.
+    """
     best = [float("inf")] * len(ways)
     for turn in range(turns + 1):
         for which, way in enumerate(ways):

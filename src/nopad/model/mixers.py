@@ -56,8 +56,8 @@ class Carried:
     def __call__(self, layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a checkpointed call of the layer, and return its output.
 
-        In a packed call, the layer has the layout in its first run, and in the run that computes it again for the
-        backward pass.
+        In a packed call, hooks inside the layer find the batch's layout, in the layer's first run and in the run that
+        computes it again for the backward pass.
         """
         call = self.cell.call
         placed = self.cell.calls.again if call is None else call.placed  # checkpointed layers may be nested
@@ -87,11 +87,14 @@ class Cut(Hook):
     family: Family | None = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are.
+        """Return the module's arguments for the first group of sequences, ``(args, kwargs)``.
+
+        The result is None outside of packed calls and while compiling: the arguments stay as they are.
 
         Raises:
-            UnsupportedModelError: as for `_pieces`; or the module gets no tensor that could carry the other groups, or
-                needs several groups although `fully_shard` sharded it by itself.
+            UnsupportedModelError: as for `_pieces`; the module gets no tensor that could carry the other groups; the
+                module needs several groups although `fully_shard` sharded it by itself; or a compiler traces the hook
+                during a packed call.
             BatchError: as for `_pieces`.
         """
         self.cell.refuse_compiling()
@@ -122,12 +125,16 @@ class Cut(Hook):
 
 @dataclass(eq=False)
 class Join(Hook):
-    """Runs a mixing module on the groups of sequences that `Cut` set aside, and puts all outputs into the rows."""
+    """Runs a mixing module on the groups that `Cut` set aside, and puts all outputs into the batch's rows."""
 
     moment: Literal["before", "after"] = "after"
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-        """Return the module's new output; None: leave it as it is."""
+        """Return the module's output for all groups, in the batch's rows; None if `Cut` did not cut its arguments.
+
+        Raises:
+            UnsupportedModelError: as for `_joined`.
+        """
         for value in kwargs.values():
             pending: Pending | None = getattr(value, PENDING, None)
             if pending is not None:
@@ -200,9 +207,9 @@ def _pieces(
     Tensors with one entry per token are cut. Of arguments with one entry per position in a row (`Family.places`), a
     group gets as many entries as its rows are wide. Scalars and other objects stay as they are.
 
-    A 4-D mask becomes a causal mask if the module is a decoder's own attention. It becomes a mask that hides nothing if
-    the model makes its own mask (`Family.masked` is False); else None. In each case, no real token sees the padding of
-    its group.
+    A 4-D mask is replaced. If the module is a decoder's own attention, it gets a causal mask. If the model makes its
+    own mask (`Family.masked` is False), the module gets a mask that hides nothing. In all other cases it gets None. In
+    each case, no real token sees the padding of its group.
 
     Raises:
         UnsupportedModelError: the module is given a cache of earlier tokens, a tensor that is not per token, or no mask
@@ -285,8 +292,8 @@ def _first(value: Tensor, dim: int | None, rows: int, size: tuple[int, int]) -> 
 def _joined(module: nn.Module, outputs: list[Any], pending: Pending, strict: bool = True) -> Any:
     """Join a module's outputs for all groups into one output, laid out as the batch's rows.
 
-    If the module returns several values (a tuple, list or mapping), only the first must be per token; each of the
-    others becomes None if it is not (attention weights). `strict` is False for these others.
+    If the module returns several values (a tuple, list or mapping), only the first must be per token. Each of the
+    others becomes None if it is not per token (such as attention weights). `strict` is False for these others.
 
     Raises:
         UnsupportedModelError: an output that must be per token is not.

@@ -11,7 +11,10 @@ __all__ = ["evaluated"]
 
 @contextmanager
 def evaluated(model: Any) -> Iterator[None]:
-    """Put a model's modules into evaluation mode (no dropout) for a ``with`` block; then restore each module's mode."""
+    """Put a model's modules into evaluation mode (no dropout) for a ``with`` block.
+
+    After it, each module has the mode again that it had before.
+    """
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False

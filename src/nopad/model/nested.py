@@ -12,7 +12,7 @@ __all__ = ["equal", "kept"]
 
 
 def kept(value: Any) -> Any:
-    """Return a copy of a nested value, which does not change when its tensors are written to.
+    """Return a copy of a nested value; a later write to a tensor in the value does not change the copy.
 
     Mappings become dicts, and lists become tuples. Objects that are neither these nor tensors are not copied.
     """
@@ -26,9 +26,9 @@ def kept(value: Any) -> Any:
 def equal(one: Any, other: Any) -> bool:
     """Return whether two nested values are equal.
 
-    Tensors are compared by shape, dtype and value, and may be on different devices; NaN equals NaN. A list equals a
-    tuple with equal elements. Two objects whose comparison raises an error, such as NumPy arrays, are equal only if
-    they are the same object.
+    Tensors are compared by shape, dtype and value, and may be on different devices; NaN in a tensor equals NaN. A list
+    equals a tuple with equal elements. Two objects whose comparison raises an error, such as NumPy arrays with several
+    elements, are equal only if they are the same object.
     """
     if one is other:
         return True

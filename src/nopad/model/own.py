@@ -50,7 +50,7 @@ def is_own(kind: type) -> bool:
 
 
 def own_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield (name, module) of a model's modules, itself included, whose classes are the user's own."""
+    """Yield (name, module) for each module of a model, itself included, whose class is the user's own."""
     for name, module in model.named_modules():
         if is_own(class_of(module)):
             yield name, module
@@ -177,10 +177,11 @@ def _places(kinds: frozenset[type]) -> list[Any]:
 
 
 def changes(model: nn.Module) -> list[tuple[str, Any]]:
-    """Return the user's own code that changes library modules of a model, as (description, callable).
+    """Return the user's own code that changes what a model's modules compute, as (description, callable) pairs.
 
     Such code is a hook, a replaced method, or a function that was put into a class of the modules, into the file of
-    transformers that defines such a class, or into ``torch``, ``torch.Tensor`` or ``torch.nn.functional``.
+    transformers that defines such a class, or into ``torch``, ``torch.Tensor`` or ``torch.nn.functional``. The user's
+    own classes of modules do not count.
     """
     found = [(what, call) for module in model.modules() for what, call in of_module(module)]
     kinds = frozenset(type(module) for module in model.modules())
@@ -189,9 +190,10 @@ def changes(model: nn.Module) -> list[tuple[str, Any]]:
 
 
 def _functions(place: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, function) of the user's own functions and methods in a class or Python module of a library.
+    """Yield (name, function) for each of the user's own functions and methods in `place`.
 
-    In ``torch`` itself, only replaced operations are yielded, such as ``torch.matmul``.
+    `place` is a class or a Python module of a library. In ``torch`` itself, only replaced operations are yielded, such
+    as ``torch.matmul``.
     """
     for name, value in list(vars(place).items()):
         call = next((getattr(value, one) for one in ("fget", "__func__", "func") if hasattr(value, one)), value)

@@ -75,7 +75,7 @@ def pool(states: Tensor, placed: Placement, how: str) -> Tensor:
 
 
 def static_pooled(states: Tensor, ids: Tensor, most: int, how: str) -> Tensor:
-    """Pool ``[R, L, ...]`` as `pool` does, into a result of the same shape for every batch: ``[most, ...]``.
+    """Pool states ``[R, L, ...]`` as `pool` does; the result has the same shape for every batch, ``[most, ...]``.
 
     `ids` is the number of each slot's sequence, from 1, and 0 in padding; ``[R, 1, 1, L]``. `most` is the largest
     number of sequences that a batch may have; entries beyond the batch's last sequence are meaningless.

@@ -191,7 +191,7 @@ def _check(model: Any, name: str, value: Tensor, shapes: list[tuple[int, ...]]) 
     If the first of `shapes` is ``[S]``, the tensor must have at most two dimensions: a third means results per token.
 
     Raises:
-        UnsupportedModelError: it has another shape.
+        UnsupportedModelError: the tensor has another shape.
     """
     fits = any(tuple(value.shape[: len(shape)]) == shape for shape in shapes)
     if fits and (len(shapes[0]) > 1 or value.dim() <= 2):

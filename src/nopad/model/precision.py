@@ -1,8 +1,8 @@
 """`lowered`: a copy of a model for inference in bfloat16 or int8, which is faster on CPUs made for these types.
 
 In int8, linear layers multiply 8-bit weights, one scale per output, by 8-bit activations, one scale per token
-(`nopad.model.int8`). With a scale per batch, as in PyTorch's own dynamic quantisation, a sequence's result would depend
-on the other sequences of its batch; packed calls of such a model are refused.
+(`nopad.model.int8`). PyTorch's own dynamic quantisation has one scale per batch instead, so a sequence's result depends
+on the other sequences of its batch. Packed calls of models that are quantised in that way are refused.
 """
 
 from __future__ import annotations
@@ -29,17 +29,22 @@ log = logging.getLogger("nopad")
 def lowered(model: Any, precision: Precision) -> Any:
     """Return a copy of a float32 model that computes in lower precision, for inference.
 
-    "bfloat16": weights and activations have 8 significant bits; fast on CPUs with AMX or AVX-512 BF16, and on GPUs. On
-    a CPU without these instructions, a warning is logged. "int8": linear layers only, the rest stays in float32; on
-    CPUs only, fast with VNNI or AMX. Make the copy pack-safe, not the original.
+    "bfloat16": weights and activations have 8 significant bits. This is fast on CPUs with AMX or AVX-512 BF16, and on
+    GPUs. For a model on a CPU without these instructions, a warning is logged.
 
-    With "int8", each token has its own scale, so a sequence's result does not depend on the rest of its batch, as in
-    float32. With "bfloat16", results alone and in a batch differ by larger rounding errors, since kernels add up in
-    another order for another number of tokens.
+    "int8": only linear layers compute in 8 bits, the rest stays in float32. This is for CPUs only, and fast with VNNI
+    or AMX.
+
+    Make the copy pack-safe, not the original.
+
+    With "int8", each token has its own scale, so a sequence's result does not depend on the rest of its batch. With
+    "bfloat16", a sequence's result alone and its result in a batch differ by rounding errors. These errors are larger
+    than in float32. They come from kernels that add up in another order for another number of tokens.
 
     Raises:
-        OptionError: the precision is unknown, the model is pack-safe already or not in float32 ("bfloat16" also accepts
-            float64), or "int8" is asked for and the model is not on a CPU or has no linear layer.
+        OptionError: the precision is unknown. The model is pack-safe already. A parameter of the model is not in
+            float32 ("bfloat16" also accepts float64). Or "int8" is asked for, and the model has no linear layer, or a
+            parameter that is not on a CPU.
         UnsupportedModelError: "int8" is asked for, and PyTorch does not multiply 8-bit integers exactly on this CPU.
 
     >>> from transformers import BertConfig, BertModel
@@ -63,10 +68,12 @@ def lowered(model: Any, precision: Precision) -> Any:
 
 
 def agreement(model: Any, other: Any) -> float:
-    """Return how alike the outputs of two models are: the smallest cosine over four sequences of random tokens.
+    """Return how alike the outputs of two models are, as a cosine: 1 if they are equal up to a factor.
 
-    The cosine of a sequence is taken between all values of the two models' first outputs (hidden states or logits). The
-    result is NaN if a model cannot be run on ``input_ids`` alone.
+    Both models run on the same four sequences of 32 random tokens, in evaluation mode. For each sequence, the cosine is
+    taken between the first output of `model` and the first output of `other` (hidden states or logits), over all values
+    of the sequence. The smallest of the four cosines is returned. The result is NaN if a model raises an
+    exception when it gets ``input_ids`` only.
 
     >>> from transformers import BertConfig, BertModel
     >>> from nopad.model.precision import agreement, lowered
@@ -97,7 +104,7 @@ def _check(model: Any, wide: tuple[torch.dtype, ...]) -> None:
 
 
 def _multiplies_bfloat16() -> bool:
-    """Return whether oneDNN multiplies bfloat16 matrices on this CPU by instructions made for it."""
+    """Return whether this CPU has instructions that multiply bfloat16 matrices: AMX or AVX-512 BF16."""
     amx: Any = getattr(torch.cpu, "_is_amx_tile_supported", bool)
     avx: Any = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)
     return bool(amx() or avx())

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dis
 import functools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
@@ -46,8 +46,8 @@ class Proven:
         names: names of the attributes and globals that the code reads and does not set, and all strings in it, since an
             attribute may also be read by a string.
         written: names whose values the code may write to; dicts, lists and tensors of these names may change.
-        held: for each class, the values that the code reads from its modules. Each is a dict by name; modules with
-            equal values share one.
+        held: for each class, a list of dicts: the values that the code reads from a module of the class, by name.
+            Modules with equal values have one dict in common.
         settings: the values of the attributes of the model's configuration whose names are in `names`, by name.
         code: pairs of a class or a dict of globals, and the values that the code reads from it, by name.
         seen: the attributes of each module that was found unchanged, so that it is not searched again.
@@ -202,15 +202,24 @@ def _functions(value: Any) -> list[FunctionType]:
 def _names(code: CodeType) -> frozenset[str]:
     """Return the names of globals and attributes that a function's code reads, and all strings in it.
 
-    Functions that are defined inside it count too.
+    Strings in constant tuples and sets count too, and so do functions that are defined inside it.
     """
     read = (one for one in dis.get_instructions(code) if one.opname.startswith("LOAD_") and one.argval in code.co_names)
-    found = {one.argval for one in read} | {one for one in code.co_consts if isinstance(one, str)}
+    found = {one.argval for one in read} | set(_strings(code.co_consts))
     return frozenset(found.union(*(_names(one) for one in code.co_consts if isinstance(one, CodeType))))
 
 
+def _strings(constants: Iterable[Any]) -> Iterator[str]:
+    """Yield the strings among a function's constants, also those in tuples and sets, at any depth."""
+    for one in constants:
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, tuple | frozenset):
+            yield from _strings(one)
+
+
 def _frozen(value: Any, depth: int = DEEPEST) -> Any:
-    """Return a copy of a value, which does not change when the value is written to.
+    """Return a copy of a value; a later write to the value does not change the copy.
 
     Containers, and objects of the user's own classes, are copied up to `depth` levels. Other objects, and weights, are
     returned as they are.

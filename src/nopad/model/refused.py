@@ -1,4 +1,7 @@
-"""`REFUSED`: the model types that cannot run on packs, each with the reason, as ``{model type: reason}``."""
+"""`REFUSED`: the model types that nopad's tables refuse, each with the reason, as ``{model type: reason}``.
+
+Some of them may run on packs nevertheless: ``nopad.packed(model, prove="always")`` tries to prove it.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Outputs of mixtures of experts: the logits of their routers, and the loss that balances their experts.
 
-In a packed call a model gets a mask of real tokens, by which transformers' own causal language models leave padding out
-of the loss. The router logits that they return are of all slots. Here they become those of real tokens, so that
-whatever is counted from them is the same in rows, in a flat batch, and in a padded batch without its padding.
+In a packed call a model gets a mask of real tokens. By this mask, transformers' own causal language models leave
+padding out of the loss that balances experts. The router logits that they return are of all slots, padding included.
+Here they become those of real tokens, so that whatever is counted from them is the same in rows, in a flat batch, and
+in a padded batch without its padding.
 """
 
 from __future__ import annotations
@@ -46,12 +47,13 @@ def refuse_static_routers(model: Any, named: Mapping[str, Any]) -> None:
 def of_real_tokens(model: Any, at: Placement, output: Any) -> Any:
     """Return the output with router logits of real tokens only, ``[T, experts]`` per layer.
 
-    The sequences come in the order given, so the logits are those of a padded batch of the same sequences without its
-    padding. Models return them for all slots, as ``[R * L, experts]`` or ``[R, L, experts]``; a layer without a router
-    may have None. `output` is changed in place. `at` is the batch's layout.
+    The logits come sequence after sequence, in the order in which the sequences were given. A padded batch of the same
+    sequences, without its padding, gives them in this order too. The model's own logits are those of all slots:
+    ``[R * L, experts]`` or ``[R, L, experts]``. A layer without a router may have None. `output` is changed in place.
+    `at` is the batch's layout.
 
     Raises:
-        UnsupportedModelError: the router logits have another shape.
+        UnsupportedModelError: the model's router logits have another shape.
     """
     given = output.get(LOGITS) if isinstance(output, Mapping) else None
     if given is None:

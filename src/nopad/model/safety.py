@@ -51,9 +51,9 @@ def packed(
         backend: how attention keeps sequences apart. "segments": one SDPA call per sequence; "varlen": PyTorch's
             variable-length flash kernel; "mask": a dense mask over whole rows; "repack": one padded row per sequence;
             "flex": FlexAttention with a block mask; "auto": `segments` on a CPU; on other devices `varlen` for flat
-            batches in half precision on a CUDA GPU (`segments` in layers that the kernel does not support), `repack` if
-            sequences may go on in the next row (rows filled end to end), else `mask`. Models with attention of their
-            own (DeBERTa) never use `varlen`, and use `mask` if their layers are compiled.
+            batches in half precision on a CUDA GPU that the kernel supports (`segments` in layers that the kernel does
+            not support), `repack` if sequences may go on in the next row (rows filled end to end), else `mask`. Models
+            with attention of their own (DeBERTa) never use `varlen`, and use `mask` if their layers are compiled.
         max_sequences: the most sequences that a batch may have; a batch with more is refused. None: unlimited. With
             this limit, heads that give a result per sequence have static shapes too (`nopad.model.static_inputs`).
         head: the kind of head, needed only if the model's class is your own. "tokens": one result per token; "causal":
@@ -109,6 +109,8 @@ def unpacked(model: M) -> M:
 
     Raises:
         OptionError: the model is not pack-safe.
+        UnsupportedModelError: PEFT adds tokens to the model's input (prompt or prefix tuning); such a model is never
+            pack-safe.
 
     >>> import nopad
     >>> from nopad.model import is_packed
@@ -129,7 +131,7 @@ def is_packed(model: Any) -> bool:
     """Return whether `packed` made this model, or this module of your own around a model, pack-safe.
 
     Raises:
-        OptionError: it is no transformers model, and none is inside.
+        OptionError: `model` neither is nor holds a transformers model.
         UnsupportedModelError: PEFT adds tokens to the model's input (prompt or prefix tuning).
 
     >>> import nopad
@@ -149,6 +151,7 @@ def state_of(model: Any) -> State:
 
     Raises:
         OptionError: the model is not pack-safe, is not a transformers model, or is a module of your own around one.
+        UnsupportedModelError: PEFT adds tokens to the model's input (prompt or prefix tuning).
     """
     inner = outermost(model)
     state = getattr(inner, STATE, None)
@@ -164,10 +167,11 @@ def state_of(model: Any) -> State:
 
 
 def facts_of(model: Any) -> Family:
-    """Return the facts about a model: those with which it was made pack-safe, else those of the table.
+    """Return the facts about a model: those with which it was made pack-safe, else those of the table of its type.
 
     Raises:
-        UnsupportedModelError: the model is not pack-safe, and its type is refused or in no table.
+        UnsupportedModelError: the model is not pack-safe, and `family_of` refuses its type; or PEFT adds tokens to its
+            input (prompt or prefix tuning).
         OptionError: there is no transformers model inside.
     """
     packs = getattr(bare(model), STATE, None) is not None
@@ -211,7 +215,7 @@ def outermost(model: Any) -> Any:
 
 
 def _holds_model(module: Any) -> bool:
-    """Whether a module holds a model of transformers."""
+    """Return whether a module is a transformers model, or holds one."""
     from transformers import PreTrainedModel
 
     return isinstance(module, nn.Module) and any(isinstance(one, PreTrainedModel) for one in module.modules())

@@ -2,7 +2,7 @@
 
 They may not if a module stores something of a call in an attribute (RecurrentGemma's recurrent blocks do), since a call
 in another thread would then read it. The code of transformers' classes is searched for such assignments. A model with
-code of neither transformers, PyTorch nor nopad is never shared, since that code may do anything.
+other code than that of transformers, PyTorch and nopad is never shared, since such code may do anything.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ STORES = ("register_buffer", "register_parameter", "setattr", "__setattr__", "ap
 
 def may_be_shared(model: nn.Module) -> bool:
     """Return whether several threads may run a model at once, without gradients and in evaluation mode.
+
+    RecurrentGemma may not be shared, since its recurrent blocks store their state in an attribute:
 
     >>> from transformers import BertConfig, BertModel, RecurrentGemmaConfig, RecurrentGemmaModel
     >>> from nopad.model.sharing import may_be_shared

@@ -55,8 +55,10 @@ class State(HookedModel):
         compiling.
 
         Raises:
-            BatchError: the batch does not fit the model. Also raised by an ordinary call that gets tensors of a packed
-                batch, unless the model is called by another pack-safe model, as a part of it.
+            BatchError: the batch does not fit the model, or was given as one argument. An ordinary call raises it too
+                if it asks for attention weights, which nopad's attention never returns, or if it gets tensors of a
+                packed batch. Such tensors are allowed if the model is called by another pack-safe model, as a part of
+                it.
             UnsupportedModelError: the model cannot run this batch, or was changed after it was made pack-safe.
         """
         if torch.compiler.is_compiling():
@@ -119,10 +121,11 @@ class State(HookedModel):
         return (), named
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """End a packed call: check that hooks and layers ran as they must; return the output with results per sequence.
+        """End a packed call: check that hooks and layers ran as they must, and return the output.
 
-        A call with static shapes is ended by `leave_static`. For an ordinary call, or a call that raised, the result is
-        None, or the output itself: nothing changes.
+        In the output, results are per sequence and not per row, and router logits are those of real tokens. A call with
+        static shapes is ended by `leave_static`. For an ordinary call, or a call that raised, the result is None, or
+        the output itself: nothing changes.
 
         Raises:
             UnsupportedModelError, BatchError: a check at the end fails (`nopad.model.postconditions`,
@@ -154,8 +157,8 @@ class State(HookedModel):
         """Return the `Call` for the batch whose `attention_mask` is `guard`.
 
         Raises:
-            BatchError: targets are missing or not wanted, or the batch's layout does not suit compiled layers or the
-                head.
+            BatchError: the model has a decoder and the batch has no targets, or the batch has targets and the model has
+                no decoder; or the batch's layout does not suit compiled layers or the head.
             UnsupportedModelError: layers are compiled, and this model does not allow that.
         """
         compiled = any(one._compiled_call_impl is not None or "_orig_mod" in one._modules for one in self.modules)

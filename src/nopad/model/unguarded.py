@@ -39,7 +39,9 @@ def refuse_unguarded(named: Mapping[str, Any]) -> None:
 
 
 def refuse_marked(named: Mapping[str, Any]) -> None:
-    """Refuse tensors on which `PackedBatch` has set its attribute.
+    """Refuse a call without a batch's mask that is given ids, embeddings or positions of a `PackedBatch`.
+
+    `named` are the arguments by name. A `PackedBatch` marks its tensors by an attribute, by which they are recognised.
 
     Raises:
         BatchError: such a tensor was given.
@@ -53,13 +55,13 @@ def refuse_marked(named: Mapping[str, Any]) -> None:
 
 
 def check_rows(model: nn.Module, base: Any, mixers: Collection[str] = ()) -> None:
-    """Check that the head of a model does not mix the tokens of a row across sequences.
+    """Check that the head of a model does not mix the tokens of a row, across the borders of sequences.
 
     Modules whose class names are in `mixers` may mix tokens, since they run sequence by sequence
     (`nopad.model.mixers`). `base` is the base model, which is not checked.
 
     Raises:
-        UnsupportedModelError: the head has a recurrent, convolution or attention layer.
+        UnsupportedModelError: the head has one of PyTorch's recurrent, convolution or attention layers.
     """
     for child in model.children() if base is not model else ():
         alone = {part for one in child.modules() if type(one).__name__ in mixers for part in one.modules()}

@@ -47,7 +47,7 @@ def wraps(model: Any) -> bool:
 
     >>> from torch import nn
     >>> from nopad.model.wrapper_parts import wraps
-    >>> wraps(nn.Linear(2, 2))
+    >>> wraps(nn.Linear(2, 2))  # holds no transformers model
     False
     """
     from transformers import PreTrainedModel

@@ -53,7 +53,8 @@ class WrapperCall:
         ran: how often the base was called.
         own: the tensors that the base returned.
         frame: the Python frame that called the wrapper; None after the call.
-        given: the wrapper and a copy of its arguments, if a hook that was added later may change them; else None.
+        given: the wrapper and a copy of its arguments, if a hook that was added after the wrapper was made pack-safe
+            may change them; else None.
     """
 
     guard: PackedMask
@@ -76,7 +77,7 @@ class Wrapper:
         admitted: what the proof found.
         accepts: names of the arguments of the wrapper's forward method; with ``**kwargs``, also those of its base.
         kinds: classes of the wrapper's modules outside of the base, by name, when the hooks were attached.
-        proven: the code of the wrapper's modules, and the values that it reads, when the proof was made.
+        proven: the code of the wrapper's modules, and the values that it reads, when the hooks were attached.
         watch: looks for the user's own code that is added later.
         cell: the state that the hooks share.
     """
@@ -96,7 +97,11 @@ class Wrapper:
         return str(vars(self.base)[STATE].backend)
 
     def install(self) -> None:
-        """Attach the hooks to the wrapper and its base."""
+        """Attach the hooks to the wrapper and its base, and store the wrapper's code as it is now.
+
+        Raises:
+            OptionError: the wrapper's forward method takes no ``input_ids``.
+        """
         self.accepts = accepted(self.model, self.base)
         self.kinds = {name: class_of(module) for name, module in outer_modules(self.model).items()}
         self.proven = Proven.of(list(outer_modules(self.model).values()), self.base.config)
@@ -119,15 +124,16 @@ class Wrapper:
             object.__delattr__(self.base, STATE)
 
     def enter(self, args: Any, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
-        """Begin a call; return the new ``(args, kwargs)`` of a packed call, or None for an ordinary call.
+        """Begin a call; return the new ``(args, kwargs)`` of a packed call.
 
-        `frame` is the Python frame that calls the wrapper.
+        The result is None for an ordinary call, and while compiling. `frame` is the Python frame that calls the
+        wrapper.
 
         Raises:
             BatchError: a batch is given as one argument, its own mask is missing, or an argument does not fit the batch
                 or was not part of the proof.
-            UnsupportedModelError: the inputs are those of `nopad.model.static_inputs`, or modules or code of the
-                wrapper were changed since the proof.
+            UnsupportedModelError: the inputs are those of `nopad.model.static_inputs`; modules or code of the wrapper
+                were changed since the proof; or there are arguments without names (`*args`).
         """
         if torch.compiler.is_compiling():
             return None  # a `PackedMask` raises its own error while compiling
@@ -167,7 +173,8 @@ class Wrapper:
         """Give the base the batch's own mask; return its new ``(args, kwargs)``, or None outside of a packed call.
 
         Raises:
-            UnsupportedModelError: the wrapper calls its base again, or gives it another mask than the one that it got.
+            UnsupportedModelError: the wrapper calls its base again, or gives it another mask than the one that it got;
+                or a compiler traces this during a packed call.
             BatchError: no packed call runs, and the base is given the mask of one. Gradient checkpointing around the
                 base does this.
         """
@@ -205,8 +212,8 @@ class Wrapper:
     def leave(self, given: Mapping[str, Any], output: Any) -> None:
         """End a call. After a packed one, check that the base ran once, and the shapes of what the wrapper returned.
 
-        `given` are the wrapper's arguments by name.
-        Plain values (`PLAIN`), tensors that the base returned and, in a call with labels, scalars are not checked.
+        `given` are the wrapper's arguments by name. Some outputs are not checked: plain values (`PLAIN`), tensors that
+        the base returned and, in a call with labels, scalars.
 
         Raises:
             UnsupportedModelError: the base did not run; a hook that was added later changed the arguments; or another
@@ -356,7 +363,10 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _same_mask(given: Any, mask: Tensor) -> bool:
-    """Return whether a mask equals the one that the wrapper got, perhaps in another dtype."""
+    """Return whether `given` is a mask that hides the same slots as `mask`, the one that the wrapper got.
+
+    The two masks may have different dtypes.
+    """
     return isinstance(given, Tensor) and given.shape == mask.shape and torch.equal((given != 0).long(), mask)
 
 
@@ -367,7 +377,7 @@ class _Enter(Hook):
     state: Any = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
+        """Return what `Wrapper.enter` returns: the wrapper's new arguments, or None if they stay as they are."""
         return self.state.enter(args, kwargs, None if torch.compiler.is_compiling() else sys._getframe(1))
 
 
@@ -378,7 +388,7 @@ class _Leave(Hook):
     state: Any = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """Check the module's output, and leave it unchanged."""
+        """Check the wrapper's output (`Wrapper.leave`), and leave it unchanged."""
         self.state.leave(kwargs, output)
 
 
@@ -389,7 +399,7 @@ class _Hand(Hook):
     state: Any = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the module's new arguments, ``(args, kwargs)``; None: leave them as they are."""
+        """Return what `Wrapper.hand_on` returns: the base's new arguments, or None if they stay as they are."""
         return self.state.hand_on(module, args, kwargs)
 
 

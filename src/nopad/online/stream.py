@@ -1,8 +1,9 @@
 """Pack an endless stream: sequences are packed as they arrive, and each pack is returned as soon as it is made.
 
 A buffer holds back at most `buffer` sequences, with fewer than `buffer_tokens` tokens in total. When one of these
-limits is reached, a pack is made and returned. The pack begins with one of the longest sequences held. It is filled
-*exactly* if the lengths held allow it; if there are several ways, lengths held most often are taken. So common lengths
+limits is reached, a pack is made and returned. The pack begins with one of the longest sequences held. Then the longest
+sequence that fits is added, again and again, until one or two sequences held fill the rest of the pack *exactly*, or
+until none fits. If there are several ways to fill it exactly, the lengths held most often are taken. So common lengths
 are used up, rare lengths wait for the packs that only they complete, and the buffer stays varied. `finish` packs all
 sequences still held; no sequence is lost.
 
@@ -111,7 +112,7 @@ class StreamPacker:
         """Add sequences of these lengths, integers ``[n]``; return the packs that were made.
 
         Raises:
-            LengthError: lengths are not integers ``[n]``, or a length is below 1 or above the capacity; then no
+            LengthError: lengths are not integers ``[n]``, or a length is masked, below 1 or above the capacity; then no
                 sequence of this call is added.
         """
         checked = as_lengths(lengths, self.capacity)
@@ -148,7 +149,7 @@ class StreamPacker:
     def state_dict(self) -> dict[str, Any]:
         """Return the packer's state as a dict of JSON values.
 
-        It holds the options, and these keys:
+        It holds the options, the format and version of the state, and these keys:
 
         * ``arrived``: number of sequences pushed so far; after a restart, read the source from there on
         * ``numbers`` and ``lengths``: numbers and lengths of the sequences held back, in order of arrival; store the
@@ -174,7 +175,7 @@ class StreamPacker:
         return {name: getattr(self, name) for name in ("capacity", "depth", "buffer", "patience", "buffer_tokens")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give this packer the state that `state_dict` returned; the sequences that it holds now are forgotten.
+        """Give this packer the state that `state_dict` returned; the sequences that it held before are forgotten.
 
         Raises:
             FormatError: `state` is not a packer's state, or is damaged.
@@ -265,7 +266,10 @@ def _whole(name: str, value: int, most: int) -> int:
 
 
 def _kernels() -> Any:
-    """Return the module of compiled loops, imported only here: importing Numba takes longer than all of nopad."""
+    """Return the module of compiled loops.
+
+    It is imported only when needed, since importing Numba takes longer than importing all of nopad.
+    """
     from nopad import _stream_kernels
 
     return _stream_kernels

@@ -1,4 +1,4 @@
-"""Planning: turn a `Histogram` into a `Plan`.
+"""Planning: turn a `Histogram` (how many sequences have each length) into a `Plan` (which lengths share packs).
 
 `plan` runs an algorithm by its name and checks the result. Each algorithm is a file of this folder, with two
 exceptions: `auto` and `optimal` are in the folder ``optimal``, and `bfd` is another name of `lpfhp`.

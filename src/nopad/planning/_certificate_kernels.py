@@ -1,4 +1,7 @@
-"""Compiled loops that check certificates. They share no code with the solver, so they cannot share its mistakes."""
+"""Compiled loops that check certificates (`nopad.planning.certificate`, `nopad.planning.cost_certificate`).
+
+They share no code with the solver that finds the values of a certificate, so they cannot share its mistakes.
+"""
 
 from __future__ import annotations
 

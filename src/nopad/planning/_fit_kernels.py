@@ -300,7 +300,9 @@ def next_fit(lengths: NDArray[Any], capacity: int, depth: int, indptr: NDArray[A
 
 @njit(cache=True, nogil=True)
 def multiset_keys(indptr: NDArray[Any], sequence: NDArray[Any], lengths: NDArray[Any], keys: NDArray[Any]) -> None:
-    """Set ``keys[p]`` (uint64) to a hash of the multiset of lengths in pack p, so that equal packs have equal keys.
+    """Set ``keys[p]`` (uint64) to a hash of the lengths in pack p, so that packs of the same lengths have equal keys.
+
+    The order of lengths in a pack does not matter.
 
     Pack p holds the sequences ``sequence[indptr[p]:indptr[p + 1]]``; ``lengths[i]`` is the length of sequence i.
     """

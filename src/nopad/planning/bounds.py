@@ -3,9 +3,9 @@
 All bounds are exact integers at any size. For k distinct lengths, the first four take O(k log k) time at most:
 
 * tokens: ``ceil(tokens / capacity)``
-* big lengths (Martello and Toth's L2), from two facts: two lengths above half the capacity cannot share a pack; and for
-  any threshold t, a length above capacity - t cannot share a pack with a length of at least t. Of all t, the one with
-  the highest bound is used
+* big lengths (Martello and Toth's L2): two lengths above half the capacity cannot share a pack. Also, for any threshold
+  t, a length above capacity - t cannot share a pack with a length of at least t. Of all t, the one with the highest
+  bound is used
 * depth: each sequence that fits beside no other needs a pack, and the n remaining ones need ``ceil(n / depth)`` packs
 * pairs, only at depth 2: the number of sequences, less the largest number of pairs that fit into packs (a maximum
   matching, found by two pointers); this bound is the optimum itself
@@ -56,9 +56,14 @@ def lower_bound(
 ) -> Bound:
     """Return the highest lower bound on the number of packs that hold the sequences of `histogram`.
 
-    The bounds "tokens" and "big lengths" of the module are tried always, "depth" unless `depth` is None (unlimited),
-    "pairs" if `depth` is 2, and "certificate" if `certificate` is given. If several bounds are equally high, the first
-    of them in this order is returned.
+    These bounds of the module are compared:
+
+    * "tokens" and "big lengths", always
+    * "depth", unless `depth` is None (unlimited)
+    * "pairs", if `depth` is 2
+    * "certificate", if `certificate` is given
+
+    If several bounds are equally high, the first of them in this order is returned.
 
     Raises:
         FormatError: `certificate` cannot be checked at this capacity and depth (`Certificate.problem` says why).
@@ -105,7 +110,7 @@ def _big_lengths(histogram: Histogram, capacity: int) -> int:
 
 
 def _depth(histogram: Histogram, capacity: int, depth: int) -> int:
-    """Return a lower bound on packs from the depth.
+    """Return the lower bound on the number of packs that follows from the limit of `depth` sequences per pack.
 
     It is one pack for each sequence that is too long to share a pack with the shortest length, and ``ceil(n / depth)``
     packs for the n others.

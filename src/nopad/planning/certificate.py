@@ -50,6 +50,9 @@ class Certificate:
         ValueError: a length is below 1 or not above the length before it; or a value is outside 0 to 2^40, or below the
             value before it.
 
+    In the example, a pack of 8 tokens is worth at most 2 (one length of 6, or two of 3). The five sequences are worth
+    7, so they need at least 4 packs:
+
     >>> proof = Certificate(((1, 0), (3, 1), (6, 2)))
     >>> proof.best(capacity=8, depth=None)
     2

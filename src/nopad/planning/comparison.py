@@ -1,4 +1,4 @@
-"""`compare`: plan with every algorithm at every depth, and measure the time, for the table that `nopad plan` prints."""
+"""`compare`: plan with several algorithms at several depths, and measure the time, for the table of `nopad plan`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def compare(
     on_start: Callable[[str], None] = lambda name: None,
     on_plan: Callable[[Plan], None] = lambda plan: None,
 ) -> list[dict[str, Any]]:
-    """Plan with every algorithm at every depth.
+    """Plan with each of `algorithms` at each of `depths`.
 
     Returns a row for each plan, algorithm after algorithm: a dict with the keys of `Plan.summary`, the ``seconds`` that
     planning took, and the plan's ``notes``. In each row, ``lower_bound`` is the highest that any of the algorithms

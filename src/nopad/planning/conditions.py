@@ -4,11 +4,12 @@
   kernels, tensor or context parallelism). Plans are made for lengths rounded up; the real lengths are put in
   afterwards.
 * ``max_squares=s``: the sum of squared lengths of a pack, its attention cost, is at most s. `auto` and `optimal` plan
-  with this limit from the start (`nopad.planning.costs`). With another histogram algorithm a pack above the limit
-  keeps its sequences, longest first, as far as the limit allows; the others are packed again. Packs of arrival-order
+  with this limit from the start (`nopad.planning.costs`). With another histogram algorithm a pack above the limit keeps
+  its sequences, longest first, as far as the limit allows; the others are packed again. Packs of arrival-order
   algorithms are cut into smaller ones instead.
 * ``even=True``: a search lowers the highest attention cost of a pack, and the largest number of sequences in a pack, as
-  far as its budget allows; this may add one pack in 1,000 (`nopad.planning.costs.even`). `auto` and `optimal` only.
+  far as its budget allows; this may add up to one pack for every 1,000 (`nopad.planning.costs.even`). `auto` and
+  `optimal` only.
 * ``pack_multiple=k``: the number of packs is a multiple of k (such as world size x accumulation steps). The packs with
   most sequences are cut in two until this holds.
 
@@ -105,6 +106,9 @@ def bound_under(
     Raises:
         FormatError: the certificate cannot be checked under these limits.
 
+    In the first example, the lengths count as 8, 8 and 4, which are 20 tokens. In the second, the bound 2 is rounded up
+    to a multiple of 4:
+
     >>> bound_under({"align": 4}, Histogram.from_lengths([5, 5, 1]), 8, None)
     Bound(packs=3, proof='tokens')
     >>> bound_under({"pack_multiple": 4}, Histogram.from_lengths([5, 5, 1]), 8, None)
@@ -164,7 +168,9 @@ def broken_conditions(
     counts: NDArray[np.int64],
     capacity: int,
 ) -> list[str]:
-    """Return up to three sentences, each on one condition in `options` that is broken; `even` is not checked.
+    """Return up to three sentences on what breaks the conditions in `options`; an empty list if nothing does.
+
+    Each sentence is on one strategy, or on the number of packs. The condition `even` is not checked.
 
     Strategy s holds ``lengths[indptr[s]:indptr[s + 1]]``, at least one length, and ``counts[s]`` packs use it. The
     arrays are int64 ``[strategies + 1]``, ``[n]`` and ``[strategies]``.
@@ -220,8 +226,9 @@ def _packed_again(out: Mapping[int, int], capacity: int, depth: int | None, most
 
     A pack holds at most `depth` sequences (None: unlimited), and at most `capacity` tokens, where each length is
     rounded up to a multiple of `align`. Its squared lengths add up to at most `most`. Of the packs that a sequence fits
-    into, it goes to the one with the highest sum of squared lengths. After `_MOST_LOOKS` looks at classes (groups of
-    equal packs), no room is searched for any more, and the sequences left go to new packs.
+    into, it goes to the one with the highest sum of squared lengths. This search looks at classes (groups of equal
+    packs) one after another. After about `_MOST_LOOKS` looks, no room is searched for any more, and the sequences left
+    go to new packs.
     """
     if not out:
         return []

@@ -6,7 +6,7 @@ sum of its squared lengths. These limits are divided into T units of tokens and 
 ``floor(length^2 * S / squares)`` units of squares. Since both weights are rounded down, the weights in a pack add up to
 at most T and S. So a knapsack with the capacities T and S finds a value, `best`, that no pack exceeds. The sequences
 need at least as many packs as their total value, divided by `best`. The depth is ignored, which can only lower the
-bound. O(steps x T x S).
+bound. The check takes O(steps x T x S).
 
 A certificate is refused in these cases:
 
@@ -51,6 +51,9 @@ class CostCertificate:
     Raises:
         ValueError: a number is not an integer; a length is below 1; a value is outside 1 to 2^40; lengths or values do
             not rise; or T or S is outside 1 to 2^20.
+
+    In the example, a pack holds one length of 6, or up to four of 3, so it is worth at most 4. The five sequences are
+    worth 11, so they need at least 3 packs:
 
     >>> proof = CostCertificate(((3, 1), (6, 4)), (12, 40))
     >>> proof.best(capacity=12, squares=40)

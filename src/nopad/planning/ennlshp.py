@@ -1,12 +1,14 @@
 """ENNLSHP, extended NNLSHP: minimise padding tokens, with at least one slot for every sequence.
 
-Let A be the packing matrix, x how often each strategy is used, and b the number of sequences of each length. The
-surplus slots, r = A x - b, become separate unknowns that must be at least 0:
-``min |w (A x - b)|^2 + |W (A x - b - r)|^2`` for x, r >= 0, with w = length and W = 10^6. Since W is so large, the
-solution gives every length at least as many slots as it has sequences, apart from a tiny error. (Rounding the solution
-may undo this.) Under this condition, the sum of the squares of the padding tokens is minimised. The matrix has twice as
-many rows as that of NNLSHP, and solving takes 3 to 6 times as long. ENNLSHP needs more packs and time than ``optimal``,
-but fewer packs than NNLSHP: 0.11 % more than ``optimal`` on Wikipedia-512, 0.2 % more on SQuAD-384, both at depth 3.
+A slot is a place in a pack for a sequence of a given length. Let A be the packing matrix (how often each strategy holds
+each length), x how often each strategy is used, and b the number of sequences of each length. The surplus slots of each
+length, r = A x - b, become separate unknowns that must be at least 0: ``min |w (A x - b)|^2 + |W (A x - b - r)|^2`` for
+x, r >= 0, with w = length and W = 10^6. Since W is so large, the solution gives every length at least as many slots as
+it has sequences, apart from a tiny error. (Rounding the solution may undo this.) Under this condition, the solution
+minimises the sum over all lengths of the squared number of padding tokens (surplus slots times length). The matrix has
+twice as many rows as that of NNLSHP, and solving takes 3 to 6 times as long. ENNLSHP needs more packs and time than
+``optimal``, but fewer packs than NNLSHP: 0.11 % more than ``optimal`` on Wikipedia-512, 0.2 % more on SQuAD-384, both
+at depth 3.
 
 The lower right block of the matrix is a negative identity, as in equation 24. The paper's listing 9 has a block of ones
 there, which makes its plans worse than those of SPFHP (an efficiency of 96.96 % instead of 98.61 % on SQuAD-384).

@@ -4,7 +4,7 @@ The solution is a list of packs with slots. A slot is a place in a pack for a se
 gives some lengths too many slots and others too few. Slots without a sequence stay empty, packs without a sequence are
 dropped, and sequences without a slot (the remainder) get packs of their own or go into packs with room. The time
 depends on the numbers of strategies and of distinct lengths, not on the number of sequences. There are never more packs
-than the papers count for the same solution (`over_cover`).
+than arXiv 2107.02027 and its supplement ("the papers") count for the same solution (`over_cover`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["OverCover", "fill", "fit_remainder", "over_cover", "pad_remainder"]
 
 
 class OverCover(NamedTuple):
-    """Figures of a rounded solution before its repair, counted as in the papers.
+    """Figures of a rounded solution before it is made to hold each sequence exactly once, counted as in the papers.
 
     A slot is a place in a pack for a sequence of a given length.
 
@@ -41,8 +41,11 @@ def over_cover(solution: Strategies, demand: Counter[int], capacity: int, depth:
     """Return the figures of a rounded solution, counted as in the papers.
 
     The papers give each sequence without a slot a new pack; if `depth` is above 1, the remaining room of this pack (if
-    any) is one more slot. `solution` are the packs before their repair, and `demand` maps each length to its number of
-    sequences.
+    any) is one more slot. `solution` are the packs before they are made to hold each sequence exactly once, and
+    `demand` maps each length to its number of sequences.
+
+    In the example, one sequence of 5 has no slot. Its new pack has room for one more slot of 3, the third of these;
+    there is one sequence of 3, so two slots are over:
 
     >>> over_cover([(2, (5, 3))], Counter({5: 3, 3: 1}), 8, 2)
     OverCover(missing=1, over=2, packs=3, strategies=1)

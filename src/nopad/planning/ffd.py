@@ -45,6 +45,8 @@ class _Block:
 def ffd(histogram: Histogram, capacity: int, depth: int | None) -> list[tuple[int, tuple[int, ...]]]:
     """Return ``(count, lengths longest first)`` pairs, `count` packs of each, that cover `histogram` exactly.
 
+    A `depth` of None is unlimited.
+
     >>> ffd(Histogram.from_lengths([5, 4, 3, 2, 2]), 8, None)
     [(1, (5, 3)), (1, (4, 2, 2))]
     """
@@ -107,7 +109,7 @@ def _add(entry: _Class, length: int, copies: int, count: int) -> _Class:
 
 
 def _open(length: int, left: int, capacity: int, most: int) -> list[_Class]:
-    """Return classes of new packs for `left` sequences of `length`, at most two.
+    """Return at most two classes of new packs for `left` sequences of `length`.
 
     Every pack holds as many of them as fit, but at most `most`; the last pack may hold fewer.
     """

@@ -1,7 +1,7 @@
 """First-fit: sequences are placed in order of arrival, each into the earliest opened pack that has room.
 
 The pack is found by a tournament tree over the open packs. A pack closes when the shortest sequence no longer fits, or
-when the pack holds `depth` sequences. O(n log p) for n sequences and p packs open at a time.
+when the pack holds `depth` sequences. This takes O(n log p) for n sequences and p packs open at a time.
 
 Without a depth limit, first-fit needs 0.7 % more packs than LPFHP on Wikipedia-512 in random order, and 3.9 % more on
 SQuAD. On Wikipedia-512 at depth 3 it needs 7 % fewer, since LPFHP fills packs with long lengths until they reach the

@@ -62,8 +62,8 @@ def plan(
 
             * capacity, depth, seed, algorithm or an option has an invalid value, or the algorithm has no such option
             * a condition cannot be met
-            * more than 2^22 of these sequences fit into one pack, `depth` allows it, and the algorithm is not an
-              arrival-order algorithm; this is too many for a plan to list
+            * more than 2^22 of these sequences fit into one pack, `depth` allows it, and the algorithm is neither
+              "none" nor an arrival-order algorithm; this is too many for a plan to list
             * "nnlshp" or "ennlshp" would have to list too many strategies
             * an arrival-order algorithm is given a histogram of more than 2^28 sequences
 
@@ -197,7 +197,7 @@ class _Run:
         return checked(plan, self.histogram)
 
     def _budget(self) -> Budget:
-        """Return the budget of the options `effort` and `seconds`, which all steps of this run share.
+        """Return the budget that all steps of this run share; the options `effort` and `seconds` set it.
 
         For an algorithm without the option `effort` the budget is empty, and the algorithm does not use it.
         """
@@ -228,7 +228,8 @@ class _Run:
         """Return the most even plan found (`even_out`), with its packs cut for `pack_multiple`.
 
         It keeps the certificate, facts and notes of `made`, the plan before this search. The fact ``even`` and a note
-        are added; both compare the two plans. A second note is added if the search used up its `effort`.
+        are added; both compare the plan before the search with the plan after it. A second note is added if the search
+        ended because its `effort` was used up.
         """
         load = load_of(self.histogram, self.capacity, self.depth, *even_limits(self.conditions, self.capacity))
         strategies, facts = even_out(

@@ -1,9 +1,10 @@
-"""Plan with few distinct lengths, by rounding them up to multiples of g, and then put the real lengths in.
+"""Plan with few distinct lengths: round lengths up to multiples of g, plan, and put the real lengths in their place.
 
 This works with any algorithm: plan ``rounded_histogram(histogram, g, capacity)`` at capacity ``whole_capacity(g,
-capacity)``; then `real_strategies` gives every slot a real length. Packs that fit with rounded lengths also fit with
-real ones, even if each sequence of a pack begins at a multiple of g. This takes O(k + strategies) for k distinct
-lengths. Rounding up adds about (g - 1) / 2 tokens of padding per sequence, unless the room is filled afterwards.
+capacity)``; then `real_strategies` puts a real length in the place of each rounded one. Packs that fit with rounded
+lengths also fit with real ones, even if each sequence of a pack begins at a multiple of g. This takes O(k + strategies)
+for k distinct lengths. Rounding up adds about (g - 1) / 2 tokens of padding per sequence, unless this room is filled
+with other sequences afterwards.
 
 Source: the supplement to arXiv 2107.02027, D.5.1, proposes even lengths to make depth 4 feasible.
 """

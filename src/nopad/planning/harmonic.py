@@ -1,8 +1,9 @@
 """Harmonic-k: in order of arrival, each sequence shares packs only with sequences of its own size class.
 
-Class j < k has the lengths in (capacity / (j + 1), capacity / j], so its packs hold j sequences each. The last pack may
-hold fewer, and a depth limit below j closes packs earlier. Class k has all shorter lengths, and is packed by next-fit.
-One pack of each class is open at a time: O(n) time, O(k) memory beyond the result.
+There are k size classes, numbered from 1. Class j < k has the lengths in (capacity / (j + 1), capacity / j], so its
+packs hold j sequences each. The last pack may hold fewer, and a depth limit below j closes packs earlier. Class k has
+all shorter lengths, and is packed by next-fit. One pack of each class is open at a time: O(n) time, O(k) memory beyond
+the result.
 
 Without a depth limit, Harmonic-k needs at most about 1.692 times as many packs as the optimum, plus a constant, at the
 default k = 12 (1.691 times for large k). It is poor where many lengths are above half the capacity, since each of these

@@ -1,9 +1,10 @@
 """The steps that NNLSHP and ENNLSHP share: list strategies, solve, round, and repair the result into an exact cover.
 
-The only step that does not use integers is SciPy's solver. Its result is rounded with a margin, so that its last digits
-do not matter. But where several solutions are equally good, another version of SciPy or another processor may find
-another one. Plans from different solutions are all valid, and their numbers of packs differ little (by up to 9 of
-40,787 packs on SQuAD-384). The same machine and the same version of SciPy always give the same plan.
+A strategy is a list of slots that fill a pack; a slot is a place in a pack for a sequence of a given length. The only
+step that does not use integers is SciPy's solver. Its result is rounded with a margin, so that its last digits do not
+matter. But where several solutions are equally good, another version of SciPy or another processor may find another
+one. Plans from different solutions are all valid, and their numbers of packs differ little (by up to 9 of 40,787 packs
+on SQuAD-384). The same machine and the same version of SciPy always give the same plan.
 """
 
 from __future__ import annotations
@@ -76,9 +77,9 @@ def least_squares(
     """Return a plan by non-negative least squares, with facts on the solution and its repair.
 
     `system` is a function that makes the equations. Its arguments are the packing matrix (`packing_matrix`), and the
-    number of sequences of each length. It returns the matrix for the solver, which has `copies` times as many rows, and
-    the target. The first unknowns of its equations are how often each strategy is used; others may follow. `name` is
-    the algorithm's name, for messages. A `depth` of None is unlimited.
+    number of sequences of each length. It returns two arrays: the matrix for the solver, with `copies` times as many
+    rows as the packing matrix, and the target. The first unknowns of the equations are how often each strategy is used;
+    others may follow. `name` is the algorithm's name, for messages. A `depth` of None is unlimited.
 
     Raises:
         OptionError: the matrix would be too large, since there are too many strategies (`check_size`).
@@ -135,9 +136,11 @@ def _solve(
 
 
 def nnls(matrix: NDArray[np.float64], target: NDArray[np.float64], maxiter: int) -> tuple[NDArray[np.float64], float]:
-    """Return the x >= 0, float64 ``[columns]``, that minimises the norm of ``matrix @ x - target``, and this norm.
+    """Return ``(x, norm)``: the x >= 0 for which the norm of ``matrix @ x - target`` is smallest, and this norm.
 
-    SciPy is imported only here, since importing its solver takes longer than importing all of nopad.
+    x is float64 ``[columns]``.
+
+    SciPy's solver is imported only when needed, since importing it takes longer than importing all of nopad.
 
     Raises:
         RuntimeError: the solver did not end within `maxiter` iterations.

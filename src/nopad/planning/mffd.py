@@ -87,6 +87,8 @@ class _Stock:
 def mffd(histogram: Histogram, capacity: int, depth: int | None) -> list[tuple[int, tuple[int, ...]]]:
     """Return ``(count, lengths longest first)`` pairs, `count` packs of each, that cover `histogram` exactly.
 
+    A `depth` of None is unlimited.
+
     >>> mffd(Histogram.from_lengths([7, 6, 5, 4, 3, 2, 2, 1]), 12, None)
     [(1, (7, 5)), (1, (6, 4, 2)), (1, (3, 2, 1))]
     """

@@ -1,9 +1,10 @@
 """NNLSHP, non-negative least squares histogram-packing: find the mix of full packs that is nearest to the histogram.
 
-The algorithm lists every strategy whose slots sum to exactly the capacity, and solves ``min |w (A x - b)|`` for x >= 0.
-Here x is how often to use each strategy; A, the packing matrix, is how often each strategy holds each length; b is the
-number of sequences of each length; and w is a weight for each length. Short lengths get a smaller weight, because an
-empty short slot wastes little. The same machine and version of SciPy always give the same plan.
+A strategy is a list of slots; a slot is a place in a pack for a sequence of a given length. The algorithm lists every
+strategy whose slots sum to exactly the capacity, and solves ``min |w (A x - b)|`` for x >= 0. Here x is how often to
+use each strategy; A, the packing matrix, is how often each strategy holds each length; b is the number of sequences of
+each length; and w is a weight for each length. Short lengths get a smaller weight, because an empty short slot wastes
+little. The same machine and version of SciPy always give the same plan.
 
 At depth 3, NNLSHP takes about O(capacity^5): 6 s at capacity 384, 15 s at 512. It takes more time than ``optimal``, and
 needs more packs (at depth 3, 0.14 % more on Wikipedia-512 and 1.45 % more on SQuAD-384). It also needs more packs than

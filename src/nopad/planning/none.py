@@ -1,4 +1,7 @@
-"""No packing: one sequence per pack, as with padding to a fixed length. O(k) for k distinct lengths."""
+"""No packing: one sequence per pack, as with padding to a fixed length.
+
+This takes O(k) for k distinct lengths.
+"""
 
 from __future__ import annotations
 

@@ -144,12 +144,15 @@ def complete_options(algorithm: str, options: Mapping[str, Any]) -> tuple[dict[s
 
 
 def quick_algorithms(options: Mapping[str, Any]) -> list[str]:
-    """Return names of algorithms to compare by default: those of `QUICK_ALGORITHMS` that have all of `options`.
+    """Return the names of the algorithms that ``nopad plan --all`` compares if the user names none.
 
-    Conditions (`nopad.planning.conditions`) count as options of every algorithm. There are two exceptions:
+    These are the names in `QUICK_ALGORITHMS` of algorithms that have all of `options`. Conditions
+    (`nopad.planning.conditions`) count as options of every algorithm. There are two exceptions:
 
     * if none of `QUICK_ALGORITHMS` has all of `options`, all of `QUICK_ALGORITHMS` are returned
     * if `even` is set, those of `QUICK_ALGORITHMS` that can plan by cost are returned, whatever the other options are
+
+    In the example, `auto` is the only algorithm in `QUICK_ALGORITHMS` that has the option `effort`:
 
     >>> quick_algorithms({"effort": 9, "align": 8}), quick_algorithms({}) == list(QUICK_ALGORITHMS)
     (['auto'], True)

@@ -1,11 +1,11 @@
 """Sort: next-fit on sequences sorted by length, longest first, like sorting a corpus and cutting it into batches.
 
 It runs on the histogram: equal packs of one length are one step, so it takes O(k) for k distinct lengths. Equal lengths
-share packs. This wastes almost half of each pack if they are just above half the capacity, and a third if they are just
-above a third of it. Sort needs 14.6 % more packs than LPFHP on Wikipedia-512, and 31 % more on SQuAD. On SQuAD,
+share packs. Lengths just above half the capacity waste almost half of each pack, and lengths just above a third of it
+waste almost a third. Sort needs 14.6 % more packs than LPFHP on Wikipedia-512, and 31 % more on SQuAD. On SQuAD,
 next-fit in random order needs fewer packs than Sort.
 
-Without a depth limit, it needs at most about 1.691 times as many packs as the optimum, plus a constant.
+Without a depth limit, Sort needs at most about 1.691 times as many packs as the optimum, plus a constant.
 
 Source: next-fit decreasing; Baker, Coffman, "A tight asymptotic bound for next-fit-decreasing bin-packing", SIAM
 Journal on Algebraic and Discrete Methods 2(2), 1981.
@@ -21,6 +21,8 @@ __all__ = ["sort"]
 
 def sort(histogram: Histogram, capacity: int, depth: int | None) -> list[tuple[int, tuple[int, ...]]]:
     """Return ``(count, lengths longest first)`` pairs, `count` packs of each, that cover `histogram` exactly.
+
+    A `depth` of None is unlimited.
 
     >>> sort(Histogram.from_lengths([5, 4, 3, 2, 2]), 8, None)
     [(1, (5,)), (1, (4, 3)), (1, (2, 2))]

@@ -21,6 +21,8 @@ __all__ = ["spfhp"]
 def spfhp(histogram: Histogram, capacity: int, depth: int | None) -> list[tuple[int, tuple[int, ...]]]:
     """Return ``(count, lengths longest first)`` pairs, `count` packs of each, that cover `histogram` exactly.
 
+    A `depth` of None is unlimited.
+
     >>> spfhp(Histogram.from_lengths([5, 4, 3, 2, 2]), 8, None)
     [(1, (4, 3)), (1, (5, 2)), (1, (2,))]
     """

@@ -1,8 +1,8 @@
 """Write a report page: what was packed, how well, and what the packs look like. Needs the extra `report`.
 
-`read_subject` reads a histogram, a plan or a packed dataset. `write_report` writes one offline page about any number of
-such subjects, or a picture of one. `write_pictures` saves all charts as PNG files. `Settings` has the rates from which
-steps, hours, money and energy are computed.
+`read_subject` reads a histogram, a plan or a packed dataset. `write_report` writes one offline page about one or more
+such subjects, or a picture of one. `write_pictures` saves a picture and all charts of each subject as PNG files.
+`Settings` has the rates from which steps, hours, money and energy are computed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The charts of the report: one function per chart, which takes a subject and returns an altair chart."""
+"""The charts of the report: one function per chart, which takes a `Subject` and returns an altair chart.
+
+Each function raises `MissingExtraError` if altair or vl-convert is not installed.
+"""
 
 from __future__ import annotations
 
@@ -209,7 +212,10 @@ def slots_chart(subject: Subject, settings: Settings) -> Any:
 
 
 def charts_of(subject: Subject) -> dict[str, Any]:
-    """Return the charts of a subject by name; those with nothing to show are left out."""
+    """Return the charts of a subject by name, without those that have nothing to show.
+
+    The chart of slots is not among them, since it needs settings (`slots_chart`).
+    """
     made = {
         "packs": packs_chart(subject),
         "lengths": length_chart(subject),

@@ -31,8 +31,8 @@ def pack_command(manifest: Manifest, out: str) -> str:
     """Return the shell command, on one line, that packs the dataset of this manifest again, into the folder `out`.
 
     The command has every option that differs from its default. INPUT stands for the source, and TOKENIZER for the
-    tokenizer: datasets store no paths, so that the same input gives the same bytes on any machine. The report shows the
-    SHA-256 of the source and of the tokenizer instead.
+    tokenizer, because a dataset does not store where these were. The report shows the SHA-256 of the source and of the
+    tokenizer instead.
     """
     options = manifest.options
     values = {
@@ -97,7 +97,7 @@ def _pairs(options: Mapping[str, Any]) -> list[str]:
 def _text(value: Any) -> str:
     """Return a value as text for the command line: as JSON, but a string without quotes.
 
-    The command line would read a string such as "7" or "true" as another type, so such a string gets the quotes.
+    The command line would read a string such as "7" or "true" as another type, so such a string keeps its quotes.
     """
     if not isinstance(value, str) or value in ("None", "True", "False"):
         return json.dumps(value)
@@ -112,7 +112,7 @@ def _of_corpus(options: Mapping[str, Any], capacity: int) -> dict[str, Any]:
     """Return the `options` that differ from their defaults, by the names of the command's parameters.
 
     `options` are the settings of `ReaderOptions`, `CorpusOptions`, an encoder, and pre-training pairs, as a manifest or
-    a plan's facts store them. `capacity`, that of the packs, decides the defaults of pre-training pairs.
+    a plan's facts store them. The defaults of pre-training pairs depend on `capacity`, the capacity of the packs.
     """
     found = {name: value for name, value in options.items() if name in _DEFAULTS and value != _DEFAULTS[name]}
     if "mask_field" in found and found["mask_field"] is None:

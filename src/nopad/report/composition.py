@@ -5,7 +5,7 @@ sequence is drawn, then another one of its pack), and over pairs drawn at random
 If packs were filled at random, both means would be equal. Packing puts long sequences with short ones, so the lengths
 in a pack often differ by more.
 
-O(n log n) time for the n lengths of a plan's strategies. Sums are 64-bit floats.
+This takes O(n log n) for the n lengths of a plan's strategies. Sums are 64-bit floats.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Composition", "Step"]
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Shares of the pairs of sequences whose lengths differ by at most `difference` tokens, from 0 to 1.
+    """How many pairs of sequences differ in length by at most `difference` tokens, as shares from 0 to 1.
 
     `together` is the share among pairs of one pack, `at_random` among pairs drawn from all sequences that share a pack.
     """
@@ -85,7 +85,8 @@ class Composition:
     def likeness(self) -> float:
         """Ratio of `together` to `at_random`: below 1, lengths in a pack are more alike than by chance; above 1, less.
 
-        It is 0 if each pack holds sequences of one length, and 1 if all lengths are equal or no sequences share a pack.
+        It is 1 if all sequences that share a pack have the same length, or if no sequences share one. Otherwise, it is
+        0 if there is only one length in each pack.
         """
         return self.together / self.at_random if self.at_random else 1.0
 
@@ -112,9 +113,10 @@ class Composition:
         return lengths.astype(np.float64), counts.astype(np.float64)
 
     def _together(self, differences: list[int]) -> list[float]:
-        """Return, for each difference, the share of pairs in packs that differ in length by at most that many tokens.
+        """Return, for each difference d, the share of pairs of sequences of one pack that are at most d tokens apart.
 
-        Each sequence has the same weight, in however many pairs it is.
+        Two sequences are as many tokens apart as their lengths differ. Pairs are weighted so that every sequence counts
+        the same, no matter how many others its pack has.
         """
         span = 2 * int(self._lengths.max()) + 2  # so that no difference reaches into the next strategy
         keys = self._strategy * span + self._lengths
@@ -125,7 +127,7 @@ class Composition:
         return [float((np.searchsorted(keys, keys + d, side="right") - after) @ weights) for d in differences]
 
     def _at_random(self, differences: list[int]) -> list[float]:
-        """Return, for each difference, the share of random pairs that differ in length by at most that many tokens."""
+        """Return, for each difference d, the share of random pairs of sequences whose lengths differ by at most d."""
         lengths, counts = self._pool
         upto = np.cumsum(counts)
         shares = []

@@ -1,7 +1,7 @@
 """Charts of distributions: lengths, sequences per pack, fill of the packs, and differences in length within a pack.
 
-Each function takes a subject and returns an altair chart, or None if there is nothing to compare. Bins that would be
-empty are left out.
+Each function takes a `Subject` and returns an altair chart, or None if there is nothing to compare. Bins that would be
+empty are left out. Each function raises `MissingExtraError` if altair or vl-convert is not installed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Helpers for all charts: import altair, colours for colour-blind readers, and saving.
+"""Helpers for all charts: importing altair, colours for colour-blind readers, the style of pictures, and saving.
 
 Needs the extra `report` (altair, vl-convert).
 """

@@ -13,10 +13,16 @@ SEVERAL = 12  # up to this many different numbers, each has its own bar, however
 def in_ranges(counts: dict[int, int]) -> list[tuple[int, int]]:
     """Return ascending ranges, as (first, last) pairs, that cover the numbers (at least 1) in `counts`.
 
-    `counts` maps each number to how often it occurs; without numbers there are no ranges. If there are at most 12
-    different numbers, or the largest is less than 24 above the smallest, each number is a range. Otherwise ranges have
-    equal width (1, 2 or 5 times a power of ten); if the largest number is more than 8 times the median, there are two
-    ranges for each doubling instead, or one if two were too many. Ranges that would be empty are left out.
+    `counts` maps each number to how often it occurs, and without numbers there are no ranges.
+    There are three cases:
+
+    * If there are at most 12 different numbers, or the largest is less than 24 above the smallest, each number is a
+      range.
+    * Otherwise, if the largest number is more than 8 times the median, there are two ranges for each doubling. If these
+      were too many, there is one for each doubling.
+    * Otherwise, all ranges have the same width: 1, 2 or 5 times a power of ten.
+
+    Ranges without a number are left out.
 
     >>> in_ranges({5: 1, 500: 2}), in_ranges(dict.fromkeys(range(1, 101), 1))[:3]
     ([(5, 5), (500, 500)], [(1, 5), (6, 10), (11, 15)])

@@ -27,7 +27,7 @@ class Settings:
     A number is not shown if it needs a rate that is None.
 
     Attributes:
-        title: heading of the page; None: the names of its subjects.
+        title: heading of the page; None: "Packing report:" and the names of its subjects.
         batch_size: number of sequences that are padded together, as one batch, in the ways without packing.
         rows_per_step: number of rows in an optimiser step, over all GPUs and micro-batches; None: steps are not shown.
         epochs: number of epochs of the table, the bars and the savings.
@@ -58,7 +58,11 @@ class Settings:
 
     @property
     def span(self) -> str:
-        """What the table is about: "an epoch", or the number of epochs; and the number of tokens if extrapolated."""
+        """What the table of the report is about: "an epoch", or a number of epochs such as "3 epochs".
+
+        If the numbers are extrapolated, the number of tokens is added, such as "an epoch of 1,000,000 tokens
+        (extrapolated)".
+        """
         epochs = "an epoch" if self.epochs == 1 else f"{self.epochs:,} epochs"
         return epochs if self.of_tokens is None else f"{epochs} of {self.of_tokens:,} tokens (extrapolated)"
 

@@ -1,4 +1,8 @@
-"""Save a picture of a subject, 1920 x 1080 pixels: title, `Subject.answer`, and charts of slots, packs and lengths."""
+"""Save a picture of a `Subject`, 1920 x 1080 pixels: some text, and up to four charts.
+
+The text is the title, what packing does to an epoch (`Subject.answer`), what it saves, and the main numbers. The charts
+show slots, packs, lengths and sequences per pack.
+"""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ def _strategies(made: Plan) -> list[list[tuple[int, str]]]:
 
 
 def _real_packs(path: Path, manifest: Manifest) -> list[list[tuple[int, str]]]:
-    """Return an evenly spaced sample of a dataset's packs; each is a list of (length, "record 7") pairs."""
+    """Return an evenly spaced sample of a dataset's packs; each is a list of pairs such as (21, "record 7")."""
     dataset = open_packed(path)
     parts = manifest.sources
 

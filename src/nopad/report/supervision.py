@@ -1,4 +1,4 @@
-"""Count the tokens of a dataset on which a loss is computed, if labels or a mask are stored with the tokens.
+"""Count the tokens of a dataset that the loss is computed on, if labels or a mask are stored with the tokens.
 
 Up to about 2^26 slots are read; of a larger dataset, only evenly spaced row groups with that many slots in total, or
 one row group if it has more.
@@ -45,7 +45,7 @@ class Supervised:
 
     @property
     def meaning(self) -> str:
-        """A phrase that says what was counted."""
+        """A phrase that says what was counted, such as "labels other than -100, in 128 evenly spaced packs"."""
         value = IGNORED if self.column == LABELS else 0
         where = "" if self.packs is None else f", in {self.packs:,} evenly spaced packs"
         return f"{self.column} other than {value}{where}"

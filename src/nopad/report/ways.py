@@ -22,12 +22,14 @@ class Way:
 
     Attributes:
         name: name of this way, for display.
-        rows: number of rows in all epochs, extrapolated if `Settings.of_tokens` is given; so are all numbers below.
+        rows: number of rows in all epochs. If `Settings.of_tokens` is given, this number is extrapolated to it; so are
+            all numbers below except `padding`.
         slots: number of slots in these rows, tokens and padding.
         tokens: number of tokens in these rows.
         padding: share of the slots that is padding, from 0 to 1.
         steps: number of optimiser steps; None: `Settings.rows_per_step` is not given.
-        gpu_hours: hours that one GPU would take; None, here and below: the setting that it needs is not given.
+        gpu_hours: hours that one GPU would take. Here and below, None means that a setting is not given which the
+            number needs.
         hours: hours that all GPUs take, working at the same time.
         money: price of the GPU-hours.
         energy: energy of the GPU-hours, in kWh.
@@ -55,6 +57,8 @@ def ways_of(plan: Plan, settings: Settings) -> list[Way]:
 
     Raises:
         OptionError: `settings.of_tokens` is below the number of tokens in the plan.
+
+    In the example, one slot takes one second, so the last number in each line is that of the seconds and of the slots:
 
     >>> import nopad
     >>> for way in ways_of(nopad.plan([6, 2, 6, 2], capacity=8), Settings(batch_size=2, tokens_per_second=1)):

@@ -1,10 +1,13 @@
 """Compiled loops of the online packer: they choose which waiting requests form the next batch, and whether it leaves.
 
 As in `nopad._kernels`, arguments are plain arrays, and callers validate them. Requests wait in ``table`` int64
-``[places, 6]``, in order of arrival from row ``state[HEAD]`` to before ``state[TAIL]``; the names of the columns, and
-of the places in the other arrays, are defined below. A request that has left is a gap (length `GONE`, never due) until
-gaps are closed, which is done for many at once: moving thousands of requests takes longer than choosing a batch. The
-first row is never a gap. Times are in nanoseconds; `NEVER` is later than any of them.
+``[places, 6]``, one in each row, in order of arrival. They lie from row ``state[HEAD]`` to before row ``state[TAIL]``.
+``state`` int64 ``[7]`` also has totals of the requests that wait. The names of the table's columns, and of the places
+in the other arrays, are defined below.
+
+The row of a request that has left is a gap (length `GONE`, never due) until gaps are closed. Many are closed at once,
+since moving thousands of requests takes longer than choosing a batch. The first row is never a gap. Times are in
+nanoseconds; `NEVER` is later than any of them.
 """
 
 from __future__ import annotations
@@ -63,10 +66,14 @@ def waiting_of(state: NDArray[Any]) -> int:
 def candidates(state: NDArray[Any], table: NDArray[Any], limits: NDArray[Any], now: int) -> NDArray[Any]:
     """Return the rows of the table from which the next batch is chosen, in order of arrival.
 
-    Policies that keep the order of arrival need no more requests than a batch can hold. The others choose among
-    `WINDOW` requests, or among more if these are too short to fill two batches. With `LOOK_AHEAD`, if even more
-    requests wait and some of them have a priority or a deadline, the most urgent requests are returned, along with the
-    request that has waited longest. Unless all requests are returned, those returned do not fit into one batch.
+    * If requests must leave in order of arrival (`KEEP_ORDER`), these are the first ones, until they have more tokens
+      than a batch has slots.
+    * Otherwise, these are the first `WINDOW` requests, and further ones until they have more tokens than two batches
+      have slots.
+    * With `LOOK_AHEAD` and without `KEEP_ORDER`, the most urgent requests are taken in place of the first ones, if some
+      request has a priority or a deadline. The request that has waited longest is always among them.
+
+    If fewer requests wait, all of them are returned. `now` is the time in nanoseconds.
     """
     head, tail, waiting = state[HEAD], state[TAIL], waiting_of(state)
     slots = limits[ROWS] * limits[CAPACITY]
@@ -93,10 +100,10 @@ def candidates(state: NDArray[Any], table: NDArray[Any], limits: NDArray[Any], n
 
 @njit(cache=True, nogil=True)
 def most_urgent(levels: NDArray[Any], n: int) -> NDArray[Any]:
-    """Return the indices of the `n` highest levels; of equal levels, the first ones. The indices ascend.
+    """Return the indices of the `n` highest levels, ascending; of equal levels, the first ones.
 
-    Gaps are left out, so there must be `n` others. At most 2 n indices are kept on the way: once n are known, only
-    higher levels can replace them.
+    Gaps are left out, so there must be `n` levels that are no gaps. At most 2 n indices are kept on the way: once n are
+    known, only higher levels can replace them.
     """
     kept = np.empty(2 * n, dtype=np.int64)
     size, least = 0, GAP
@@ -152,7 +159,10 @@ def levels_of(table: NDArray[Any], index: NDArray[Any], limits: NDArray[Any], no
 
 @njit(cache=True, nogil=True)
 def take(state: NDArray[Any], table: NDArray[Any], at: int) -> None:
-    """Make the request in row `at` a gap, and subtract it from the totals; call `close` afterwards."""
+    """Make row `at` of the table a gap, and subtract its request from the totals in `state`.
+
+    Call `close` afterwards.
+    """
     state[TOKENS] -= table[at, LENGTH]
     state[URGENT] -= is_urgent(table, at)
     state[GAPS] += 1
@@ -188,7 +198,7 @@ def is_urgent(table: NDArray[Any], at: int) -> int:
 
 @njit(cache=True, nogil=True)
 def arrive(state: NDArray[Any], table: NDArray[Any], requests: NDArray[Any]) -> None:
-    """Append requests to the table, which must have room for them."""
+    """Append requests, int64 ``[n, 6]``, to the table, which must have room for them; update the totals in `state`."""
     for i in range(requests.shape[0]):
         at = state[TAIL]
         table[at] = requests[i]
@@ -201,7 +211,7 @@ def arrive(state: NDArray[Any], table: NDArray[Any], requests: NDArray[Any]) -> 
 
 @njit(cache=True, nogil=True)
 def cancel(state: NDArray[Any], table: NDArray[Any], number: int) -> int:
-    """Remove the request with this number; return 1 if it was waiting, otherwise 0."""
+    """Remove the request with this number from those that wait; return 1 if it was waiting, otherwise 0."""
     low, high = state[HEAD], state[TAIL]
     while low < high:
         middle = (low + high) // 2
@@ -284,9 +294,10 @@ def top_up_later(
 
 @njit(cache=True, nogil=True)
 def shortest(table: NDArray[Any], begin: int, end: int) -> int:
-    """Return the length of the shortest request in these rows of the table; `GONE` if there are gaps only.
+    """Return the length of the shortest request in the rows `begin` to `end` (exclusive) of the table.
 
-    This loop compiles to vector instructions, so it takes a fraction of the time of a search.
+    The result is `GONE` if there are only gaps. This loop compiles to vector instructions, so it takes a fraction of
+    the time of a search.
     """
     least = GONE
     for at in range(begin, end):

@@ -69,7 +69,7 @@ def is_crossing(limits: NDArray[Any]) -> bool:
 
 @njit(cache=True, nogil=True)
 def row_for(fill: NDArray[Any], length: int, room: int, limits: NDArray[Any]) -> int:
-    """Return the fullest row that has room for this length, or -1; with `FIRST_FIT`, the first such row.
+    """Return the fullest row that has room for this length; with `FIRST_FIT`, the first such row; -1 if there is none.
 
     ``fill[r]`` is the number of slots used in row r, and `room` is the number of slots that each row has.
     """
@@ -137,7 +137,10 @@ def filled(
 
 @njit(cache=True, nogil=True)
 def put(fill: NDArray[Any], length: int, limits: NDArray[Any]) -> tuple[int, int]:
-    """Place a request of this length, for which there must be room: add it to `fill`, and return (row, start)."""
+    """Place a request of this length in the fullest row with room, or the first such row with `FIRST_FIT`.
+
+    There must be such a row. Its entry in `fill` is updated. Return (row, first slot in this row).
+    """
     capacity, crossing = limits[CAPACITY], is_crossing(limits)
     at = row_for(fill, length, room_of(limits), limits)
     begin = after(fill[at], limits[SEPARATOR])
@@ -164,7 +167,10 @@ def room_of(limits: NDArray[Any]) -> int:
 
 @njit(cache=True, nogil=True)
 def widest_of(fill: NDArray[Any], limits: NDArray[Any]) -> int:
-    """Return the length of the longest request that still fits into a row; 0 if none fits."""
+    """Return the length of the longest request that still fits into the batch; 0 if none fits.
+
+    ``fill[r]`` is the number of slots used in row r (or in the stream, if `is_crossing`).
+    """
     widest, room = 0, room_of(limits)
     for used in fill:
         widest = max(widest, room - after(used, limits[SEPARATOR]))
@@ -173,7 +179,10 @@ def widest_of(fill: NDArray[Any], limits: NDArray[Any]) -> int:
 
 @njit(cache=True, nogil=True)
 def after(fill: int, separator: int) -> int:
-    """Return the slot at which the next request of a row begins: `fill`, plus `separator` unless the row is empty."""
+    """Return the slot at which the next request of a row begins, if `fill` slots of the row are used.
+
+    This is `fill` plus `separator`; in an empty row, it is 0.
+    """
     return fill + separator if fill > 0 else 0
 
 
@@ -191,10 +200,10 @@ def best_fit_decreasing(
 ) -> int:
     """Pack the candidates that `order` lists, in this order, by best fit; return the number of rows.
 
-    Each candidate goes into the fullest row that still has room for it, or into a new row. Its row and its first slot
-    are written to `row` and `start`. ``fill``, ``count`` and ``opener`` get, for each row, the number of slots used,
-    the number of candidates, and the first candidate. If more than `rows` rows are needed, the result is rows + 1, and
-    some candidates have no row.
+    Each candidate goes into the fullest row that still has room for it and holds fewer than `MOST` candidates, or else
+    into a new row. Its row and its first slot are written to `row` and `start`. ``fill``, ``count`` and ``opener`` get,
+    for each row, the number of slots used, the number of candidates, and the first candidate. If more than `rows` rows
+    are needed, the result is rows + 1, and some candidates have no row.
     """
     capacity, separator, opened = limits[CAPACITY], limits[SEPARATOR], 0
     for i in order:
@@ -262,11 +271,11 @@ def urgency(levels: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
 
 @njit(cache=True, nogil=True)
 def look_ahead_in_order(lengths: NDArray[Any], limits: NDArray[Any], row: NDArray[Any], start: NDArray[Any]) -> None:
-    """Place the first n candidates, for as large an n as a bisection finds; write their `row` and `start`.
+    """Place the first n candidates in the rows of one batch, and give the others no row; write their `row` and `start`.
 
-    Each of the O(log n) steps packs the first candidates by best-fit decreasing, and tells whether they fit into the
-    rows of a batch. The bisection begins between the number of candidates that fit in order of arrival, and the number
-    whose tokens and separators do not exceed the slots.
+    n is the largest that a bisection finds. Each of the O(log n) steps packs the first candidates by best-fit
+    decreasing, and tells whether they fit into the rows of a batch. The bisection begins between the number of
+    candidates that fit in order of arrival, and the number whose tokens and separators do not exceed the slots.
     """
     rows, slots, separator = limits[ROWS], limits[ROWS] * limits[CAPACITY], limits[SEPARATOR]
     place_in_order(lengths, limits, 1, row, start)

@@ -1,4 +1,4 @@
-"""`Answer`: the future of a request. A coroutine can await it; `Answer.result` raises an error if none can come."""
+"""`Answer`: the future of a request, which a coroutine can await; waiting raises an error if no answer can come."""
 
 from __future__ import annotations
 

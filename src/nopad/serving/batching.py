@@ -69,6 +69,8 @@ class Batching:
     Raises:
         OptionError: a value is invalid, or two of them contradict each other.
 
+    This policy keeps the order of arrival, since `keep_order` is not given:
+
     >>> Batching(capacity=256, rows=16, policy="first_fit", max_sequences=40).keep_order
     True
     """
@@ -107,7 +109,10 @@ class Batching:
 
     @property
     def longest(self) -> int:
-        """Maximum number of tokens in a request: `max_waiting_tokens`, and with `rows` also at most the capacity."""
+        """Maximum number of tokens in a request: `max_waiting_tokens` or, if this is less, the capacity of a row.
+
+        Without `rows`, 2^31 - 1 takes the place of the capacity.
+        """
         return min(self.max_waiting_tokens, self.capacity if self.rows else MAX_LENGTH)
 
     def limits(self) -> NDArray[np.int64]:

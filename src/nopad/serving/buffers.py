@@ -20,7 +20,8 @@ class Output:
     """The form of one of a model's outputs.
 
     Attributes:
-        per_token: whether the output has a value per token of a sequence, or one for the whole sequence.
+        per_token: True: the output has a value for each token of a sequence. False: it has one value for the whole
+            sequence.
         tail: shape of one such value.
         dtype: dtype of the values.
     """

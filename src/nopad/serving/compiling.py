@@ -23,8 +23,8 @@ WARM_RUNS = 3  # with CUDA graphs, the first call runs as it is, the second is r
 def compiled_rows(core: Core, batching: Batching, mode: bool | Mode) -> CompiledRows | None:
     """Return the `CompiledRows` that run a core's batches; None: its model is not compiled, and `mode` is False.
 
-    Nothing is compiled yet: the first call does that. A core is a model, an Embedder or a Predictor
-    (`nopad.tasks.core.Core`).
+    Nothing is compiled yet: the first call does that. A core (`nopad.tasks.core.Core`) turns requests into answers with
+    a model.
 
     Args:
         core: the core.
@@ -71,8 +71,8 @@ def _check_pooler(core: Tensors) -> None:
     """Check that a compiled base model can give its results per sequence.
 
     Raises:
-        OptionError: it has such results, and was made pack-safe without `max_sequences`.
-        UnsupportedModelError: it reads them from a token that it finds by its id (CLIP).
+        OptionError: the model has such results, and was made pack-safe without `max_sequences`.
+        UnsupportedModelError: the model reads them from a token that it finds by its id (CLIP).
     """
     state = state_of(core.model)
     name = type(state.model).__name__

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nopad.batch import Flat, PackedBatch, Rows
-from nopad.batch.columns import from_features
+from nopad.batch.features import from_features
 from nopad.batch.form import Form
 from nopad.errors import BatchError, InputError, LengthError, OptionError, RequestError
 from nopad.model.admission import device_of, positions_of
@@ -54,7 +54,7 @@ class Request:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], model: Tensors) -> Request:
-        """Check the input of one sequence, and remove its padding.
+        """Check the input of one sequence, and return it as a `Request`, without its padding.
 
         Raises:
             BatchError: a value is not an array of integers ``[width]``, token types are not as many as ids, or the mask
@@ -104,7 +104,7 @@ class Tensors(Core):
 
     Raises:
         OptionError: the model is not pack-safe, takes no token ids, has both an encoder and a decoder, or is configured
-            to return hidden states or attentions.
+            to return hidden states or attentions; or `fast` is not True, False or None.
     """
 
     def __init__(self, model: Any, widths: Widths | int = "own", fast: bool | None = None) -> None:
@@ -178,15 +178,15 @@ class Tensors(Core):
         return super().joined(parts)
 
     def run_batch(self, batch: PackedBatch, model: Any = None) -> list[Any]:
-        """Return the results of a batch (`results_of`).
+        """Return the results of a batch, one for each sequence, as `results_of` does.
 
-        They have no gradients, but are not made in inference mode, so training can use them.
+        They have no gradients. But they are not made in inference mode, so training can use them.
         """
         with torch.no_grad():
             return self.results_of(batch.to(device_of(self.model)), self.model if model is None else model)
 
     def try_batch(self, batch: PackedBatch, model: Any = None) -> None:
-        """Run the model, so that `outputs` is known."""
+        """Run the model on a batch without using its results; afterwards, `outputs` is known."""
         self.run_batch(batch, model)
 
     def results_of(self, batch: PackedBatch, model: Any) -> list[Any]:
@@ -227,7 +227,10 @@ class Tensors(Core):
         ]
 
     def finish(self, prepared: Prepared, results: Sequence[Any]) -> dict[str, Any]:
-        """Return the outputs of a request, by name; those per token are padded for rows ``[B, L]``, or by `widths`."""
+        """Return the outputs of a request, by name, made from the results of its sequences.
+
+        Outputs per token are padded if the request was given as padded rows ``[B, L]``, or if `widths` asks for it.
+        """
         asked: _Asked = prepared.details
         found: dict[str, Any] = {}
         for name in results[0]:

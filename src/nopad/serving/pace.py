@@ -15,6 +15,8 @@ class Pace:
     per token are fitted, by weighted least squares. While all batches so far are equally large, a larger batch is
     estimated to take as long as those batches, and a smaller batch to take less in proportion.
 
+    The batches below take 5 ms and 2 us per token. So 500 tokens are estimated to take 6 ms:
+
     >>> pace = Pace()
     >>> pace.estimate(100)
     0.0

@@ -83,6 +83,8 @@ class Decision:
         wake_ns: time at which to call `poll` again even if no request is added before, in nanoseconds; None: only a new
             request or another state of the device changes anything.
 
+    With `accumulate`, the request waits for others until `wait_s`, 1 ms, has passed:
+
     >>> from nopad.serving import Batching, OnlinePacker
     >>> packer = OnlinePacker(Batching(capacity=8, rows=2, accumulate=True, wait_s=0.001))
     >>> _ = packer.add(5, now_ns=0)
@@ -147,6 +149,9 @@ class OnlinePacker:
 
     Args:
         batching: the limits of a batch, and the policy.
+
+    The first three requests fill a batch of two rows; request 3, with 4 tokens, does not fit into it. This request
+    makes up the next batch, which leaves only when the device is idle:
 
     >>> packer = OnlinePacker(Batching(capacity=8, rows=2, policy="first_fit"))
     >>> [packer.add(length, now_ns=0) for length in (5, 6, 3, 4)]
@@ -235,7 +240,9 @@ class OnlinePacker:
         return self._tokens + tokens <= self.batching.max_waiting_tokens
 
     def add_all(self, lengths: Sequence[int], now_ns: int, **how: Any) -> range:
-        """Add several requests at once, all or none of them; return their numbers. `how`: see `add`.
+        """Add several requests at once, all or none of them; return their numbers.
+
+        `how` holds further arguments of `add`; they apply to each request.
 
         Raises:
             LengthError: as for `add`, or together they have more tokens than may ever wait.
@@ -359,7 +366,10 @@ class OnlinePacker:
         return batch
 
     def _wake(self) -> int | None:
-        """Return the time at which a request times out, must leave or expires next, or an earlier time; None: never."""
+        """Return the time at which `poll` is to be called again, in nanoseconds; None: there is no such time.
+
+        At this time, or later, a request has waited `wait_s`, must leave to meet its deadline, or expires.
+        """
         head, tail, _, due, deadline, *_ = self._state.tolist()
         if head == tail:
             return None
@@ -369,7 +379,10 @@ class OnlinePacker:
 
 
 def _integer(value: Any, name: str, error: type[Exception], low: int = -(2**62), high: int = 2**62) -> int:
-    """Return a Python or NumPy integer as a Python integer; raise `error` if it is not from `low` to `high`."""
+    """Return a Python or NumPy integer as a Python integer; raise `error` for other values.
+
+    `error` is also raised for an integer that is not from `low` to `high`; the message names `name`.
+    """
     number = value.item() if isinstance(value, np.integer) else value
     if type(number) is not int or not low <= number <= high:
         raise error(f"{name} must be an integer from {low} to {high}, got {value!r}")
@@ -377,7 +390,10 @@ def _integer(value: Any, name: str, error: type[Exception], low: int = -(2**62),
 
 
 def _kernels() -> Any:
-    """Return the module of compiled loops. It is imported when the first packer is made: importing numba takes long."""
+    """Return the module of compiled loops.
+
+    It is imported only when the first packer is made, since importing Numba takes long.
+    """
     from nopad.serving import _packing_kernels
 
     return _packing_kernels

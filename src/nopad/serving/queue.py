@@ -108,11 +108,12 @@ class RequestQueue:
         priorities. If a request is refused, those before it stay in the queue; `cancel` removes them.
 
         Raises:
-            LengthError, OptionError: a sequence is too long for a batch, or the priority is not valid.
+            LengthError: a sequence is too long for a batch, or a request for the queue.
+            OptionError: the priority is not valid.
             QueueFullError: the queue is full, and either `when_full` is "raise" or the worker itself calls this; or the
                 worker calls this while other callers wait for room.
             DeadlineError: the deadline cannot be met.
-            RunnerClosedError: the runner is closed.
+            RunnerClosedError: requests are not accepted; see `check_open`.
         """
         with self._lock:
             for request in requests:
@@ -135,7 +136,7 @@ class RequestQueue:
         Raises:
             QueueFullError: the worker itself calls this while other callers wait.
             DeadlineError: the deadline cannot be met.
-            RunnerClosedError: the runner is closed.
+            RunnerClosedError: requests are not accepted; see `check_open`.
         """
         self.check_open()
         tokens = sum(lengths)
@@ -211,7 +212,7 @@ class RequestQueue:
         """Check that requests are accepted.
 
         Raises:
-            RunnerClosedError: the runner is closed, its worker has died, or it was started in another process.
+            RunnerClosedError: the runner is closed, its worker has died, or the runner was started in another process.
         """
         check_process(self._process)
         if self._died is not None:

@@ -51,16 +51,16 @@ class PackRunner:
 
     - A model that `nopad.packed` has made pack-safe: a dict with ``input_ids`` and, optionally, ``attention_mask``
       (padding is removed) and ``token_type_ids``. The values are lists, NumPy arrays or tensors; either one sequence
-      ``[L]``, or padded rows ``[B, L]``. The answer is a dict of tensors, by the names of the model's outputs; that of
-      padded rows is padded in the same way: ``[B, L, ...]`` per token, and ``[B, ...]`` per row.
+      ``[L]``, or padded rows ``[B, L]``. The answer is a dict of tensors, by the names of the model's outputs. The
+      answer to padded rows is padded in the same way: ``[B, L, ...]`` per token, and ``[B, ...]`` per row.
     - A `nopad.tasks.Embedder`: a text. The answer is its vector, float32 ``[H]``.
     - A `nopad.tasks.Predictor`: a record, or the values of the task's text columns: a text, or a tuple of texts. The
       answer is the prediction; None: the task leaves the record out.
 
-    ``runner(request)`` waits for one answer, ``runner(requests)`` for several. `submit` returns a future,
-    which a coroutine can await. When the constructor returns, the runner is ready: it has run some batches of different
-    sizes, so that nothing is compiled or chosen while the first requests wait. Close a runner when it is no longer
-    needed, or use it in a ``with`` statement: until then, its worker keeps the model alive.
+    ``runner(request)`` waits for one answer, ``runner(requests)`` for several. `submit` returns a future, which a
+    coroutine can await. When the constructor returns, the runner is ready: it has run some batches of different sizes,
+    so that nothing is compiled or chosen while the first requests wait. Close a runner when it is no longer needed, or
+    use it in a ``with`` statement: until then, its worker keeps the model alive.
 
     Args:
         model: the model, Embedder or Predictor; the model is put into evaluation mode. Its weights must not change
@@ -74,14 +74,15 @@ class PackRunner:
             logits of question answering). A number: this number, with the tokens first and padding after them, filled
             in the same way.
         fast: on CPUs, run a model's float32 linear layers with a faster kernel (`nopad.model.fast_linear`), which takes
-            as much memory again as their weights; None: measure, and do so only if it is faster. Not allowed
-            with an Embedder, which always measures, or a Predictor, which has its own `fast`. True is not allowed with
-            a compiled model.
+            as much memory again as their weights; None: measure, and do so only if it is faster. Not allowed with an
+            Embedder, which always measures, or a Predictor, which has its own `fast`. True is not allowed with a
+            compiled model.
         compile: compile the model with torch.compile, so that every batch runs as rows of one shape, by one graph;
             needs `Batching.rows`. True, or torch.compile's mode: "default", "reduce-overhead" or "max-autotune" (both
             use CUDA graphs on a GPU), or "max-autotune-no-cudagraphs". False: the model runs as it is, whether or not
-            you have compiled it yourself. Heads with a result per sequence need ``nopad.packed(model,
-            max_sequences=...)``. With "end_to_end", rows become one row of all slots, whose attention takes longer.
+            you have compiled it yourself. Heads with a result per sequence need
+            ``nopad.packed(model, max_sequences=...)``. With "end_to_end", rows become one row of all slots, whose
+            attention takes longer.
         warm_up: run some batches before the constructor returns; `submit` can check `out` only if this is done.
         clock: function that returns the current time as an integer in nanoseconds, and never goes back.
 
@@ -90,6 +91,8 @@ class PackRunner:
             invalid; or the model is compiled, and its configuration asks for the logits of routers.
         UnsupportedModelError: the model cannot be compiled.
         RunnerClosedError: the worker died while it started.
+
+    A request of three tokens and one of padding gets the states of its three tokens:
 
     >>> import nopad
     >>> from transformers import BertConfig, BertModel
@@ -100,6 +103,8 @@ class PackRunner:
     ...     states = [future.result()["last_hidden_state"] for future in futures]
     >>> result["last_hidden_state"].shape, [len(one) for one in states]
     (torch.Size([3, 16]), [5, 2])
+
+    A text gets the same vector in a batch as alone, but for rounding:
 
     >>> embedder = nopad.tasks.Embedder(BertModel(BertConfig(**sizes)), tokenizer)
     >>> with nopad.PackRunner(embedder) as runner:
@@ -162,7 +167,7 @@ class PackRunner:
         cancelled.
 
         Raises:
-            ServingError: a request was not answered; the others may have been.
+            ServingError: a request was not answered; other requests may have been.
             InputError: `inputs` is neither a request nor an iterable of requests; or as for `submit`. Messages number
                 the requests from 0.
             QueueFullError, DeadlineError, RunnerClosedError: as for `submit`.
@@ -189,14 +194,15 @@ class PackRunner:
                 its future raises DeadlineError. A deadline that cannot be met at the speed of recent batches is refused
                 at once, unless no other request waits or runs. None: no deadline.
             priority: requests of a higher priority leave first; see `OnlinePacker.add`.
-            how: of a model, `out`: buffers for outputs by their names, tensors or NumPy arrays with the shape and dtype
-                of the result. The outputs are written to them, and the answer has the buffers themselves. Of an
-                Embedder, `prompt`, `prompt_name` and `over_long`, as in `Embedder.encode`.
+            how: further keyword arguments, depending on what the runner runs. For a model: `out`, a dict of buffers by
+                name of output. A buffer is a tensor or a NumPy array with the shape and dtype of the result. The
+                outputs are written to the buffers, and the answer holds these buffers. For an Embedder: `prompt`,
+                `prompt_name` and `over_long`, as in `Embedder.encode`.
 
         Raises:
             InputError: the request, `deadline_s`, `priority` or one of `how` is not valid.
-            QueueFullError: the queue is full, and either `when_full` is "raise" or a callback of this runner submits;
-                or a callback submits while other callers wait for room.
+            QueueFullError: the queue is full and `when_full` is "raise". Or a callback of this runner, which must not
+                wait, submits while the queue is full or other callers wait for room.
             DeadlineError: the deadline cannot be met.
             RunnerClosedError: the runner is closed, its worker has died, or the runner was started in another process.
         """
@@ -302,7 +308,7 @@ class PackRunner:
 
 @contextmanager
 def _numbered_from(first: int) -> Iterator[None]:
-    """In a ``with`` block, let error messages number the requests from `first` instead of 0."""
+    """In a ``with`` block, let messages of `InputError` number the records, texts or requests from `first` on."""
     try:
         yield
     except InputError as error:
@@ -313,7 +319,10 @@ def _numbered_from(first: int) -> Iterator[None]:
 
 
 def _parts(requests: Iterator[Any]) -> Iterator[list[Any]]:
-    """Yield the requests of a call in lists of 64, so that the model soon has work, then 256, 1,024 and 4,096."""
+    """Yield the requests of a call in lists: one of 64, so that the model soon has work, one of 256, one of 1,024.
+
+    All further lists have 4,096 requests; the last list may be shorter.
+    """
     for size in chain(_AT_ONCE, repeat(_AT_ONCE[-1])):
         if not (part := list(islice(requests, size))):
             return

@@ -73,7 +73,10 @@ class Worker:
         _open.add(self)
 
     def _work(self, warm_up: bool) -> None:
-        """Run batches until the queue has no more; in any case, the queue then takes no further requests."""
+        """Run batches until the queue says that no more will come; this is what the thread does.
+
+        However it ends, the queue accepts no further requests afterwards.
+        """
         died = None
         try:
             with self._core.kernels() if self._compiled is None else nullcontext():
@@ -117,7 +120,7 @@ class Worker:
             _log.warning(f"a PackRunner could not warm up, so its first requests take longer: {error}")
 
     def _warming(self, batch: OnlineBatch) -> PackedBatch:
-        """Return a `PackedBatch` with sequences of the lengths in `batch`, in the same rows. Every token is 1."""
+        """Return a `PackedBatch` with sequences of the lengths in `batch`, in the same rows; every id is 1."""
         placed = sorted(zip(batch.rows.tolist(), batch.lengths.tolist(), strict=True))
         return batch_of([(row, of_length([length])) for row, length in placed], self._core, self._form)
 
@@ -154,7 +157,7 @@ def _in_training(modules: list[Any]) -> bool:
 
 
 def _turn_of(model: Any) -> threading.Lock:
-    """Return the lock of a model, which its runners share."""
+    """Return the lock of a model; whoever holds it may run the model. All runners of the model share it."""
     with _turns_lock:
         return _turns.setdefault(bare(model), threading.Lock())
 

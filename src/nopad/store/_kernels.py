@@ -16,9 +16,10 @@ from nopad._kernels import GOLDEN, mix
 
 @njit(cache=True, nogil=True)
 def token_hashes(tokens: NDArray[Any], lengths: NDArray[Any], out: NDArray[Any]) -> None:
-    """Set ``out[i]`` (uint64) to a hash of run i of `tokens`, so that runs can be compared without storing them.
+    """Set ``out[i]`` (uint64) to a hash of sequence i, so that sequences can be compared without storing their tokens.
 
-    Run i has ``lengths[i]`` tokens and begins where run i - 1 ends; run 0 begins at token 0.
+    The sequences lie one after the other in `tokens`: sequence i has ``lengths[i]`` tokens and begins where sequence
+    i - 1 ends.
     """
     at = 0
     for i in range(lengths.shape[0]):
@@ -31,9 +32,9 @@ def token_hashes(tokens: NDArray[Any], lengths: NDArray[Any], out: NDArray[Any])
 
 @njit(cache=True, nogil=True)
 def tag_sum(records: NDArray[Any], starts: NDArray[Any], lengths: NDArray[Any]) -> np.uint64:
-    """Return a 64-bit checksum of a set of (record, start, length) triples that does not depend on their order.
+    """Return a 64-bit checksum of sequences, each given by its record, start and length.
 
-    It is the sum of one 64-bit hash per triple, mod 2^64.
+    It is the sum of one 64-bit hash per sequence, mod 2^64, so it does not depend on the order of the sequences.
     """
     total = np.uint64(0)
     for i in range(records.shape[0]):

@@ -1,4 +1,7 @@
-"""Write one dataset of a packing job: plan, packs, shards or index, and manifest; resumable after every step."""
+"""Write one dataset of a packing job: its plan, its shards or its index, and its manifest.
+
+A stopped job that is run again reuses the plan and the shards that were finished.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,13 @@ __all__ = ["Builder"]
 
 @dataclass(frozen=True)
 class Builder:
-    """The settings by which a job writes one dataset.
+    """Writes one dataset of a job; the attributes are the settings for this.
 
     Attributes:
         workspace: the dataset's folders.
-        origin: fingerprint of the source; files that a stopped run made from another source raise ResumeError.
+        origin: fingerprint of the source. If a stopped run made files from another source, `build` raises ResumeError.
         capacity: maximum number of tokens in a pack.
-        packing: algorithm, depth, seed, order, and number of tokens per shard.
+        packing: algorithm, its options, depth, seed, order, and number of tokens per shard.
         index_only: whether to write an index instead of shards: which sequence is in which pack, without tokens.
         monitor: receives the progress.
     """
@@ -47,9 +50,10 @@ class Builder:
     monitor: Monitor
 
     def build(self, sequences: Sequences, **known: Any) -> Manifest:
-        """Write a dataset of these sequences, reusing files that an earlier run finished; return its manifest.
+        """Write a dataset of these sequences, and return the dataset's manifest.
 
-        `known` are those fields of the manifest that do not depend on the packs, such as `counts` and `tokenizer`.
+        Files that an earlier run of the job has finished are used again. `known` are those fields of the manifest that
+        do not depend on the packs, such as `counts` and `tokenizer`.
 
         Raises:
             ResumeError: a stopped run made a file of this dataset from another source; or there are shards both in the
@@ -92,7 +96,7 @@ class Builder:
         return made, packs
 
     def _summary(self, packs: Packs, sequences: Sequences) -> Plan:
-        """Return the plan that describes the packs of an arrival-order algorithm."""
+        """Return the plan that describes `packs`, which an arrival-order algorithm has made of `sequences`."""
         algorithm = self.packing.algorithm
         own, conditions = complete_options(algorithm, self.packing.options)
         return summarise(packs, sequences.seq_lengths, algorithm=algorithm, options={**own, **conditions})
@@ -100,9 +104,11 @@ class Builder:
     def _write(
         self, packs: Packs, sequences: Sequences, layout: ShardLayout, finished: Mapping[str, Mapping[str, Any]]
     ) -> tuple[Shard, ...]:
-        """Write the shards that are not finished yet, or the index; return all files of the dataset, in order.
+        """Write the shards that are not `finished` yet, or the index; return a `Shard` for each file of the dataset.
 
-        Files in the folder of shards that are not `finished` are deleted first.
+        The result is in the order of `Manifest.shards`. `finished` is what `Workspace.finished_files` returns, and
+        `layout` says which packs are in which shard. Files in the folder of shards that are not `finished` are deleted
+        first.
         """
         work = self.workspace.work
         if self.index_only:
@@ -132,7 +138,11 @@ class Builder:
     def _publish(
         self, made: Plan, sequences: Sequences, layout: ShardLayout, shards: tuple[Shard, ...], known: Mapping[str, Any]
     ) -> Manifest:
-        """Move the finished files into place, write the manifest, remove the work folder; return the manifest."""
+        """Move the finished files to the dataset folder, write the plan and the manifest there, return the manifest.
+
+        At the end, the work folder is removed. `made` is the plan, `shards` are the data files, and `known` is as in
+        `build`.
+        """
         from nopad.store import _kernels
 
         zeros = np.zeros(1, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The text of a `PackedDataset`'s `repr`: what the dataset holds, in one or two lines."""
+"""The text of a `PackedDataset`'s `repr`: what the dataset holds, in one line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Convert a packed dataset to a `datasets.Dataset`, whose rows transformers' `Trainer` and TRL's `SFTTrainer` accept.
 
-All row groups are decoded once, into Arrow arrays in memory: 8 bytes per token, 12 with labels, and the size of all
-other columns. After that, reading a row at random costs no more than reading the next one.
+All row groups are decoded once, into Arrow arrays in memory. These take 8 bytes per token for the ids and positions, 4
+more if labels are made from the ids, and the size of all other columns; carried labels are such a column. After that,
+reading a row at random costs no more than reading the next one.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ def _labelled(found: Sequences, causal: bool | None) -> Sequences:
 
     Raises:
         OptionError: the labels do not fit `causal`.
+        BatchError: there are both ``label`` and ``label_ids``, and no ``labels``.
     """
     found = labelled(found)
     tokens, values = dict(found.tokens), dict(found.values)

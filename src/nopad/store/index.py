@@ -1,15 +1,16 @@
 """Index-only datasets ("virtual packing"): which sequence is in which pack, without the tokens.
 
 ``packs.arrow`` is the file that `Packs.save` writes: the sequence numbers of each pack. ``sequences.arrow`` has one row
-per sequence, with the columns ``length``, in the narrowest unsigned type; ``record``, unless sequence i is simply
-record i; ``start``, if records were split; and ``source``, if sources are named. The header of ``packs.arrow`` states
-how records were changed before their lengths were taken (stripped, truncated, split), so that the index is not applied
-to unchanged records.
+per sequence, with the columns ``length``, in the narrowest unsigned type; ``record``, unless every sequence i is of
+record i and no record was split; ``start``, if records were split (several sequences were made of one record); and
+``source``, if sources are named. The header of ``packs.arrow`` states how records were changed before their lengths
+were taken (stripped, truncated, split, tokenised), so that the index is not applied to unchanged records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,17 +27,17 @@ from nopad.sequences import Sequences
 from nopad.store.manifest import Manifest, Shard
 from nopad.store.row_groups import RowGroup
 
-__all__ = ["PACKS", "SEQUENCES", "Index", "read_index", "selection", "write_index"]
+__all__ = ["PACKS", "SEQUENCES", "Index", "IndexFiles", "read_index", "selection", "write_index"]
 
 PACKS = "packs.arrow"
 SEQUENCES = "sequences.arrow"
 
 
 def selection(counts: Mapping[str, int], tokenizer: object) -> str:
-    """Return as text how sequences differ from whole records of the source; "" if they do not.
+    """Return a text that says how sequences differ from whole records of the source; "" if they do not.
 
-    `counts` holds the manifest's counts (fields of `nopad.corpus.Counts`); `tokenizer` is truthy if texts were
-    tokenised.
+    `counts` holds the manifest's counts (fields of `nopad.corpus.Counts`), and `tokenizer` its entry for the tokenizer,
+    which is None if no text was tokenised.
 
     >>> selection({"stripped": 13, "truncated": 1, "split": 0}, None)
     'padding was cut off 13 records, 1 was truncated'
@@ -92,7 +93,7 @@ class Index:
     Attributes:
         packs: the packs, which hold sequence numbers.
         lengths: number of tokens in each sequence; unsigned integers ``[n]``.
-        record: record number of each sequence; int64 ``[n]``; None: sequence i is record i.
+        record: record number of each sequence; int64 ``[n]``; None: each sequence i is of record i.
         start: index of the token, in its record, at which each sequence begins; int64 ``[n]``; None: always 0, since no
             record was split.
         source: number of each sequence's source; int32 ``[n]``; None: sources are not named.
@@ -119,9 +120,10 @@ class Index:
 
 
 def read_index(folder: Path, m: Manifest) -> Index:
-    """Read both index files into memory, and return their content: 5 to 28 bytes per sequence, at 1 to 2 GB/s.
+    """Read both index files into memory, and return their content.
 
-    The checksums are verified on the bytes in memory, so later changes of the files have no effect.
+    This takes 5 to 28 bytes of memory per sequence; the files are read at 1 to 2 GB/s. The checksums are verified on
+    the bytes in memory, so later changes of the files have no effect.
 
     Raises:
         CorruptError: a file is missing, does not have the checksum that the manifest `m` states, or is not an index of
@@ -146,3 +148,48 @@ def read_index(folder: Path, m: Manifest) -> Index:
     if n and packs.sequence.max() >= n:
         raise CorruptError(f"{folder / PACKS} names sequences that are not there; see `nopad verify`")
     return index
+
+
+class IndexFiles:
+    """The files of one index, with the methods of `ShardFiles`. Threads may share an instance.
+
+    They count as one file. Both are read into memory when something of them is first needed.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        """Prepare to read the index; no file is opened yet."""
+        self._folder, self._manifest = folder, manifest
+        self.unlock()
+        self._index: Index | None = None
+
+    def unlock(self) -> None:
+        """Make a new lock in a forked process, where no thread could release a lock that was held at the fork."""
+        self._lock = threading.Lock()
+
+    def read(self, file: int, group: int) -> RowGroup:
+        """Return row group number `group`, without tokens.
+
+        Raises:
+            CorruptError, StorageError: as for `read_index`.
+        """
+        first = group * self._manifest.rows_per_group
+        return self._opened().row_group(first, first + self._manifest.rows_per_group)
+
+    def scan(self, places: Iterable[tuple[int, int]]) -> Iterator[RowGroup]:
+        """Yield row groups, each given by (file, row group), in this order; errors as for `read`."""
+        return (self.read(file, group) for file, group in places)
+
+    def lengths(self, file: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Return where each pack begins in the lengths, int64 ``[packs + 1]``, and the lengths, int32 ``[sequences]``.
+
+        Raises:
+            CorruptError, StorageError: as for `read_index`.
+        """
+        index = self._opened()
+        return index.packs.indptr.astype(np.int64), index.lengths[index.packs.sequence].astype(np.int32)
+
+    def _opened(self) -> Index:
+        with self._lock:
+            if self._index is None:
+                self._index = read_index(self._folder, self._manifest)
+            return self._index

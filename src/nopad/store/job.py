@@ -2,8 +2,8 @@
 
 Unfinished files are in ``OUT/.work``; the manifest is written last, so a folder with a manifest is complete. Repeat the
 call to resume a killed job: it continues after its last commit and writes the same bytes as an uninterrupted job. An
-output folder with other content is refused, such as an unfinished job of other inputs or settings. Memory: about 16
-bytes per sequence, plus a few row groups; tokens stay on disk.
+output folder is refused if it has other content, such as an unfinished job of other inputs or settings. Memory: about
+16 bytes per sequence, plus a few row groups; tokens stay on disk.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _check_kinds(source: Source, corpus: CorpusOptions, tokenizer: Tokenizer | N
 
 @dataclass
 class _Job:
-    """The arguments of `pack_corpus`, and its steps."""
+    """The arguments of `pack_corpus`, after their checks, and the steps of the job."""
 
     workspace: Workspace
     source: Source
@@ -148,7 +148,7 @@ class _Job:
 
     @property
     def splits(self) -> tuple[str | None, ...]:
-        """Names of the datasets that the job makes; ``(None,)`` if there is a single one."""
+        """Names of the datasets that the job makes, ``("train", "validation")``; ``(None,)`` if it makes only one."""
         return SPLITS if self.packing.validation else (None,)
 
     def is_finished(self) -> bool:
@@ -208,7 +208,10 @@ class _Job:
         }
 
     def run(self, commit_every_s: float) -> Manifest:
-        """Run all steps, skipping what is already finished; return the manifest of the first dataset."""
+        """Run all steps, skipping what an earlier run has finished; return the manifest of the first dataset.
+
+        `commit_every_s` is as in `pack_corpus`.
+        """
         progress, columns = self._lengths() if isinstance(self.source, LengthsFile) else self._spool(commit_every_s)
         self._warn_of_padding(columns)
         counts = {name: progress.sources.get(name, Counts()) for name in self.source.names}
@@ -220,9 +223,10 @@ class _Job:
     def _choose(
         self, columns: Sequences, by_source: dict[str, Counts]
     ) -> dict[str | None, tuple[Sequences, dict[str, Counts]]]:
-        """Divide the sequences among the job's datasets; return (sequences, counts by source) for each split.
+        """Divide all sequences among the job's datasets; return (sequences, counts by source) for each split.
 
-        The only key is None if the job makes a single dataset.
+        The result is a dict by the name of the split; its only key is None if the job makes a single dataset. `columns`
+        are all sequences, and `by_source` the counts of each whole source.
         """
         if not self.packing.validation and self.source.names == ("",):
             return {None: (columns, by_source)}
@@ -243,7 +247,11 @@ class _Job:
     def _build(
         self, split: str | None, progress: Progress, columns: Sequences, by_source: dict[str, Counts]
     ) -> Manifest:
-        """Write the dataset of one split (None: the only one), or reuse it if an interrupted run has finished it."""
+        """Write the dataset of one split (None: the only one), and return its manifest.
+
+        If an interrupted run has finished this dataset, it is checked and reused. `columns` are its sequences,
+        `by_source` the counts of each source, and `progress` is that of reading all sources.
+        """
         workspace = self.workspace.half(split)
         if split and workspace.has_manifest():
             return workspace.finished(self.settings(split), progress.chain)
@@ -273,7 +281,8 @@ class _Job:
     def _warn_of_padding(self, columns: Sequences) -> None:
         """Warn if all sequences are ready-made ids of the same length: perhaps they are padded.
 
-        There is no warning for fewer than `SUSPICIOUS` sequences, or for sequences of one token.
+        There is no warning for fewer than `SUSPICIOUS` sequences, for sequences of one token, or for ids that nopad
+        itself has made (`Source.made_here`).
         """
         n, first = len(columns), int(columns.seq_lengths[0])
         given = self.source.kind == "ids" and not self.source.made_here
@@ -285,7 +294,9 @@ class _Job:
             )
 
     def _spool(self, commit_every_s: float) -> tuple[Progress, Sequences]:
-        """Tokenise the blocks that are not in the spool yet; return the progress and all sequences.
+        """Make sequences of the blocks that are not in the spool yet, and append them to the spool.
+
+        Returns the spool's progress, and all sequences in it. `commit_every_s` is as in `pack_corpus`.
 
         Raises:
             RecordError: as for `nopad.corpus.sequences`, or there is no sequence.

@@ -1,7 +1,7 @@
 """The manifest of a packed dataset, ``nopad.json``: the settings, totals and checksums that `nopad.verify` compares.
 
-It holds no time and no path, so the same input gives the same bytes. It includes a checksum of itself (`nopad.seal`),
-by which damage to it is noticed.
+It holds no time, and no path outside the dataset folder. So the same input, options and versions of packages give the
+same bytes. It includes a checksum of itself (`nopad.seal`), by which damage to it is noticed.
 """
 
 from __future__ import annotations
@@ -74,16 +74,18 @@ class Manifest:
         kind: "packed" (shards hold the tokens) or "index" (an index-only dataset: the tokens stay in the source).
         capacity, depth, algorithm, seed, order: the options of packing; depth None: no limit.
         packs, sequences, tokens: number of packs, sequences and tokens in the dataset.
-        source: ``sha256`` (fingerprint of the source, see `nopad.corpus.chain`), ``records``, ``files``, ``bytes``,
-            ``ignored`` (number of files that were found but not read), ``left_out`` (names of columns that were not
-            carried).
-        tokenizer: ``sha256``, ``vocab_size``, ``prefix``, ``suffix``; None for ready-made ids.
+        source: ``sha256`` (fingerprint of the source, see `nopad.corpus.chain`), ``records``, ``files`` and ``bytes``
+            (how many of these were read), ``ignored`` (number of files that were found but not read), ``left_out``
+            (names of columns that were not carried).
+        tokenizer: ``sha256``, ``vocab_size``, and the special tokens before and after a sequence as lists of ids,
+            ``prefix`` and ``suffix``; None for ready-made ids.
         options: the options by which the source was read, cut into sequences, divided and packed.
         counts: how many records were read, skipped, truncated and so on, by the field names of `nopad.corpus.Counts`.
-        sources: for each named source, its ``name``, its ``first_record`` (number of its first record) and its counts,
-            in the order of the numbers in ``seq_source``; empty if sources are not named.
+        sources: for each source of a mixture, its ``name``, its ``first_record`` (number of its first record) and its
+            counts, in the order of the numbers in ``seq_source``; empty if there is no mixture.
         plan_sha256: SHA-256 of ``plan.json``, in hex.
-        sequence_checksum: checksum of all (record, start, length) triples, independent of their order; 16 hex digits.
+        sequence_checksum: checksum of the record, start and length of all sequences, independent of their order; 16 hex
+            digits.
         columns: Arrow type of each column, by name; empty for an index.
         carried: "token" or "sequence" for each carried column, by name: whether it has one value per token or per
             sequence.
@@ -194,7 +196,7 @@ _SOURCE_COUNTS = ("records", "files", "bytes", "ignored")
 
 
 def _soundness(m: Manifest) -> Iterator[tuple[str, bool]]:
-    """Yield the name of each field, and whether its value is valid."""
+    """Yield (name of a field, whether its value is valid) for the fields of a manifest."""
     yield "kind", m.kind in ("packed", "index")
     yield "depth", m.depth is None or _is_count(m.depth, least=1)
     for name, least in (("capacity", 1), ("rows_per_group", 1), ("packs", 0), ("sequences", 0), ("tokens", 0)):
@@ -237,7 +239,7 @@ def _are_options(options: Mapping[str, Any]) -> bool:
 
 
 def _is_part(part: object) -> bool:
-    """Return whether an entry of ``sources`` has the fields of a named source."""
+    """Return whether an entry of `Manifest.sources` has the fields that such an entry must have."""
     if not isinstance(part, dict) or not isinstance(part.get("name"), str):
         return False
     return all(_is_count(part.get(name)) for name in ("first_record", *(f.name for f in fields(Counts))))

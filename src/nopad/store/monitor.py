@@ -26,7 +26,8 @@ class Monitor(Protocol):
     def stage(self, name: str, total: int | None, unit: str) -> None:
         """Begin a stage, which lasts until the next call of `stage`.
 
-        `total` is its amount of work in `unit` (such as "bytes" or "tokens"); None: not known in advance.
+        `name` says what is done, such as "tokenising". `total` is the stage's amount of work in `unit` (such as "bytes"
+        or "tokens"); None: not known in advance.
         """
 
     def advance(self, units: int, tokens: int = 0) -> None:

@@ -13,11 +13,9 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from functools import cached_property
-from itertools import accumulate, repeat, tee
+from itertools import repeat, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, finalize
@@ -25,16 +23,15 @@ from weakref import WeakSet, finalize
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nopad import random
 from nopad.errors import CorruptError, OptionError
 from nopad.options import Option
-from nopad.packs import index_dtype
 from nopad.sequences import LABELS, Sequences
 from nopad.store.described import described
-from nopad.store.index import Index, read_index
+from nopad.store.index import IndexFiles
 from nopad.store.manifest import Manifest
+from nopad.store.places import Places
 from nopad.store.row_groups import PackedRow, RowGroup, row_group_problems
-from nopad.store.sampling import refuse_stacking, warn_of_random_reads
+from nopad.store.sampling import Reads, refuse_stacking
 from nopad.store.shard_files import ShardFiles
 
 if TYPE_CHECKING:
@@ -43,8 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PackedDataset", "PackedRow", "RowGroup", "open_packed"]
 
-_LOOK_EVERY = 64  # check for random reads after this many decoded row groups
-_FEW = 2  # reads are random if fewer rows are read per decoded row group
 _ALIVE: WeakSet[Any] = WeakSet()  # open datasets, which a forked child has too
 _CACHED = Option(default=16, low=0, help="decoded row groups to keep")
 _SEED = Option(default=0, low=0, high=2**64 - 1, help="of an order")
@@ -97,14 +92,9 @@ class PackedDataset:
         self.path = Path(path).absolute()  # pyarrow takes a relative path such as run-12:30 for a URL
         self.manifest = Manifest.load(path)
         self._cached_row_groups = _CACHED.check("cached_row_groups", cached_row_groups)
-        m = self.manifest
-        packs_of = [m.packs] if m.kind == "index" else [shard.packs for shard in m.shards]
-        # All row groups have the same number of packs, except the last of a file.
-        self._first_pack_of_file = [0, *accumulate(packs_of)]
-        groups = [-(-packs // m.rows_per_group) for packs in packs_of]
-        self._first_of_file = [0, *accumulate(groups)]
-        self._odd_total = _odd_total(m)
-        self._temporary, self._warned = owned, False
+        self._places = Places(self.path, self.manifest)
+        self._reads = Reads(self.manifest.rows_per_group)
+        self._temporary = owned
         if owned:
             finalize(self, _remove, self.path, os.getpid())
         self._reset()
@@ -112,10 +102,10 @@ class PackedDataset:
     def _reset(self) -> None:
         self._cache: OrderedDict[int, RowGroup] = OrderedDict()
         self._unlock()
-        self._files = ShardFiles(self.path, self.manifest)
+        kind = IndexFiles if self.manifest.kind == "index" else ShardFiles
+        self._files: IndexFiles | ShardFiles = kind(self.path, self.manifest)
+        self._reads.begin_again()
         _ALIVE.add(self)
-        self._index: Index | None = None
-        self._rows = self._decoded = 0  # counted since the last check for random reads
 
     def _unlock(self) -> None:
         """Make a new lock: a forked child has no thread that could release a lock held at the fork."""
@@ -123,7 +113,7 @@ class PackedDataset:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without open files and decoded row groups, so that each worker opens its own."""
-        private = {"_cache", "_lock", "_files", "_index", "_rows", "_decoded"}
+        private = {"_cache", "_lock", "_files"}
         return {name: value for name, value in vars(self).items() if name not in private}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -221,7 +211,7 @@ class PackedDataset:
     @property
     def row_groups(self) -> int:
         """Number of row groups."""
-        return self._first_of_file[-1]
+        return self._places.row_groups
 
     @property
     def capacity(self) -> int:
@@ -244,23 +234,10 @@ class PackedDataset:
         packs = len(self)
         if not -packs <= at < packs:
             raise IndexError(f"pack {at} of {packs} packs")
-        self._check_totals()
-        at = int(at) % packs
-        file = bisect_right(self._first_pack_of_file, at) - 1
-        group, row = divmod(at - self._first_pack_of_file[file], self.manifest.rows_per_group)
-        row_group = self.row_group(self._first_of_file[file] + group)
-        self._rows += 1
-        if self._decoded >= _LOOK_EVERY:
-            self._look_for_random_reads()
+        number, row = self._places.of_pack(int(at) % packs)
+        row_group = self.row_group(number)
+        self._reads.count_row()
         return PackedRow(row_group, row)
-
-    def _look_for_random_reads(self) -> None:
-        """Warn once if rows are read in an order in which nearly every row needs another row group to be decoded."""
-        rows, self._rows, decoded, self._decoded = self._rows, 0, self._decoded, 0
-        if self._warned or rows >= _FEW * decoded or self.manifest.rows_per_group <= _FEW:
-            return
-        self._warned = True
-        warn_of_random_reads(rows, decoded, self.manifest.rows_per_group)
 
     def __getitems__(self, indices: list[int]) -> list[PackedRow]:
         """Return the packs with these numbers; torch's `DataLoader` calls this with the numbers of a whole batch.
@@ -301,20 +278,7 @@ class PackedDataset:
         ...     sorted(epoch.tolist()), [row.seq_index.tolist() for row in dataset.read(epoch[4:])]
         ([0, 1, 2, 3, 4, 5], [[3], [4]])
         """
-        from nopad import _deal_kernels, _kernels
-
-        seed, epoch = _SEED.check("seed", seed), _SEED.check("epoch", epoch)
-        dtype = index_dtype(len(self))
-        bounds = self._bounds.astype(dtype)
-        numbers = np.arange(len(self), dtype=dtype)
-        keys = random.keys(np.arange(self.row_groups), seed, random.STREAM_BLOCK_ORDER, epoch)
-        _deal_kernels.shuffle_segments(numbers, bounds.astype(np.int64), keys)
-        row_groups = np.arange(self.row_groups)
-        _kernels.shuffle(row_groups, np.uint64(random.key(seed, random.STREAM_BLOCK_ORDER, epoch)))
-        out = np.empty_like(numbers)
-        # A row group is a list of packs as a pack is a list of sequences, so the same kernel reorders both.
-        _kernels.permute_packs(bounds, numbers, row_groups, np.zeros(self.row_groups + 1, dtype=dtype), out)
-        return out
+        return self._places.order(_SEED.check("seed", seed), _SEED.check("epoch", epoch))
 
     def read(self, numbers: ArrayLike) -> Iterator[PackedRow]:
         """Iterate over the packs with these numbers, in this order, reading ahead.
@@ -328,7 +292,7 @@ class PackedDataset:
             CorruptError: a shard is missing or damaged.
             StorageError: a shard cannot be read.
         """
-        return self._read(self._numbers(numbers))
+        return self._read(self._places.checked(numbers))
 
     def gather(self, numbers: ArrayLike) -> tuple[Sequences, NDArray[np.int64]]:
         """Return the sequences of the packs with these numbers, in this order, and how many sequences each pack has.
@@ -342,45 +306,16 @@ class PackedDataset:
             CorruptError: a shard is missing or damaged.
             StorageError: a shard cannot be read.
         """
-        found = [self.row_group(number).take(rows) for number, rows in self._runs(self._numbers(numbers))]
+        runs = self._places.runs(self._places.checked(numbers))
+        found = [self.row_group(number).take(rows) for number, rows in runs]
         if not found:
             return Sequences(seq_lengths=np.zeros(0, np.int32)), np.zeros(0, np.int64)
         return Sequences.joined([part for part, _ in found]), np.concatenate([sizes for _, sizes in found])
 
-    def _numbers(self, numbers: ArrayLike) -> NDArray[Any]:
-        wanted = np.asarray(numbers)
-        if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
-            raise TypeError(f"pack numbers are a list of integers, got {wanted.dtype} {list(wanted.shape)}")
-        if wanted.size and not 0 <= int(wanted.min()) <= int(wanted.max()) < len(self):
-            raise IndexError(f"pack numbers are in 0..{len(self) - 1}, got {wanted.min()}..{wanted.max()}")
-        return wanted
-
     def _read(self, wanted: NDArray[Any]) -> Iterator[PackedRow]:
-        runs, ahead = tee(self._runs(wanted))
+        runs, ahead = tee(self._places.runs(wanted))
         for (_, rows), row_group in zip(runs, self.iter_row_groups(number for number, _ in ahead), strict=True):
             yield from map(PackedRow, repeat(row_group), rows.tolist())
-
-    def _runs(self, wanted: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Yield (row group, rows within it) for each run of pack numbers that lie in one row group."""
-        bounds, begin = self._bounds, 0
-        while begin < wanted.size:
-            row_group = int(np.searchsorted(bounds, wanted[begin], side="right")) - 1
-            first, last = int(bounds[row_group]), int(bounds[row_group + 1])
-            # At most one row group: a longer run repeats packs, and is read as two runs
-            here = wanted[begin : begin + last - first]
-            outside = np.flatnonzero((here < first) | (here >= last))
-            rows = here[: int(outside[0])] if outside.size else here
-            yield row_group, rows - first
-            begin += rows.size
-
-    @cached_property
-    def _bounds(self) -> NDArray[np.int64]:
-        """The first pack number of each row group, then the number of packs; int64 ``[row_groups + 1]``."""
-        self._check_totals()
-        rows, parts = self.manifest.rows_per_group, []
-        for begin, end in zip(self._first_pack_of_file, self._first_pack_of_file[1:], strict=False):
-            parts.append(np.arange(begin, end, rows, dtype=np.int64))
-        return np.append(np.concatenate(parts), len(self))
 
     def seq_lengths(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Return the lengths of all sequences as ``(indptr, seq_lengths)``, without reading tokens.
@@ -392,11 +327,8 @@ class PackedDataset:
             CorruptError: a shard is missing or damaged.
             StorageError: a shard cannot be read.
         """
-        if self.manifest.kind == "index":
-            index = self._opened_index()
-            return index.packs.indptr.astype(np.int64), index.lengths[index.packs.sequence].astype(np.int32)
         bounds, parts, at = [np.zeros(1, dtype=np.int64)], [np.zeros(0, dtype=np.int32)], 0
-        for file in range(len(self.manifest.shards)):
+        for file in range(self._places.files):
             offsets, values = self._files.lengths(file)
             bounds.append(offsets[1:] + at)
             parts.append(values)
@@ -414,27 +346,20 @@ class PackedDataset:
             CorruptError: a shard is missing or damaged.
             StorageError: a shard cannot be read.
         """
-        self._check_totals()
+        self._places.check_totals()
         numbers, ahead = tee(numbers)
         for number, row_group in zip(numbers, self.unchecked_row_groups(ahead), strict=True):
             yield self._checked(row_group, number)
-
-    def _check_totals(self) -> None:
-        """Raise CorruptError if a total in the manifest is not the sum over its shards: reading would miss packs."""
-        if self._odd_total:
-            raise CorruptError(f"{self.path} is damaged: {self._odd_total}; see `nopad verify`")
 
     def unchecked_row_groups(self, numbers: Iterable[int]) -> Iterator[RowGroup]:
         """Iterate over the row groups with these numbers without checking their packs, for `nopad.verify`.
 
         Raises:
-            IndexError: there is no such row group; for an index, no number is checked.
+            IndexError: there is no such row group.
             CorruptError: a shard is missing, or cannot be decoded.
             StorageError: a shard cannot be read.
         """
-        if self.manifest.kind == "index":
-            return map(self._index_row_group, numbers)
-        return self._files.scan(self._place(number) for number in numbers)
+        return self._files.scan(self._places.of_row_group(number) for number in numbers)
 
     def row_group(self, number: int) -> RowGroup:
         """Return row group `number`, from the cache if it is there.
@@ -444,18 +369,15 @@ class PackedDataset:
             CorruptError: the row group's file is missing or damaged.
             StorageError: the row group's file cannot be read.
         """
-        self._check_totals()
+        self._places.check_totals()
         with self._lock:
             found = self._cache.get(number)
             if found is not None:
                 self._cache.move_to_end(number)
                 return found
-        if self.manifest.kind == "index":
-            row_group = self._index_row_group(number)
-        else:
-            row_group = self._decode(number)
-            self._decoded += 1
-        self._checked(row_group, number)
+        row_group = self._checked(self._decode(number), number)
+        if self.manifest.kind == "packed":  # row groups of an index cost little
+            self._reads.count_decoded()
         with self._lock:
             self._cache[number] = row_group
             while len(self._cache) > self._cached_row_groups:
@@ -463,18 +385,7 @@ class PackedDataset:
         return row_group
 
     def _decode(self, number: int) -> RowGroup:
-        return self._files.read(*self._place(number))
-
-    def _place(self, number: int) -> tuple[int, int]:
-        """Return the number of a row group's file, and the row group's number within the file.
-
-        Raises:
-            IndexError: there is no such row group.
-        """
-        if not 0 <= number < self.row_groups:
-            raise IndexError(f"row group {number} of {self.row_groups} row groups")
-        file = bisect_right(self._first_of_file, number) - 1
-        return file, number - self._first_of_file[file]
+        return self._files.read(*self._places.of_row_group(number))
 
     def _checked(self, row_group: RowGroup, number: int) -> RowGroup:
         """Return row group `number`, after checking that its content, `row_group`, agrees with the manifest.
@@ -483,35 +394,10 @@ class PackedDataset:
             IndexError: there is no such row group.
             CorruptError: the content does not agree with the manifest.
         """
-        file, group = self._place(number)
-        first = self._first_pack_of_file[file] + group * self.manifest.rows_per_group
-        problems = row_group_problems(row_group, first, self.manifest)
+        problems = row_group_problems(row_group, self._places.first_pack(number), self.manifest)
         if problems:
             raise CorruptError(f"{self.path} is damaged: {problems[0]}; see `nopad verify`")
         return row_group
-
-    def _opened_index(self) -> Index:
-        with self._lock:
-            if self._index is None:
-                self._index = read_index(self.path, self.manifest)
-            return self._index
-
-    def _index_row_group(self, number: int) -> RowGroup:
-        """Return row group `number` of the index."""
-        first = number * self.manifest.rows_per_group
-        return self._opened_index().row_group(first, first + self.manifest.rows_per_group)
-
-
-def _odd_total(m: Manifest) -> str:
-    """Return a sentence on the first total in the manifest that is not the sum over the shards; "" if all agree.
-
-    The totals of an index are not compared.
-    """
-    for name in ("packs", "sequences", "tokens") if m.kind == "packed" else ():
-        total, held = getattr(m, name), sum(getattr(shard, name) for shard in m.shards)
-        if total != held:
-            return f"its nopad.json states {total:,} {name}, and those of its shards add up to {held:,}"
-    return ""
 
 
 def _remove(folder: Path, process: int) -> None:

@@ -23,10 +23,11 @@ class RowGroup:
 
     Attributes:
         indptr: the sequences of pack p are those from ``indptr[p]`` to ``indptr[p + 1]`` (exclusive); ``[packs + 1]``.
-        token_indptr: the same for the values of pack p in per-token columns; ``[packs + 1]``.
+        token_indptr: the values of pack p in a per-token column are those from ``token_indptr[p]`` to
+            ``token_indptr[p + 1]`` (exclusive); ``[packs + 1]``. In an index-only dataset, it holds zeros.
         sequences: the sequences of all packs, concatenated without padding. The per-sequence columns include
-            ``seq_index``, ``seq_start`` if records were split, and ``seq_source`` if sources were named; an index-only
-            dataset has no per-token columns.
+            ``seq_index``; ``seq_start`` if several sequences were made of some record; and ``seq_source`` if sources
+            were named. An index-only dataset has no per-token columns.
         bounds, token_bounds: `indptr` and `token_indptr` as lists, since slicing is three times as fast with Python
             integers.
 
@@ -53,7 +54,8 @@ class RowGroup:
     def take(self, packs: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
         """Return the sequences of the packs with these numbers, pack after pack, and how many sequences each pack has.
 
-        Packs are numbered from 0 in the row group. Tokens are copied. O(tokens), without a Python loop over packs.
+        Packs are numbered from 0 in the row group. Tokens are copied. This takes O(tokens) time, without a Python loop
+        over packs.
         """
         begins = self.token_indptr[packs].astype(np.int64)
         tokens = self.token_indptr[packs + 1] - begins
@@ -118,7 +120,7 @@ class PackedRow(Mapping[str, NDArray[Any]]):
 
     @property
     def column_names(self) -> tuple[list[str], list[str]]:
-        """Names of the stored per-token columns, and names of the stored per-sequence columns."""
+        """Two lists: the names of the stored per-token columns, and the names of the stored per-sequence columns."""
         sequences = self._row_group.sequences
         return list(sequences.tokens), ["seq_lengths", *sequences.values]
 
@@ -138,9 +140,9 @@ class PackedRow(Mapping[str, NDArray[Any]]):
 
     @property
     def seq_start(self) -> NDArray[np.int64]:
-        """Index of the token, in its record, at which each sequence begins: 0 unless records were split.
+        """Index of the token, in its record, at which each sequence begins; int64 ``[sequences]``.
 
-        The result is int64 ``[sequences]``.
+        It is 0 unless several sequences were made of the record.
         """
         if "seq_start" in self._row_group.sequences.values:
             return self["seq_start"]
@@ -148,7 +150,11 @@ class PackedRow(Mapping[str, NDArray[Any]]):
 
     @property
     def input_ids(self) -> NDArray[np.int32]:
-        """Token ids, sequence after sequence, no padding; int32 ``[tokens]``. An index-only dataset raises KeyError."""
+        """Token ids, sequence after sequence, without padding; int32 ``[tokens]``.
+
+        Raises:
+            KeyError: the dataset is index-only.
+        """
         row_group, at = self._row_group, self._at
         tokens = row_group.sequences.tokens
         if "input_ids" not in tokens:
@@ -185,16 +191,17 @@ class PackedRow(Mapping[str, NDArray[Any]]):
         return PackedRow, (RowGroup(bounds, token_bounds, sequences), 0)
 
     def __repr__(self) -> str:
-        """Return the numbers of sequences and tokens, in one line."""
+        """Return how many sequences and tokens the pack has, in one line."""
         return f"PackedRow({self.seq_lengths.size} sequences, {int(self.seq_lengths.sum())} tokens)"
 
 
 def row_group_problems(row_group: RowGroup, first: int, m: Manifest) -> list[str]:
     """Return the problems of a row group whose first pack is number `first` of the dataset; [] if there are none.
 
-    No pack and no sequence may be empty, no pack may exceed the capacity or depth that the manifest `m` states, the
-    number of tokens in a pack must match its lengths, and ``seq_index``, ``seq_start`` and ``seq_source`` must not be
-    negative. Of each kind, at most three problems are listed; if something is empty, nothing else is checked.
+    No pack and no sequence may be empty. No pack may exceed the capacity or depth that the manifest `m` states. The
+    number of tokens in a pack must be the sum of its lengths. ``seq_index``, ``seq_start`` and ``seq_source`` must not
+    be negative. Of each kind, at most three problems are listed. If a pack or a sequence is empty, nothing else is
+    checked.
     """
     lens, sizes = row_group.sequences.seq_lengths, np.diff(row_group.indptr)
     if sizes.min(initial=1) < 1 or lens.min(initial=1) < 1:

@@ -1,4 +1,4 @@
-"""Warn if a sampler reads a packed dataset slowly, and raise an error if a DataLoader tries to stack packs."""
+"""Warn if a packed dataset is read at random, which is slow; and refuse packs that a DataLoader tries to stack."""
 
 from __future__ import annotations
 
@@ -9,10 +9,44 @@ from typing import Any, NoReturn
 from nopad.errors import OptionError
 from nopad.store.row_groups import PackedRow
 
-__all__ = ["refuse_stacking", "warn_of_random_reads"]
+__all__ = ["Reads", "refuse_stacking"]
+
+_LOOK_EVERY = 64  # check for random reads after this many decoded row groups
+_FEW = 2  # reads are random if fewer rows are read per decoded row group
 
 
-def warn_of_random_reads(rows: int, decoded: int, rows_per_group: int) -> None:
+class Reads:
+    """Counts the rows that are read by number, and the row groups that are decoded for them.
+
+    It warns once if rows are read in an order in which nearly every row needs another row group to be decoded.
+    """
+
+    def __init__(self, rows_per_group: int) -> None:
+        """Begin to count; `rows_per_group` is the number of packs in a row group."""
+        self._rows_per_group, self._warned = rows_per_group, False
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """Forget what was counted, but not whether it was warned of."""
+        self._rows = self._decoded = 0
+
+    def count_decoded(self) -> None:
+        """Count one decoded row group."""
+        self._decoded += 1
+
+    def count_row(self) -> None:
+        """Count one row; after every 64 decoded row groups, check how many rows they gave."""
+        self._rows += 1
+        if self._decoded < _LOOK_EVERY:
+            return
+        rows, decoded = self._rows, self._decoded
+        self.begin_again()
+        if not self._warned and rows < _FEW * decoded and self._rows_per_group > _FEW:
+            self._warned = True
+            _warn_of_random_reads(rows, decoded, self._rows_per_group)
+
+
+def _warn_of_random_reads(rows: int, decoded: int, rows_per_group: int) -> None:
     """Warn that rows are read at random: the last `rows` rows needed `decoded` row groups to be decoded.
 
     `rows_per_group` is the number of packs in a row group. The warning points to the line that indexed the dataset. Of
@@ -34,9 +68,9 @@ def warn_of_random_reads(rows: int, decoded: int, rows_per_group: int) -> None:
 
 
 def refuse_stacking() -> None:
-    """Make torch's default collate function raise OptionError for packs, with a message that names `collator`.
+    """Make torch's default collate function, which would stack packs, raise an OptionError for them.
 
-    Does nothing if torch's DataLoader is not imported.
+    The message names `PackedDataset.collator`, which joins them. Nothing is done if torch's DataLoader is not imported.
     """
     collate = sys.modules.get("torch.utils.data._utils.collate")
     if collate is not None:

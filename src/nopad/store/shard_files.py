@@ -5,10 +5,10 @@ and a decoded row group must have the right number of rows and lists of matching
 damaged, or written anew with another size or layout, raises an error that names the file. (A file that was written anew
 with the same size and layout is only noticed by `nopad.verify`, which compares the SHA-256.)
 
-Scanning caches the footers of 32 files, about 1 MB each with 256 row groups. Each thread that reads packs by number
-keeps 8 files open. Other files are opened again when needed (1 ms). When scanning, Arrow's threads decode a few row
-groups ahead. (With Python threads, reading would take a quarter longer, since they wait for the GIL that the loop over
-rows holds.)
+Scanning keeps the footers of the last 32 files in memory; a footer of 256 row groups takes about 1 MB. Each thread that
+reads packs by number keeps the last 8 files open. Other files are opened again when needed (1 ms). When scanning,
+Arrow's threads decode a few row groups ahead. (With Python threads, reading would take a quarter longer, since they
+wait for the GIL that the loop over rows holds.)
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _OPEN = 8  # files that a thread keeps open
 
 
 class ShardFiles:
-    """The shards of one dataset. Threads may share an instance."""
+    """Reads the shards of one dataset. Threads may share an instance."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         """Prepare to read the shards; no file is opened yet."""
@@ -169,12 +169,19 @@ class ShardFiles:
             raise ValueError("it has other row groups than nopad wrote: was it written anew?")
 
     def _rows(self, file: int) -> list[int]:
-        """Return the number of packs in each row group of a file."""
+        """Return the number of packs in each row group of shard number `file`, as the manifest states it."""
         whole, rest = divmod(self._manifest.shards[file].packs, self._manifest.rows_per_group)
         return [self._manifest.rows_per_group] * whole + [rest] * bool(rest)
 
     def _reader(self, file: int) -> Any:
-        """Return this thread's open reader of a file, since threads must not share Parquet readers."""
+        """Return this thread's own reader of shard number `file`, since threads must not share Parquet readers.
+
+        If the thread has none, the file is opened and checked against the manifest.
+
+        Raises:
+            ValueError: the file's size, columns, types or row groups are not those that the manifest states.
+            OSError, pyarrow.ArrowException: the file is missing, or cannot be read as Parquet.
+        """
         import pyarrow.parquet as pq
 
         readers: OrderedDict[int, Any] = getattr(self._local, "readers", None) or OrderedDict()
@@ -190,7 +197,9 @@ class ShardFiles:
         return readers[file]
 
     def _to_row_group(self, table: pa.Table | pa.RecordBatch, file: int, group: int) -> RowGroup:
-        """Return the columns of a decoded row group as NumPy views.
+        """Return a decoded row group as a `RowGroup`, whose arrays are NumPy's.
+
+        `table` is row group number `group` of shard number `file`, as Arrow has decoded it.
 
         Raises:
             ValueError: the row group does not have as many packs as the manifest states, columns have lists of
@@ -215,7 +224,7 @@ class ShardFiles:
         return RowGroup(indptr, token_indptr, sequences)
 
     def _lists(self, column: pa.Array | pa.ChunkedArray) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return offsets ``[rows + 1]`` and flat values of a list column after Arrow has checked it.
+        """Return the offsets ``[rows + 1]`` and the flat values of a list column, after Arrow has checked the column.
 
         Raises:
             ValueError: the column has nulls.

@@ -47,7 +47,10 @@ MAX_TEXT = 2**31 - 1  # bytes of a column in a row group
 
 
 def schema_of(sequences: Sequences) -> pa.Schema:
-    """Return the Arrow schema of a shard of these sequences, with the format in its metadata; no field is nullable."""
+    """Return the Arrow schema of a shard of these sequences: ``seq_lengths`` and all their columns, as lists.
+
+    Its metadata has the name and the version of nopad's format. No field is nullable.
+    """
     own = {name: sequences.values[name] for name in OWN if name in sequences.values}
     columns = {"seq_lengths": sequences.seq_lengths, **own, **sequences.values, **sequences.tokens}
     return pa.schema(
@@ -68,7 +71,9 @@ def _kind(column: Any) -> pa.DataType:
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """How packs are divided into shards; depends only on the capacity, the number of packs and `shard_tokens`.
+    """How packs are divided into shards, and shards into row groups.
+
+    This depends only on the capacity, the number of packs and the `shard_tokens` given to `of`.
 
     Attributes:
         packs: total number of packs.
@@ -84,7 +89,8 @@ class ShardLayout:
     def of(cls, packs: int, capacity: int, shard_tokens: int = SHARD_TOKENS) -> ShardLayout:
         """Return a layout with row groups of at most 2^18 tokens and shards of at most `shard_tokens` tokens.
 
-        Packs count as full. Each row group and each shard has at least one pack, even if `capacity` is above the limit.
+        Packs count as full. Each row group and each shard has at least one pack, even if `capacity` is above these
+        limits.
         """
         group = max(1, min(GROUP_TOKENS, shard_tokens) // capacity)
         return cls(packs, group, group * max(1, shard_tokens // (group * capacity)))
@@ -179,9 +185,10 @@ def _write_shard(
     stop: threading.Event,
     on_tokens: Callable[[int], None],
 ) -> Shard:
-    """Write shard number `shard` under its temporary name; the size and checksum in the result are not set yet.
+    """Write shard number `shard` under its temporary name, and return it as a `Shard` without size and checksum.
 
-    `on_tokens` is called with the number of tokens of each row group written. Raises `_Stopped` once `stop` is set.
+    `on_tokens` is called with the number of tokens of each row group written. If `stop` is set, `_Stopped` is raised
+    before the next row group. The other arguments are those of `write_shards`.
     """
     path = folder / layout.name(shard)
     rows = layout.rows(shard)
@@ -214,11 +221,12 @@ def _finish_shard(folder: Path, shard: Shard) -> Shard:
 def gather(
     packs: Packs, sequences: Sequences, schema: pa.Schema, scratch: dict[str, NDArray[Any]]
 ) -> tuple[pa.Table, int]:
-    """Return (Arrow table with one row per pack, number of tokens in the packs).
+    """Return the given packs as an Arrow table with one row per pack, and the number of tokens in them.
 
-    `scratch` holds the memory for each per-token column by name; give {} to the first call. The table uses this memory,
-    so the next call with the same `scratch` overwrites the table. (Fresh memory for every row group would take a third
-    more time, because of page faults.)
+    `sequences` are all sequences of the dataset, and `schema` is the table's schema. `scratch` holds the memory for
+    each per-token column by name; give {} to the first call. The table uses this memory, so the next call with the same
+    `scratch` overwrites the table. (Fresh memory for every row group would take a third more time, because of page
+    faults.)
 
     Raises:
         OptionError: a carried column has more text in these packs than fits (2^31 - 1 bytes).
@@ -258,5 +266,8 @@ def _check_text(name: str, column: pa.Array, packs: int) -> None:
 
 
 def _encoding(kind: pa.DataType) -> str:
-    """Return the Parquet encoding: plain for strings and booleans; byte stream split for numbers, to shrink them."""
+    """Return the Parquet encoding for values of type `kind`.
+
+    It is plain for strings and booleans. For numbers it is byte stream split, which makes them smaller.
+    """
     return "PLAIN" if is_string(kind) or pa.types.is_boolean(kind) else "BYTE_STREAM_SPLIT"

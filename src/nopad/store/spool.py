@@ -3,10 +3,10 @@
 ``OUT/.work/`` holds the tokens, lengths, record numbers, piece starts and carried columns of all sequences so far. New
 values are appended, then committed together: the data is fsynced first, then one journal line is written with a
 checksum of the bytes added to each file since the previous line. Opening a spool reads its files again (2 GB/s) and
-accepts the journal up to the last line before any wrong checksum. Files and journal are truncated there, and the job
-makes all later sequences again. So a kill at any moment loses at most the sequences after the last commit. If bytes of
-an earlier commit were changed or removed, the sequences from that commit on are made again, and the wrong bytes are
-never packed.
+accepts the lines of the journal before the first one with a wrong checksum. Files and journal are truncated there, and
+the job makes all later sequences again. So a kill at any moment loses at most the sequences after the last commit. If
+bytes of an earlier commit were changed or removed, the sequences from that commit on are made again, and the wrong
+bytes are never packed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Progress:
         chain: digest of the consumed blocks (`nopad.corpus.chain`), hex; the fingerprint of the source once `complete`.
         last: name of the last block consumed.
         consumed_bytes: total size of the blocks consumed, in bytes.
-        sources: counts of the records of each named source, by name.
+        sources: counts of the records of each source of a mixture, by name. If there is no mixture, all records are
+            counted under the name "".
         files: for each file by name, its number of bytes at the last commit, and the SHA-256 of the bytes that this
             commit added.
         complete: whether the whole source is in the spool.
@@ -100,7 +101,9 @@ class Spool:
         carried: Sequence[Carried] = (),
         commit_every_s: float = 2.0,
     ) -> None:
-        """Open the spool in an existing folder; if there is none, its files are created when something is written.
+        """Open the spool in `folder`, which must exist; the spool's files may be missing.
+
+        Missing files are created when something is first written.
 
         Args:
             folder: the folder of the files.
@@ -159,7 +162,7 @@ class Spool:
             )
 
     def append(self, batch: Sequences, counts: Counts, blocks: list[Block]) -> None:
-        """Append the sequences of `blocks`, which must all belong to one named source, and their counts.
+        """Append the sequences of `blocks`, which must all belong to the same source of a mixture, and their counts.
 
         If the last commit (or the opening of the files) was at least `commit_every_s` seconds ago, all sequences so far
         are committed. A killed job loses only the sequences after its last commit.
@@ -238,7 +241,7 @@ class Spool:
     def sequences(self, *, split: bool) -> Sequences:
         """Return the sequences of the finished spool, memory-mapped except for 8 bytes per sequence.
 
-        `split` says whether records were split; the column ``seq_start`` is then included.
+        `split` says whether several sequences were made of some record; if so, the column ``seq_start`` is included.
         """
         arrays = {name: self._map(name) for name in self._layout}
         begin = np.zeros(arrays["lengths"].size, dtype=np.int64)
@@ -266,7 +269,7 @@ class Spool:
         return self._folder / f"{name}.bin"
 
     def _trusted(self) -> list[Progress]:
-        """Return the commits whose checksums are right, up to the first wrong one; truncate the journal after them."""
+        """Return the commits before the first one with a wrong checksum; remove all others from the journal."""
         history: list[Progress] = []
         good = 0
         with ExitStack() as stack:
@@ -317,7 +320,7 @@ class Spool:
                     self._write(name, np.zeros(1, dtype=np.int64))  # the first string begins at 0
 
     def _begin_segment(self) -> None:
-        """Begin to hash what the next commit will cover."""
+        """Start new hashes, for the bytes that the next commit will cover, and note the time."""
         self._hashes = {name: hashlib.sha256() for name in self._layout}
         self._committed_at = time.monotonic()
 

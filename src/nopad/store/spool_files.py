@@ -1,4 +1,4 @@
-"""The files of a spool: one per column of fixed-width values, and two per column of strings."""
+"""The files of a spool (`nopad.store.spool`): one per column of fixed-width values, and two per column of strings."""
 
 from __future__ import annotations
 

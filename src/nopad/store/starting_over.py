@@ -1,4 +1,4 @@
-"""Replace the files that nopad wrote into a folder, and no others, once the new output is complete."""
+"""Replace the files that nopad wrote into a folder by new output, once this is complete; no other file is touched."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ def replaced(out: Path, names: re.Pattern[str], make: Callable[[Path], Made]) ->
     """Write new output in place of nopad's old output in a folder; return what `make` returns.
 
     If `out` has no complete output, `make` writes to `out` itself. If it has one, or if `make` refuses the unfinished
-    work there, `make` writes to the subfolder `NEW` of `out`, and the old files stay as they are until it is done; then
-    the new files take their place. (`NEW` is inside of `out` since `out` may be a mount or a link.)
+    work there, `make` writes to the subfolder `NEW` of `out`; so it does if an interrupted call left that subfolder.
+    The old files stay as they are until `make` is done; then the new files take their place. (`NEW` is inside of `out`
+    since `out` may be a mount or a link.)
 
     The call may be interrupted or killed at any moment: the same call then goes on where it stopped. A call that makes
     something else begins anew.
@@ -61,7 +62,8 @@ def replaced(out: Path, names: re.Pattern[str], make: Callable[[Path], Made]) ->
             other errors are passed on.
 
     Raises:
-        OutputExistsError: `out` is a file, holds a file with any other name, or holds no trace of a job.
+        OutputExistsError: `out` is a file, holds an entry that nopad does not write there, or is not empty but holds no
+            trace of a job.
         OutputBusyError: another process is writing there.
         InterruptedJobError: `make` was interrupted.
         StorageError: a file cannot be removed or moved.
@@ -181,10 +183,10 @@ def _remove(path: Path) -> None:
 
 
 def check_made(out: Path, names: re.Pattern[str]) -> None:
-    """Check that `out` is a folder that nopad has written; `names` is as in `replaced`.
+    """Check that `out` is a folder into which nopad has written, and nothing else; `names` is as in `replaced`.
 
     Raises:
-        OutputExistsError: `out` is a file, holds a file with any other name, or holds no trace of a job.
+        OutputExistsError: `out` is a file, holds an entry that nopad does not write there, or holds no trace of a job.
     """
     if not out.is_dir():
         raise OutputExistsError(f"{out} is a file; choose a folder")

@@ -1,4 +1,6 @@
-"""`Workspace`: the dataset folder of a packing job: which job owns it, which files are finished, and the result.
+"""`Workspace`: the dataset folder of a packing job.
+
+It finds out which job the folder belongs to, which of the job's files are finished, and whether the dataset is there.
 
 ``OUT/.work/job.json`` says which job a folder belongs to, by the job's settings and the files of its source. A folder
 that belongs to another job, or has content and belongs to no job, is refused. A lock keeps two processes from working
@@ -46,7 +48,7 @@ class Workspace:
     """
 
     def __init__(self, out: Path, work: Path | None = None) -> None:
-        """Store the paths; nothing is read or written yet."""
+        """Store the paths; nothing is read or written yet. If `work` is None, it is ``.work`` in `out`."""
         self.out = out
         self.work = work or out / WORK
 
@@ -61,9 +63,8 @@ class Workspace:
     def finished(self, settings: Mapping[str, Any], fingerprint: str) -> Manifest:
         """Return the manifest of the finished dataset, after checking that this job would write the same dataset.
 
-        The work folder, which a kill may have left, is removed.
-
-        `settings` are the manifest fields that the job knows beforehand; `fingerprint` is that of its source.
+        `settings` are the manifest fields that the job knows beforehand; `fingerprint` is that of its source. The work
+        folder, which a kill may have left, is removed.
 
         Raises:
             OutputExistsError: the dataset was made with other settings or from another source.
@@ -243,8 +244,10 @@ class Workspace:
     def _check_same_job(self, job_file: Path, started: Mapping[str, Any]) -> None:
         """Refuse to resume a job that was started with other settings or files.
 
+        `job_file` is the job's ``job.json``; `started` is what this job would write there.
+
         Raises:
-            ResumeError: settings or files differ, and the message names the differences; or `job_file` is damaged.
+            ResumeError: settings or files differ, or `job_file` is damaged; the message says how.
             StorageError: `job_file` cannot be read.
         """
         with storage_errors("reading", job_file):
@@ -290,7 +293,10 @@ def holds(path: Path, digest: str) -> bool:
 
 
 def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return as text which settings differ, such as "capacity was 512, now 384"; "" if none do."""
+    """Return a text that says which settings differ, such as "capacity was 512, now 384"; "" if none do.
+
+    `stored` are the settings of a stored job or dataset, `now` those of this job.
+    """
     groups = {"options": None, "tool_versions": None}
     flat = [{**s, **s["options"], **s.get("tool_versions", {}), **groups} for s in (stored, now)]
     names = [name for name in {**flat[0], **flat[1]} if flat[0].get(name) != flat[1].get(name)]

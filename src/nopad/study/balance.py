@@ -331,7 +331,10 @@ def _warm_up(balance: Balance) -> None:
 
 
 def _shuffled(counts: NDArray[np.int64], stream: int) -> NDArray[np.int32]:
-    """Return each index i of `counts` ``counts[i]`` times, in random order; int32."""
+    """Return each index i of `counts` ``counts[i]`` times, in random order; int32.
+
+    `stream` chooses the random order: the same number always gives the same one.
+    """
     from nopad import _kernels
 
     everything = np.repeat(np.arange(counts.size, dtype=np.int32), counts)

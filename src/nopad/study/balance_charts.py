@@ -1,4 +1,7 @@
-"""Charts of the studies of balance, scaling and latency (altair), one function each. Needs the extra `report`."""
+"""Charts of the studies of balance, long context, scaling and latency (altair), one function each.
+
+They need the extra `report`. Figure 6 is that of "Breaking MLPerf Training" (Samsung).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ _SHOWN = {  # first the methods of the published Figure 6, then ours
 
 
 def ranges_chart(rows: Sequence[BalanceRow]) -> Any:
-    """Return Figure 6 as a chart: a panel for each method in `_SHOWN`; bars span the fewest to most tokens on a GPU."""
+    """Return Figure 6 as a chart: a panel for each method in `_SHOWN`, and in it a bar for each number of GPUs.
+
+    A bar reaches from the fewest to the most tokens that a GPU gets in a step.
+    """
     alt = load_altair()
     found = {row.method for row in rows}
     names = [name for method, name in _SHOWN.items() if method in found]
@@ -106,7 +112,10 @@ def long_context_chart(rows: Sequence[LongRow]) -> Any:
 
 
 def scaling_chart(rows: Sequence[ScalingRow]) -> Any:
-    """Return a chart of the speed-ups over padding by number of devices."""
+    """Return a chart of the speed-up over padding by number of devices.
+
+    It has one line for each estimate of the speed-up, and a flat line at the speed-up measured for packing.
+    """
     alt = load_altair()
     curves = {
         "un-padding, as printed": "printed",

@@ -102,6 +102,10 @@ def distribution(name: str, histogram: Histogram, capacity: int) -> Distribution
 
     Raises:
         LengthError: a length is above `capacity`.
+        OptionError: `capacity` is not an integer from 1 to 2^31 - 1.
+
+    Lengths 3 and 5 fill a pack of 8 tokens together, so half of the slots without packing are padding, and none with
+    it:
 
     >>> found = distribution("pairs", Histogram.from_counts({3: 2, 5: 2}), 8)
     >>> found.theoretical, found.factor, found.padding

@@ -3,7 +3,8 @@
 The figures are images of measurements on 1,024 A100 GPUs, which cannot be repeated here. This is a cost model with the
 constants below. The time of a step is the sum of
 
-* the compute time of the rank with the most tokens, which `balance_rows` simulates; with padding, that of full rows;
+* the compute time of the rank with the most tokens, which `balance_rows` simulates; with padding, the compute time of
+  full rows;
 * launching kernels; a CUDA graph saves most of this time. Only methods whose shapes never change (padding, packing) can
   use a graph, and as in the paper only while the batch is small enough for the graph's memory;
 * the part of the gradients' all-reduce that is not hidden behind the backward pass;
@@ -155,7 +156,7 @@ def latency_rows(
 
 
 def _without_quotas(methods: Sequence[Studied], batch: int) -> list[Studied]:
-    """Return the methods that the paper shows for this batch size; for small batches, it shows no stratified method."""
+    """Return `methods`, without the stratified ones if `batch` is at most 12; the paper shows none for such batches."""
     return [method for method in methods if method.balance.draw != "stratified" or batch > Constants.graph_batch]
 
 

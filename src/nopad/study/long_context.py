@@ -198,10 +198,11 @@ def long_context_rows(
 def too_long(
     workload: Workload, cost: CostModel | None = None, *, ranks: int = RANKS, steps: int = STEPS
 ) -> tuple[int, NDArray[np.int32]]:
-    """Return how many random steps have a floor above 10 % because of one sequence, and the lengths of these sequences.
+    """Return how many steps cannot be dealt evenly because of one long sequence, and the lengths of all such sequences.
 
-    The lengths are in tokens, int32 ``[n]``. These steps stay uneven, however their sequences are dealt to ranks: such
-    sequences need context parallelism.
+    The steps have random sequences; the arguments are those of `long_context_rows`. A sequence counts if it costs over
+    10 % more than the mean rank, so that the step's floor (the lower bound on its waste) is above 10 %. Only splitting
+    such a sequence over several ranks (context parallelism) helps. The lengths are in tokens, int32 ``[n]``.
     """
     cost = cost or Attention(hidden_size=HIDDEN_SIZE)
     lengths = _corpus(workload, Shape(ranks, 1, ACCUMULATION, 1), steps)
@@ -284,7 +285,9 @@ def _next_fit(lengths: NDArray[np.int32], costs: NDArray[np.int64], capacity: in
 
 
 def _worst_fit_decreasing(lengths: NDArray[np.int32], costs: NDArray[np.int64], capacity: int, shape: Shape) -> _Packed:
-    """Pack the sequences of each step, longest first, each into the emptiest pack, or into a new one if it has no room.
+    """Pack the sequences of each step by worst-fit, longest first: each into the emptiest pack.
+
+    If a sequence does not fit there, it goes into a new pack.
 
     Returns the packs of all steps, step after step.
     """
@@ -393,7 +396,10 @@ def _sums(rank_of: NDArray[np.int64], values: NDArray[np.int64] | NDArray[np.int
 
 
 def _uniform(size: int, stream: int) -> NDArray[np.float64]:
-    """Return draws between 0 and 1, both excluded."""
+    """Return random numbers between 0 and 1, both excluded; float64 ``[size]``.
+
+    The same `stream` always gives the same numbers.
+    """
     bits = random.keys(np.arange(size), SEED, random.STREAM_LEG, stream)
     return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) / 2**53
 

@@ -69,6 +69,8 @@ def redo(table: Table, row: Row, histogram: Histogram) -> Redone:
     Raises:
         LengthError: a length is above the table's capacity.
 
+    The histogram below is not the paper's, so its packing factor differs from the published one:
+
     >>> from nopad.study.published import TABLES
     >>> redone = redo(TABLES[0], TABLES[0].rows[3], Histogram.from_counts({200: 3, 128: 3}))
     >>> [row["packing factor"] for row in (redone.published, redone.ours, redone.difference)]
@@ -99,7 +101,10 @@ def redo(table: Table, row: Row, histogram: Histogram) -> Redone:
 
 
 def _what_it_took(made: Plan) -> list[str]:
-    """Return notes that explain the figures of a row, then the plan's own notes (not those of `greedy`)."""
+    """Return notes that explain our figures of a row, then the plan's own notes.
+
+    For `greedy`, the only note says how many sequences the deepest pack holds.
+    """
     if made.algorithm == "greedy":
         return [f"the deepest pack holds {made.max_depth_used}"]  # instead of the seed that drew its order
     cover = [f"the exact cover needs {made.packs:,} packs"] if "packs_before_repair" in made.facts else []
@@ -134,8 +139,10 @@ def contrast(table: Table, histogram: Histogram, algorithm: str = "optimal") -> 
 def sorted_batches(histogram: Histogram, capacity: int, rows: int) -> dict[str, float]:
     """Return efficiency and packing factor, by name, if batches of `rows` sequences of similar length are padded.
 
-    Sequences are sorted by length, and each batch is padded to its longest one. The packing factor is the number of
-    slots if each sequence is padded to `capacity`, divided by the number of slots of these batches.
+    Sequences are sorted by length, and each batch is padded to its longest sequence. The packing factor is the number
+    of slots if each sequence is padded to `capacity`, divided by the number of slots of these batches.
+
+    The sequences of 8 and 4 tokens take 16 slots, and the two of 2 tokens take 4 slots:
 
     >>> sorted_batches(Histogram.from_counts({2: 2, 4: 1, 8: 1}), 8, 2)
     {'efficiency %': 80.0, 'packing factor': 1.6}
@@ -243,7 +250,10 @@ def _figures(made: Plan) -> dict[str, float]:
 
 
 def _as_the_papers_count(made: Plan) -> dict[str, float]:
-    """Return a plan's figures as the papers count: for least squares, before the repair into an exact cover."""
+    """Return a plan's figures as the papers count them.
+
+    For a plan by least squares (`nnlshp`), these are the figures before its packs were repaired into an exact cover.
+    """
     facts: Mapping[str, Any] = made.facts
     if "packs_before_repair" not in facts:
         return _figures(made)

@@ -64,7 +64,10 @@ class PairsAt:
 
 
 def machine_documents() -> Iterator[dict[str, str]]:
-    """Yield a document for each module of the standard library: its docstrings and comments, one paragraph each."""
+    """Yield a document, ``{"text": ...}``, for each module of the standard library: its docstrings and comments.
+
+    Each docstring or comment is a paragraph of the text.
+    """
     for _, texts in groupby(stdlib_texts(), key=lambda one: one["file"]):
         yield {"text": "\n\n".join(one["text"] for one in texts)}
 

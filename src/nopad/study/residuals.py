@@ -71,7 +71,7 @@ class Residuals:
 
 
 def residuals(histogram: Histogram, capacity: int, *, weight: float = 1.0) -> Residuals:
-    """Solve the least-squares problem of `nnlshp` at depth 3; return sequences without a slot, and empty slots.
+    """Solve the least-squares problem of `nnlshp` at depth 3; return the `Residuals` of its rounded solution.
 
     `weight` is the weight of lengths up to 8; longer lengths have weight 1.
 
@@ -80,6 +80,9 @@ def residuals(histogram: Histogram, capacity: int, *, weight: float = 1.0) -> Re
         OptionError: `capacity` is not an integer from 1 to 2^31 - 1.
         OptionError: there are too many strategies for this capacity.
         RuntimeError: the solver did not end within its limit on iterations.
+
+    Nine packs hold the lengths 3 and 5, and one holds length 8. One sequence of length 5 is left over; in a pack alone,
+    it would have 3 tokens of padding:
 
     >>> found = residuals(Histogram.from_counts({3: 9, 5: 10, 8: 1}), 8)
     >>> found.values.tolist(), found.packs, found.padding_tokens_of_leftovers

@@ -134,7 +134,9 @@ def _quantile(p: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def scaling(histogram: Histogram, devices: Sequence[int] = DEVICES) -> list[ScalingRow]:
-    """Return the expected speed-up over padding on each number of devices.
+    """Return the expected speed-up over padding on each number of devices; one row for each number.
+
+    With balance, the slowest device has fewer tokens, so the speed-up is higher:
 
     >>> [row] = scaling(Histogram.from_counts({1: 500, 3: 500}), [2])
     >>> row.balanced > row.simulated > 1
@@ -170,7 +172,10 @@ def scaling(histogram: Histogram, devices: Sequence[int] = DEVICES) -> list[Scal
 
 
 def _most_balanced(lengths: NDArray[np.int32], devices: int, steps: int) -> NDArray[np.int64]:
-    """Return the most tokens that a device gets in each step, if each step is dealt with balance; int64 ``[steps]``."""
+    """Return the tokens of the device that gets the most, for each step; int64 ``[steps]``.
+
+    The sequences of a step are dealt to the devices with balance.
+    """
     shape = Shape(devices, 1, 1, BATCH)
     of_steps = lengths[: steps * shape.per_step].astype(np.int64).reshape(steps, -1)
     return np.array([costs[deal(costs, shape, Balance())].sum(axis=(1, 2)).max() for costs in of_steps])

@@ -148,7 +148,7 @@ def best_reduction(grid: Grid) -> float:
 def serving_rows(grid: Grid, waiting: Sequence[int] = WAITING) -> list[ServingRow]:
     """Return the results on one of PopRT's settings: first without packing (one request per row), then by each policy.
 
-    Each result has the published throughput, and the number of batches that the requests need.
+    Each result has the number of batches that the requests need, and the published throughput, if there is one.
 
     Args:
         grid: one of PopRT's settings.

@@ -1,11 +1,12 @@
 """Measure PopRT's packed serving by real runs: PopRT's requests, in its own ways and in nopad's.
 
-The requests have the lengths of PopRT's examples (`nopad.study.serving`); only the first requests are used, those of a
-few batches with one request per row. Their tokens are random, and the model has the size of the demo's. In a first run,
-all requests wait from the beginning, as in PopRT's throughput test. This run gives the requests per second (the ways
-take turns, twice, and the faster turn counts), and the largest difference of any hidden state from that of the original
-way. In a second run, the requests arrive at random times, the same for all ways: 0.6 times as many per second as the
-original way answers. This run gives the latency: the time from when a request arrives until its answer is there.
+The requests have the lengths of PopRT's examples (`nopad.study.serving`); only the first requests are used, as many as
+fill a few batches with one request per row. Their tokens are random, and the model has the size of the demo's. In a
+first run, all requests wait from the beginning, as in PopRT's throughput test. This run gives the requests per second
+(the ways take turns, twice, and the faster turn counts), and the largest difference of any hidden state from the one
+that the original way gives. In a second run, the requests arrive at random times, the same for all ways: 0.6 times as
+many per second as the original way answers. This run gives the latency: the time from when a request arrives until its
+answer is there.
 
 The original way is the model as it is, on batches padded to a grid (a fixed number of rows and of tokens per row), one
 request per row. PopRT's ways fill static grids of the same shape, so that their batches take about equally long;
@@ -52,12 +53,13 @@ class RealRow:
 
     Attributes:
         way: one of `WAYS`.
-        requests, batches: number of requests, and of the batches in which they ran while all of them waited.
+        requests: number of requests.
+        batches: number of batches in which the requests ran while all of them waited.
         per_s: requests per second while all waited, in the faster turn.
-        speed_up: `per_s` / that of the original way.
-        difference: largest absolute difference of a hidden state from that of the original way.
+        speed_up: `per_s` / `per_s` of the original way.
+        difference: largest absolute difference of a hidden state from the one that the original way gives.
         offered_per_s: requests that arrive per second, in the run that measures latency.
-        p50_ms, p99_ms: milliseconds to the answer that half, and 99 %, of these requests took at most.
+        p50_ms, p99_ms: half, and 99 %, of these requests took at most so many milliseconds to the answer.
     """
 
     way: str

@@ -13,7 +13,7 @@ from nopad.tasks.answers import Answers
 from nopad.tasks.causal import CausalLM, Chat
 from nopad.tasks.classification import GLUE, Classification, Regression, SeveralLabels, glue
 from nopad.tasks.contrastive import Contrastive, InBatch
-from nopad.tasks.embedding import Embedder, embed
+from nopad.tasks.embedding import Embedder
 from nopad.tasks.examples import Examples
 from nopad.tasks.folder import Texts
 from nopad.tasks.masked import MaskedLM
@@ -22,6 +22,7 @@ from nopad.tasks.next_sentence import OfPretraining
 from nopad.tasks.objective import Meter, Objective
 from nopad.tasks.objectives import OfSequences, OfSpans, OfTokens, objective_of
 from nopad.tasks.pairing import OfPreferences, OfRewards
+from nopad.tasks.pooled import embed
 from nopad.tasks.predicting import Predictions, predict
 from nopad.tasks.prediction_files import PredictionFiles, predict_files
 from nopad.tasks.predictor import Predicted, Predictor

@@ -4,7 +4,7 @@ A question and its context are one sequence. A long context gives several sequen
 windows share `stride` tokens of the context, and each has the whole question. A window's target is where its answer
 begins and ends, as positions in the sequence. In a window without the whole answer, both are the position of ``[CLS]``,
 as in BERT's own recipe and transformers' run_qa (``absent="ignore"`` changes this). A prediction is the text of the
-best span among all windows of a question.
+best span among all windows of a question; with a `threshold`, it may also be that there is no answer.
 """
 
 from __future__ import annotations
@@ -51,24 +51,24 @@ class Answers(Task):
 
     Args:
         tokenizer: the model's tokenizer; it must be a fast one, which gives offsets.
-        question, context, answers: names of the columns. Answers are a dict with two lists of the same length, ``text``
-            and ``answer_start`` (index of the first character), or a list of dicts with these keys. The first answer is
-            learned; scores accept any of them. `read_squad` reads SQuAD's own files.
+        question, context, answers: names of the columns. The answers of a record are a dict with two lists of the same
+            length, ``text`` and ``answer_start`` (index of the first character), or a list of dicts with these keys.
+            The model learns the first answer; scores accept any of them. `read_squad` reads SQuAD's own files.
         max_length: most tokens of a window, with its question; None: no limit.
         stride: number of context tokens that two consecutive windows share; None: a third of `max_length`, at most 128.
         over_long: what happens to sequences longer than `max_length`: "split" into windows, "truncate" to the first
-            window, "error" or "drop"; None: "split" if there is a `max_length`.
-        absent: what the model learns from a window without the answer: the position of [CLS] ("cls"), or nothing
-            ("ignore").
+            window, "error" or "drop"; None: "split" if there is a `max_length`, else "error".
+        absent: what the model learns from a window without the whole answer: the position of ``[CLS]`` ("cls"), or
+            nothing ("ignore").
         threshold: None: every question has an answer (SQuAD 1.1). A number: a question has no answer if ``[CLS]``
             scores higher than the best span by more than this (SQuAD 2.0; 0 is usual).
         max_answer: most tokens of a predicted answer.
         n_best: number of candidate spans that are kept per window, and then per question.
 
-    A prediction has ``text``, ``start`` (index of the text's first character in the context; None without an answer)
-    and ``score`` (the answer's probability among the candidates, from 0 to 1). With a threshold, it also has
-    ``no_answer``, the score of ``[CLS]`` minus that of the best span (logits), and ``best_text``, the text of the best
-    span even if the threshold decides for no answer. If all candidates consist of spaces, the texts are empty,
+    A prediction has ``text`` ("" for no answer), ``start`` (index of the text's first character in the context; None
+    for no answer) and ``score`` (the prediction's probability among the candidates, from 0 to 1). With a threshold, it
+    also has ``no_answer``, the score of ``[CLS]`` minus that of the best span (logits), and ``best_text``, the text of
+    the best span even if the threshold decides for no answer. If all candidates consist of spaces, the texts are empty,
     ``score`` is 0, and ``no_answer`` is None.
 
     Raises:
@@ -131,7 +131,13 @@ class Answers(Task):
         ``context``, int64 ``[n, 3]``, holds the positions at which the context begins and ends (exclusive) in each
         sequence, and the position of ``[CLS]`` (0 if there is none). `Examples.details` has, for each window,
         ``context``, the text of the record's context, and ``offsets``, the first and last character (exclusive) of each
-        context token.
+        context token. With `labels`, the count ``windows_without_the_answer`` says how many windows do not have the
+        whole answer.
+
+        Raises:
+            RecordError: as in `Task.encode`; or an answer is not in its context, or a context or an answer has no
+                token.
+            LengthError: as in `Task.encode`.
         """
         questions, contexts, spans = self._read(records, labels)
         ids: list[list[int]] = []
@@ -191,7 +197,8 @@ class Answers(Task):
         `labels` is False. Spaces at the beginning of a question are left out.
 
         Raises:
-            RecordError: a text is missing or empty, or an answer is not in its context.
+            RecordError: a question or context is missing or empty; or answers are missing, have another form, or are
+                not in their context.
             LengthError: there is no record.
         """
         questions, contexts = [], []
@@ -217,7 +224,8 @@ class Answers(Task):
         first token plus the end logit of the last one; ``null`` is the sum of both logits at ``[CLS]``.
 
         Raises:
-            BatchError: the logits are NaN or infinite; or the batch lacks the column ``context`` of this task.
+            BatchError: the highest score or ``null`` of a window is NaN or infinite; or the batch lacks the column
+                ``context`` of this task.
         """
         if _CONTEXT not in batch:
             raise BatchError(
@@ -232,7 +240,7 @@ class Answers(Task):
         """Return ``spans`` and ``null`` of W windows, as `results` does; logits ``[W, L]``, `places` ``[W, 3]``.
 
         Raises:
-            BatchError: the logits are NaN or infinite.
+            BatchError: the highest score or ``null`` of a window is NaN or infinite.
         """
         width = start.shape[1]
         longest = min(self.max_answer, width)
@@ -316,11 +324,11 @@ class Answers(Task):
 
 
 def _tokens(piece: Framed, span: tuple[int, int] | None, context: str, number: int) -> tuple[int, int] | None:
-    """Return the first and last token (inclusive) of an answer, counted in its context; None: there is no answer.
+    """Return the first and last token (inclusive) of an answer; None if there is no answer.
 
-    `span` is the answer's first and last character (exclusive) in `context`, or None. The tokens are the first and the
-    last one with a character of the answer; spaces at the answer's ends do not count. `number` is the record's number,
-    for messages.
+    Tokens are counted from the context's first token. `span` is the answer's first and last character (exclusive) in
+    `context`, or None. The result is the first and the last token with a character of the answer; spaces at the
+    answer's ends do not count. `number` is the record's number, for messages.
 
     Raises:
         RecordError: no token covers a character of the answer.

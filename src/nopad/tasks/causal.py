@@ -47,11 +47,11 @@ class Likely(Task):
         return causal
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, for each sequence, its log-probability (natural logarithm) under the model.
+        """Return a dict for each sequence, with its log-probability (natural logarithm) under the model.
 
-        ``logprob`` is the sum over its labelled tokens; in a batch without labels, over all its tokens. The first token
-        of a sequence never counts, since nothing predicts it. ``tokens`` is the number of tokens that count, and
-        ``mean_logprob`` the mean per token, None if there are none.
+        ``logprob`` is the sum of the log-probabilities of the sequence's labelled tokens; in a batch without labels, of
+        all its tokens. The first token of a sequence never counts, since nothing predicts it. ``tokens`` is the number
+        of tokens that count, and ``mean_logprob`` is ``logprob`` divided by it; None if no token counts.
         """
         labels = batch["labels"] if "labels" in batch else batch["input_ids"]
         sums, counts = label_logprobs(outputs["logits"], labels, batch)
@@ -60,7 +60,7 @@ class Likely(Task):
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
         """Return one prediction per record; None if the task left the record out.
 
-        For a record of several sequences, sum and mean are over the tokens of all these sequences.
+        If a record has several sequences, ``logprob``, ``mean_logprob`` and ``tokens`` are those of all their tokens.
         """
         found: list[dict[str, Any] | None] = [None] * examples.records
         for record, result in zip(examples.record.tolist(), results, strict=True):
@@ -78,7 +78,7 @@ def _likely(logprob: float, tokens: int) -> dict[str, Any]:
 
 
 class CausalLM(OfTexts, Likely):
-    """A causal language model on texts.
+    """Causal language modelling on texts: each token of a text is predicted from the tokens before it.
 
     Args:
         tokenizer: the model's tokenizer, with an end-of-sequence token.
@@ -96,6 +96,8 @@ class CausalLM(OfTexts, Likely):
     >>> made = task.encode([{"text": "why not"}, {"text": "one two three four five"}])
     >>> made.sequences.seq_lengths.tolist(), made.record.tolist(), str(made)
     ([4, 4, 3], [0, 1, 1], '2 records: 3 sequences, 11 tokens, 1 split')
+
+    The second text has 7 tokens, special tokens included, so it becomes two sequences, of 4 and 3 tokens.
     """
 
     name = "causal"
@@ -140,7 +142,7 @@ class CausalLM(OfTexts, Likely):
 
 
 class Chat(Likely):
-    """A causal language model on chats, which learns the assistant's turns.
+    """Causal language modelling on chats, of which only the assistant's turns are learned.
 
     A record has ``messages``, ``conversations``, or ``prompt`` and ``completion`` (`nopad.corpus.conversations`).
 
@@ -148,14 +150,15 @@ class Chat(Likely):
         tokenizer: the model's tokenizer; with a chat template, unless all records are a prompt with a completion, both
             as strings.
         last_only: learn only the last of the assistant's turns.
-        rewriting: what happens if the template rewrites earlier turns: "error", or "expand" such a chat into one
-            sequence for each of the assistant's turns.
+        rewriting: what happens if the chat template writes a turn differently once other turns follow, as Qwen3's,
+            which drops the reasoning of earlier turns. "error" refuses such a chat; "expand" makes one sequence for
+            each learned turn of the assistant, which ends with that turn.
         end_of_turn: "require" refuses a learned turn that does not end with a special or added token; "any" accepts
             every end.
         template: arguments of the chat template, such as ``{"enable_thinking": False}``.
         roles: dict from the records' own names of roles to the usual ones, such as ``{"bot": "assistant"}``.
-        max_length, over_long: see `Task`. A truncated chat loses its end; if none of the assistant's tokens are left,
-            it is dropped, and counted as dropped.
+        max_length, over_long: see `Task`. A truncated chat loses its end; if none of its learned tokens are left, it is
+            dropped, and counted as dropped.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -195,8 +198,8 @@ class Chat(Likely):
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn chats into sequences, with the column ``labels``; see `Task.encode`.
 
-        The labels come from the chat itself, so `labels` has no effect: a prediction is about the tokens that would be
-        learned.
+        The labels come from the chat itself, so `labels` has no effect: also for predictions, the sequences are
+        labelled, and a prediction is the log-probability of the tokens that training would learn.
 
         Raises:
             RecordError, LengthError: as in `Task.encode`.
@@ -222,7 +225,7 @@ class Chat(Likely):
 def answered(
     found: Sequence[Answered], record: Sequence[int], records: int, counts: Mapping[str, int], **options: Any
 ) -> Examples:
-    """Return sequences, of which some tokens are learned, as examples with the column ``labels``.
+    """Return sequences as `Examples` with the column ``labels``, which is -100 where a token is not learned.
 
     Args:
         found: ids of each sequence, and which of its tokens are learned.

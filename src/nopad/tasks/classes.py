@@ -35,7 +35,8 @@ def classes_found(
     Raises:
         RecordError: a record is not a dict or has no label; or a label is neither a name nor an integer from 0. An
             empty text is not a name: CSV files have one where a label is missing. The message begins with the record's
-            file and line, if these are known.
+            place, such as ``a.jsonl, line 7``, if it is known.
+        SourceError, FormatError: files of records cannot be read, or are damaged.
         LengthError: there is no record.
         OptionError: there are fewer than 2 classes or more than 1,000, some labels are names and others numbers, or a
             number below the largest one does not occur; the message says what to give as ``labels``.
@@ -105,7 +106,7 @@ def _count(numbers: set[int]) -> int:
     """Return the number of classes: `numbers` must be 0, 1, 2, ... without gaps.
 
     Raises:
-        OptionError: there is a gap.
+        OptionError: there is a gap: a number below the largest one is missing.
     """
     most = max(numbers)
     if len(numbers) <= most:
@@ -117,6 +118,6 @@ def _count(numbers: set[int]) -> int:
 
 
 def _some(labels: Iterable[Any]) -> str:
-    """Return the first few of the labels, sorted, as text for a message."""
+    """Return the first five of the labels, or all if there are fewer, sorted, as text for a message."""
     found = sorted(labels)
     return ", ".join(map(repr, found[:5])) + (", ..." if len(found) > 5 else "")

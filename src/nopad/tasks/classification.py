@@ -112,7 +112,7 @@ class Classification(_Judged):
         return [_label(record, options["label"], number)]
 
     def target(self, value: Any, number: int) -> int:
-        """Return the number of the class that is a record's label.
+        """Return the class of a record whose label is `value`, as a number.
 
         Raises:
             RecordError: `value` is not a class; the message gives the record's `number`.
@@ -120,7 +120,7 @@ class Classification(_Judged):
         return number_of(value, self.names, f"record {number}: {self.label}")
 
     def text_columns(self) -> tuple[str, ...]:
-        """Return the columns that files without types (CSV, TSV) must read as text.
+        """Return the columns that must be read as text from files without types (CSV, TSV).
 
         The label's column is among them if a class name begins with a digit, a sign or a point, and the names are not
         just the classes' own numbers.
@@ -178,9 +178,10 @@ class SeveralLabels(_Judged):
 
     @classmethod
     def labels_in(cls, record: Mapping[str, Any], number: int, options: Mapping[str, Any]) -> Sequence[Any]:
-        """Return the classes that record `number` has; see `Task.labels_in`.
+        """Return the classes that the label of record `number` lists; see `Task.labels_in`.
 
-        If labels are 0/1 flags, these are the numbers of all flags, whether 0 or 1.
+        If labels are flags, one per class, the numbers of all classes are returned: 0, 1, 2, ... up to the last flag.
+        The values of the flags do not matter, since they say nothing about which classes exist.
 
         Raises:
             RecordError: the record has no label, or it is not a list.
@@ -194,9 +195,9 @@ class SeveralLabels(_Judged):
         """Return a list with a 1 for each class that applies, and a 0 for each other class.
 
         Raises:
-            RecordError: `value` is not in the form that `labels_as` says, has a class twice, or names a class that does
-                not exist; or, with two classes and `labels_as` None, it is ``[0, 1]`` or ``[1, 0]``. The message gives
-                the record's `number`.
+            RecordError: `value` is not in the form that `labels_as` says; has a class twice; has an entry that
+                `number_of` refuses, such as a class that does not exist; or, with two classes and `labels_as` None, is
+                ``[0, 1]`` or ``[1, 0]``. The message gives the record's `number`.
         """
         where = f"record {number}: {self.label}"
         if not isinstance(value, list | tuple | np.ndarray):
@@ -285,7 +286,11 @@ class Regression(_Judged):
 
 
 def _label(record: Mapping[str, Any], column: str, number: int) -> Any:
-    """Return the label of record `number`; raise `RecordError` if the record has none."""
+    """Return the label of record `number`: the value of its column `column`, whatever it is.
+
+    Raises:
+        RecordError: the record has no such column.
+    """
     if column not in record:
         raise RecordError(
             f'record {number} has no {column!r}; its columns are {", ".join(record)}. Name the label\'s: label="..."'
@@ -294,7 +299,7 @@ def _label(record: Mapping[str, Any], column: str, number: int) -> Any:
 
 
 def names_of(labels: Sequence[str] | int) -> list[str]:
-    """Return the names of classes; if only the number of classes is given, their numbers as text.
+    """Return the names of classes; if only the number of classes is given, their names are "0", "1", "2", ...
 
     Raises:
         OptionError: there are fewer than two classes, two have the same name, or names are not strings.

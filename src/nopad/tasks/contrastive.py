@@ -1,4 +1,4 @@
-"""Train embeddings on pairs, so that an anchor is nearer to its positive than to the texts of other records.
+"""Train embeddings on pairs, so that an anchor is nearer to its positive than to other texts.
 
 A record is an anchor and a positive, and may have hard negatives. Each text is a sequence of its own, and the sequences
 of a record stay together (`Examples.group`). The candidates of an anchor are all positives and hard negatives of the
@@ -45,7 +45,7 @@ class InBatch(Vectors):
         symmetric: average the loss of anchors against all candidates with the loss of positives against all anchors.
         same: what happens to an anchor's false negatives: candidates with the same tokens as the anchor or its
             positive, and positives of other anchors with the same tokens as this anchor. "mask": they are left out of
-            the loss; "keep": they are negatives. Prompts are among the tokens.
+            the loss; "keep": they are negatives. The tokens of prompts are compared too.
         group: the process group whose ranks share negatives; None: all ranks.
 
     All ranks must call `step` the same number of times, and either all or none of them run the backward pass.
@@ -112,7 +112,11 @@ class InBatch(Vectors):
         return super().nothing({**outputs, "gathered": vectors}, batch)
 
     def meter(self) -> Meter:
-        """Return a meter of each positive's rank among all candidates: accuracy at 1 and mean reciprocal rank."""
+        """Return a meter of accuracy at 1 and mean reciprocal rank.
+
+        Both are computed from the place of each anchor's positive among all candidates, the most similar to the anchor
+        first.
+        """
         return _Nearness(self)
 
     def _rank(self) -> int:
@@ -123,10 +127,11 @@ class InBatch(Vectors):
 class _Nearness(Meter):
     """Accuracy at 1 and mean reciprocal rank of each anchor's positive among the candidates of all records.
 
-    The candidates come from all records, not only from one batch, so neither packs nor ranks change the metric. A
-    candidate as similar to the anchor as its positive ranks before the positive. If `InBatch.same` is "mask", an
-    anchor's false negatives do not count. The meter keeps one vector per sequence, and computes anchors x candidates
-    similarities.
+    For each anchor, all candidates are sorted by their similarity to it; the rank is the place of its positive, from 1.
+    A candidate exactly as similar as the positive is placed before it. The candidates come from all records, not only
+    from one batch, so packs and the number of processes do not change the metric. If `InBatch.same` is "mask", an
+    anchor's false negatives do not count. The meter keeps one vector per sequence, and computes the similarity of every
+    anchor to every candidate.
     """
 
     def __init__(self, objective: InBatch) -> None:
@@ -134,7 +139,7 @@ class _Nearness(Meter):
         self.parts: list[tuple[Any, Any]] = []
 
     def add(self, outputs: Any, batch: PackedBatch) -> None:
-        """Add the outputs for a batch: ``embeddings`` ``[S, H]``."""
+        """Add the outputs for a batch: ``embeddings`` ``[S, H]``. The batch says which sequences are anchors."""
         columns = [batch[name] for name in self.objective.targets]
         table = torch.stack([*columns, torch.full_like(columns[0], self.batches)], 1)
         vectors = outputs["embeddings"].detach()
@@ -218,6 +223,7 @@ class Contrastive(Task):
         "negative",
     )
     dtypes: ClassVar[Mapping[str, str]] = {"embedding": "float32"}
+    record_columns: ClassVar[tuple[str, ...]] = ("pairs",)
 
     def __init__(
         self,
@@ -247,7 +253,7 @@ class Contrastive(Task):
 
         Each of these texts is one sequence; see `Task.encode`. With `labels`, sequences have three per-sequence values:
         ``roles`` (0: anchor, 1: positive, 2: hard negative), ``pairs`` (the record's number) and ``contents`` (a hash
-        of the tokens).
+        of the tokens). The count ``truncated_texts`` is a number of texts, ``dropped`` a number of records.
 
         Raises:
             RecordError: as in `Task.encode`; or records have different numbers of hard negatives.
@@ -313,7 +319,10 @@ class Contrastive(Task):
         return [{"embedding": vector} for vector in outputs["embeddings"].float().tolist()]
 
     def model(self, name: Any, **options: Any) -> Any:
-        """Load a base model without its pooling layer, whose weights would get no gradient; see `Task.model`."""
+        """Load a base model; see `Task.model`.
+
+        Its pooling layer is left out if the model's class allows it, since the layer's weights would get no gradient.
+        """
         return base_model(super().model, name, **options)
 
 

@@ -89,9 +89,10 @@ class Core(ABC):
 
     @abstractmethod
     def prepare(self, requests: Sequence[Any], **how: Any) -> tuple[list[Prepared], Mapping[str, int]]:
-        """Turn requests into sequences; return them with counts by name, such as of requests cut or left out.
+        """Turn requests into sequences; return one `Prepared` per request, in order, and a mapping of counts.
 
-        `how` are the subclass's options for these requests. Threads may call this at the same time.
+        The counts say, by name, how many requests were cut or left out. `how` are options that the subclass has for
+        these requests. Several threads may call this at the same time.
 
         Raises:
             InputError: a request is not valid; the message gives its number.
@@ -108,7 +109,7 @@ class Core(ABC):
 
     @abstractmethod
     def finish(self, prepared: Prepared, results: Sequence[Any]) -> Any:
-        """Return the answer to a request, given the results of its sequences, in order."""
+        """Return the answer to the request `prepared`, given `results`, one for each of its sequences, in order."""
 
     def gathered(self, answers: list[Any]) -> Any:
         """Combine the answers to several requests into what the caller gets; by default, the list itself."""
@@ -116,9 +117,9 @@ class Core(ABC):
 
     @property
     def shape(self) -> tuple[int, int | None]:
-        """Size of the batches that suit the model: (tokens per row, rows).
+        """Size of the batches that a `PackRunner` makes if no `batching` is given to it: (tokens per row, rows).
 
-        If rows are None, batches are flat, and the first number is about how many tokens they have.
+        If rows are None, batches are flat, and the first number is about how many tokens a batch has.
         """
         return 4096, None
 
@@ -127,41 +128,50 @@ class Core(ABC):
         return Sequences.joined(parts)
 
     def run_batch(self, batch: PackedBatch, model: Any = None) -> list[Any]:
-        """Move a batch to the model's device, run it without gradients, and return a result per sequence.
+        """Move a batch to the model's device, run it without gradients, and return one result per sequence.
 
-        See `results_of`. `model` is as there; None: the core's own model.
+        `model` is the core's own model (None), or a `nopad.model.compiled.CompiledRows` of it. Results are as in
+        `results_of`.
         """
         with torch.inference_mode():
             return self.results_of(batch.to(device_of(self.model)), self.model if model is None else model)
 
     def try_batch(self, batch: PackedBatch, model: Any = None) -> None:
-        """Run the model on a batch made with `of_length`, as a warm-up: a model's first run is its slowest."""
+        """Run the model on a batch of sequences from `of_length`, and ignore the outputs.
+
+        This is a warm-up: a model's first run is its slowest. `model` is as in `run_batch`.
+        """
         with torch.inference_mode():
             (self.model if model is None else model)(**batch.to(device_of(self.model)))
 
     def kernels(self, tokens: int | None = None) -> AbstractContextManager[None]:
         """Return a context manager in which float32 linear layers run with the faster kernel, if `fast` is set.
 
-        `tokens` is the number of tokens that will be run in the context; below 2,048, the kernel is not changed. None:
-        the number is not known, and the faster kernel is used.
+        `tokens` is the number of tokens that will be run in the context. Below 2,048 tokens, the context manager does
+        nothing. If the number is not known (None), the faster kernel is used.
         """
         return fast_linear(self.model) if self.fast and (tokens is None or tokens >= WORTH_TOKENS) else nullcontext()
 
     @property
     def training(self) -> bool:
-        """Whether any module is in training mode, where results may be random or depend on the whole batch."""
+        """Whether any module of the model is in training mode.
+
+        In training mode, results may be random, or depend on the other sequences of a batch.
+        """
         return any(module.training for module in self.model.modules())
 
 
 def by_length(lengths: Sequence[int], budget: int, most: int | None = None) -> Iterator[list[int]]:
-    """Yield, for each flat batch, the indices of its sequences; the shortest sequences come first.
+    """Divide sequences into flat batches, the shortest sequences first; yield the indices of each batch's sequences.
 
-    A batch has at most `budget` tokens, or one longer sequence, and at most `most` sequences (None: any number).
-    Neighbours have equal or similar lengths; attention takes neighbours of one length in one call
-    (`nopad.model.backends.segments`).
+    A batch has at most `budget` tokens, unless it is a single longer sequence, and at most `most` sequences (None: any
+    number). So sequences that are next to each other in a batch have equal or similar lengths; attention takes
+    neighbours of one length in one call (`nopad.model.backends.segments`).
 
     >>> list(by_length([2, 1, 5, 2], budget=4))
     [[1, 0], [3], [2]]
+
+    The first batch has 1 + 2 tokens, the second 2, and the third is the single sequence of 5 tokens.
     """
     part: list[int] = []
     tokens = 0
@@ -176,7 +186,7 @@ def by_length(lengths: Sequence[int], budget: int, most: int | None = None) -> I
 
 
 def of_length(lengths: Sequence[int]) -> Sequences:
-    """Return sequences of the given lengths, in which every token has the id 1, for a first run of a model."""
+    """Return sequences of the given lengths, for a warm-up (`Core.try_batch`); every token has the id 1."""
     found = np.array(lengths, np.int32)
     return Sequences(seq_lengths=found, tokens={"input_ids": np.ones(int(found.sum()), np.int64)})
 

@@ -1,4 +1,4 @@
-"""Options of `Embedder.encode` that have the names of sentence-transformers' `encode`: check them, and apply them."""
+"""Check and apply options of `Embedder.encode` that sentence-transformers' `encode` has under the same names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ _FLAGS = {
 def check_encoding(batch_size: int | None, precision: str, **flags: Any) -> As:
     """Check options of `Embedder.encode`, and return the form of its result: "array", "tensor" or "list" (of tensors).
 
-    `flags` are `normalize_embeddings`, `convert_to_numpy`, `convert_to_tensor` and `show_progress_bar`.
+    `flags` are `normalize_embeddings`, `convert_to_numpy`, `convert_to_tensor` and `show_progress_bar`. The form is
+    "tensor" if `convert_to_tensor` is True, else "array" if `convert_to_numpy` is True, else "list".
 
     Raises:
         OptionError: a flag is neither True nor False (`show_progress_bar` may be None), `batch_size` is neither None
@@ -65,7 +66,7 @@ def given_as(vectors: NDArray[np.float32], form: As, one: bool, device: torch.de
 
 @contextmanager
 def progress(shown: bool | None, texts: int) -> Iterator[Shown]:
-    """Return a context manager that gives a function, to be called after each batch with the number of its texts.
+    """Return a context manager that gives a function, to be called after each batch with the batch's number of texts.
 
     If `shown` is True, the function moves a progress bar for `texts` texts on standard error; else it does nothing.
     """

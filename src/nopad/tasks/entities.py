@@ -2,8 +2,8 @@
 
 An entity is a run of words with tags of one type: ``B-PER`` begins one, ``I-PER`` continues it, and ``O`` is outside of
 any. The rules are those of CoNLL's script and seqeval: ``I-`` begins an entity if the word before is not in an entity
-of the same type; ``E-`` and ``S-`` (BIOES) end one; and an entity counts as found only if its type, beginning and end
-are right.
+of the same type. In BIOES tags, ``E-`` ends an entity, and ``S-`` is an entity of one word. An entity counts as found
+only if its type, beginning and end are right.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ def entities(tags: Sequence[str | None]) -> list[tuple[str, int, int]]:
 
     >>> entities(["B-PER", "I-PER", "O", "I-LOC", "B-LOC", "I-PER"])
     [('PER', 0, 2), ('LOC', 3, 4), ('LOC', 4, 5), ('PER', 5, 6)]
+
+    The two ``I-`` tags that follow no entity of their own type begin an entity.
     """
     found: list[tuple[str, int, int]] = []
     open_kind, begin = None, 0
@@ -65,9 +67,9 @@ def f1_of(right: float, guessed: float, wanted: float) -> dict[str, float]:
 
 
 class OfTags(OfTokens):
-    """Cross-entropy per labelled token.
+    """Objective of tags: cross-entropy per labelled token.
 
-    Its meter also has the F1 of entities if the tags are like ``B-PER``, ``I-PER``.
+    If the tags mark entities, as ``B-PER`` and ``I-PER`` do, its meter also has the F1 of entities.
 
     Args:
         names: the name of each tag, in the order of their numbers.
@@ -108,5 +110,8 @@ class EntityMeter(TokenMeter):
         self.found = over_ranks(self.found.to(self.counts.counts.device)).cpu()
 
     def values(self) -> dict[str, float]:
-        """Return ``accuracy``, ``precision``, ``recall`` and ``f1``, from 0 to 1; accuracy is NaN without tokens."""
+        """Return ``accuracy``, ``precision``, ``recall`` and ``f1``, from 0 to 1.
+
+        Without labelled tokens, ``accuracy`` is NaN, and the others are 0.
+        """
         return {**super().values(), **f1_of(*self.found.tolist())}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ __all__ = [
     "Examples",
     "check_text",
     "counted",
+    "encoded_after",
     "encoded_part",
     "field_of",
     "numbered",
@@ -28,10 +29,14 @@ __all__ = [
     "parts_of",
     "placed",
     "readable",
+    "renumbered",
     "stacked",
 ]
 
-_NUMBER = re.compile(r"\brecord (\d+)")
+if TYPE_CHECKING:
+    from nopad.tasks.task import Task
+
+_NUMBER = re.compile(r"record (\d+)\b")
 
 T = TypeVar("T")
 
@@ -90,7 +95,9 @@ _COUNTED = {"empty_skipped": "skipped as empty", "bad_skipped": "skipped as bad"
 
 
 def counted(counts: Mapping[str, int]) -> str:
-    """Return counts (`Examples.counts`) as text that begins with a comma, without those that are 0; "" if all are.
+    """Return counts (`Examples.counts`) as text that begins with a comma.
+
+    Counts that are 0 are left out; if all are 0, the result is "".
 
     >>> counted({"truncated": 0, "empty_skipped": 2})
     ', 2 skipped as empty'
@@ -107,10 +114,10 @@ def stacked(
     tokens: Mapping[str, Sequence[Sequence[int]]] | None = None,
     values: Mapping[str, Any] | None = None,
 ) -> Sequences:
-    """Return lists of ids as `Sequences`.
+    """Return lists of token ids, one list per sequence, as `Sequences`.
 
-    `record` has the number of each sequence's record, for messages. `tokens` are further per-token columns, and
-    `values` the per-sequence columns. Ids and `tokens` become int32.
+    `record` has the number of each sequence's record, for messages. `tokens` are further per-token columns, by name,
+    and `values` the per-sequence columns. Ids and `tokens` become int32.
 
     Raises:
         LengthError: a sequence has no token.
@@ -157,21 +164,83 @@ def encoded_part(
     """Return ``encode(part)``, where `part` are some records of a source.
 
     If `encode` raises an error of nopad about a record, the message gets the record's number in the source: the i-th
-    record of `part` has the number ``numbers[i]``. Only the first "record N" in a message is replaced, since the text
-    after it may quote the record.
+    record of `part` has the number ``numbers[i]``. This needs a message that begins with "record i"; see `renumbered`.
     """
     try:
         return encode(part)
     except InputError as error:
-        said = _NUMBER.sub(lambda found: f"record {numbers[int(found[1])]}", str(error), count=1)
+        said = renumbered(error, numbers)
+        if said is None:
+            raise
         raise type(error)(said) from error
+
+
+def encoded_after(
+    task: Task, part: Sequence[Mapping[str, Any]], numbers: Sequence[int] | Any, before: int, **options: Any
+) -> Examples:
+    """Encode some records of a source, so that all parts together have the columns of all records encoded at once.
+
+    Args:
+        task: the task.
+        part: the records.
+        numbers: the number of each of them in the source; messages about a record give this number.
+        before: number of sequences that the task made of the parts before.
+        options: options of `Task.encode`.
+
+    Raises:
+        RecordError, LengthError, OptionError: as for `Task.encode`.
+
+    >>> import nopad
+    >>> task = nopad.tasks.DPO(tokenizer)
+    >>> pairs = [{"prompt": "is it red ?", "chosen": " no", "rejected": " yes"}] * 3
+    >>> parts = [encoded_after(task, pairs[:2], range(2), 0), encoded_after(task, pairs[2:], range(2, 3), 4)]
+    >>> [part.sequences.values["pair"].tolist() for part in parts]
+    [[0, 0, 1, 1], [2, 2]]
+    """
+    if task.draws:
+        options["before"] = before
+    made = encoded_part(lambda records: task.encode(records, **options), part, numbers)
+    names = [name for name in task.record_columns if name in made.sequences.values]
+    if not names:
+        return made
+    given = np.asarray(numbers, np.int64)[made.record]
+    values = {**made.sequences.values, **dict.fromkeys(names, given)}
+    return replace(made, sequences=replace(made.sequences, values=values))
+
+
+def renumbered(error: InputError, numbers: Sequence[int] | Any) -> str | None:
+    """Return an error's message with ``numbers[i]`` in place of i, if it begins with "record i"; else None.
+
+    What follows is not changed, since it may quote the record. The result is also None for an error whose message
+    names the place in the input already (`InputError.placed`): a file may be called ``record 12.jsonl``.
+
+    >>> from nopad.errors import RecordError
+    >>> from nopad.tasks.examples import renumbered
+    >>> renumbered(RecordError("record 1 has no 'text', only record 0"), [40, 41])
+    "record 41 has no 'text', only record 0"
+    >>> renumbered(RecordError("record 7 is not one of these"), [40, 41]) is None
+    True
+    """
+    found = _number(error)
+    if found is None or not found[0] < len(numbers):
+        return None
+    return f"record {numbers[found[0]]}{str(error)[found[1] :]}"
+
+
+def _number(error: InputError) -> tuple[int, int] | None:
+    """Return the number of the record with which a message begins, and where this beginning ends; None: it does not."""
+    found = None if error.placed else _NUMBER.match(str(error))
+    return None if found is None else (int(found[1]), found.end())
 
 
 def readable(records: Iterable[Any], counts: dict[str, int], after: int = 0) -> Iterator[tuple[int, Any]]:
     """Yield (number, record) for each record that can be read, from number `after` on; numbers begin at 0.
 
-    Records that a `RecordStream` skips, since they cannot be read, are counted in ``counts["bad_skipped"]``. `after` is
-    for record streams only.
+    Records that a `RecordStream` skips, since they cannot be read, are counted in ``counts["bad_skipped"]``. `after`
+    must be 0 if `records` are not a `RecordStream`.
+
+    Raises:
+        RecordError, FormatError, SourceError: as for `RecordStream.read`.
     """
     items = records.each(after=after) if isinstance(records, RecordStream) else iter(records)
     for number, record in enumerate(items, after):
@@ -183,20 +252,22 @@ def readable(records: Iterable[Any], counts: dict[str, int], after: int = 0) -> 
 
 @contextmanager
 def placed(records: Any) -> Iterator[None]:
-    """Return a context manager that adds the record's file and line to an error about a record.
+    """Return a context manager that adds the record's place to an error about a record, such as ``a.jsonl, line 7``.
 
     If `records` is a `RecordStream` of files, the message of a `RecordError` or `LengthError` from the ``with`` block
-    then begins with file and line. For this, the message must name the record by its number, from 0, among all records
-    of the stream. Other errors are not changed.
+    then begins with the place. For this, the message must begin with "record N", where N is the record's number, from
+    0, among all records of the stream. Other errors are not changed.
     """
     try:
         yield
     except (RecordError, LengthError) as error:
-        found = _NUMBER.search(str(error))
-        place = records.place(int(found[1])) if found and isinstance(records, RecordStream) else None
-        if place is None or place in str(error):
+        found = _number(error)
+        place = records.place(found[0]) if found and isinstance(records, RecordStream) else None
+        if place is None:
             raise
-        raise type(error)(f"{place}: {error}") from error
+        said = type(error)(f"{place}: {error}")
+        said.placed = True
+        raise said from error
 
 
 def numbered(records: Iterable[Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -220,7 +291,8 @@ def field_of(
 ) -> Any:
     """Return the value of column `name` of record `number`, after checking that it is of type `kind`.
 
-    `option` is the task's option that names the column, for messages.
+    True and False are accepted only if `kind` is bool, although a bool is an int in Python. `option` is the task's
+    option that names the column, for messages.
 
     Raises:
         RecordError: the record has no such column, its value is of another type, or it is a text with a lone surrogate.

@@ -1,4 +1,7 @@
-"""The fingerprint of a tokenizer: tokenizers with the same fingerprint make the same sequences of every text."""
+"""The fingerprint of a tokenizer: tokenizers with the same fingerprint turn every text into the same sequence.
+
+This holds if both are called with the same truncation and padding, which are not part of the fingerprint.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,9 @@ _PLACES = ("_file", "name_or_path", "backend")  # ends of names that say where a
 def tokenizer_fingerprint(tokenizer: Any) -> str:
     """Return the SHA-256 of a tokenizer, in hex.
 
-    It covers the class, vocabulary, rules, special tokens, chat template, and which columns the tokenizer gives (token
-    types); but not its truncation and padding settings. The rules of a slow tokenizer are its settings.
+    It covers the class, vocabulary, rules, special tokens and chat template, and which columns the tokenizer gives
+    (such as token types). It does not cover the settings of truncation and padding. A tokenizer written in Python has
+    no description of its rules; the arguments with which it was made are covered instead.
     """
     inner = getattr(tokenizer, "backend_tokenizer", None)
     if inner is not None:

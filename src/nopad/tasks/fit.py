@@ -1,8 +1,8 @@
 """Checks that a model fits a task: its head, its outputs, and the labels in its configuration.
 
-A model with another head, more classes, or classes in another order would train without an error, but would not learn
-the task. So an objective's `step` checks the model, and a trainer checks the model's configuration against the task
-before the first step.
+A model whose head, number of classes or order of classes is not that of the task would train without an error, but
+would not learn the task. So an objective's `step` checks the model, and a trainer checks the model's configuration
+against the task before the first step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _HEADS = {
 
 
 def check_head(objective: Objective, model: Any) -> None:
-    """Refuse a pack-safe model whose head the objective cannot train; models whose head is not known are accepted.
+    """Refuse a pack-safe model whose head the objective cannot train.
+
+    Models whose head is not known are accepted, and so is every head if `Objective.heads` is empty.
 
     Raises:
         OptionError: the model has a head that is not in `Objective.heads`.
@@ -48,7 +50,7 @@ def check_head(objective: Objective, model: Any) -> None:
 
 
 def _head(model: Any) -> Head | None:
-    """Return a pack-safe model's head; None if a wrapper around the model hides the head."""
+    """Return a pack-safe model's head; None if nopad cannot find the model inside a wrapper that it does not know."""
     try:
         return state_of(model).head
     except OptionError:  # a wrapper that nopad does not know; a batch raises an error if the model is not pack-safe
@@ -60,8 +62,8 @@ def check_outputs(objective: Objective, outputs: Any) -> None:
 
     Raises:
         OptionError: `outputs` is not a mapping of names to tensors, lacks an output that the objective reads, or has
-            another number of classes; or gradients are enabled and the model computed a loss itself, other than
-            that which balances experts (`nopad.tasks.routing`).
+            another number of classes than the objective; or gradients are enabled, and the model computed a loss
+            itself. The loss that balances experts (`nopad.tasks.routing`) is allowed.
     """
     if not isinstance(outputs, Mapping):
         raise OptionError(
@@ -113,11 +115,12 @@ def check_rows(model: Any, rows: int, tokenizer: Any = None) -> None:
 def fit(task: Task, model: Any) -> None:
     """Check a model's configuration against a task, and write the task's problem type and class names into it.
 
-    Checkpoints then have both. If the task has only a number of classes, the model's names are kept.
+    So checkpoints have the problem type and the names. If the task has no names for its classes, only their number,
+    the names in the model's configuration are kept.
 
     Raises:
-        OptionError: the model has another number of labels, another kind of problem, or the same classes in another
-            order.
+        OptionError: the model has another number of labels than the task, another kind of problem, or the same classes
+            in another order.
     """
     wanted, config = task.model_options(), bare(model).config
     names = [*wanted.get("id2label", {}).values()]

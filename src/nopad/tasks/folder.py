@@ -1,4 +1,4 @@
-"""Settings in a sentence-transformers folder: pooling, most tokens, prompts, and how texts are changed.
+"""Settings in a sentence-transformers folder: pooling, length limit, prompts, and how texts are changed.
 
 Reads ``modules.json``, the pooling's ``config.json``, ``sentence_bert_config.json`` and
 ``config_sentence_transformers.json``. A folder that requires what nopad does not support is refused.
@@ -58,7 +58,7 @@ class Texts:
     def prompt(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
         """Return the text to put before each text: `prompt` itself, the prompt named `prompt_name`, or the default one.
 
-        It is "" if there is no default.
+        It is "" if neither argument is given and there is no default.
 
         Raises:
             OptionError: there is no prompt of this name, both arguments are given, or `prompt` is not a string.
@@ -165,7 +165,9 @@ def _pooling(config: Mapping[str, Any], path: Path) -> str:
 
 
 def _limit(path: Path, positions: int | None) -> dict[str, Any]:
-    """Return ``{"max_tokens": most tokens of a text}``, at most `positions`; an empty dict if there is no limit.
+    """Return ``{"max_tokens": limit}``, or {} if the folder `path` states no limit.
+
+    The limit is the most tokens of a text: the one that the folder states, but at most `positions`.
 
     Raises:
         FormatError: the limit is not an integer of at least 1.

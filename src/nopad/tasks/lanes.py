@@ -3,8 +3,9 @@
 PyTorch divides each operation of a model on a CPU among its threads. Between operations, and in those that are too
 small to be divided (such as the attention of short sequences), all threads but one wait. So a batch of many sequences
 is often done sooner as several batches with a thread of their own each: MiniLM on two cores takes 0.87 times as long.
-Which way is faster depends on model and machine, so the first large batches are run in different ways, and the fastest
-is kept. Nothing is run twice for this.
+Which way is faster depends on model and machine. So of the first large batches, some are run as one batch, and others
+are divided into 2, 4, ... smaller ones; later batches are run in the way that was fastest. No batch is run twice for
+this.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ _turns_lock = threading.Lock()
 
 
 class Lanes:
-    """Runs the sequences of a batch in one thread or in several at once, whichever was faster for this model.
+    """Runs the sequences of a batch in one thread or in several at once, whichever proved faster for this model.
 
     Each thread (a lane) runs some of the sequences as one batch. There is only one lane if the model is not on a CPU,
-    if PyTorch has one thread, for a small batch, under autocast, and within a `TorchFunctionMode` or
-    `TorchDispatchMode` of the user. A model that threads must not share (`nopad.model.sharing`), such as one with the
-    user's own modules or hooks, runs in one lane, and other threads that call it wait.
+    if PyTorch has one thread, for a small batch, while another thread's batch is in lanes, under autocast, and within a
+    `TorchFunctionMode` or `TorchDispatchMode` of the user. A model that threads must not share (`nopad.model.sharing`),
+    such as one with the user's own modules or hooks, runs in one lane, and other threads that call it wait.
 
     >>> from transformers import BertConfig, BertModel
     >>> from nopad.tasks.lanes import Lanes
@@ -67,9 +68,9 @@ class Lanes:
         self._lock = threading.Lock()  # held while lanes run: two calls at once would get half of the cores each
 
     def turn(self) -> AbstractContextManager[Any]:
-        """Return a context manager within which no other thread runs the model.
+        """Return a context manager that only one thread at a time can be in, so that threads run the model in turn.
 
-        If threads may share the model, the context manager does nothing. A thread that is inside may enter it again.
+        If threads may share the model, the context manager does nothing. A thread that is in it may enter it again.
         """
         if may_be_shared(self._model):
             return nullcontext()
@@ -143,7 +144,10 @@ class Lanes:
 
 
 def _in_order(parts: Sequence[Sequence[int]], results: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return all results in one list, that of sequence i at index i; ``results[p]`` are those of ``parts[p]``."""
+    """Return the results of all sequences in one list, in which the result of sequence i is at index i.
+
+    ``parts[p]`` are the indices of the sequences of part p, and ``results[p]`` their results, in the same order.
+    """
     found: list[Any] = [None] * sum(map(len, parts))
     for part, mine in zip(parts, results, strict=True):
         for index, result in zip(part, mine, strict=True):
@@ -152,10 +156,10 @@ def _in_order(parts: Sequence[Sequence[int]], results: Sequence[Sequence[Any]]) 
 
 
 def divided(costs: Sequence[float], parts: int) -> list[list[int]]:
-    """Divide the indices of `costs` into `parts` lists of about equal cost; return the lists, each ascending.
+    """Divide the indices of `costs` into `parts` lists of about equal total cost; return the lists, each ascending.
 
-    Indices are taken from the costliest to the cheapest; each goes to the list with the lowest cost so far. `parts`
-    must be at most the number of costs; then no list is empty.
+    Indices are taken from the highest cost to the lowest; each goes to the list whose total is lowest so far. No list
+    is empty if all costs are above 0 and `parts` is at most their number.
     """
     loads = [(0.0, part) for part in range(parts)]
     found: list[list[int]] = [[] for _ in range(parts)]
@@ -192,8 +196,9 @@ class _Trial:
     def note(self, lanes: int, most: int, spent: float) -> None:
         """Record that a batch with this number of `lanes` took `spent` seconds per token.
 
-        The time is ignored if `most`, the batch's largest possible number of lanes, does not allow all numbers that are
-        tried. Once there are enough times for each number, the fastest is chosen, and logged.
+        `most` is the batch's largest possible number of lanes. If it is below a number that is tried, the time is
+        ignored. Once each number has been used for four batches, the fastest number is chosen, and logged; the first
+        batch of each number does not count.
         """
         if self._best is not None or most < max(self._times):
             return
@@ -228,7 +233,7 @@ class _Pool:
 
 
 def _take(threads: int) -> None:
-    """Let PyTorch use this many threads for operations called from the current thread."""
+    """Let PyTorch use `threads` threads for operations that are called from the current thread."""
     torch.get_num_threads()  # PyTorch sets the default when it is first asked in a thread: before, not after
     torch.set_num_threads(threads)
 
@@ -253,9 +258,9 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def _is_plain() -> bool:
-    """Return whether the thread is in no mode of PyTorch (autocast, `TorchFunctionMode`, `TorchDispatchMode`).
+    """Return whether this thread is in no mode of PyTorch: CPU autocast, a `TorchFunctionMode` or `TorchDispatchMode`.
 
-    `fast_linear` does not count, since lanes run in it too.
+    The mode of `fast_linear` does not count, since lanes enter it too.
     """
     functions, dispatched = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
     return not torch.is_autocast_enabled("cpu") and functions == (active() is not None) and not dispatched

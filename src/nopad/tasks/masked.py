@@ -37,10 +37,11 @@ class MaskedLM(OfTexts):
         tokenizer: the model's tokenizer; it must have a mask token, and be a fast one, which gives offsets.
         text: column of the text.
         rate: share of the tokens that are predicted, above 0 and at most 1.
-        whole_words: choose all tokens of a word (`nopad.tasks.pieces.words_in`), or none of them.
+        whole_words: True: of each word (`nopad.tasks.pieces.words_in`), all tokens are chosen, or none; False: tokens
+            are chosen one by one.
         copies: None: draw masks anew in every epoch, when batches are made. A number k: `encode` returns every sequence
-            k times, with fixed masks, which are those that the first k epochs would have drawn. Fixed masks make
-            evaluations comparable.
+            k times, with fixed masks: those that the first k epochs would have drawn. Fixed masks make evaluations
+            comparable.
         seed: the seed of the masks.
         top: number of candidate tokens that a prediction lists for each ``[MASK]`` of its text.
         max_length, over_long: see `Task`; "split" makes several sequences of a long record.
@@ -56,12 +57,15 @@ class MaskedLM(OfTexts):
     >>> task = MaskedLM(tokenizer, max_length=6, over_long="split", copies=2)
     >>> print(task.encode([{"text": "the cat sleeps in the house ."}, {"text": "hello"}]))
     2 records: 6 sequences, 28 tokens, 1 split
+
+    The first text is split into two sequences, the second is one; `encode` returns each of the three twice.
     """
 
     name = "mask"
     auto: ClassVar[str] = "AutoModelForMaskedLM"
     texts_by: ClassVar[tuple[str, ...]] = ("text",)
     policies: ClassVar[tuple[OverLong, ...]] = ("error", "truncate", "drop", "split")
+    draws: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -88,13 +92,16 @@ class MaskedLM(OfTexts):
         """The `Masking` that masks sequences when batches are made, unless `encode` has masked them already."""
         return self.masking
 
-    def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
+    def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True, before: int = 0) -> Examples:
         """Turn records into sequences; see `Task.encode`.
 
         If `labels` is True, the result depends on the task's option `copies`. If that is a number, the sequences are
         masked and have a column ``labels``. If it is None, they have a column ``maskable`` instead, which tells
         `collate` which tokens it may mask. If `labels` is False, nothing is masked: the sequences are for predictions,
         which fill in each ``[MASK]`` of a text.
+
+        If a set of records is encoded in parts, `before` is the number of sequences of the parts before. Fixed masks
+        are then the same as when all records are encoded in one call.
 
         Raises:
             RecordError: a record lacks the column, or the column holds no text.
@@ -125,7 +132,8 @@ class MaskedLM(OfTexts):
         if labels:
             made = replace(made, tokens={**made.tokens, MASKABLE: np.concatenate([np.zeros(0, np.int8), *kinds])})
         if labels and self.copies is not None:
-            made, numbers = self._masked(made, self.copies), np.repeat(numbers, self.copies)
+            first = before // self.copies
+            made, numbers = self._masked(made, self.copies, first), np.repeat(numbers, self.copies)
         return Examples(sequences=made, record=numbers, records=len(texts), counts=counts)
 
     def _maskable(self, ids: NDArray[Any], words: NDArray[np.int64] | None, first: int) -> NDArray[np.int8]:
@@ -148,10 +156,14 @@ class MaskedLM(OfTexts):
                     open_word = word
         return kinds
 
-    def _masked(self, made: Sequences, copies: int) -> Sequences:
-        """Return each sequence `copies` times, one after the other, with the masks of epochs 0, 1, and so on."""
+    def _masked(self, made: Sequences, copies: int, first: int) -> Sequences:
+        """Return each sequence `copies` times, one after the other, with the masks of epochs 0, 1, and so on.
+
+        `first` is the number of the first sequence: how many there were before, each counted once.
+        """
         number = np.arange(len(made))
-        epochs = [self.masking.masked(replace(made, values={"seq_index": number}), copy) for copy in range(copies)]
+        named = replace(made, values={"seq_index": first + number})
+        epochs = [self.masking.masked(named, copy) for copy in range(copies)]
         every = (
             Sequences.joined(epochs).take((number[:, None] + number.size * np.arange(copies)).reshape(-1)).gathered()
         )

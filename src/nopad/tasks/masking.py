@@ -35,7 +35,7 @@ class Masking(EpochCollate):
         rate: share of the tokens that are chosen to be predicted, above 0 and at most 1.
         seed: the seed of the masks.
         max_predictions: most chosen tokens per sequence; tokens are then chosen as in BERT (`nopad.corpus.masks`).
-            None: each token is chosen independently.
+            None: each token (or whole word) is chosen independently.
         marked: True: mask only data that have the per-token column ``maskable`` (0: the token is never chosen, 1: it
             continues the word of the token before, 2: it begins a word), and leave other data unchanged. False: mask
             all data.
@@ -49,6 +49,8 @@ class Masking(EpochCollate):
     >>> loader = nopad.PackedLoader(data, 64, rows=2, collate=Masking(tokenizer))
     >>> [[(batch["labels"] >= 0).sum().item() for batch in loader] for epoch in range(2)]
     [[7], [15]]
+
+    The three sequences are one batch. Of its tokens, 7 are predicted in the first epoch, and 15 in the second.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
-"""Metrics of the objectives, counted over batches and summed over ranks.
+"""Metrics of the objectives over all batches and ranks.
 
-Counts are float64, so whole numbers are exact below 2**53.
+Counts are summed as float64, so whole numbers are exact below 2**53. Only `RegressionMeter` keeps and gathers the
+predictions and labels themselves, since Spearman's correlation cannot be computed from sums.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ class TokenMeter(Meter):
 
 
 class ClassMeter(Meter):
-    """Accuracy, F1 and Matthews correlation; with two classes the F1 of class 1, else the mean F1 of all classes."""
+    """Accuracy, F1 and Matthews correlation of classes; one class per sequence.
+
+    With two classes, F1 is that of class 1; with more, it is the mean of the F1 of all classes.
+    """
 
     def __init__(self, classes: int) -> None:
         self.counts = Confusion(classes)
@@ -81,7 +85,10 @@ class SeveralMeter(Meter):
         self.counts = torch.zeros(5, dtype=torch.double)
 
     def add(self, outputs: Any, batch: PackedBatch) -> None:
-        """Add the outputs for a batch: ``logits`` ``[S, C]``; a class is predicted if its probability is above 0.5."""
+        """Add the outputs for a batch: ``logits`` ``[S, C]``. The targets are the batch's ``labels``.
+
+        A class is predicted for a sequence if its probability is above 0.5.
+        """
         guess, labels = outputs["logits"] > 0, batch["labels"] > 0.5
         right = (guess == labels).all(1)
         added = [(guess & labels).sum(), guess.sum(), labels.sum(), right.sum(), right.new_ones(right.shape).sum()]
@@ -125,8 +132,8 @@ class RegressionMeter(Meter):
     def values(self) -> dict[str, float]:
         """Return ``mse``, ``pearson`` and ``spearman``.
 
-        Correlations are NaN for fewer than two sequences, and if all predictions or all labels are equal; ``mse`` is
-        NaN without sequences.
+        Both correlations are NaN if there are fewer than two sequences, if all predictions are equal, or if all labels
+        are equal. ``mse`` is NaN without sequences.
         """
         from scipy.stats import pearsonr, spearmanr
 

@@ -1,4 +1,4 @@
-"""The objective of BERT's pre-training: masked tokens, and whether the second side of a pair follows the first.
+"""The objective of BERT's pre-training: masked tokens, and whether the second text of a pair follows the first.
 
 The loss is the sum of two means, as in transformers' ``BertForPreTraining`` and in the packing papers: one over masked
 tokens (or over each sequence's masked tokens, then over sequences), one over sequences. So it has two denominators.
@@ -64,13 +64,15 @@ class OfPretraining(Objective):
         """Return the denominators of both losses; float64 ``[2]``, or a scalar without next sentences.
 
         The first is the number of masked tokens; with ``per="sequence"``, the number of sequences with a masked token.
-        The second is the number of sequences with a label.
+        The second is the number of sequences with a label for next-sentence prediction.
         """
         tokens = token_denominator(batch["labels"], batch, per=self.per)
         return torch.stack([tokens, sequence_denominator(batch[NEXT])]) if self.next_sentence else tokens
 
     def each(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
-        """Return both losses, each a sum divided by its denominator; ``[2]``, or ``[1]`` without next sentences.
+        """Return the loss of masked tokens and that of next sentences, each a sum divided by its denominator; ``[2]``.
+
+        If next sentences are not learned, the result is ``[1]``.
 
         `denominator` is what the method `denominator` returns, summed over all batches of the step.
         """
@@ -85,15 +87,15 @@ class OfPretraining(Objective):
         return self.each(outputs, batch, denominator).sum()
 
     def meter(self) -> Meter:
-        """Return a meter of both losses and both accuracies; without next sentences, of those of masked tokens."""
+        """Return a meter of loss and accuracy of masked tokens and, if they are learned, of next sentences."""
         return _PretrainingMeter(self)
 
     def alone(self, model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, ...]:
         """Return the losses of one sequence that is run alone, for an audit.
 
-        The first is ``[n]``, one per masked token; the second is that of the next sentence, ``[1]``, or ``[0]`` (empty)
-        if the sequence has no such label. If the objective has no next sentences, only the first is returned. `inputs`
-        are the model's arguments and targets, with a batch dimension of 1.
+        The first tensor has a loss for each of the n masked tokens, ``[n]``. The second has the loss of next-sentence
+        prediction, ``[1]``; it is empty if the sequence has no label for it. If next sentences are not learned, there
+        is only the first tensor. `inputs` are the model's arguments and the targets, with a batch dimension of 1.
         """
         hidden = {name: value for name, value in inputs.items() if name not in ("labels", NEXT)}
         outputs, labels = model(**hidden), inputs["labels"][0]
@@ -105,7 +107,10 @@ class OfPretraining(Objective):
 
 
 class _PretrainingMeter(Meter):
-    """Both mean losses and both accuracies; those of masked tokens are averaged as the objective's `per` says."""
+    """Mean loss and accuracy of masked tokens, and of next sentences if the objective learns them.
+
+    Those of masked tokens are averaged as the objective's `per` says.
+    """
 
     def __init__(self, objective: OfPretraining) -> None:
         self.objective, self.tokens = objective, Accuracy(objective.per)
@@ -113,7 +118,7 @@ class _PretrainingMeter(Meter):
         self.follows = torch.zeros(2, dtype=torch.double)  # right predictions, labelled sequences
 
     def add(self, outputs: Any, batch: PackedBatch) -> None:
-        """Add the model's outputs for a batch."""
+        """Add the model's outputs for a batch; the targets are those of the objective."""
         self.tokens.add(outputs[TOKENS].detach(), batch["labels"], batch)
         counts = self.objective.denominator(batch).reshape(-1)
         with torch.no_grad():

@@ -59,13 +59,14 @@ class Objective(ABC):
 
     Attributes:
         targets: names of the batch items that the loss reads and the model does not get.
-        reads: names of the model outputs that are predictions.
-        gives: whether these outputs and the targets are per "token" or per "sequence".
+        reads: names of the model outputs that the loss reads.
+        gives: whether these outputs and the targets have one entry per "token" or per "sequence".
         heads: names of the heads that a model may have, such as "causal" (`nopad.model.known.NAMES`); empty: any head.
         classes: number of logits per token or sequence; None: any number.
         parts: number of means whose sum is the loss; if there are several, denominators are ``[parts]``.
-        alone: for audits, a function ``(model, inputs)`` that returns the losses ``[n]`` of one sequence run alone, or
-            a tuple of them for several parts; None: the model's own loss is used.
+        alone: for audits, a function ``(model, inputs)`` that runs one sequence alone, and returns the losses of its n
+            labelled items, ``[n]``; if there are several parts, a tuple of such losses, one for each part. None: the
+            model's own loss is used.
     """
 
     targets: tuple[str, ...] = ("labels",)
@@ -88,7 +89,10 @@ class Objective(ABC):
         """Return the sum of the losses of labelled items, divided by `denominator`; a scalar, float32 or wider."""
 
     def each(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
-        """Return the parts that add up to `loss`, ``[parts]``; an objective with several parts overrides this."""
+        """Return the parts of the loss, ``[parts]``, whose sum `loss` returns.
+
+        The arguments are those of `loss`. An objective with several parts overrides this method.
+        """
         return self.loss(outputs, batch, denominator).reshape(1)
 
     @abstractmethod
@@ -128,9 +132,10 @@ class Objective(ABC):
 
         Raises:
             BatchError: the batch is not a `PackedBatch` with all targets, or a target does not fit the batch.
-            OptionError: the model has another head, lacks an output that the loss reads, has another number of
-                classes, or (if gradients are enabled) returns another loss of its own (`nopad.tasks.fit`); or it gives
-                `aux_loss`, and its configuration has no coefficient for it.
+            OptionError: the model has a head that the objective cannot train, lacks an output that the loss reads, has
+                another number of classes than the objective, or (if gradients are enabled) returns a loss of its own
+                other than `aux_loss` (`nopad.tasks.fit`); or it gives `aux_loss`, and its configuration has no
+                coefficient for it.
         """
         counted = self.count(batch) if denominator is None else denominator
         self.check(batch)
@@ -147,10 +152,11 @@ class Objective(ABC):
         return loss, outputs
 
     def nothing(self, outputs: Any, batch: PackedBatch) -> Tensor:
-        """Return 0, the loss of a stand-in batch.
+        """Return 0, the loss of a stand-in: a batch that a rank runs only so that it takes part in a step.
 
-        The 0 is computed from all outputs, so that every parameter used in them gets a gradient of 0. An objective
-        whose loss communicates with other ranks overrides this method, and communicates here too.
+        A stand-in does not count. The 0 is computed from all outputs, so that every parameter used in them gets a
+        gradient of 0. An objective whose loss communicates with other ranks overrides this method, and communicates
+        here too.
         """
         return _nothing(outputs)
 
@@ -173,7 +179,7 @@ class Objective(ABC):
 def _nothing(outputs: Any) -> Tensor:
     """Return a loss of 0, computed from all floating-point outputs.
 
-    So every parameter used in them gets a gradient, for which the other ranks wait.
+    So every parameter used in them gets a gradient; other ranks may be waiting for it.
 
     Raises:
         BatchError: there is no floating-point output.

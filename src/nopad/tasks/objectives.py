@@ -61,6 +61,8 @@ class OfTokens(Objective):
     >>> batch = nopad.PackedBatch.from_features(features, causal=True)
     >>> OfTokens(causal=True).denominator(batch).item()
     2.0
+
+    The labels 2 and 3 count. The label 4 does not: it is that of a first token, which no token predicts.
     """
 
     gives = "token"
@@ -119,7 +121,7 @@ class OfSequences(Objective):
         """Check that `batch` is a `PackedBatch` whose labels are of the right kind.
 
         Raises:
-            BatchError: `batch` is another object, has no labels, or has labels of another dtype or shape.
+            BatchError: the labels have another dtype or shape; or as in `Objective.check`.
         """
         super().check(batch)
         labels = batch["labels"]

@@ -136,14 +136,14 @@ class OfRewards(_OfPairs):
 
 
 class OfPreferences(_OfPairs):
-    """The DPO loss of a causal language model against a reference (`nopad.losses.preference_loss`).
+    """The DPO loss of a causal language model against a reference model (`nopad.losses.preference_loss`).
 
-    Only labelled tokens count, which are those of the answers. The reference's log-probability of each sequence is its
-    per-sequence value ``reference_logp`` (`nopad.tasks.reference_logprobs`). Source: arXiv 2305.18290 ("sigmoid"),
-    2310.12036 ("ipo").
+    Only labelled tokens count, which are those of the answers. A batch has, for each sequence, its log-probability
+    under the reference model: the per-sequence value ``reference_logp`` (`nopad.tasks.reference_logprobs`). Source:
+    arXiv 2305.18290 ("sigmoid"), 2310.12036 ("ipo").
 
     Args:
-        beta: how strongly the model is held to the reference; above 0, as in TRL.
+        beta: how strongly the model is held to the reference model; above 0, as in TRL.
         loss_type: "sigmoid", "ipo" or "robust".
         label_smoothing: share of pairs whose answers are assumed to be swapped; from 0 to below 0.5.
 
@@ -170,7 +170,7 @@ class OfPreferences(_OfPairs):
         """Check that `batch` is a `PackedBatch` with ``labels``, ``pair``, ``chosen`` and ``reference_logp``.
 
         Raises:
-            BatchError: `batch` is another object, or lacks one of these.
+            BatchError: `batch` lacks one of these; or as in `Objective.check`.
         """
         if isinstance(batch, PackedBatch) and "labels" in batch and REFERENCE not in batch:
             raise BatchError(
@@ -180,9 +180,10 @@ class OfPreferences(_OfPairs):
         super().check(batch)
 
     def moved(self, outputs: Any, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-        """Return each sequence's log-ratio (its log-probability minus the reference's) and number of labelled tokens.
+        """Return the log-ratio of each sequence, and its number of labelled tokens; ``[S]`` each, float32 or wider.
 
-        Both are ``[S]``, in the order of the batch, float32 or wider.
+        The log-ratio is the log-probability of the labelled tokens under the model minus that under the reference
+        model. Sequences are in the order of the batch.
         """
         sums, counts = label_logprobs(outputs["logits"], batch["labels"], batch)
         return sums - batch[REFERENCE].to(sums), counts
@@ -215,7 +216,7 @@ class OfPreferences(_OfPairs):
 
 
 class PairMeter(Meter):
-    """Share of pairs whose chosen answer has the larger reward, the mean margin, and the mean rewards.
+    """Means over pairs: how often the chosen answer has the larger reward, the margin, and the rewards of both answers.
 
     The margin of a pair is the reward of its chosen answer minus that of its rejected answer.
 
@@ -231,7 +232,11 @@ class PairMeter(Meter):
         self.sums = torch.zeros(4, dtype=torch.double)
 
     def add(self, outputs: Any, batch: PackedBatch) -> None:
-        """Add the model's outputs for a batch of pairs."""
+        """Add the model's outputs for a batch of pairs.
+
+        Raises:
+            BatchError: as in `pairs_in`.
+        """
         each = self.rewards(outputs, batch).detach().double()
         chosen, rejected = (each[at] for at in pairs_in(batch))
         added = [chosen.sum(), rejected.sum(), (chosen > rejected).sum(), chosen.new_tensor(len(chosen))]

@@ -6,9 +6,9 @@ part is first written with the types of its own values. At the end, the schemas 
 parts with another schema are written again. If the types of a column cannot be combined, an error names the first part
 whose type does not fit the parts before.
 
-A kept column holds what the input holds. Columns of tables keep their types. Cells of CSV and TSV files are texts. They
-become numbers only if Python writes all of these numbers exactly as the cells have them: all as integers, or all as
-floats. So versions (1.10) and long decimals stay texts.
+A kept column is a column of the input that is written beside the predictions. Columns of tables keep their types. Cells
+of CSV and TSV files are texts. They become numbers only if Python writes all of these numbers exactly as the cells have
+them: all as integers, or all as floats. So versions (1.10) and long decimals stay texts.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def table_of(
         first: number of the first record; the others follow.
         predictions: one dict per record; None gives a null in every column of the predictions.
         kept: columns of the input to keep, by their names in the table; one value per record, as a list or an array.
-        dtypes: NumPy's dtype names for columns whose numbers are not int64 or float64, as in `Task.dtypes`.
-        types: types of kept columns, as far as the input has them.
+        dtypes: names of NumPy dtypes, by column, for columns of predictions whose numbers are not to be int64 or
+            float64, as in `Task.dtypes`.
+        types: Arrow types of kept columns, by name, for columns for which the input has a type.
 
     Raises:
         OptionError: a kept column is named ``record``, or like a key of the predictions.
@@ -75,11 +76,15 @@ def table_of(
 def array_of_cells(cells: Sequence[str | None]) -> pa.Array:
     """Return cells of a CSV or TSV file as integers, as floats, or else as texts; as nulls if all are empty.
 
-    They become numbers only if Python writes each of these numbers exactly as its cell has it. An empty cell beside
-    numbers is null. If another part of the column holds texts, `aligned` turns the numbers into texts again.
+    They become numbers only if all are integers (of at most 18 digits) or all are floats, and Python writes each of
+    these numbers exactly as its cell has it. An empty cell beside numbers is null. If another part of the column holds
+    texts, `aligned` turns the numbers into texts again.
 
     >>> [array_of_cells(cells).to_pylist() for cells in (["7", ""], ["0.5", "1e-05"], ["1.1", "1.10"], ["1", "0.5"])]
     [[7, None], [0.5, 1e-05], ['1.1', '1.10'], ['1', '0.5']]
+
+    1.10 stays a text, since Python writes this number as 1.1; 1 and 0.5 stay texts, since one is an integer and the
+    other a float.
     """
     filled = [cell for cell in cells if cell]
     if not filled:
@@ -114,7 +119,10 @@ def _column(
 
 
 def _with(kind: pa.DataType, inner: pa.DataType) -> pa.DataType:
-    """Return `kind`, a number type or a list type of any depth, with `inner` as its number type; null stays null."""
+    """Return the type `kind` with its number type replaced by `inner`.
+
+    `kind` is a number type, or a list type of any depth with numbers inside; the null type is returned unchanged.
+    """
     if pa.types.is_null(kind):
         return kind
     return pa.list_(_with(kind.value_type, inner)) if pa.types.is_list(kind) else inner
@@ -146,9 +154,10 @@ def together(schemas: Iterable[pa.Schema], place: str, cells: Collection[str] = 
 
 
 def aligned(table: pa.Table, schema: pa.Schema, cells: Collection[str] = ()) -> pa.Table:
-    """Return a table with the columns and types of `schema`, made by `together`; columns not in the table are null.
+    """Return `table` with the columns and types of `schema`, made by `together`; columns that it lacks are null.
 
-    Numbers in columns of `cells` become texts as they were in the file, if the schema has texts there.
+    If the schema has texts for a column in `cells`, numbers in it become texts as they were in the file, and nulls
+    become empty texts.
 
     Raises:
         RecordError: a value cannot be converted to the type in `schema` without a change.
@@ -200,7 +209,7 @@ def write_part(path: Path, table: pa.Table) -> None:
 
 
 def _alike(kind: pa.DataType) -> pa.DataType:
-    """Return an equal type, in which all lists call their items "element"."""
+    """Return the type `kind`, in which the items of all lists are named "element"."""
     types = pa.types
     if types.is_struct(kind):
         return pa.struct([field.with_type(_alike(field.type)) for field in kind])

@@ -50,7 +50,11 @@ class Framed:
         return len(self.ids) - len(self.offsets)
 
     def part(self, begin: int, end: int) -> tuple[list[int], list[int]]:
-        """Return ids and token types of the content from token `begin` to `end` (exclusive), with the tokens around."""
+        """Return (ids, token types) of a part: some of the content, and all tokens around the content.
+
+        The content of the part is that from token `begin` to `end` (exclusive), counted from the content's first token.
+        The token types are an empty list if the tokenizer has none.
+        """
         kept = slice(self.first + begin, self.first + end)
         return (
             [*self.ids[: self.first], *self.ids[kept], *self.ids[self.last :]],
@@ -172,7 +176,7 @@ def _pattern() -> re.Pattern[str]:
 
 
 def trimmed(text: str, begin: int, end: int) -> tuple[int, int]:
-    """Return the character span ``(begin, end)`` of a text without the spaces at its two ends."""
+    """Return the span from character `begin` to `end` (exclusive) of `text`, without the spaces at its two ends."""
     part = text[begin:end]
     begin += len(part) - len(part.lstrip())
     return begin, begin + len(part.strip())
@@ -181,7 +185,9 @@ def trimmed(text: str, begin: int, end: int) -> tuple[int, int]:
 def aligned(
     words: Sequence[tuple[int, int]], offsets: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the word of each token, int64 ``[tokens]``, and the first token of each word, int64 ``[words]``; -1: none.
+    """Return the index of each token's word, int64 ``[tokens]``, and of each word's first token, int64 ``[words]``.
+
+    The index is -1 if a token is in no word, or if a word has no token.
 
     Args:
         words: first and last character (exclusive) of each word, in order; a word neither begins nor ends with a space.

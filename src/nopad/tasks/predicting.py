@@ -1,12 +1,11 @@
 """`predict`: predict any number of records with a task and a pack-safe model, in input order.
 
-The records go through a `Predictor` (`nopad.tasks.predictor`) a chunk at a time, so that memory depends only on the
-size of a chunk.
+The records go through a `Predictor` (`nopad.tasks.predictor`) in chunks of consecutive records. Memory depends only on
+the size of a chunk, not on the number of records.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,14 +19,13 @@ from nopad.corpus.runs import Bad
 from nopad.errors import LengthError, RecordError
 from nopad.loading.ahead import ahead
 from nopad.options import Option
-from nopad.tasks.examples import Examples, placed
+from nopad.tasks.examples import Examples, placed, renumbered
 from nopad.tasks.predictor import Predicted, Predictor
 from nopad.tasks.task import Task
 
 __all__ = ["BATCH_RECORDS", "Chunk", "Predictions", "predict"]
 
 BATCH_RECORDS = Option(default=1000, help="records read, packed and run at a time")
-_NUMBER = re.compile(r"\brecord (\d+)")
 
 
 class Predictions(Iterator["dict[str, Any] | None"]):
@@ -35,8 +33,10 @@ class Predictions(Iterator["dict[str, Any] | None"]):
 
     Attributes:
         counts: number of records truncated or left out so far, by reason, and the task's other counts.
-        records, sequences, tokens: number of records, sequences and tokens predicted so far; these grow by a chunk of
-            `batch_records` records at a time.
+        records: number of records so far, those left out included.
+        sequences, tokens: number of sequences and tokens that the model has run on so far.
+
+    These numbers grow by a chunk of `batch_records` records at a time.
 
     Raises:
         OptionError: `batch_records` is not an integer of at least 1.
@@ -64,7 +64,7 @@ class Predictions(Iterator["dict[str, Any] | None"]):
         """Return the next record's prediction; None: the record was left out, by the task or since it cannot be read.
 
         Raises:
-            RecordError, LengthError: as for `predict`.
+            RecordError, LengthError, OptionError, SourceError, FormatError: as for `predict`.
         """
         return next(self._items)
 
@@ -111,10 +111,11 @@ def predict(
         read (`open_records` with ``on_bad_record="skip"``). `Predictions.counts` says how often, by reason.
 
     Raises:
-        OptionError, UnsupportedModelError: as for `Predictor`.
+        OptionError, UnsupportedModelError: as for `Predictor`; an OptionError of `Task.encode` is raised during
+            iteration.
         RecordError, LengthError: raised during iteration: the task cannot read a record, a record is too long, or the
             model gives NaN for it; the message gives the record's number in the input.
-        SourceError: the input cannot be read.
+        SourceError, FormatError: the input cannot be read, or is damaged.
 
     >>> import nopad
     >>> from transformers import BertConfig, BertForSequenceClassification
@@ -124,6 +125,8 @@ def predict(
     >>> found = nopad.tasks.predict(task, model, [{"text": "is it ?"}, {"text": "one two three four five"}])
     >>> [one if one is None else list(one) for one in found], dict(found.counts)
     ([['score'], None], {'dropped': 1})
+
+    The second text has more than 6 tokens, so the task drops its record.
     """
     predictor = Predictor(task, model, capacity=capacity, rows=rows, form=form, fast=fast)
     return Predictions(predictor, task.read(open_records(records)), batch_records)
@@ -153,13 +156,14 @@ class Chunk:
         """Return the examples of the records that can be read; None: there is no such record.
 
         Raises:
-            RecordError, LengthError: as for `Predictor.encode`; messages give a record's number in the input.
+            RecordError, LengthError, OptionError: as for `Predictor.encode`; messages about a record give its number in
+                the input.
         """
         with self._numbered():
             return predictor.encode([*self.records.values()]) if self.records else None
 
     def predicted(self, predictor: Predictor, examples: Examples | None) -> Predicted:
-        """Return a prediction for each of the chunk's records, None for those that cannot be read.
+        """Return a `Predicted` with a prediction for each of the chunk's records; None for those that cannot be read.
 
         `examples` is the result of `encode`.
 
@@ -180,14 +184,16 @@ class Chunk:
     def _numbered(self) -> Iterator[None]:
         """In a ``with`` block, change the record number in an error's message to the record's number in the input.
 
-        A message without a record number gets the number of the chunk's first record instead, unless that is 0.
+        A message that does not begin with a record number gets the number of the chunk's first record instead, unless
+        that is 0.
         """
         try:
             yield
         except (RecordError, LengthError) as error:
-            text, found = _NUMBER.subn(lambda match: f"record {self._numbers[int(match[1])]}", str(error), count=1)
-            where = "" if found or not self.first else f" (in the records from number {self.first} on)"
-            raise type(error)(text + where) from error
+            said = renumbered(error, self._numbers)
+            if said is None:
+                said = f"{error} (in the records from number {self.first} on)" if self.first else str(error)
+            raise type(error)(said) from error
 
 
 def _encoded(
@@ -196,7 +202,9 @@ def _encoded(
     """Encode records in chunks of `size`; yield each chunk with its examples (None: none of its records can be read).
 
     Raises:
-        RecordError, LengthError: as for `Chunk.encode`; for records of files, messages begin with file and line.
+        RecordError, LengthError, OptionError: as for `Chunk.encode`. For records of files, messages about a record
+            begin with its place, such as ``a.jsonl, line 7``.
+        SourceError, FormatError: the input cannot be read, or is damaged.
     """
     items = records.each() if isinstance(records, RecordStream) else iter(records)
     first = 0

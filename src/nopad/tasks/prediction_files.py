@@ -117,7 +117,7 @@ def predict_files(
     Raises:
         RecordError: a record is bad, lacks a column that the task reads or `keep` names, or gets NaN from the model.
         LengthError: a record is too long.
-        SourceError: the inputs cannot be read.
+        SourceError, FormatError: the inputs cannot be read, or are damaged.
         UnsupportedModelError: nopad refuses this model; the message gives the reason.
         OptionError: an option has an invalid value; the inputs are an iterator; or `out` is a URL, or lies in a folder
             of the inputs.
@@ -198,12 +198,13 @@ class _Job:
         }
 
     def finished(self) -> PredictionFiles:
-        """Return the folder's finished predictions, after checking that options, model, tokenizer and input are equal.
+        """Return the folder's finished predictions, after checking that this call would make the same ones.
 
-        What is left of the job's working files is removed.
+        For this, options, model, tokenizer and input must be those of the predictions. What is left of the job's
+        working files is removed.
 
         Raises:
-            OutputExistsError: they were made with other settings, or from another input.
+            OutputExistsError: the predictions were made with other settings, or from another input.
             CorruptError: a part or the manifest is missing or damaged.
         """
         out = self.workspace.out
@@ -236,7 +237,7 @@ class _Job:
 
     @cached_property
     def types(self) -> dict[str, pa.DataType]:
-        """Types of the kept columns, as far as the input has them."""
+        """Arrow types of the kept columns, by name in the output; without columns for which the input has no type."""
         known = self.records.types()
         return {name: known[column] for name, column in self.keep.items() if column in known}
 
@@ -269,7 +270,11 @@ class _Job:
         return self._publish(origin, parts)
 
     def _part(self, first: int, records: Iterator[dict[str, Any] | Bad]) -> tuple[dict[str, Any], pa.Table]:
-        """Predict one part; return its facts (numbers of records, sequences and tokens; counts), and its table."""
+        """Predict one part, all of `records`; return its facts and its table.
+
+        The facts are the numbers of records, sequences and tokens, and the counts. `first` is the number of the first
+        record in the input.
+        """
         tables, counts, begin = [], Counter[str](), first
         sequences = tokens = 0
         while items := list(islice(records, self.sizes[0])):
@@ -381,7 +386,8 @@ def _kept(chunk: Chunk, column: str) -> list[Any]:
 def described(task: Task) -> dict[str, Any]:
     """Return the attributes of a task and of its objective, by name, as JSON values.
 
-    The tokenizer and `Task.options` are left out. A value that JSON cannot hold is given by the name of its type.
+    Names of the objective's attributes begin with ``objective.``. The tokenizer and `Task.options` are left out. A
+    value that JSON cannot hold is given by the name of its type.
     """
     plain = {name: value for name, value in vars(task).items() if name not in ("tokenizer", "objective", "options")}
     plain |= {f"objective.{name}": value for name, value in vars(task.objective).items()}

@@ -1,6 +1,6 @@
 """`Predictor`: predicts lists of records with a task and a pack-safe model, on packs.
 
-It keeps no data of a call, so threads may share one, as serving does.
+It stores nothing about a call, so several threads may share one `Predictor`, as they do in serving.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class Predictor(Core):
         rows: number of packs run at a time; None: 1 if the model cannot run several rows, for lack of a pad id; else as
             many as hold about 4,096 tokens.
         form: layout of a batch in memory, a `nopad.Rows` or `nopad.Flat`. None: one flat row without padding on a CPU
-            or in half precision, else (and for models such as FNet, whose rows are limited) rows of `capacity` tokens.
+            or in half precision. In other cases, and for models whose rows can be no longer than their positions, such
+            as FNet, rows of `capacity` tokens.
         fast: on CPUs, run float32 linear layers with a faster kernel (`nopad.model.fast_linear`), whose results differ
             in the last digit; None: only if a measurement shows that the kernel is faster.
         precision: "bfloat16" or "int8": a copy of the model computes in it (`nopad.model.lowered`); None: the model as
@@ -132,12 +133,13 @@ class Predictor(Core):
         return self.run(records).predictions
 
     def run(self, records: Sequence[Mapping[str, Any]]) -> Predicted:
-        """Return the predictions for records, with the numbers of sequences and tokens, and of records left out.
+        """Return a `Predicted`: the predictions for the records, and how many sequences and tokens the model ran on.
 
         Raises:
             RecordError: the task cannot read a record, or the model gives NaN for it; the message gives its number.
-            LengthError: a record is too long.
-            OptionError: the model is in training mode.
+            LengthError: a record is too long, or has no token.
+            OptionError: the model is in training mode; or the tokenizer lacks what the task needs, such as a chat
+                template.
         """
         if not len(records):
             return Predicted(predictions=[], counts={}, sequences=0, tokens=0)
@@ -149,7 +151,7 @@ class Predictor(Core):
         Threads that share a tokenizer take turns.
 
         Raises:
-            RecordError, LengthError: as for `Task.encode`.
+            RecordError, LengthError, OptionError: as for `Task.encode`.
         """
         with _locks.setdefault(self.task.tokenizer, Lock()):
             return self.task.encode(records, labels=False)
@@ -159,7 +161,8 @@ class Predictor(Core):
 
         Raises:
             OptionError: the model is in training mode.
-            LengthError: a sequence is longer than the capacity or the model's positions.
+            LengthError: a sequence is longer than a given `capacity`, or, if none was given, than the model's
+                positions.
             RecordError: the model's outputs for a record are NaN; the message gives its number.
         """
         if self.training:
@@ -197,8 +200,9 @@ class Predictor(Core):
         A request is a record (a dict of columns), a text, or a tuple or list of texts, one per text column of the task.
 
         Raises:
-            OptionError: an option is given in `how`, or the task cannot answer a single record.
-            RecordError, LengthError: a request is not valid or too long; the message gives its number.
+            OptionError: an option is given in `how`, or the task combines records at random, so that it has no answer
+                to a single one.
+            RecordError, LengthError: a request is not valid, too long, or has no token; the message gives its number.
         """
         if how:
             raise OptionError(f"this task has no {', '.join(how)}; give them to the task itself")
@@ -226,10 +230,10 @@ class Predictor(Core):
 
     @property
     def shape(self) -> tuple[int, int | None]:
-        """Size of the batches of a `PackRunner` that is given none: (tokens per row, rows).
+        """Size of the batches that a `PackRunner` makes if no `batching` is given to it: (tokens per row, rows).
 
-        This is (`capacity`, `rows`). For the flat form it is (4096, None): flat batches of about 4,096 tokens, whatever
-        `capacity` and `rows` are.
+        These are `capacity` and `rows`. If the form is `Flat`, the result is (4096, None) instead: flat batches of
+        about 4,096 tokens, whatever `capacity` and `rows` are.
         """
         return (TOKENS, None) if isinstance(self._form, Flat) else (self.capacity, self.rows)
 
@@ -282,7 +286,11 @@ class Predictor(Core):
             )
 
     def _batches(self, examples: Examples) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], Form]]:
-        """Yield, for each batch: indices of its sequences, number of sequences in each pack, and layout in memory."""
+        """Yield, for each batch: the indices of its sequences, the number of sequences in each pack, and its layout.
+
+        Raises:
+            LengthError: a sequence is longer than a pack can be.
+        """
         lengths = examples.sequences.seq_lengths
         if not lengths.size:
             return

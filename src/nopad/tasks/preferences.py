@@ -30,7 +30,7 @@ __all__ = ["DPO", "Pairs"]
 
 
 class Pairs(Task):
-    """A reward model: one number per text or chat, larger for the chosen answer of a pair.
+    """Training a reward model on pairs: it gives one number per text or chat, larger for a pair's chosen answer.
 
     Strings get the tokenizer's special tokens; if it puts none after a text, its end-of-sequence token ends the text. A
     ``prompt`` is put before both answers. An optional column ``margin`` says by how much the rewards should differ.
@@ -64,6 +64,7 @@ class Pairs(Task):
         "rejected",
     )
     auto: ClassVar[str] = "AutoModelForSequenceClassification"
+    record_columns: ClassVar[tuple[str, ...]] = ("pair",)
 
     def __init__(
         self,
@@ -156,7 +157,7 @@ class Pairs(Task):
 
 
 class DPO(Likely):
-    """Direct preference optimisation (DPO) of a causal language model; the reference is run once, before training.
+    """Direct preference optimisation (DPO) of a causal language model; the reference model runs once, before training.
 
     Only the tokens of the answers count. In chats, these are the assistant's messages in ``chosen`` and ``rejected``,
     with the end of turn. Strings need a ``prompt``, and their answers include the end-of-sequence token. If two chats
@@ -180,12 +181,13 @@ class DPO(Likely):
     >>> model = nopad.packed(LlamaForCausalLM(LlamaConfig(vocab_size=96, **sizes)))
     >>> made = nopad.tasks.reference_logprobs(model, made, capacity=32)
     >>> batch = next(iter(task.loader(made, 32, rows=1)))
-    >>> loss, _ = task.objective.step(model, batch)  # the model is still its reference
+    >>> loss, _ = task.objective.step(model, batch)  # the model equals its reference: log 2
     >>> round(loss.item(), 4)
     0.6931
     """
 
     name = "dpo"
+    record_columns: ClassVar[tuple[str, ...]] = ("pair",)
     texts_always: ClassVar[tuple[str, ...]] = (
         "prompt",
         "chosen",
@@ -238,7 +240,11 @@ class DPO(Likely):
         return _paired(answered(found, kept, number + 1, counts, group=2))
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, for each answer, ``logprob``, ``mean_logprob`` and ``tokens``; with a reference, ``reward`` too."""
+        """Return, for each sequence (an answer), ``logprob``, ``mean_logprob`` and ``tokens``, as `Chat` does.
+
+        If the batch has the reference model's ``reference_logp``, the dict also has ``reward``: `beta` times the
+        difference of the two log-probabilities.
+        """
         found = super().results(outputs, batch)
         if REFERENCE in batch:
             objective = self.objective
@@ -248,9 +254,9 @@ class DPO(Likely):
         return found
 
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
-        """Return a dict for each pair, with what `results` has for its two answers; None if the pair was left out.
+        """Return, for each pair, the results of its two answers under ``chosen`` and ``rejected``.
 
-        The keys of the dict are ``chosen`` and ``rejected``.
+        The entry of a pair that was left out is None.
         """
         return _by_pair(results, examples)
 
@@ -267,9 +273,10 @@ def _paired(examples: Examples, **values: NDArray[Any]) -> Examples:
 
 
 def _counted(made: list[Answered] | None, happened: Mapping[str, int], counts: dict[str, int]) -> list[Answered] | None:
-    """Count a record once in `counts` as dropped (`made` is None) or truncated; return `made`.
+    """Return `made`, and count its record in `counts`, if it was dropped or truncated.
 
-    `happened` has the numbers of the record's sequences that were truncated or dropped.
+    The record is dropped if `made` is None, and truncated if `happened` is not empty. `happened` has the numbers of the
+    record's sequences that were truncated or dropped; however many they are, the record counts once.
     """
     name = "dropped" if made is None else "truncated" if happened else None
     if name is not None:

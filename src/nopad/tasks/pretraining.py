@@ -49,33 +49,35 @@ class Pretraining(Task):
             ends.
         copies: how many times pairs are made from each document, with other random choices each time.
         short: share of the documents, from 0 to 1, whose pairs get a random target length of at most `max_length`.
-        random_next: share of the pairs of several sentences, from 0 to 1, whose second side comes from another
-            document. A pair for which only one sentence was taken always gets such a side (`nopad.corpus.pairs`).
+        random_next: share of the pairs of several sentences, from 0 to 1, whose second text comes from another
+            document. A pair for which only one sentence was taken always gets such a text (`nopad.corpus.pairs`).
         static: draw masks once and keep them; if False, they are drawn anew in every epoch.
         rate: share of a sequence's tokens that are predicted, above 0 and at most 1 (`nopad.corpus.masks`).
         max_predictions: most predicted tokens per sequence. None: 20, 56 or 76 if `max_length` is 128, 384 or 512, else
             15 % of `max_length`.
-        whole_words: choose all tokens of a word to be predicted, or none of them; needs a WordPiece vocabulary
-            (``##s``).
+        whole_words: True: of each word, all tokens are chosen to be predicted, or none; this needs a WordPiece
+            vocabulary (``##s``). False: tokens are chosen one by one.
         per: how the loss of masked tokens is averaged: over all masked tokens of a step ("token"), or first within
             each sequence and then over sequences ("sequence"), as in the packing paper.
         next_sentence: whether next-sentence prediction is learned too.
         seed: random seed of pairs and masks.
         top: how many candidate tokens a prediction lists for each ``[MASK]``.
         max_length: most tokens of a pair, special tokens included; needed for training.
-        over_long: what happens to a sentence that is too long to share a pair with another one: "error", "truncate",
-            "split" or "drop".
+        over_long: what happens to a sentence that is so long that no token of a second text fits into its pair:
+            "error", "truncate", "split" or "drop".
 
     For predictions, a record is a pair of texts. A prediction has ``next``, the probability that the second text
     follows the first, and ``fill``, as in `nopad.tasks.MaskedLM`.
 
     Raises:
-        OptionError: an option has an invalid value, or the tokenizer lacks a token.
+        OptionError: an option has an invalid value, or the tokenizer lacks ``[CLS]``, ``[SEP]`` or ``[MASK]``.
 
     >>> from nopad.tasks import Pretraining
     >>> task = Pretraining(tokenizer, max_length=16, sentences="line", seed=3)
     >>> print(task.encode([{"text": "why not ?\nyes .\nno ."}, {"text": "one two .\nthree four .\nfive ."}]))
     2 records: 3 sequences, 34 tokens, 2 random next
+
+    Each sequence is a pair of texts; two of the three pairs got a second text from the other document.
     """
 
     name = "pretrain"
@@ -154,12 +156,12 @@ class Pretraining(Task):
 
         Pairs have the columns ``token_type_ids`` and ``next_sentence_label``. With static masks they also have
         ``labels``; otherwise ``maskable``, which tells `collate` where it may mask. The result's counts say how many
-        documents were empty, how many sentences were too long, and how many second sides are random.
+        documents were empty, how many sentences were too long, and how many pairs have a random second text.
 
         Raises:
-            RecordError: a record has no text; fewer than two documents have a sentence that fits, or no document has
-                two, so that no next sentence can be learned; or a text contains ``[CLS]``, ``[SEP]`` or ``[MASK]`` as a
-                token.
+            RecordError: a record has no text; fewer than two documents have a sentence that fits; no document has two
+                such sentences, so that no next sentence can be learned; or a text contains ``[CLS]``, ``[SEP]`` or
+                ``[MASK]`` as a token.
             LengthError: a sentence (without `labels`: a pair) is too long, and `over_long` is "error"; or there is no
                 record.
             OptionError: `labels` is True, and the task has no `max_length`.
@@ -196,7 +198,10 @@ class Pretraining(Task):
         )
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, for each sequence, ``next``, the probability that its second text follows the first, and ``fill``."""
+        """Return, for each sequence, ``next``, the probability that its second text follows the first, and ``fill``.
+
+        ``fill`` has the most likely tokens for each ``[MASK]``, as in `nopad.tasks.MaskedLM`.
+        """
         follows = torch.softmax(outputs["seq_relationship_logits"].double(), -1)[:, 0].tolist()
         masks = filled(outputs["prediction_logits"], batch, self.masking.mask_id, self.top, self.tokenizer)
         return [{"next": share, "fill": fill} for share, fill in zip(follows, masks, strict=True)]

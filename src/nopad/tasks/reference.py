@@ -100,7 +100,7 @@ def _scored(model: Any, batch: PackedBatch) -> Any:
 
 
 def _place() -> tuple[int, int]:
-    """Return this process's rank, and the number of ranks."""
+    """Return this process's rank, and the number of ranks; (0, 1) without a process group."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return 0, 1
     return torch.distributed.get_rank(), torch.distributed.get_world_size()

@@ -1,6 +1,7 @@
-"""Look up tasks by their name on the command line, and make them with options from a model's folder.
+"""Make a task from its name and options, as on the command line; or load it with its model, from a folder or the hub.
 
-Every subclass of `Task` that `nopad.tasks` exports is found by its `name`, without being registered.
+When a task is loaded, some options that the user does not give are taken from the model and its folder. The names are
+the attributes `name` of the subclasses of `Task` that `nopad.tasks` exports; a new task needs no other registration.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ def tasks_by_name() -> dict[str, type[Task]]:
 
 
 def options_of(kind: type[Task]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a task's class by name, without its tokenizer, including those of its base classes."""
+    """Return the parameters of a task's constructor, by name, except its tokenizer.
+
+    Parameters that it hands on to the constructors of its base classes are included.
+    """
     found: dict[str, inspect.Parameter] = {}
     for one in kind.__mro__:
         if "__init__" not in vars(one):
@@ -79,9 +83,9 @@ def task_named(name: str, tokenizer: Any, options: Mapping[str, Any]) -> Task:
 def load_task(name: str, spec: str | Path, options: Mapping[str, Any], **how: Any) -> tuple[Task, Any]:
     """Load a task and its model from a folder, or from the hub by name.
 
-    Options that are not in `options` are taken from the model. Names of labels come from its configuration.
-    `max_length` is its number of positions, if the task has no length of its own. Others are read from its folder by
-    `Task.found_options`.
+    Some options that are not in `options` are taken from the model. Names of labels come from its configuration.
+    `max_length` is its number of positions, or the task's own default length if that is smaller. Further options are
+    read from the model's folder by `Task.found_options`.
 
     Args:
         name: the task's name.
@@ -96,6 +100,7 @@ def load_task(name: str, spec: str | Path, options: Mapping[str, Any], **how: An
         FormatError: there is no such model, transformers cannot read it, or it has no weights for the task's head.
         OptionError: there is no such task or option, an option has an invalid value, `max_length` exceeds the model's
             positions, or labels are given in another order or number than the model has them.
+        UnsupportedModelError: nopad refuses models of this type; the message gives the reason.
     """
     path, kind = Path(spec), task_class(name)
     here = path.exists() or str(spec).startswith((".", "/", "~"))

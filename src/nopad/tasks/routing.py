@@ -26,7 +26,10 @@ COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
 
 
 def coefficient_of(config: Any) -> float | None:
-    """Return the coefficient of the loss that balances experts, from a model's configuration; None: it has none."""
+    """Return the coefficient of the loss that balances experts; None if the configuration has none.
+
+    The coefficient is looked for in `config`, a model's configuration, and then in its text configuration.
+    """
     for one in (config, config.get_text_config()):
         for name in COEFFICIENTS:
             value = getattr(one, name, None)
@@ -36,10 +39,10 @@ def coefficient_of(config: Any) -> float | None:
 
 
 def learned_share(config: Any) -> float | None:
-    """Return the coefficient of the loss that balances experts, if training adds this loss; None: it does not.
+    """Return the coefficient of the loss that balances experts; None if training does not add this loss.
 
-    Training adds the loss if the model's configuration sets `output_router_logits`. The result is None too if the
-    configuration has no coefficient; then `auxiliary` raises an error.
+    Training adds the loss if the model's configuration sets `output_router_logits`. If the configuration sets it, but
+    has no coefficient, the result is None too; in training, `auxiliary` then raises an error.
     """
     return coefficient_of(config) if routes(config) else None
 
@@ -47,10 +50,11 @@ def learned_share(config: Any) -> float | None:
 def auxiliary(model: Any, outputs: Any) -> Tensor | None:
     """Return the loss that balances experts in a batch, times the coefficient in the model's configuration; a scalar.
 
-    None: the model gives none (`output_router_logits` is False), or gradients are disabled, as in evaluations.
+    The result is None if the model gives no such loss (`output_router_logits` is False), or if gradients are disabled,
+    as in evaluations.
 
     Raises:
-        OptionError: the configuration has no coefficient.
+        OptionError: the model gives the loss, and its configuration has no coefficient.
     """
     loss = outputs.get(AUXILIARY) if isinstance(outputs, Mapping) else None
     if not isinstance(loss, Tensor) or not torch.is_grad_enabled():

@@ -19,7 +19,7 @@ TASK_FILE = "nopad_task.json"
 def write_task(folder: Path, task: Task) -> None:
     """Write a task's name and options into a folder, as ``nopad_task.json``.
 
-    Nothing is written if the task's class is not one of `nopad.tasks`, or if JSON cannot hold an option.
+    Nothing is written if the task's class is not one of `nopad.tasks`, or if the value of an option has no JSON form.
 
     Raises:
         StorageError: the file cannot be written.
@@ -34,12 +34,12 @@ def write_task(folder: Path, task: Task) -> None:
 
 
 def stored_task(folder: str | Path) -> tuple[str, dict[str, Any]] | None:
-    """Return name and options of the task for which a folder's model was trained; None without ``nopad_task.json``.
+    """Return (name, options) of the task for which a folder's model was trained; None without ``nopad_task.json``.
 
     `folder` is that of a trained model, or one of its checkpoints.
 
     Raises:
-        FormatError: the file is damaged.
+        FormatError: the file is damaged, or cannot be read.
     """
     path = Path(folder) / TASK_FILE
     if not path.is_file():

@@ -24,7 +24,7 @@ from nopad.corpus.selection import is_list, is_string
 from nopad.corpus.source import Block, Source
 from nopad.errors import OptionError, RecordError, SourceError
 from nopad.sequences import Sequences
-from nopad.tasks.examples import Examples, encoded_part, parts_of
+from nopad.tasks.examples import Examples, encoded_after, parts_of
 from nopad.tasks.task import Task
 
 __all__ = ["TaskSource"]
@@ -55,6 +55,8 @@ class TaskSource(Source):
     >>> [run] = next(TaskSource(task, records).blocks()).records()
     >>> run.origin.record.tolist(), run.values["labels"].to_pylist(), dict(run.counts)
     ([1], [1], {'dropped': 1, 'empty_skipped': 0, 'split': 0, 'truncated': 0})
+
+    The first record has more than 3 tokens, so the task drops it; the sequence that is left is of record 1.
     """
 
     kind: Kind | None = "ids"
@@ -99,11 +101,11 @@ class TaskSource(Source):
         return {"task": self.task.name}
 
     def _pass(self) -> Iterator[Block]:
-        first = 0
+        first = before = 0
         held: _Made | None = None
         for part in parts_of(self._records, _AT_ONCE, self.task.fewest):
-            made = self._made(part, first)
-            first += len(part)
+            made = self._made(part, first, before)
+            first, before = first + len(part), before + made.size
             if held is None or not (held.size and made.size):
                 held = made if held is None else held.with_next(made)
                 continue
@@ -112,8 +114,8 @@ class TaskSource(Source):
         if held is not None:
             yield self._block(held)
 
-    def _made(self, part: list[Mapping[str, Any]], first: int) -> _Made:
-        """Encode the records `part`; `first` is the number of the first of them in the input.
+    def _made(self, part: list[Mapping[str, Any]], first: int, before: int) -> _Made:
+        """Encode the records `part`; `first` is the number of the first of them, `before` that of sequences before it.
 
         If `first` is 0, also set `left_out` to the columns of the first record that the task does not read.
 
@@ -124,7 +126,7 @@ class TaskSource(Source):
         if not first:  # columns of the first record that the task does not read are reported to the user
             looked = _Looked(part[0])
             part = [looked, *part[1:]]
-        made = encoded_part(self._encode, part, range(first, first + len(part)))
+        made = encoded_after(self.task, part, range(first, first + len(part)), before, labels=self._labels)
         if made.group > 1:
             raise OptionError(
                 f"the task {self.task.name} makes {made.group} sequences that stay in one step, which packs on disk "
@@ -134,9 +136,6 @@ class TaskSource(Source):
         if not first:
             self.left_out = tuple(name for name in looked if name not in looked.read)
         return _Made(columns, made.record, first, len(part), dict(made.counts))
-
-    def _encode(self, part: list[Mapping[str, Any]]) -> Examples:
-        return self.task.encode(part, labels=self._labels)
 
     def _block(self, made: _Made) -> Block:
         data = pa.RecordBatch.from_pydict({_NUMBER: pa.array(made.record, pa.int64()), **made.columns})
@@ -215,7 +214,10 @@ class _Made:
         return self.record.size
 
     def with_next(self, other: _Made) -> _Made:
-        """Return these records and the next ones as one; at most one of the two may have sequences."""
+        """Return one `_Made` of these records and of `other`, the records after them.
+
+        At least one of the two must have no sequences: the task left out all of its records.
+        """
         record = self.record if self.size else other.record + self.of
         columns = self.columns if self.size else other.columns
         counts = Counter(self.counts) + Counter(other.counts)

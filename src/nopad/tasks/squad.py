@@ -79,9 +79,10 @@ def normalised(text: str) -> str:
 
 
 def exact_and_f1(text: str, answers: Sequence[str]) -> tuple[float, float]:
-    """Return the best exact match and the best F1 of a text over all right answers; without answers, "" is right.
+    """Return (exact match, F1) of a predicted text, each the highest over all right answers, from 0.0 to 1.0.
 
-    Texts are compared as `normalised`; answers of which nothing is left do not count.
+    Texts are compared as `normalised`; answers of which nothing is left do not count. If there are no answers, "" is
+    right.
     """
     right = [one for one in map(normalised, answers) if one] or [""]
     mine = normalised(text)
@@ -121,10 +122,10 @@ def best_thresholds(
 ) -> dict[str, float]:
     """Return the best exact match and F1 that any threshold gives, and the smallest thresholds that give them.
 
-    A threshold answers either all or none of the questions with the same ``no_answer``. SQuAD's script for 2.0 also
-    considers answering some of them, so it may report scores that no threshold gives. If answering nothing is best, the
-    threshold is just below the smallest ``no_answer`` (0 if no question has one). Without questions, the scores are
-    NaN.
+    With a threshold, either all or none of the questions with equal ``no_answer`` are answered. SQuAD's script for 2.0
+    also considers answering some of them, so it may report scores that no threshold gives. If answering nothing is
+    best, the threshold is just below the smallest ``no_answer`` (0 if no question has one). Without questions, the
+    scores are NaN.
 
     Args:
         predictions: (best text, ``no_answer``) for each question. ``no_answer`` is the score for no answer minus that
@@ -134,6 +135,9 @@ def best_thresholds(
 
     >>> best_thresholds([("red", -2.0), ("dog", 1.0), ("cat", 3.0)], [["red"], [], ["cat"]])
     {'best_exact': 0.666..., 'best_exact_threshold': -2.0, 'best_f1': 0.666..., 'best_f1_threshold': -2.0}
+
+    With the threshold -2, only the first question is answered. This is right for the first question and for the second,
+    which has no answer, but not for the third. The threshold 3 gives equal scores, but is larger.
     """
     silent = np.zeros(2)
     gains: list[tuple[float, float, float]] = []

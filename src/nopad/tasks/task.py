@@ -31,9 +31,10 @@ _LONGEST = Option(default=None, none=True, help="most tokens of a sequence")
 
 
 def _noting(constructor: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor that stores its arguments in `Task.options`, and then calls `constructor`.
+    """Return a constructor that stores its arguments in the object's `options`, and then calls `constructor`.
 
-    If the constructor of a subclass has stored its arguments already, they are kept. The tokenizer is not stored.
+    Only arguments that the caller gives are stored, not defaults, and never the tokenizer. If the object has `options`
+    already, since the constructor of a subclass stored them before it called this one, they are not changed.
     """
     signature = inspect.signature(constructor)
 
@@ -56,9 +57,9 @@ def _noting(constructor: Callable[..., None]) -> Callable[..., None]:
 def _placing(encode: Callable[..., Examples]) -> Callable[..., Examples]:
     """Return a task's method `encode`, wrapped so that it can also read a `RecordStream`.
 
-    If the records are a `RecordStream`, those that cannot be read and are to be skipped are left out, and counted as
-    ``bad_skipped``. An error about a record then gives its number in the stream, and its file and line. If the records
-    are anything else, they are passed to `encode` unchanged.
+    If the records are not a `RecordStream`, they are passed to `encode` unchanged. If they are one, two things change:
+    records that the stream skips, since they cannot be read, are counted in `Examples.counts` as ``bad_skipped``; and
+    an error about a record gives the record's number in the stream, and its place, such as ``a.jsonl, line 7``.
     """
 
     @functools.wraps(encode)
@@ -95,15 +96,20 @@ class Task(ABC):
         policies: values of `over_long` that the task accepts.
         texts_by: names of the task's attributes that hold names of text columns, such as "text".
         texts_always: names of text columns that no option changes.
+        record_columns: names of per-sequence columns that hold the number of a sequence's record, from 0 in each call
+            of `encode`. If records are encoded in parts, these become numbers in the whole.
+        draws: whether `encode` draws at random by the numbers of sequences. It then has a further option, ``before``:
+            how many sequences were made of the parts before.
         fewest: smallest number of records that `encode` should get in one call (if there are so many); above 1 for
             tasks that combine records at random.
-        text_unit: what a training record of a text file is, unless the user says otherwise: a "line", a "paragraph", or
-            the whole "file".
-        dtypes: dtypes (NumPy's names) in which files store the numbers of a prediction, by the prediction's key; such
-            as ``{"embedding": "float32"}``. Numbers of other keys are stored as int64 or float64.
+        text_unit: what becomes one record when text files are read for training, unless the user says otherwise: a
+            "line", a "paragraph", or the whole "file".
+        dtypes: for some keys of a prediction, the dtype (NumPy's name) in which files store the numbers under this key,
+            such as ``{"embedding": "float32"}``. Numbers under other keys are stored as int64 or float64.
 
     Raises:
-        OptionError: an option has an invalid value, or the tokenizer is not one of transformers.
+        OptionError: an option has an invalid value, `over_long` is not "error" and there is no `max_length`, or the
+            tokenizer is not one of transformers.
     """
 
     name: ClassVar[str]
@@ -112,15 +118,18 @@ class Task(ABC):
     texts_by: ClassVar[tuple[str, ...]] = ()
     texts_always: ClassVar[tuple[str, ...]] = ()
     dtypes: ClassVar[Mapping[str, str]] = {}
+    record_columns: ClassVar[tuple[str, ...]] = ()
+    draws: ClassVar[bool] = False
     fewest: ClassVar[int] = 1
     text_unit: ClassVar[TextUnit] = "line"
     objective: Objective
     options: dict[str, Any]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Wrap two methods of a subclass: the constructor, which then stores its arguments in `options`; and `encode`.
+        """Wrap two methods of a subclass, if it defines them: its constructor and `encode`.
 
-        `_placing` says what the wrapped `encode` does.
+        The constructor then also stores its arguments in `options` (`_noting`), and `encode` also reads a
+        `RecordStream` (`_placing`).
         """
         super().__init_subclass__(**kwargs)
         if "encode" in vars(cls):
@@ -153,17 +162,22 @@ class Task(ABC):
             RecordError: a record lacks a column, or has a value that the task cannot use; the message gives its number.
             LengthError: a sequence is longer than `max_length`, and `over_long` is "error"; a sequence has no token; or
                 there is no record.
+            OptionError: the tokenizer lacks what the task needs, such as a chat template; or the task lacks an option
+                that training needs.
         """
 
     @abstractmethod
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return the prediction for each sequence of a batch, in the order of the batch; all values are JSON types."""
+        """Return the predictions that a model's `outputs` give, one dict per sequence of `batch`, in order.
+
+        All values of the dicts are JSON types.
+        """
 
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
         """Combine `results`, one per sequence of `examples`, into one prediction per record.
 
-        The prediction is None if the task left the record out. A task overrides this method if a record can have
-        several sequences; here, the result of the last one is taken.
+        The prediction is None for a record that the task left out. A task overrides this method if its records can have
+        several sequences; by default, the result of a record's last sequence becomes the record's prediction.
         """
         found: list[dict[str, Any] | None] = [None] * examples.records
         for record, result in zip(examples.record.tolist(), results, strict=True):
@@ -173,11 +187,17 @@ class Task(ABC):
     def scores(
         self, predictions: Sequence[dict[str, Any] | None], records: Iterable[Mapping[str, Any]]
     ) -> dict[str, float]:
-        """Return metrics that compare predictions with whole records; {} unless a task overrides this."""
+        """Return metrics, by name, that compare each prediction with the record for which it was made.
+
+        The result is {} unless a task overrides this method.
+        """
         return {}
 
     def model_options(self) -> dict[str, Any]:
-        """Return settings of the model's configuration, by name, such as names of labels and the problem type."""
+        """Return the settings that this task needs in the model's configuration, by name, such as the problem type.
+
+        The result is {} unless a task overrides this method.
+        """
         return {}
 
     def model(self, name: Any, **options: Any) -> Any:
@@ -194,7 +214,8 @@ class Task(ABC):
     def labels_in(cls, record: Mapping[str, Any], number: int, options: Mapping[str, Any]) -> Sequence[Any]:
         """Return the labels in record `number`: names or numbers of classes; () for a task without classes.
 
-        `options` are all options of the task by name; they are given since there is no task object yet.
+        `options` are all options of the task by name. They are an argument, since no object of the task exists yet: its
+        classes are not known before the labels are read.
 
         Raises:
             RecordError: the record has no label, or its labels are not in the form that the task reads.
@@ -203,16 +224,26 @@ class Task(ABC):
 
     @classmethod
     def found_options(cls, folder: Path) -> dict[str, Any]:
-        """Return options of this task that a model's folder states outside ``config.json``; {} unless overridden."""
+        """Return options of this task that a model's folder states outside ``config.json``, by name.
+
+        The result is {} unless a task overrides this method.
+        """
         return {}
 
     def text_columns(self) -> tuple[str, ...]:
-        """Return the columns that hold texts, which files without types (CSV, TSV) must not turn into numbers."""
+        """Return the columns that hold texts.
+
+        In files without types (CSV, TSV), they must be read as text, and not as numbers.
+        """
         named = [getattr(self, name) for name in self.texts_by]
         return tuple(dict.fromkeys(one for one in (*named, *self.texts_always) if one is not None))
 
     def read(self, records: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
-        """Return records with this task's text columns as text: from CSV and TSV files, "007" or "1.0" stay strings."""
+        """Return `records`, with this task's text columns read as text.
+
+        So "007" or "1.0" in a CSV or TSV file stay strings. Records that are not a `RecordStream` are returned
+        unchanged.
+        """
         return records.as_text(self.text_columns()) if isinstance(records, RecordStream) else records
 
     @property
@@ -221,7 +252,9 @@ class Task(ABC):
         return None
 
     def _check_capacity(self, made: Examples, capacity: int | None) -> None:
-        """Refuse sequences that are longer than `capacity` (None: unlimited); the message says how the task cuts them.
+        """Refuse sequences that are longer than `capacity` (None: any length is accepted).
+
+        The error message says how the task can cut them.
 
         Raises:
             LengthError: there is such a sequence.
@@ -246,7 +279,8 @@ class Task(ABC):
         that belong together (`Examples.group`), unless `options` say otherwise.
 
         Raises:
-            LengthError: the task left every record out, or as for `encode` and `PackedLoader`.
+            LengthError: the task left every record out; a sequence is longer than `capacity`; or as for `encode` and
+                `PackedLoader`.
             RecordError, OptionError: as for `encode` and `PackedLoader`.
         """
         made = data if isinstance(data, Examples) else self.encode(self.read(data))

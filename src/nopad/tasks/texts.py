@@ -1,4 +1,4 @@
-"""Tasks whose records are texts: what happens to texts without a token, and how texts become examples."""
+"""Tasks whose records are texts: what happens to texts without a token, and how texts become `Examples`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ class OfTexts(Task):
 
     Attributes:
         empty: what happens to a record whose text has no token: "skip" leaves it out and counts it, as "empty_skipped";
-            "error" raises LengthError. Where the tokenizer puts special tokens around an empty text, only tasks that
-            learn the text itself (`nopad.tasks.MaskedLM`, `nopad.tasks.CausalLM`) call it empty.
+            "error" raises LengthError. Many tokenizers put special tokens around an empty text. A text with only such
+            tokens counts as empty for tasks that learn the text itself (`nopad.tasks.MaskedLM`,
+            `nopad.tasks.CausalLM`), and for `nopad.tasks.Embedding` with a prompt that is not pooled; for other tasks,
+            it does not.
 
     Raises:
         OptionError: `empty` has another value; or as for `Task`.

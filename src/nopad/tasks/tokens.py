@@ -111,10 +111,13 @@ class TokenClassification(Task):
 
     @classmethod
     def labels_in(cls, record: Mapping[str, Any], number: int, options: Mapping[str, Any]) -> Sequence[Any]:
-        """Return the tags of record `number`, or those that its spans need. See `Task.labels_in`.
+        """Return the tags of record `number`, or, if records are texts, the tags that its spans need.
 
         Spans need the tag ``O``. A span whose label is a tag itself (``B-PER``) needs this tag; any other label needs
-        two tags: the label with ``B-`` and with ``I-`` before it.
+        two tags: the label with ``B-`` and with ``I-`` before it. See `Task.labels_in`.
+
+        Raises:
+            RecordError: the record has no column of tags or spans, or the column has another form.
         """
         if options["text"] is None:
             return _listed(record, options["tags"], number, "tags")
@@ -245,7 +248,7 @@ class TokenClassification(Task):
         return _Words(text, words, tags)
 
     def _span(self, span: Any, where: str, text: str, words: Sequence[tuple[int, int]]) -> tuple[int, int, str]:
-        """Return first and last word (exclusive) of a span, and its label.
+        """Return the first and the last word (exclusive) of a span, as indices into `words`, and the span's label.
 
         Raises:
             RecordError: the span has another form, lies outside of the text, has no label, or does not consist of whole
@@ -267,7 +270,7 @@ class TokenClassification(Task):
         The names of the task's tags decide their scheme: BIO, IO, BIOES, or the label itself without a prefix.
 
         Raises:
-            RecordError: no tag is for `label`; the message begins with `where`.
+            RecordError: the task has no tag for `label`; the message begins with `where`.
         """
 
         def tag(signs: str) -> int:

@@ -18,10 +18,10 @@ from nopad.batch import PackedBatch
 from nopad.corpus.framing import leave_out
 from nopad.errors import OptionError
 from nopad.options import check_choice
-from nopad.tasks.embedding import embed
 from nopad.tasks.examples import Examples, field_of, numbered
 from nopad.tasks.folder import Pooling, Texts, read_folder
 from nopad.tasks.objective import Meter, Objective
+from nopad.tasks.pooled import embed
 from nopad.tasks.texts import OfTexts, encoded
 
 __all__ = ["Embedding", "Vectors", "base_model"]
@@ -54,7 +54,7 @@ class Vectors(Objective):
 
 
 class _OnlyVectors(Vectors):
-    """`Vectors` for predictions alone: there is nothing to train or to evaluate."""
+    """`Vectors` that are used for predictions only: its loss, denominator and meter raise an error."""
 
     def denominator(self, batch: PackedBatch) -> NoReturn:
         """Refuse to train.
@@ -128,7 +128,9 @@ class Embedding(OfTexts):
 
     @classmethod
     def found_options(cls, folder: Path) -> dict[str, Any]:
-        """Return the options that a sentence-transformers folder states: pooling, normalisation, prompts and length.
+        """Return the options that a sentence-transformers folder states, by name; {} if it states none.
+
+        These are `pooling`, `normalize`, `texts` (with the prompts) and `max_length`.
 
         Raises:
             FormatError: as for `nopad.tasks.folder.read_folder`.
@@ -165,11 +167,16 @@ class Embedding(OfTexts):
         return [{"embedding": vector} for vector in outputs["embeddings"].float().tolist()]
 
     def model(self, name: Any, **options: Any) -> Any:
-        """Load a base model without its pooling layer, which these vectors do not use; see `Task.model`."""
+        """Load a base model; see `Task.model`.
+
+        Its pooling layer is left out if the model's class allows it, since these vectors do not use the layer.
+        """
         return base_model(super().model, name, **options)
 
     def _skipped(self, pooling: str) -> int:
-        """Return how many tokens at the beginning of each sequence are not pooled, since they belong to the prompt.
+        """Return how many tokens at the beginning of each sequence are left out of the mean.
+
+        If the prompt is not pooled, these are its tokens and the special tokens before it.
 
         Raises:
             OptionError: the prompt is not to be pooled, and `pooling` is "first".

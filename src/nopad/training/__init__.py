@@ -54,7 +54,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Return a public name, whose module is imported at the first use.
+    """Return the public object called `name`; its module is imported when the first of its names is used.
 
     Raises:
         AttributeError: there is no such name.

@@ -1,4 +1,4 @@
-"""Checks that a checkpoint belongs to the model that resumes from it."""
+"""Read what a checkpoint holds, and check that it belongs to the model that resumes from it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nopad.errors import OptionError
+from transformers.trainer_callback import TrainerState
 
-__all__ = ["check_same_model"]
+from nopad.errors import FormatError, OptionError
+
+__all__ = ["STATE_FILE", "check_same_model", "saved_state", "steps_of", "trainer_state"]
+
+STATE_FILE = "nopad_loader.json"
+_CONFIG, _TRAINER_STATE = "config.json", "trainer_state.json"
 
 # Fields that say nothing about a model's weights; the Trainer sets special tokens to those of the tokenizer
 _PASSING = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "architectures"})
@@ -18,18 +23,18 @@ _PASSING |= {"bos_token_id", "eos_token_id", "pad_token_id"}
 def check_same_model(folder: Path, model: Any) -> None:
     """Refuse a checkpoint whose configuration differs from the model's in a field that both have.
 
-    Dropout, the ids of bos, eos and pad, dtype, and fields that say nothing about the weights may differ. Checkpoints
-    without a configuration (adapters of PEFT) are left to transformers.
+    Dropout, the ids of bos, eos and pad, dtype, and fields that say nothing about the weights may differ. A checkpoint
+    without a configuration, such as one of PEFT's adapters, is not checked.
 
     Raises:
         OptionError: a field of the configuration differs; the message names it.
+        FormatError: the configuration cannot be read, or is damaged.
     """
     from nopad.model.safety import bare
 
-    path = folder / "config.json"
-    if not path.is_file():
+    if not (folder / _CONFIG).is_file():
         return
-    saved = json.loads(path.read_text(encoding="utf-8"))
+    saved = _object(folder / _CONFIG)
     mine = json.loads(bare(model).config.to_json_string(use_diff=False))
     odd = [
         f"{name} is {saved[name]!r} there and {mine[name]!r} here"
@@ -38,3 +43,70 @@ def check_same_model(folder: Path, model: Any) -> None:
     ]
     if odd:
         raise OptionError(f"{folder} is a checkpoint of another model: {'; '.join(odd[:5])}")
+
+
+def saved_state(folder: Path) -> Any:
+    """Return the loader's state in a checkpoint, which the loader checks.
+
+    Raises:
+        FormatError: the checkpoint has no loader state, or one that cannot be read.
+    """
+    if not (folder / STATE_FILE).is_file():
+        raise FormatError(
+            f"{folder} has no {STATE_FILE}, so it was not saved in training with a PackedLoader, which could not go on "
+            "where that stopped; give a checkpoint that has one, or begin anew"
+        )
+    return _read(folder / STATE_FILE)
+
+
+def trainer_state(folder: Path) -> TrainerState:
+    """Return the Trainer's own state in a checkpoint.
+
+    Raises:
+        FormatError: the checkpoint has no such state, or one that cannot be read.
+    """
+    path = folder / _TRAINER_STATE
+    if not path.is_file():
+        raise FormatError(f"{folder} has no {_TRAINER_STATE}, so it is no whole checkpoint; give another one")
+    try:
+        return TrainerState(**_object(path))
+    except TypeError as error:  # a field that it does not have
+        raise FormatError(f"{path} is not what transformers' Trainer writes: {error}") from error
+
+
+def steps_of(folder: Path) -> int:
+    """Return the number of optimiser steps taken before a checkpoint was saved.
+
+    Raises:
+        FormatError: as for `trainer_state`.
+    """
+    steps = trainer_state(folder).global_step
+    if type(steps) is not int:
+        raise FormatError(f"{folder / _TRAINER_STATE} has {steps!r} as global_step, which is a number of steps")
+    return steps
+
+
+def _read(path: Path) -> Any:
+    """Return the content of a JSON file.
+
+    Raises:
+        FormatError: the file cannot be read, or is no JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise FormatError(
+            f"{path} is no JSON, or cannot be read, so the checkpoint is damaged ({error}); give another one"
+        ) from error
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises:
+        FormatError: as in `_read`; or the file holds another JSON value.
+    """
+    found = _read(path)
+    if not isinstance(found, dict):
+        raise FormatError(f"{path} holds no JSON object, so the checkpoint is damaged; give another one")
+    return found

@@ -2,7 +2,8 @@
 
 `check_options` refuses options that would cut or reorder packed batches, in training or evaluation; `check_step`
 compares the Trainer's training step with the loader's; `check_schedule` refuses a second learning-rate schedule;
-`check_ranks` checks that gradients are averaged over ranks.
+`check_whole` refuses an evaluation that leaves sequences out; `check_ranks` checks that gradients are averaged over
+ranks.
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ def check_step(trainer: Any, loader: PackedLoader) -> None:
 def check_schedule(trainer: Any, *, packs: bool) -> None:
     """Refuse a `Schedule` if there is another learning-rate schedule too, or if the training data are not packed.
 
-    `packs` says whether they are packed. The loader of packs counts what the schedule depends on.
+    `packs` says whether the training data are packed. A schedule asks the loader of packs how many sequences or tokens
+    were seen.
 
     Raises:
         OptionError: there is another schedule, which the message names; or `packs` is False.

@@ -1,6 +1,6 @@
 """Choose what a configuration leaves out: classes, capacity, rows, and the most tokens of a sequence.
 
-These depend on the data and the model, so `nopad.training.run.prepare` chooses them when it has read both. Lines of
+These depend on the data and the model, so `nopad.training.ready.prepare` chooses them when it has read both. Lines of
 text say what was chosen and why; they are printed before training begins.
 """
 
@@ -64,14 +64,14 @@ class Chosen:
         self._say("task.labels", found, "the classes in data.train" + ("" if isinstance(found, int) else f", {order}"))
 
     def head(self, task: Task, known: Sequence[str]) -> None:
-        """Add a line if the weights have as many classes as the task, but other ones; refuse another order of them.
+        """Compare the names of the task's classes with those of the weights with which training begins, `known`.
 
-        The weights are those with which training begins; `known` are the names of their classes, as in `labels`. There
-        is no line if the configuration gives only the number of classes.
+        If there are as many, but other names, a line says so: each class then begins with what another class has
+        learned, which may be intended. There is no such line if the configuration gives only the number of classes.
+        `known` is as in `labels`.
 
         Raises:
-            OptionError: the weights' classes are those of the task, in another order, so each class would begin with
-                what another class has learned.
+            OptionError: the names are the same, but in another order, so they would be mixed up.
         """
         names: Sequence[str] = getattr(task, "names", ())
         if len(names) != len(known) or list(names) == list(known):
@@ -86,9 +86,12 @@ class Chosen:
             self.lines.append(f"the weights with which training begins are of other classes: {as_toml(list(known))}")
 
     def capacity(self, records: Any, positions: int | None) -> None:
-        """If nothing limits packs yet, set ``packing.capacity`` for records: 2,048, or the model's positions if fewer.
+        """Set ``packing.capacity`` for records of a task, if nothing in the configuration limits packs.
 
-        A longer ``task.max_length`` is used instead. `positions` is the model's number of positions; None: unlimited.
+        The capacity is 2,048 tokens, or the model's number of positions if that is smaller; but if ``task.max_length``
+        is larger than this, it is ``task.max_length``. `positions` is the model's number of positions; None: unlimited.
+        Nothing is set if ``packing.capacity``, ``packing.tokens`` or ``packing.sequences`` is given, or if the data are
+        stored tokens.
         """
         packing, name = self.config.packing, self.config.task.name
         if packing.capacity or packing.tokens or packing.sequences or name is None:
@@ -111,7 +114,7 @@ class Chosen:
         `positions` (None: unlimited). If there are none of these, nothing is set.
 
         Raises:
-            OptionError: the given `max_length` exceeds the model's positions.
+            OptionError: the task has a `max_length` that exceeds the model's positions.
         """
         packing = self.config.packing
         most = [one for one in (packing.capacity, packing.tokens, positions) if one is not None]
@@ -128,8 +131,8 @@ class Chosen:
     def rows(self, examples: Examples | None) -> None:
         """If the size of a micro-step is not given, set ``packing.rows``: enough for 8 sequences of average length.
 
-        Sequences that stay together, such as the two of a pair, count once. For stored tokens (`examples` is None), or
-        if the capacity is not known, one row is set.
+        Sequences that stay together, such as the two of a pair, count as one. If `examples` is None, since the data are
+        stored tokens, or if ``packing.capacity`` is not set, the number of rows is 1.
         """
         packing = self.config.packing
         if packing.rows or packing.tokens or packing.sequences:

@@ -77,7 +77,9 @@ def read_config(path: str | Path, overrides: Sequence[str] = (), *, init_from: s
 
 
 def _optional(name: str, made: Mapping[str, Mapping[str, Any]], document: Mapping[str, Any]) -> Any:
-    """Return an optional table as its dataclass; None if it was left out.
+    """Return the table called `name`, which is optional, as its dataclass; None if it was left out.
+
+    `made` has the fields of all tables, and `document` the tables of the file.
 
     Raises:
         OptionError: the table lacks the field that `CHOOSES` names for it.
@@ -117,6 +119,7 @@ def _override(made: dict[str, dict[str, Any]], text: str) -> None:
 
     Raises:
         OptionError: `text` has another form, the table or field is unknown, or the value does not fit the field.
+        MissingExtraError: as for `_hints`.
     """
     name, equals, value = text.partition("=")
     names = [one.strip() for one in name.split(".")]
@@ -148,10 +151,13 @@ def _toml_value(text: str) -> Any:
 def _table(name: str, given: Mapping[str, Any], path: str | None, task: str | None = None) -> dict[str, Any]:
     """Return the fields `given` of a table, each converted to its type.
 
-    `path` is the file they are from, for messages; `task` is the name of the task, if `given` does not have it.
+    `name` is that of the table. `path` is the file that the fields are from, for messages; None: they are from the
+    command line. `task` is the name of the task, if `given` does not have it.
 
     Raises:
-        OptionError: a field is unknown, has a value of a wrong type, or is set in another place (`_ELSEWHERE`).
+        OptionError: a field is unknown, has a value of a wrong type, or is set in another place (`_ELSEWHERE`); or
+            ``[task]`` has options, and no name.
+        MissingExtraError: as for `_hints`.
     """
     made = {}
     for key, value in given.items():
@@ -175,7 +181,15 @@ def _table(name: str, given: Mapping[str, Any], path: str | None, task: str | No
 
 
 def _hints(name: str, task: Any) -> Mapping[str, Any]:
-    """Return the fields of a table, with their types."""
+    """Return the fields that the table called `name` may have, with their types.
+
+    The fields of ``[task]`` depend on `task`, the name of a task; without one, there is only ``name``.
+
+    Raises:
+        OptionError: there is no such task.
+        MissingExtraError: the fields of ``[trainer]`` or the options of ``[task]`` are asked for, and a package that
+            they need is not installed.
+    """
     if name == "trainer":
         return _trainer_fields()
     if name == "task":
@@ -209,6 +223,7 @@ def _task_options(name: str) -> Mapping[str, Any]:
 
     Raises:
         OptionError: there is no task called `name`.
+        MissingExtraError: a package that `nopad.tasks` needs is not installed.
     """
     from nopad.tasks.registry import options_of, task_class
 

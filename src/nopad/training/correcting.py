@@ -13,15 +13,14 @@ __all__ = ["corrected"]
 
 
 def corrected(made: Loaders, data: Any) -> tuple[Loaders, Scaled | None]:
-    """Return the `Loaders` of the same run with corrected hyper-parameters, and the correction.
+    """Return `Loaders` like `made`, but with corrected hyper-parameters, and the correction that was made.
 
-    If ``packing.correction`` is "none", these are `made` itself and None. Else the packing factor is measured on the
-    training loader of `data`, made with ``accumulation=1``.
+    If ``packing.correction`` is "none", the result is `made` itself and None. Else the packing factor is measured on
+    the loader of `data`, the training data, made with ``accumulation=1``.
 
     Raises:
-        OptionError: the factor is not known; the optimiser has no betas, and these are to be corrected; or a
-            hyper-parameter that the correction changes is missing or not valid.
-        InputError: the data cannot be read, encoded or packed.
+        OptionError: the optimiser has no betas, and these are to be corrected; or as for `scale_for_packing`.
+        InputError, StorageError: as for `Loaders.loader`.
     """
     config, args = made.config, made.args
     how = config.packing.correction
@@ -48,5 +47,5 @@ def _optim(args: Any) -> str:
 
 
 def _has_betas(args: Any) -> bool:
-    """Whether the Trainer gives adam_beta1 and adam_beta2 to this optimiser."""
+    """Return whether the Trainer gives ``adam_beta1`` and ``adam_beta2`` to the optimiser that `args` name."""
     return any(kind in _optim(args) for kind in ("adam", "lion"))

@@ -1,4 +1,6 @@
-"""`CountedLR`: a torch scheduler that applies a `Schedule` to an optimiser, by what a loader has given.
+"""`CountedLR`: a torch scheduler that sets learning rates by how many sequences, tokens or steps were seen.
+
+It applies a `Schedule` to an optimiser.
 
 Call ``step()`` after each optimiser step; ``state_dict()`` and ``get_last_lr()`` work as usual. The loader counts the
 sequences and tokens of whole steps on all ranks, and keeps these counts in its own state. So a resumed run has exactly
@@ -54,6 +56,8 @@ class CountedLR(LRScheduler):
     ...     schedule.step()
     >>> sorted(rates, key=lambda one: -one[1])[0][1], schedule.total, schedule.get_last_lr()
     (1.0, 4, [0.0])
+
+    The first batch gets the peak rate, 1. After the epoch's 4 sequences, the rate is 0.
     """
 
     def __init__(
@@ -129,9 +133,9 @@ class CountedLR(LRScheduler):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a saved state, with its learning rates.
 
-        Load the loader's state too. Load the optimiser's state first, since it holds learning rates as well. The
-        schedule keeps the length in the saved state, unless this object was made with another `schedule`, `epochs` or
-        `steps`; then the rates follow the new length.
+        Load the loader's state too. Load the optimiser's state first, since it holds learning rates as well. If this
+        object was made with the same `schedule`, `epochs` and `steps` as the saved one, it keeps the saved length.
+        Otherwise, it has the length that its own arguments give, and the rates follow this length.
 
         Raises:
             FormatError: `state_dict` is not the state of a `CountedLR`.

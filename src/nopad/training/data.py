@@ -53,8 +53,8 @@ def loader_of(
     """Return a loader of `data`.
 
     Args:
-        data: a loader, which is returned unchanged; a packed dataset; examples; records of a task; or tokens that
-            `open_tokens` reads.
+        data: a loader, which is returned unchanged; a packed dataset; examples; records of a task; or tokens in any
+            form that `nopad.PackedLoader` takes, such as a stream.
         capacity: most tokens per pack; not needed for a loader; None: the rows of a packed dataset as stored.
         task: what turns records into sequences; None: `data` are tokens.
         objective: computes the loss. For the loss of a causal language model, the loader's default `collate` is

@@ -27,7 +27,7 @@ def effects(
     routers: float | None = None,
     usual: int | None = None,
 ) -> str:
-    """Return a few lines of text about what packing changes.
+    """Return lines of text: the loader's summary, what packing changes about a training, and what corrects it.
 
     Args:
         summary: the loader's summary of the epoch in which training begins.
@@ -72,10 +72,10 @@ def _changes(
 ) -> list[str]:
     """Return lines of text about what packing changes, and what corrects these changes.
 
-    The arguments are those of `effects`. In three cases, the result has only the lines of the correction, if there is
-    one: the correction keeps the number of sequences per step; the number of steps without packs is not known; or
-    packing changes little. In the last case, if `usual` is given, a line also says how many steps there would be
-    without packs.
+    The arguments are those of `effects`. In three cases, the result has only the lines of the correction `scaled`
+    (None: no lines): the correction keeps the number of sequences per step; the number of steps without packs is not
+    known; or packing changes little. In the last case, if `usual` is given, a line also says how many steps there would
+    be without packs.
     """
     before, after = summary.steps_not_packed, summary.steps
     corrected = list(scaled.lines) if scaled is not None else []
@@ -111,14 +111,15 @@ def _changes(
 
 
 def _shown(number: float) -> str:
-    """Return a mean as text: with one decimal below 10, unless it is whole."""
+    """Return a mean as text: with one decimal if it is below 10 and not whole, and else without decimals."""
     return f"{number:.1f}".removesuffix(".0") if number < 10 else f"{number:,.0f}"
 
 
 def _way_back(summary: Summary, args: Any, factor: float) -> str:
-    """Return advice in words: how a step can have about as many sequences as without packs.
+    """Return advice in words: how a step with packs can have about as many sequences as a step without packs.
 
-    `factor`: how many times as many sequences a step has with packs.
+    If no setting does this, the words say so. `factor` is the number of sequences in a step with packs, divided by the
+    number in a step without.
     """
     accumulation, rows = args.gradient_accumulation_steps, args.per_device_train_batch_size
     micro_steps = round(accumulation / factor)

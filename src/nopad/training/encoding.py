@@ -26,18 +26,18 @@ from nopad.files import fsync_folder, locked, storage_errors, write_atomic
 from nopad.random import MASK, key
 from nopad.sequences import Sequences
 from nopad.tasks import Examples, Task
-from nopad.tasks.examples import counted, encoded_part, parts_of, placed, readable
+from nopad.tasks.examples import counted, encoded_after, parts_of, placed, readable
 
 __all__ = ["AT_ONCE", "Part", "Stored", "encoded"]
 
 AT_ONCE = 4096  # records that are encoded at a time
 _FACTS = "examples.json"
-_VERSION = 1
+_VERSION = 2
 _HEADER = 128  # bytes
 
 
 class Stored(Protocol):
-    """Records that can be iterated over, with a fingerprint that identifies them."""
+    """Records that can be read by iterating, any number of times, with a fingerprint that identifies them."""
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]: ...
 
@@ -55,6 +55,8 @@ class Part:
 
     >>> [number for number in range(12) if Part(share=0.3, seed=1, held_out=True).has(number)]
     [0, 1, 2, 3, 7, 9, 11]
+
+    Of these few records, more than 0.3 happen to be held out; of 100,000 records, 0.301 are.
     """
 
     share: float = 0.0
@@ -86,16 +88,17 @@ def encoded(
         task: the task that encodes the records.
         records: the records, as `task.read` gives them.
         folder: folder for the files; created if it does not exist.
-        settings: what the encoding depends on besides the records, by name: the task's name and options, and the
-            tokenizer.
+        settings: what the encoding depends on besides the records, by name, such as the task's name and options, and
+            the tokenizer's fingerprint.
         part: which of the records are encoded.
         at_once: number of records that are encoded at a time.
 
     Raises:
-        RecordError, LengthError: as for `Task.encode`; the record numbers in messages count all records, from 0. A
-            LengthError is also raised if the task leaves out every record.
-        FormatError: a column has another kind of dtype or another shape for some records than for the first ones, or
-            values that do not fit the dtype of the first ones.
+        RecordError, LengthError, OptionError: as for `Task.encode`; the record numbers in messages count all records,
+            from 0. A LengthError is also raised if the task leaves out every record.
+        SourceError: the records cannot be read.
+        FormatError: the records are damaged; or a column has another kind of dtype or another shape for some records
+            than for the first ones, or values that do not fit the dtype of the first ones.
         StorageError: the disk is full, or a file cannot be written.
     """
     facts = {"version": _VERSION, "records": records.fingerprint(), "part": asdict(part), **settings}
@@ -125,13 +128,10 @@ def _write(task: Task, records: Stored, of: Part, place: Path, at_once: int) -> 
     left out, the names of the columns per token, and the length of each array.
 
     Raises:
-        LengthError: no record gives an example.
-        RecordError, LengthError: as for `Task.encode`.
-        FormatError: a column has another kind of dtype or another shape for some records than for the first ones, or
-            values that do not fit the dtype of the first ones.
+        RecordError, LengthError, OptionError, SourceError, FormatError, StorageError: as for `encoded`.
     """
     counts, bad = Counter[str](), dict[str, int]()
-    group, seen, ends = 1, 0, 0
+    group, seen, ends, before = 1, 0, 0, 0
     tokens: list[str] = []
     with ExitStack() as stack:
         columns: dict[str, _Column] = {}
@@ -145,7 +145,8 @@ def _write(task: Task, records: Stored, of: Part, place: Path, at_once: int) -> 
         chosen = (pair for pair in readable(records, bad) if of.has(pair[0]))
         for part in parts_of(chosen, at_once, task.fewest):
             numbers = np.array([number for number, _ in part])
-            made = encoded_part(task.encode, [record for _, record in part], numbers)
+            made = encoded_after(task, [record for _, record in part], numbers, before)
+            before += len(made)
             counts.update(made.counts)
             if len(made):
                 sequences = made.sequences.gathered()
@@ -185,7 +186,7 @@ class _Column:
         return self
 
     def add(self, values: NDArray[Any]) -> None:
-        """Append values, converted to the dtype of the first ones.
+        """Append values to the file, converted to the dtype of those with which the column was made.
 
         Raises:
             FormatError: the values have another kind of dtype or another shape, or the conversion would change a value.

@@ -39,7 +39,8 @@ class EvaluatingMixin(PreparingMixin):
         `eval_dataset` is a dataset; the name of one, if the Trainer has several; or None for the Trainer's only one.
 
         Raises:
-            OptionError: the data are a stream, or their loader leaves sequences out or has rows that the model refuses.
+            OptionError: the data are a stream; their loader leaves sequences out; or the loader has several rows, and
+                the model can run only one.
         """
         named = self.eval_dataset[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
         return self._packs_of(named) or super().get_eval_dataloader(eval_dataset)
@@ -53,12 +54,12 @@ class EvaluatingMixin(PreparingMixin):
         return self._packs_of(test_dataset) or super().get_test_dataloader(test_dataset)
 
     def _packs_of(self, data: Any) -> FedLoader | None:
-        """Return a DataLoader of a dataset's packs, from the first pack on; None if the dataset is not packed.
+        """Return a DataLoader of a dataset's packs, which begins at the first pack; None if the dataset is not packed.
 
-        If `data` is None, the dataset is `eval_dataset`.
+        If `data` is None, the dataset is the Trainer's `eval_dataset`.
 
         Raises:
-            OptionError: the data are a stream, or their loader leaves sequences out or has rows that the model refuses.
+            OptionError: as for `get_eval_dataloader`.
         """
         data = self.eval_dataset if data is None else data
         if not self._packs(data):
@@ -124,11 +125,12 @@ class EvaluatingMixin(PreparingMixin):
     ) -> Any:
         """Evaluate or predict as the Trainer does, and return its `EvalLoopOutput`.
 
-        Over packs, the loss is one sum over all batches, divided by one denominator, and predictions are in input
-        order.
+        Over packs, the loss is the sum of the losses of all batches, divided by one denominator for the whole
+        evaluation; predictions are in input order.
 
         Raises:
-            OptionError: the data are packs, and `include_for_metrics` or `compute_loss_func` is set.
+            OptionError: the data are packs, and `include_for_metrics` or `compute_loss_func` is set, or
+                `preprocess_logits_for_metrics` does not give one entry per sequence.
         """
         if not isinstance(dataloader, FedLoader):
             return super().evaluation_loop(

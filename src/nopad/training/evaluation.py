@@ -27,8 +27,9 @@ class Evaluated(NamedTuple):
     """The results of an evaluation, the same on every rank.
 
     Attributes:
-        loss: the sum of the losses of all labelled tokens or sequences, divided by their number; for an objective with
-            several parts, the sum of these quotients; NaN if nothing is labelled.
+        loss: the sum of the losses of all sequences, divided by the objective's denominator for all of them, such as
+            the number of labelled tokens. For an objective with several parts, such a quotient is computed for each
+            part, and the loss is the sum of the quotients. NaN if nothing is labelled.
         metrics: the metrics by name.
         sequences: number of evaluated sequences.
         predictions, labels: one array or a tuple of arrays, in input order; None unless they were kept.
@@ -42,7 +43,7 @@ class Evaluated(NamedTuple):
 
 
 class Evaluation:
-    """One pass over packs, on all ranks.
+    """One evaluation: a pass over packs, on all ranks.
 
     Args:
         objective: computes the loss and the metrics.
@@ -112,7 +113,8 @@ class Evaluation:
     def _gathered(self) -> tuple[Any, Any]:
         """Return predictions and labels of all ranks, in the order of the input.
 
-        Each of the two is one array, or a tuple of arrays if a sequence has several of them.
+        Each of the two is one array; or a tuple of arrays if the model has several outputs that are predictions (such
+        as start and end logits), or the objective several targets.
         """
         parts = [part for rank in over_all_ranks(self.kept) for part in rank]
         order = np.lexsort(np.concatenate([numbers for numbers, _, _ in parts], axis=1)[::-1])
@@ -141,9 +143,10 @@ def stacked_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _numbers(batch: PackedBatch) -> NDArray[np.int64]:
-    """Return where in the input each sequence is: source, record, and where it begins there; int64 ``[3, S]``.
+    """Return where in the input each sequence of a batch is; int64 ``[3, S]``.
 
-    A number that the batch does not have is 0.
+    The three numbers of a sequence are its source, its record, and where it begins in the record. A number that the
+    batch does not have is 0.
     """
     source, record, start = ("seq_source", "seq_index", "seq_start")
     assert {source, record, start} == set(RECORDS)
@@ -166,7 +169,9 @@ def _listed(value: Tensor, sequences: int) -> list[NDArray[Any]]:
 
 
 def _split(value: Tensor, batch: PackedBatch, gives: str) -> list[NDArray[Any]]:
-    """Return a value per token or per sequence as one array per sequence, in the order in which sequences were given.
+    """Divide a tensor with a value per token or per sequence (`gives`) into arrays, one per sequence of `batch`.
+
+    The arrays are in the order in which the sequences were given to the batch.
 
     Half precision becomes float32. Rows of logits that are minus infinity exactly after the end of each sequence
     (question answering) are cut to the sequences' lengths.

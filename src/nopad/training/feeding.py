@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from transformers.trainer_callback import TrainerCallback, TrainerState
 
-from nopad.errors import FormatError, OptionError
+from nopad.errors import OptionError
 from nopad.loading import PackedLoader
 from nopad.loading.summary import Summary
 from nopad.loading.torch import TorchLoader
 
-__all__ = ["STATE_FILE", "Ahead", "FedLoader", "Progress", "saved_state", "steps_of"]
-
-STATE_FILE = "nopad_loader.json"
-_TRAINER_STATE = "trainer_state.json"
+__all__ = ["Ahead", "FedLoader", "Progress"]
 
 
 class Ahead:
@@ -55,13 +50,13 @@ class Ahead:
         return cls(loader, steps - state["legs"][-1]["steps"])
 
     def whole(self, epoch: int) -> int:
-        """Return the number of steps of a whole epoch."""
+        """Return the number of optimiser steps in the whole of epoch number `epoch`, from 0."""
         if epoch not in self._whole:
             self._whole[epoch] = self._loader.steps_in(epoch)
         return self._whole[epoch]
 
     def steps(self, epochs: float) -> int:
-        """Return the number of steps left until `epochs` epochs, counted from epoch 0, are over.
+        """Return the number of steps left until `epochs` epochs, counted from epoch 0, are over; 0 if they are over.
 
         `epochs` may be fractional, like transformers' ``num_train_epochs``.
         """
@@ -83,22 +78,25 @@ class Ahead:
 
 
 class FedLoader(TorchLoader):
-    """A DataLoader of a loader's batches for the Trainer; the loader's epoch numbers may differ from the Trainer's."""
+    """A DataLoader that gives the Trainer the batches of a `PackedLoader`.
+
+    The Trainer's number of an epoch may differ from the loader's.
+    """
 
     _first: tuple[int, int] | None = None
 
     @cached_property
     def summary(self) -> Summary:
-        """The loader's summary of the epoch in which the Trainer begins."""
+        """The loader's summary of the epoch in which the Trainer begins; made when it is first asked for."""
         found = self.packed_loader.summary()
         assert isinstance(found, Summary)  # the Trainer asks only where there is a length, and a stream has none
         return found
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch.
+        """Begin the epoch to which the Trainer gives the number `epoch`.
 
-        The first call means the loader's current epoch, whatever `epoch` is. A later call with a number larger by k
-        means the k-th epoch after that.
+        In the first call, this is the loader's current epoch, whatever `epoch` is. In a later call, in which `epoch` is
+        larger by k than in the first, it is the k-th epoch after that one.
         """
         if self._first is None:
             self._first = epoch, self.packed_loader.epoch
@@ -107,7 +105,10 @@ class FedLoader(TorchLoader):
 
 
 class Progress(TrainerCallback):
-    """Sets the Trainer's epoch numbers to the loader's; the Trainer itself would count from where training resumed."""
+    """A callback that sets the Trainer's epoch numbers to the loader's, which count from the loader's first epoch.
+
+    The Trainer itself would count an epoch from where training resumed, and takes all epochs to be equally long.
+    """
 
     def __init__(self, loader: PackedLoader, ahead: Ahead, epochs: int) -> None:
         self.loader, self.ahead, self.last = loader, ahead, epochs
@@ -115,7 +116,7 @@ class Progress(TrainerCallback):
         self.begun = loader.steps_seen - (ahead.whole(self.epoch) - ahead.left)  # steps seen when this epoch began
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        """Set the total number of epochs."""
+        """Set the number of epochs that the Trainer reports for the whole training."""
         state.num_train_epochs = self.last
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
@@ -123,26 +124,3 @@ class Progress(TrainerCallback):
         if self.loader.epoch != self.epoch:
             self.epoch, self.begun = self.loader.epoch, self.loader.steps_seen - 1
         state.epoch = self.epoch + (self.loader.steps_seen - self.begun) / self.ahead.whole(self.epoch)
-
-
-def steps_of(folder: Path) -> int:
-    """Return the number of optimiser steps taken before a checkpoint was saved."""
-    return int(TrainerState.load_from_json(str(folder / _TRAINER_STATE)).global_step)
-
-
-def saved_state(folder: Path) -> Any:
-    """Return the loader's state in a checkpoint.
-
-    Raises:
-        FormatError: the checkpoint has no loader state, or one that cannot be read.
-    """
-    path = folder / STATE_FILE
-    if not path.is_file():
-        raise FormatError(
-            f"{folder} has no {STATE_FILE}, so it was not saved in training with a PackedLoader, which could not go on "
-            "where that stopped; give a checkpoint that has one, or begin anew"
-        )
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise FormatError(f"{path} is no JSON: {error}") from error

@@ -3,7 +3,7 @@
 ::
 
     FOLDER/nopad_train.toml     the configuration, which `nopad train` reads again
-    FOLDER/nopad_run.json       the size of a step and the data when the run began, and whether the run is over
+    FOLDER/nopad_run.json       a step's size and the data's fingerprints at the beginning; whether the run is over
     FOLDER/nopad_task.json      the task and its options, for predictions
     FOLDER/metrics.jsonl        one line per log
     FOLDER/checkpoint-N/        a checkpoint of the Trainer, with the loader's state
@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 from nopad.errors import OutputBusyError, OutputExistsError, ResumeError
 from nopad.files import PARTIAL_SUFFIX, local_path, storage_errors, write_atomic
-from nopad.training.feeding import STATE_FILE
+from nopad.training.checkpoint import STATE_FILE
 from nopad.training.longer import LENGTHS, compared
 from nopad.training.tables import TrainConfig
 from nopad.training.toml import to_toml
@@ -92,6 +92,11 @@ class RunFolder:
         self.path = local_path(folder)
         self._lock: int | None = None
 
+    @property
+    def cache(self) -> Path:
+        """The folder for the run's encoded data."""
+        return self.path / CACHE
+
     def take(self, config: TrainConfig, *, resume: bool) -> None:
         """Lock the folder for this process; create it if it does not exist.
 
@@ -101,8 +106,9 @@ class RunFolder:
 
         Raises:
             OutputExistsError: without `resume`: the folder holds a run, or other files.
-            ResumeError: there is no run to resume, its configuration differs (the message names the field) or is
-                damaged, or the run would become shorter.
+            ResumeError: with `resume`: the folder holds no run; the run began with another configuration (fields that
+                do not change what is learned may differ); the stored configuration is damaged; or the run would become
+                shorter.
             StorageError: the folder cannot be made or locked.
             OutputBusyError: another process trains in the folder.
         """
@@ -118,7 +124,7 @@ class RunFolder:
             self._check_same(config)
 
     def begin(self, config: TrainConfig, *, per_step: str, data: Mapping[str, str]) -> None:
-        """Write the configuration of a new run, and the size of its step; from then on, the folder holds a run.
+        """Write a new run's configuration, step size and data fingerprints; from then on, the folder holds a run.
 
         `per_step` and `data` are those of `check_run`.
 
@@ -236,7 +242,11 @@ class RunFolder:
         return f"take only its weights, with --init-from {self.path} and another output.folder"
 
     def _began(self) -> dict[str, Any]:
-        """Return the configuration that the run began with; raise `ResumeError` if the stored file is damaged."""
+        """Return the configuration with which the run began, as tables of fields.
+
+        Raises:
+            ResumeError: the stored file is damaged.
+        """
         try:
             return tomllib.loads((self.path / CONFIG_FILE).read_text(encoding="utf-8"))
         except ValueError as error:
@@ -272,11 +282,21 @@ class RunFolder:
         return found if isinstance(found, dict) else {}
 
     def note(self, **facts: Any) -> None:
-        """Add fields to ``nopad_run.json``, or replace them."""
+        """Add fields to ``nopad_run.json``, or replace them.
+
+        Raises:
+            StorageError: the disk is full, or the file cannot be written.
+        """
         write_atomic(self.path / RUN_FILE, _json({**self.facts(), **facts}))
 
     def clear_incomplete(self) -> None:
-        """Remove checkpoints newer than the last complete one, which were being written when the run was killed."""
+        """Remove checkpoints newer than the last complete one, or all if none is complete.
+
+        The run was killed while it wrote them.
+
+        Raises:
+            ResumeError: as in `last_checkpoint`.
+        """
         last = last_checkpoint(self.path)
         for number, path in _checkpoints(self.path):
             if last is None or number > int(last.name.removeprefix(_PREFIX)):
@@ -309,7 +329,7 @@ def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """Return the last complete checkpoint of a run; None: there is none.
+    """Return the folder of a run's last complete checkpoint; None if no checkpoint is complete.
 
     Raises:
         ResumeError: no checkpoint is complete, and one was saved without the optimiser's state.
@@ -388,7 +408,9 @@ def append_line(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def kept_lines(path: Path, step: int) -> None:
-    """Keep the lines of a metrics file up to this step; remove later lines, and lines that are no whole JSON object.
+    """Keep the lines of a metrics file up to step number `step`, and remove those of later steps.
+
+    Lines that are no whole JSON object are removed too.
 
     Raises:
         StorageError: the file cannot be written.

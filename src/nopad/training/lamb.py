@@ -186,7 +186,9 @@ class Lamb(torch.optim.Optimizer):
         return params, [cast(Tensor, param.grad) for param in params]
 
     def _divisor(self, gradients: list[list[Tensor]]) -> float:
-        """Return the number by which gradients are divided to clip them (1: no clipping), after waiting for the device.
+        """Return the number by which gradients are divided to clip them (1: no clipping).
+
+        This waits for the device.
 
         Raises:
             TrainingError: the norm of a gradient is not finite.
@@ -290,7 +292,7 @@ def _kind(tensor: Tensor) -> torch.dtype:
 
 
 def _trust(group: Mapping[str, Any], params: list[Tensor], updates: list[Tensor] | tuple[Tensor, ...]) -> list[Tensor]:
-    """Return the trust ratio of each parameter, 0-dim tensors."""
+    """Return the trust ratio r of each parameter, as 0-dim tensors; `updates` are the u of the module's formula."""
     weights, sizes = torch.stack(_norms(params)), torch.stack(_norms(list(updates)))
     one = torch.ones_like(weights)
     counted = weights if group["max_weight_norm"] is None else weights.clamp(max=group["max_weight_norm"])
@@ -331,7 +333,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _check_eps(eps: float, dtype: torch.dtype, group: int) -> None:
-    """Refuse an `eps` that is 0 in the dtype of a parameter: updates would be NaN, and with them the parameters.
+    """Refuse an `eps` that is 0 in the dtype of a parameter: where a gradient is 0, the parameter would become NaN.
 
     Raises:
         OptionError: `eps` is 0 in this dtype.

@@ -28,10 +28,10 @@ __all__ = ["Loaders", "about", "find_data", "has_evaluation", "widest"]
 
 
 def find_data(config: TrainConfig) -> dict[str, Any]:
-    """Return training and evaluation data by name, "train" and "eval".
+    """Open the training and evaluation data; return a dict with the keys "train" and "eval".
 
-    Each is a stream of records, or the place where tokens are stored. "eval" is None without an evaluation, and the
-    same stream as "train" with ``data.held_out``.
+    A value is a `RecordStream`, or the path at which tokens are stored. "eval" is None if there are no evaluation data.
+    With ``data.held_out``, it is the same stream as "train".
 
     Raises:
         InputError: the data cannot be opened, or do not fit the configuration; the message names the field.
@@ -116,7 +116,10 @@ class Loaders:
         self.notes: list[str] = []
 
     def of(self, config: TrainConfig, args: Any) -> Loaders:
-        """Return the `Loaders` of the same run with other options of packing and other training arguments."""
+        """Return `Loaders` of the same run, with another ``[packing]`` in `config`, and other `args`.
+
+        They share the encoded data of this object.
+        """
         made = Loaders(config, args, self.task, self.tokenizer, self.objective, self.cache)
         made._examples = self._examples  # packing does not change them
         return made
@@ -126,6 +129,7 @@ class Loaders:
 
         Raises:
             InputError: records cannot be read or encoded.
+            StorageError: the encoded data cannot be written.
         """
         if not isinstance(data, RecordStream):
             return None
@@ -146,6 +150,7 @@ class Loaders:
 
         Raises:
             InputError: records or tokens cannot be read, encoded or packed.
+            StorageError: as for `examples`.
         """
         options, capacity = self._options(training=name == "train"), self.config.packing.capacity
         examples = self.examples(data, name)
@@ -184,7 +189,7 @@ class Loaders:
     def _settings(self) -> Mapping[str, Any]:
         """Return the task, its options, ``data.empty`` and the tokenizer's fingerprint, by name.
 
-        Runs on the same records in which these agree share the files of encoded data.
+        Two runs share the files of encoded data only if all of this is the same in both.
         """
         said = {"task": self.config.task.name, "options": dict(self.config.task.options)}
         said["empty"] = self.config.data.empty
@@ -192,7 +197,7 @@ class Loaders:
 
 
 def widest(loader: PackedLoader) -> int:
-    """Return the average number of tokens of a rank's flat batch; 1 if it is not known."""
+    """Return the average number of tokens that a rank gets in a micro-step, rounded; 1 if it is not known."""
     summary = loader.summary()
     if not isinstance(summary, Summary) or not summary.steps:
         return 1

@@ -16,6 +16,7 @@ import torch
 import transformers
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 
+from nopad.training.checkpoint import trainer_state
 from nopad.training.counted import CountedLR
 
 __all__ = ["LENGTHS", "Longer", "compared"]
@@ -50,7 +51,7 @@ def _length(trainer: Mapping[str, Any]) -> tuple[str, float]:
 
 
 class Longer(TrainerCallback):
-    """Sets the learning rates of a run that was made longer to those of its new length; reports old and new rate.
+    """For a run that was made longer: sets the learning rates to those of the new length, and reports old and new rate.
 
     Args:
         checkpoint: folder of the checkpoint from which the run resumes.
@@ -58,7 +59,7 @@ class Longer(TrainerCallback):
     """
 
     def __init__(self, checkpoint: Path, say: Callable[[str], None]) -> None:
-        self.before = TrainerState.load_from_json(str(checkpoint / "trainer_state.json")).max_steps
+        self.before = trainer_state(checkpoint).max_steps
         self.say = say
 
     def on_train_begin(
@@ -123,7 +124,10 @@ def _changed(step: int, here: float, was: float, last: str) -> str:
 
 
 def _rate(args: Any, steps: int) -> Callable[[int], float]:
-    """Return, for a run of `steps` steps, the function from a step's number to its multiple of the learning rate."""
+    """Return a function that gives, for the number of a step, the factor of the peak learning rate at that step.
+
+    `steps` is the number of steps of the run.
+    """
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=args.learning_rate)
     how = {"num_warmup_steps": args.get_warmup_steps(steps), "num_training_steps": steps}
     schedule = _lib.get_scheduler(

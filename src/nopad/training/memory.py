@@ -145,7 +145,11 @@ def _activations(model: Any, slots: tuple[int, int], checkpointing: bool) -> int
 
 
 def _checkpointed(config: Any, slots: tuple[int, int], total: int, model: Any) -> int:
-    """Return the bytes kept with gradient checkpointing: the layers' inputs, and one layer's share of `total` bytes."""
+    """Return the bytes kept with gradient checkpointing: the layers' inputs, and what autograd keeps of one layer.
+
+    The latter is `total`, the bytes without checkpointing, divided by the number of layers. The result is at most
+    `total`.
+    """
     text, size = config.get_text_config(), next(model.parameters()).element_size()
     layers = max(int(getattr(text, "num_hidden_layers", 1)), 1)
     inputs: int = layers * slots[0] * slots[1] * int(getattr(text, "hidden_size", 0)) * size
@@ -156,8 +160,8 @@ def _checkpointed(config: Any, slots: tuple[int, int], total: int, model: Any) -
 def _counted_attention(model: Any) -> Iterator[None]:
     """In a ``with`` block, replace a model's attention by `_Fused`, which keeps the same tensors as fused kernels do.
 
-    These are queries, keys, values, results, and the sums of the softmax. The caller must restore the configuration's
-    `_attn_implementation` afterwards.
+    The tensors are queries, keys, values, results, and the sums of the softmax. The caller must restore the
+    configuration's `_attn_implementation` afterwards.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as functions
 
@@ -178,7 +182,7 @@ def _attention(
 
 
 class _Fused(torch.autograd.Function):
-    """A stand-in for a fused attention kernel, which keeps the same tensors and computes nothing."""
+    """An attention function that computes nothing, but saves for the backward pass what a fused kernel saves."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -3,9 +3,9 @@
 The Trainer does all the rest: optimiser, schedule, mixed precision, DDP and FSDP, logging, checkpoints. The mix-in adds
 support for packs, and overrides public methods only:
 
-* **data**: a `PackedLoader`, or records that a task packs into one. The loader gives each rank its own batches, in
-  the right order, so the Trainer does not shuffle, batch, shard, dispatch or skip them again. An option that asks for
-  one of these, or contradicts the loader's step, is refused;
+* **data**: a `PackedLoader`, which the user gives, or which the mix-in makes of the user's data, such as records and a
+  task. The loader gives each rank its own batches, in the right order, so the Trainer does not shuffle, batch, shard,
+  dispatch or skip them again. An option that asks for one of these, or contradicts the loader's step, is refused;
 * **loss**: computed by an objective, over one denominator for all micro-batches of a step, on all ranks
   (`get_batch_samples`);
 * **evaluation and prediction**: over packs too, with the same loss and metrics as without packs, and predictions in
@@ -14,7 +14,7 @@ support for packs, and overrides public methods only:
   resume on another number of ranks, and then takes exactly the sequences that the epoch has not seen;
 * **trouble**: a loss that is NaN or infinite stops all ranks before the optimiser steps, and its batch is saved.
 
-The mix-in does not change training on data that are not packed.
+On data that are not packed, a model trains as without the mix-in; but a model from ``model_init`` is made pack-safe.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from nopad.store import PackedDataset
 from nopad.tasks import Objective, Task
 from nopad.tasks.routing import learned_share
 from nopad.tasks.settings import write_task
-from nopad.training.checkpoint import check_same_model
+from nopad.training.checkpoint import STATE_FILE, check_same_model, saved_state, steps_of
 from nopad.training.checks import check_ranks, check_schedule, check_step, forget_evaluation
 from nopad.training.effects import effects, length_of
 from nopad.training.evaluating import EvaluatingMixin, each_dataset
-from nopad.training.feeding import STATE_FILE, Ahead, FedLoader, Progress, saved_state, steps_of
+from nopad.training.feeding import Ahead, FedLoader, Progress
 from nopad.training.schedules import Schedule
 from nopad.training.trouble import Watch, check_unscaled, enough_memory
 
@@ -65,7 +65,7 @@ class PackedMixin(EvaluatingMixin):
         objective: computes the loss, if there is no task; None: the objective that fits the model's head.
         capacity: most tokens per pack. ``per_device_train_batch_size`` is the number of rows per rank and micro-step.
             None: the rows of a packed dataset are used as stored, and other datasets are not packed, unless they are
-            loaders.
+            loaders; records of a task and `Examples` need a capacity.
         loading: further options of `nopad.PackedLoader`: balance, cost, depth, ...
         schedule: the learning rate by sequences, tokens or steps seen (`nopad.training.Schedule`), in place of the
             Trainer's own schedule.
@@ -79,8 +79,10 @@ class PackedMixin(EvaluatingMixin):
 
     Raises:
         OptionError: the Trainer's options contradict the loader's step, or would shuffle, batch or collate a second
-            time; or there are two schedules, or both a task and an objective.
+            time; there are two schedules, or two losses, such as a task and an objective; a `capacity` is missing; or
+            the model does not fit the task or the objective.
         UnsupportedModelError: the model cannot keep sequences apart, or has no head by which to choose an objective.
+        InputError: the training data cannot be read, encoded or packed.
 
     >>> import transformers
     >>> from nopad.training import PackedMixin
@@ -140,7 +142,10 @@ class PackedMixin(EvaluatingMixin):
             check_schedule(self, packs=packs)
 
     def _look_at(self, given: dict[str, Any]) -> None:
-        """Check or complete `given`, the arguments of the Trainer's constructor, in place; here, do nothing."""
+        """Check or complete `given`, the arguments of the Trainer's constructor, in place.
+
+        Here, this does nothing; subclasses override it.
+        """
 
     def get_train_dataloader(self) -> Any:
         """Return a `DataLoader` of the loader's batches, which accelerate leaves unchanged.
@@ -179,8 +184,9 @@ class PackedMixin(EvaluatingMixin):
     ) -> Any:
         """Return the objective's loss: the batch's sum of losses, divided by the step's denominator.
 
-        In training, the result is multiplied by the number of ranks, since gradients are averaged over them. Without
-        packs or an objective, or if TRL computes the loss of the objective itself, this is the Trainer's own loss.
+        In training, the result is multiplied by the number of ranks, since gradients are averaged over them; ranks of
+        tensor parallelism count as one. Without packs or an objective, or if TRL's own code computes the loss, this is
+        the Trainer's own loss.
         """
         ours = self.objective is not None and isinstance(inputs, PackedBatch) and not self._loss_is_theirs
         if not ours:
@@ -249,16 +255,19 @@ class PackedMixin(EvaluatingMixin):
         return done // most + len(epochs), most, examples, samples, batch, most * loader.accumulation, max_steps
 
     def train(self, resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as transformers' Trainer does, from where the loader stands, or from where the checkpoint left it.
+        """Train as transformers' Trainer does, beginning where the loader stands; return what the Trainer returns.
 
-        Returns what the Trainer returns. Before training begins, the first rank prints what packing changes, unless
-        `quiet` is set. Each trial of a hyper-parameter search begins where the first one began. After an exception, the
-        loader stands before the step that the exception interrupted, so calling `train` again loses no sequence.
+        If training resumes, it begins where the loader stood when the checkpoint was saved. Before training begins, the
+        first rank prints what packing changes, unless `quiet` is set or the data are a stream. Each trial of a
+        hyper-parameter search begins where the first one began. After an exception, the loader stands before the step
+        that the exception interrupted, so calling `train` again loses no sequence.
 
         Raises:
-            FormatError: the checkpoint holds no loader state.
-            PlanMismatchError: the checkpoint's loader state belongs to other data, another plan, cost model or seed.
-            OptionError: the checkpoint's model has another configuration.
+            FormatError: the checkpoint holds no loader state, or a file of it is damaged.
+            PlanMismatchError, BalanceError: as for `PackedLoader.load_state_dict`: the loader refuses the checkpoint's
+                state, for example since it belongs to other data.
+            OptionError: the checkpoint's model has another configuration; or as for `set_initial_training_values`.
+            TrainingError: as for `training_step`.
         """
         if not isinstance(self.train_dataset, PackedLoader) and self._packs(self.train_dataset):
             self._get_ready()
@@ -291,12 +300,12 @@ class PackedMixin(EvaluatingMixin):
             self.args.ignore_data_skip = skips
 
     def _undo_step(self, loader: PackedLoader) -> None:
-        """Move the loader back before an interrupted step, which changed no weights, so that no sequence is lost."""
+        """If a step was interrupted before it changed the weights, move the loader back to where the step began."""
         if self._before is not None and self._before[0] == self.state.global_step:
             loader.load_state_dict(self._before[1].state_dict())
 
     def _tell(self, loader: PackedLoader) -> None:
-        """Print what packing changes, on the first rank, unless `quiet` is set."""
+        """Print what packing changes, on the first rank, unless `quiet` is set or the data are a stream."""
         summary = None if self.quiet or not self.is_world_process_zero() else loader.summary()
         if isinstance(summary, Summary):
             total = None if self.schedule is None else length_of(self.schedule, loader, self.args)
@@ -308,8 +317,8 @@ class PackedMixin(EvaluatingMixin):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log as the Trainer does.
 
-        Logs of a training loss also get the number of sequences and tokens seen since the first epoch, except from a
-        stream on several ranks.
+        If the training data are packed, logs of a training loss also get the numbers of sequences and tokens seen since
+        the beginning of the first epoch. For a stream on several ranks, these numbers are not known, and left out.
         """
         loader = self.train_dataset
         if (
@@ -353,7 +362,7 @@ def _without_bars() -> Iterator[None]:
 
 
 def _map(datasets: Any, function: Callable[[Any], Any]) -> Any:
-    """Apply `function` to an evaluation dataset, or to each value of a dict of them, and return the result."""
+    """Return ``function(datasets)`` for one evaluation dataset; for a dict of them, a dict with the result for each."""
     if isinstance(datasets, Mapping):
         return {name: function(one) for name, one in datasets.items()}
     return function(datasets)

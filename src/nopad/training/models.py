@@ -51,9 +51,10 @@ def load_tokenizer(table: Model) -> Any:
 
 
 def read_model_config(table: Model, task: type[Task] | Task | None) -> Any:
-    """Return the configuration of the model of a table ``[model]``, changed as the task and ``model.config`` require.
+    """Return the configuration of the model that a table ``[model]`` names, with some fields changed.
 
-    A task that is None, or a class and not an object, changes nothing.
+    A task sets what `Task.model_options` returns, such as the names of classes; ``model.config`` replaces these and
+    other fields. If `task` is None, or a class and not an object, only ``model.config`` counts.
 
     Raises:
         FormatError: there is no model, or its configuration cannot be read.
@@ -113,7 +114,9 @@ def longest(model: Any) -> int | None:
 
 
 def check_positions(table: Model, shape: Any) -> None:
-    """Refuse a checkpoint with fewer learned positions than the model, such as one of pre-training's first phase.
+    """Refuse a checkpoint with fewer learned positions than the model that is to begin with its weights.
+
+    An example is a checkpoint of a first phase of pre-training, with a model for shorter sequences.
 
     `shape` is the model without weights, from `outline`. Nothing is checked if ``model.init_from`` or ``model.name`` is
     not given, or if the model learns no positions.
@@ -227,7 +230,9 @@ def _weights(table: Model) -> Path | str:
 
 
 def _initial(table: Model) -> Path | None:
-    """Return the folder that ``model.init_from`` means: itself, or its last checkpoint; None: it is not given.
+    """Return the folder that ``model.init_from`` names, or the last checkpoint in it; None if it is not given.
+
+    A folder with a model or adapters is returned itself.
 
     A checkpoint without the state of the optimiser is enough, since only weights are read.
 
@@ -264,6 +269,8 @@ def _adapters(table: Model) -> Path | None:
 
 def _load_adapters(model: Any, path: Path) -> set[str]:
     """Load saved adapters' weights into a model with adapters; return the names in peft's ``modules_to_save``.
+
+    These are modules that are trained and saved as a whole, such as a head.
 
     Raises:
         OptionError: the adapters belong to another model.
@@ -331,10 +338,12 @@ def _head(table: Model, config: Any, auto: str | None) -> Iterator[None]:
 
 @contextmanager
 def _reading(name: str, what: str) -> Iterator[None]:
-    """In a ``with`` block, turn transformers' errors into a `FormatError` of one line; `what` is what is read.
+    """In a ``with`` block, turn errors of transformers or peft into a `FormatError` of one line.
+
+    `name` is the folder, or the name on the hub, that is read; `what` says in the message what is read from it.
 
     Raises:
-        FormatError: before the block, if `name` is the path of a folder that does not exist.
+        FormatError: the block raised such an error; or, before the block, `name` is a path at which there is nothing.
     """
     if name.startswith((".", "/", "~")) and not Path(name).exists():
         raise FormatError(f"{name}: there is no such folder; give a folder with a model, or a name on the hub")

@@ -66,7 +66,9 @@ class PreparingMixin(_Base):
             self._ready = True
 
     def _make_safe(self) -> None:
-        """Make the model pack-safe, and choose the objective that fits its head if none is given.
+        """Make the model pack-safe, and choose the objective that fits its head.
+
+        No objective is chosen if one is given, or if there is a `compute_loss_func`.
 
         Raises:
             UnsupportedModelError: the model cannot keep sequences apart, or no objective is known for its head.
@@ -90,7 +92,7 @@ class PreparingMixin(_Base):
 
     @property
     def _loss_is_theirs(self) -> bool:
-        """Whether TRL's Trainer itself computes the loss of a training step, over the same labels; here, False."""
+        """Whether TRL's own code computes the loss of a training step, and not the objective; here, False."""
         return False
 
     def _check_metric(self) -> None:

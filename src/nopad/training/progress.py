@@ -31,7 +31,8 @@ class Logged:
         values: the values that the Trainer logged, by name.
         sequences, tokens: sequences and tokens per second since the previous log of a training loss, on all ranks;
             None: not known, or this log has no training loss.
-        padding: share of padding in the slots since then; None: batches have no padding, or it is not known.
+        padding: share of the slots since the previous log of a training loss that hold padding; None: batches have no
+            padding, or it is not known.
         left: seconds until the last step; None: not known.
     """
 
@@ -91,7 +92,7 @@ class Metrics(TrainerCallback):
         self._begun = self._steps = self._sequences = self._tokens = 0
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Start counting steps, sequences, tokens and time."""
+        """Begin to count steps, sequences, tokens and time, for the rates of later logs."""
         self._begun = state.global_step
         self._restart(state)
         self._all_busy, self._mark = 0.0, time.perf_counter()
@@ -106,7 +107,10 @@ class Metrics(TrainerCallback):
         return not (self.loader.is_stream and self.loader.ranks.world_size > 1)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Count the time of a step, log before a checkpoint, and, on the first rank, call `step`."""
+        """Count the time of a step, and, on the first rank, call `step`.
+
+        If a checkpoint is about to be saved, the Trainer is made to log before it.
+        """
         now = time.perf_counter()
         self._busy, self._all_busy, self._mark = (
             self._busy + now - self._mark,
@@ -119,7 +123,7 @@ class Metrics(TrainerCallback):
             self.step(state.global_step, state.max_steps)
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Log if a checkpoint is about to be saved."""
+        """Make the Trainer log at the end of an epoch, if a checkpoint is about to be saved."""
         if control.should_save:
             control.should_log = True
 

@@ -46,7 +46,7 @@ def save_each_epoch(config: TrainConfig, args: Any, loader: PackedLoader) -> Non
 
 
 def saves(args: Any, steps: int | None) -> str:
-    """Return when a run of about so many steps saves checkpoints, in words."""
+    """Return, in words, when a run of about `steps` steps saves checkpoints; `steps` None: the number is not known."""
     kept = "" if args.save_total_limit is None else f"; the last {args.save_total_limit} are kept"
     if args.save_strategy == SaveStrategy.EPOCH and (args.num_train_epochs > 1 or args.max_steps > 0):
         return f"a checkpoint at the end of each epoch{kept} (trainer.save_strategy, trainer.save_total_limit)"

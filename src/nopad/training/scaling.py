@@ -2,9 +2,10 @@
 
 With p sequences per pack, a step with the same number of rows sees p times as many sequences, and an epoch has 1/p of
 the steps. The correction "accumulation" keeps the number of sequences per step: it divides the number of micro-steps by
-p, and every other hyper-parameter keeps its meaning. The correction "betas" makes the moments of Adam and LAMB forget
-as much per sequence as before: it raises the betas to the power of p, which is exact if gradients are constant. Neither
-changes the learning rate: the paper found that training converges more slowly if the rate is scaled with the batch.
+p. Every other hyper-parameter then keeps its meaning, except as far as the quotient has to be rounded. The correction
+"betas" makes the moments of Adam and LAMB forget as much per sequence as without packs: it raises the betas to the
+power of p, which is exact if gradients are constant. Neither changes the learning rate: the paper found that training
+converges more slowly if the rate is scaled with the batch.
 
 Source: Krell et al., arXiv 2107.02027, section 3.3 and supplement E, whose example 0.81^2 = 0.66 is rounded (0.6561).
 """
@@ -158,7 +159,7 @@ def scale_for_packing(hparams: Any, factor: Any, how: How = "accumulation") -> S
 def _fewer(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str]]:
     """Divide the number of micro-steps by `p`, the sequences per pack; return the change, and lines that describe it.
 
-    The change is as in `Scaled.changed`: empty if the number stays.
+    The change is as in `Scaled.changed`: empty if the number stays. `hparams` itself is not changed.
 
     Raises:
         OptionError: the number of micro-steps is missing, is given under two names, or is not an integer of at least 1;

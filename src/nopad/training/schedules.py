@@ -1,11 +1,11 @@
 """`Schedule`: a learning rate as a function of the number of sequences, tokens or optimiser steps seen.
 
-Packing puts p times as many sequences into a step, so a schedule in steps ends its warm-up after p times as many
-sequences as before. A schedule that counts sequences or tokens means the same with and without packs. This module
-computes the rate, in plain Python; `nopad.training.CountedLR` applies it to a torch optimiser.
+With p sequences per pack, a step has p times as many sequences, so a schedule in steps ends its warm-up after p times
+as many sequences as without packs. A schedule that counts sequences or tokens means the same with and without packs.
+This module computes the rate, in plain Python; `nopad.training.CountedLR` applies it to a torch optimiser.
 
-Source: the warm-up from an initial rate and the polynomial decay to an end ratio are those of MLPerf's BERT; "Breaking
-MLPerf Training", Table 4, tunes them.
+Source: the warm-up from an initial rate and the polynomial decay to an end ratio are those of MLPerf's BERT; Table 4 of
+"Breaking MLPerf Training" has tuned values of them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Schedule:
         counts: the unit that is counted, over all ranks: "sequences", "tokens" or "steps" (of the optimiser).
         warmup: length of the warm-up, in units of `counts`; a value below 1 is a share of the whole schedule.
         total: length of the whole schedule, warm-up included, in units of `counts`; None: the length of training.
-        initial: multiple at the first step, from 0 to 1. MLPerf's warm-up of w steps that begins at step -s
-            ("LR init" -s) is ``warmup=w - s, initial=s / w``.
-        end: multiple at the end, from 0 to 1.
+        initial: multiple at the beginning of the warm-up, from 0 to 1. In MLPerf, a warm-up of w steps may begin s
+            steps before the first one ("LR init" -s); here, this is ``warmup=w - s, initial=s / w``.
+        end: multiple at the end of the schedule, from 0 to 1.
         power: exponent of the decay; 1: linear; 0: the rate stays, and drops to `end` at the end.
 
     Raises:

@@ -1,6 +1,7 @@
 """The tables of a configuration of `nopad train`: one frozen dataclass each, with the same fields as in the file.
 
-Each table checks its fields together; the type of each is checked before (`nopad.training.config`).
+Each dataclass checks that its fields fit each other. The type of each field is checked before, by
+`nopad.training.config`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Model:
         dtype: dtype of the parameters.
         backend: how attention keeps sequences apart (`nopad.packed`).
         config: fields of the model's configuration to change, such as a dropout.
-        lora: options of `peft.LoraConfig`; if there are any, only adapters are trained.
+        lora: options of `peft.LoraConfig`; if there are any, only adapters are trained, and modules that peft trains as
+            a whole, such as a new head.
 
     Raises:
         OptionError: neither `name` nor `init_from` is given, or both `fresh` and `init_from`.
@@ -66,7 +68,7 @@ class Data:
     Attributes:
         train: files or folders of records (with a task), or one place where tokens are stored: a packed dataset, a
             folder of arrays, or another source that `nopad.loading.sources.open_tokens` reads.
-        eval: the same for evaluation data.
+        eval: the same for evaluation data. Without it, the validation split of a packed dataset is used, if it has one.
         empty: what happens to a record without a token: "skip" leaves it out and counts it, "error" stops; None: "skip"
             for records, "error" for stored tokens.
         on_bad_record: what happens to a record that cannot be decoded: "error" stops, "skip" leaves it out and counts
@@ -120,14 +122,16 @@ class Packing:
     """``[packing]``: options of `nopad.PackedLoader`.
 
     Attributes:
-        capacity: most tokens of a pack; None: for records in rows, the model's positions, but at most 2,048 unless
-            ``task.max_length`` is longer; the rows of a packed dataset are used unchanged.
+        capacity: most tokens of a pack. None: for records in rows, it is 2,048, or the model's number of positions if
+            that is smaller, or ``task.max_length`` if that is larger than these; the rows of a packed dataset are used
+            unchanged.
         rows, tokens, sequences: number of rows, tokens or sequences that a rank takes per micro-step; give at most one
             of them. Without any: rows that hold about 8 sequences, or one row of stored tokens.
         token_cap: with `sequences`, most tokens that a rank takes per micro-step.
         depth, algorithm, options: how packs are planned, as in `nopad.plan`.
         cost: the cost model by which ranks are balanced: "tokens", or "attention:HIDDEN_SIZE".
-        last: as in `nopad.PackedLoader`; by default, the last step of an epoch has as many rows as there are packs.
+        last: as in `nopad.PackedLoader`; by default ("short"), the last step of an epoch has fewer rows if not enough
+            packs are left.
         accumulation, balance, align, together, prefetch: as in `nopad.PackedLoader`.
         correction: how hyper-parameters that were tuned without packs are corrected by the packing factor
             (`nopad.training.scale_for_packing`): "accumulation", "betas" or "none".

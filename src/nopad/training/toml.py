@@ -32,6 +32,8 @@ def as_toml(value: Any) -> str:
 
     >>> as_toml(True), as_toml(["no", 1e-05]), as_toml({"a b": None, "c": 1})
     ('true', '["no", 1e-05]', '{c = 1}')
+
+    TOML has no None, so a key whose value is None is left out.
     """
     if isinstance(value, bool):
         return "true" if value else "false"

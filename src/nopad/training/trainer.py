@@ -23,4 +23,6 @@ class PackedTrainer(PackedMixin, transformers.Trainer):
     >>> trainer = PackedTrainer(model, how, task=task, train_dataset=records, capacity=64, eval_dataset=records)
     >>> found = trainer.evaluate()
     {'eval_loss': ..., 'eval_accuracy': ...}
+
+    The Trainer itself prints the metrics, since `disable_tqdm` is set.
     """

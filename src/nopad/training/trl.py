@@ -51,13 +51,15 @@ _TOKENIZER = frozenset({"chat_template_path", "eos_token", "pad_token"})
 
 
 def check_passed_over(trainer: Any, **same: Any) -> None:
-    """Refuse options of TRL's configuration that concern TRL's own preparation of data, or its own loss.
+    """Refuse options of TRL's configuration that would do nothing on packs, such as how TRL prepares data.
 
-    An option may be None or have its default value. `same` gives, for some options, a value that is allowed too,
-    because the task does the same. A configuration that is not TRL's is not checked.
+    Every option may be None or have its default value. Options of transformers' `TrainingArguments` may have any value,
+    and so may options of TRL that work on packs too (`_DOES`), and those of the tokenizer if the task has the same one.
+    `same` gives, for some other options, a value that is allowed since the task does the same. A configuration that is
+    not TRL's is not checked.
 
     Raises:
-        OptionError: such an option has another value.
+        OptionError: an option that is none of these is neither None nor at its default.
     """
     args, task = trainer.args, trainer.task
     kind = next((one for one in type(args).__mro__ if one.__module__.startswith("trl.")), None)
@@ -85,9 +87,10 @@ class _Packed(PackedMixin):
             given["processing_class"] = tokenizer
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate, and return the metrics.
+        """Evaluate as TRL's Trainer does, and return the metrics.
 
-        Packed data are evaluated by transformers' Trainer, since TRL would tokenise the records itself.
+        If `eval_dataset` is given and is packed, transformers' Trainer evaluates it, since TRL would tokenise the
+        records itself.
         """
         if any(self._packs(one) for one in each_dataset(eval_dataset)):
             return transformers.Trainer.evaluate(self, eval_dataset, *args, **kwargs)
@@ -123,7 +126,10 @@ class PackedSFTTrainer(_Packed, _SFT):
     """
 
     def __init__(self, *args: Any, formatting_func: Any = None, **kwargs: Any) -> None:
-        """Take the arguments of TRL's `SFTTrainer`, and those of `PackedMixin`."""
+        """Take the arguments of TRL's `SFTTrainer`, and those of `PackedMixin`.
+
+        A `formatting_func` is refused, with an OptionError: a task turns records into sequences here.
+        """
         self._formats = formatting_func is not None
         super().__init__(*args, **kwargs, **({"formatting_func": formatting_func} if self._formats else {}))
 
@@ -146,10 +152,11 @@ class PackedSFTTrainer(_Packed, _SFT):
         return isinstance(self.objective, OfTokens) and self.objective.causal and self.objective.per == "token"
 
     def evaluated_objective(self) -> Objective:
-        """Return the objective of a training step, without the router loss of a mixture of experts.
+        """Return the objective whose loss an evaluation computes.
 
-        If TRL computes the loss in training, the objective is a copy that follows TRL's `loss_type` and
-        `label_smoothing_factor`.
+        If TRL computes the loss of training steps, this is a copy of the trainer's objective, set to TRL's `loss_type`
+        and `label_smoothing_factor` (no smoothing with "dft"). Otherwise, it is the trainer's objective itself. An
+        evaluation adds no router loss of a mixture of experts, since it runs without gradients.
         """
         made = super().evaluated_objective()
         if not self._loss_is_theirs:

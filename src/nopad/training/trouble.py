@@ -45,7 +45,7 @@ class Watch:
             rank: number of this rank, for the file's name.
 
         Raises:
-            LossError: a loss is NaN or infinite on some rank; that rank has saved the batch in `folder`.
+            LossError: a loss is NaN or infinite on some rank; that rank has saved its first such batch in `folder`.
         """
         step, self._step = self._step, []
         if not step:
@@ -70,10 +70,13 @@ class Watch:
 
 
 def check_unscaled(trainer: Any, ours: Tensor, taken: Tensor) -> None:
-    """Refuse a trainer that changes the loss after `compute_loss`, such as dividing it by the number of micro-steps.
+    """Refuse a trainer that changes the loss after `compute_loss`.
+
+    An example is a trainer that divides it by the number of micro-steps. `ours` is the loss that `compute_loss`
+    returned, and `taken` the loss that the training step returned.
 
     Raises:
-        OptionError: `taken`, the loss that the training step returns, differs from `ours`, the loss computed for it.
+        OptionError: the two losses differ by more than a relative error of 0.001.
     """
     if torch.allclose(taken.double().cpu(), ours.double().cpu(), rtol=1e-3, atol=0, equal_nan=True):
         return
@@ -197,5 +200,5 @@ def load_batch(path: str | Path) -> PackedBatch:
 
 
 def _beginning(start: str, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries whose names begin with `start`, without that beginning."""
+    """Return the entries of `found` whose names begin with `start`; in the result, names are without this beginning."""
     return {name.removeprefix(start): value for name, value in found.items() if name.startswith(start)}

@@ -23,7 +23,7 @@ class Given(NamedTuple):
 
 
 class _Misfit(Exception):
-    """A value does not have the type."""
+    """Raised by `_fit` if a value does not fit the type."""
 
 
 def fitted(name: str, value: Any, hint: Any) -> Any:
@@ -39,7 +39,7 @@ def fitted(name: str, value: Any, hint: Any) -> Any:
 
     >>> fitted("trainer.learning_rate", 1, float), fitted("packing.depth", "none", int | None)
     (1.0, None)
-    >>> fitted("task.pair", "none", str | None) is None  # "none" is not a name of a column, file, or model
+    >>> fitted("task.pair", "none", str | None) is None  # so this column cannot be called "none"
     True
     >>> fitted("trainer.run_name", Given(5, "5"), str)
     '5'

@@ -13,11 +13,11 @@ from numba import njit
 from numba.core.dispatcher import Dispatcher
 
 from nopad import _kernels
-from nopad.planning.optimal import _cover_kernels
+from nopad.planning.optimal import _cover_kernels, _message_kernels, _pattern_kernels
 from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.cover import _empty, _listed, cover
 
-SPACE = {**vars(_kernels), **vars(_cover_kernels)}
+SPACE = {**vars(_kernels), **vars(_pattern_kernels), **vars(_message_kernels), **vars(_cover_kernels)}
 KERNELS = {name: value for name, value in SPACE.items() if isinstance(value, Dispatcher)}
 PLAIN = dict(SPACE)
 PLAIN.update({name: FunctionType(kernel.py_func.__code__, PLAIN) for name, kernel in KERNELS.items()})

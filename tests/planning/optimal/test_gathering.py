@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nopad.planning.optimal import gathering
@@ -41,6 +41,7 @@ def test_a_list_holds_what_it_was_made_of(strategies):
 
 
 @pytest.mark.parametrize("most", [2**21, 64])
+@settings(max_examples=settings.default.max_examples * 2 // 5)  # each takes long
 @given(strategies=STRATEGIES, limited=st.booleans(), goal=st.integers(0, 40))
 def test_no_sequence_is_lost_and_no_pack_is_too_full(most, strategies, limited, goal):
     depth = max(len(lengths) for _, lengths in strategies) if limited else None

@@ -30,6 +30,7 @@ def test_where_column_generation_alone_misses_the_optimum():
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "optimal"])
+@settings(max_examples=settings.default.max_examples * 2 // 5)  # each takes long
 @given(histogram=st.from_type(Histogram), capacity=st.integers(40, 70), depth=st.none() | st.integers(1, 8))
 def test_never_worse_than_best_fit(algorithm, histogram, capacity, depth):
     made = plan(histogram, capacity, depth=depth, algorithm=algorithm)

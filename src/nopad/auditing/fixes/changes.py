@@ -1,4 +1,7 @@
-"""The changes that are tried: each mends a frequent fault of a collator, model or loss, by a few lines of code."""
+"""The changes that `find_fix` and `find_step_fix` try: each mends a frequent fault of a collator, model or loss.
+
+A change is a few lines of code.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +103,7 @@ def nopads_own(causal: bool, safe: bool = False) -> Change:
     """Return the change that uses nopad's batches in place of the collator, and makes the model pack-safe.
 
     `causal`: whether the model shifts labels, so that each token predicts the next one. `safe`: whether the model is
-    pack-safe already; the change is then only that of the batches.
+    pack-safe already; the change then only replaces the batches.
     """
     more = ", causal=True" if causal else ""
     made = f"batch = nopad.PackedBatch.from_features(features{more})"
@@ -178,9 +181,10 @@ class Changed:
 
 
 def changed_loss(changes: Sequence[Change]) -> Any:
-    """Return a function ``(model, batch, step)`` that runs the code of the first of `changes` that is made in a loss.
+    """Return the loss function that `changes` put in place of the user's; None if they change no loss.
 
-    The function returns the loss, a scalar tensor. If no change is made in a loss, None is returned instead.
+    It takes ``(model, batch, step)``, runs the code of the first change whose `where` is "loss", and returns the loss,
+    a scalar tensor.
     """
     for change in changes:
         if change.where == "loss":
@@ -262,7 +266,7 @@ def sets_of(groups: Sequence[Sequence[Change]], most: int = MOST) -> Iterator[tu
 
 
 def trying(number: int, most: int) -> str:
-    """Return the text that a monitor gets before set number `number` of at most `most` sets of changes is tried.
+    """Return text that a monitor shows while set number `number`, of at most `most` sets of changes, is tried.
 
     >>> trying(3, 9)
     'trying 3 of at most 9'

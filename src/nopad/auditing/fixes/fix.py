@@ -16,14 +16,15 @@ __all__ = ["Change", "Fix"]
 
 @dataclass(frozen=True)
 class Change:
-    """One change that an audit can try.
+    """One change of a collator, model or loss that `find_fix` or `find_step_fix` can try.
 
     Attributes:
         name: a short name, such as "position_ids".
         why: what is wrong without it.
         code: the lines of code. Those of a collator use the variables `batch` (what the collator returned), `features`
             (its argument), `model` and `torch`. Some also use `number`, int64 ``[R, L]``: the index of each token's
-            sequence, -1 in padding. Those of a loss are the body of a function of `model`, `batch` and `step`.
+            sequence, -1 in padding. Those of a model use the variable `model`. Those of a loss are the body of a
+            function of `model`, `batch` and `step`.
         where: where the code belongs: "collator" (at its end), "model" (after it is loaded), "loss" (in place of the
             loss), or "instead" (in place of the collator).
 
@@ -51,6 +52,9 @@ class Fix:
             wrong; empty if none removes anything.
         nearly: what the changes in `nearest` remove, and what remains wrong, as text.
 
+    One line for the collator is enough here. It switches off the cache, with which this model does not see where
+    sequences begin:
+
     >>> import nopad.auditing
     >>> from transformers import DataCollatorWithFlattening, LlamaConfig, LlamaForCausalLM
     >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -68,7 +72,7 @@ class Fix:
 
     @property
     def found(self) -> bool:
-        """Whether the audit passes with the changes."""
+        """Whether the audit passes with `changes`; if these are empty, whether it passes as it is."""
         return self.verdict.isolated if isinstance(self.verdict, Verdict) else self.verdict.passed
 
     @property

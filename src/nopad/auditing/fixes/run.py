@@ -1,7 +1,8 @@
-"""`find_fix`: try changes of a collator's batch and of the model, and name a few with which the audit passes.
+"""`find_fix`: try changes of a collator's batch and of the model, and return a small set with which the audit passes.
 
-Cost: one run of four short sequences in float64 for each set of changes, and a whole audit for each set with which
-these sequences get the right outputs. A few dozen sets are tried at most.
+Cost: a whole audit without changes; then, for each set of changes, one run of at most four short sequences in float64,
+and a whole audit if these get the right outputs. If no set helps, two more whole audits follow: with nopad's own
+batches, and with one sequence per row. There are at most 80 sets, and usually far fewer.
 """
 
 from __future__ import annotations
@@ -75,13 +76,15 @@ def find_fix(
 
     Returns:
         A `nopad.auditing.Fix`. If its `changes` are empty, either the audit passes without any (`Fix.found` is true),
-        or no changes help.
+            or no changes help.
 
     Raises:
         BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens; code that runs after the
             collator cannot mend this.
         OptionError: the model is pack-safe already, `collator` is None, or an option is one that `nopad.audit` refuses.
         UnsupportedModelError: as `nopad.audit`.
+
+    One change is enough for this model and collator, a mask that keeps sequences apart:
 
     >>> import nopad.auditing
     >>> from transformers import BertConfig, BertModel, DataCollatorWithFlattening
@@ -139,14 +142,17 @@ def _audited(model: Any, collator: Collator, changes: Sequence[Change], asked: d
 
 
 class _Quick:
-    """A quick test of changes: runs at most four short sequences in float64, and compares their outputs only."""
+    """A quick test of changes, before a whole audit.
+
+    It runs at most four short sequences in float64, packed and alone, and compares their outputs, but no gradients.
+    """
 
     def __init__(self, model: Any, collator: Collator, seed: int, stack: ExitStack) -> None:
         self.model, self.collator, self.seed, self.stack = model, collator, seed, stack
         self.alone: dict[tuple[str, ...], Alone | None] = {}
 
     def sets(self) -> Iterator[tuple[Change, ...]]:
-        """Yield the sets of changes to try, the smallest first; none if the model does not run alone."""
+        """Yield the sets of changes to try, the smallest first; none if the model does not run on a sequence alone."""
         alone = self._alone(())
         if alone is None:
             return

@@ -31,9 +31,9 @@ class Search:
     Attributes:
         audited: function that audits the step with changes, and returns the verdict.
         before: the verdict without changes; it did not pass.
-        groups: the changes; of each group, at most one is made at a time. Those of the collator run in the order of the
-            groups.
-        last: sets that are tried last.
+        groups: the changes, in groups; of each group, at most one is made at a time. The changes of a collator run in
+            the order of their groups.
+        last: sets of changes that are tried last.
         monitor: is told which set is tried.
         seen: the verdict for each set that was tried; None: these changes cannot be made in this step.
         most: number of single changes, pairs, and sets of `last`; the monitor shows it as the number of sets to try.
@@ -70,7 +70,7 @@ class Search:
         return Fix(changes=(), verdict=self.before, tried=tried, nearest=nearest, nearly=self._nearly(nearest))
 
     def _sets(self) -> Iterator[tuple[Change, ...]]:
-        """Yield the sets to try; each verdict must be in `seen` before the next set is taken.
+        """Yield the sets to try. The caller stores the verdict of each set in `seen` before it takes the next one.
 
         First, changes are added one by one, up to 4. In each round, all changes that could be added are tried, and the
         one that removes most is kept. A round ends early with a change after which only the loss is wrong. Then follow
@@ -166,7 +166,7 @@ class Search:
 
 
 def _in_loss(verdict: StepVerdict) -> bool:
-    """Return whether only labels or the loss can be wrong: no finding is one of `HIDES`."""
+    """Return whether only labels or the loss can be wrong, since no finding is of a kind in `HIDES`."""
     return not set(_kinds(verdict)) & set(HIDES)
 
 
@@ -177,9 +177,14 @@ def _kinds(verdict: StepVerdict) -> list[str]:
 def _less(before: StepVerdict, after: StepVerdict) -> bool:
     """Return whether less is wrong in `after` than in `before`.
 
-    This is so if the step passes in `after`, or if the gravest finding (see `HIDES`) is less grave there. Of findings
-    that are equally grave in `HIDES`, one is graver if the first module that differs embeds an input. If the gravest
-    findings are as grave as each other, less is wrong if one of the findings is gone.
+    The first of these that is so decides:
+
+    * Less is wrong if the step passes in `after`.
+    * Less is wrong if the gravest finding in `after` is less grave than that in `before`, by `HIDES`. It is not if that
+      finding is graver.
+    * Less is wrong if the first module that differs embeds an input (`input_of`) in `before`, but not in `after`. It is
+      not if that module embeds one in `after`, but not in `before`.
+    * Less is wrong if one of the findings in `before` is gone.
     """
     if after.passed:
         return True

@@ -53,10 +53,11 @@ def find_step_fix(
 
     The changes are those of `find_fix` and two more: no label on the first token of each sequence, and a loss with one
     denominator for the step. They are tried on the collator's batches and on copies of the model, and only changes with
-    which the whole step passes are returned; none of these can be left out. A change that removes a finding is kept,
-    and what the audit finds then decides what is tried next, up to four changes. If these do not suffice, each change
-    and each pair is tried. If `trainer` is given, only its collator is changed, and the trainer has its own collator
-    again afterwards.
+    which the whole step passes are returned; none of these can be left out.
+
+    A change that removes a finding is kept, and what the audit finds then decides what is tried next, up to four
+    changes. If these do not suffice, each change and each pair is tried, and at last nopad's own batches. If `trainer`
+    is given, only changes of its collator are tried, and the trainer has its own collator again afterwards.
 
     Args:
         model: as in `nopad.audit_step`.
@@ -70,10 +71,12 @@ def find_step_fix(
 
     Returns:
         A `nopad.auditing.Fix`. If its `changes` are empty, either the step passes without any (`Fix.found` is true), or
-        no changes make it pass; then `Fix.nearest` has those that remove most of what is wrong.
+            no changes make it pass; then `Fix.nearest` has those that remove most of what is wrong.
 
     Raises:
         OptionError, BatchError, LengthError: as `nopad.audit_step`.
+
+    The loss below is a mean of the micro-batches' means. The change that mends it gives the step one denominator:
 
     >>> import nopad.auditing
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -95,7 +98,7 @@ def find_step_fix(
 
 
 class _Step:
-    """A training step that is audited with changes; the arguments are those of `find_step_fix`."""
+    """A training step that is audited with changes of its collator, model or loss; arguments as in `find_step_fix`."""
 
     def __init__(
         self, model: Any, sequences: Any, collate: Any, loss: Any, trainer: Any, options: dict[str, Any]

@@ -15,10 +15,10 @@ SMALL = 1e-6  # of the norm of all gradients: the least norm to which a module's
 
 
 def by_module(alone: Gradients, step: Gradients) -> list[ModuleGradients]:
-    """Return how far the gradients of each module differ, in the model's order.
+    """Return how far the gradients of the step differ from those of its sequences alone; one entry per module.
 
     `alone` and `step` hold float64 gradients by parameter name. A module here is a layer, or a module outside the
-    layers.
+    layers. The entries are in the model's order.
     """
     groups: dict[str, list[str]] = {}
     for name in alone:
@@ -45,7 +45,7 @@ def by_module(alone: Gradients, step: Gradients) -> list[ModuleGradients]:
 
 
 def largest_difference(modules: list[ModuleGradients]) -> tuple[float, str]:
-    """Return the largest relative difference of any module, and a text that names that module."""
+    """Return the largest `difference` of a module, and text that names the module; 0.0 if there are no modules."""
     worst = max(modules, key=lambda module: module.difference, default=None)
     return (0.0, "no parameter is trained") if worst is None else (worst.difference, f"most at {worst.name}")
 

@@ -1,4 +1,8 @@
-"""Find out why a step differs: a module whose output differs, or a common mistake that gives the same loss."""
+"""Find out why the loss or the gradients of a step differ from those of its sequences alone.
+
+The cause is a common mistake, or the first module whose output differs. A mistake is recognised by the loss: made with
+the sequences alone, it gives the same loss as the step.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +68,9 @@ class Case:
 
 
 def diagnosed(case: Case) -> list[Finding]:
-    """Return findings that explain the difference, the likeliest cause first; set the case's `denominator` and `first`.
+    """Return findings that explain why the step differs, the likeliest cause first.
+
+    The case's `denominator` and `first` are set.
 
     Raises:
         ModelFailedError: the model raised an exception on a sequence alone.
@@ -102,8 +108,9 @@ def _named(case: Case, single: Any) -> list[Finding]:
     """Look for a common mistake that gives the step's loss; return findings on it, or a finding "unknown".
 
     The losses of the mistakes are computed for the sequences as given. If none matches, and the collator changed
-    sequences, they are computed again for the sequences as the collator left them. `single` is a plain float64 copy of
-    the model, on which sequences run alone.
+    sequences, they are computed again for the sequences as the collator left them. The list is empty if what the
+    collator did explains the whole difference. `single` is a plain float64 copy of the model, on which sequences run
+    alone.
     """
     assert case.truth is not None
     observed = math.fsum(case.losses) / case.ranks
@@ -161,7 +168,7 @@ def _explained(
 
 
 def _counted(case: Case, single: Any, examples: Sequence[Example | None]) -> list[Counted]:
-    """Return the loss, counts and place of each sequence of the step.
+    """Return the losses, counts and place of each sequence of the step; one entry per sequence.
 
     `examples` are the sequences that run alone, on `single`; None stands for a sequence that the collator dropped.
     `single` is a plain float64 copy of the model.
@@ -234,8 +241,9 @@ def _crossing(case: Case, single: Any, micro: Micro) -> list[float | None]:
 def _traced(case: Case, single: Any) -> list[Finding]:
     """Return findings for the first modules whose outputs differ, and set `case.first`.
 
-    The micro-batches with the most sequences are searched first. The list is empty if no output differs, or if an
-    exception ends the search. `single` is a plain float64 copy of the model, on which sequences run alone.
+    The micro-batches with the most sequences are searched first; the search ends at the first one in which an output
+    differs. The list is empty if no output differs, or if an exception ends the search. `single` is a plain float64
+    copy of the model, on which sequences run alone.
     """
     model = copied(case.model, torch.float64, plain=False)
     limit = SAME if case.wide else ROUGHLY * 10

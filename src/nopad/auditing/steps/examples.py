@@ -54,7 +54,7 @@ class Example:
         return Example({**self.columns, **columns}, self.per_token | frozenset(per_token))
 
     def cut(self, begin: int, length: int) -> Example:
-        """Return an example with only `length` tokens, from token `begin` on."""
+        """Return an example with only the `length` tokens from token `begin` on; fewer if the sequence ends before."""
         end = begin + length
         cut = {name: value[begin:end] if name in self.per_token else value for name, value in self.columns.items()}
         return replace(self, columns=cut)
@@ -62,8 +62,8 @@ class Example:
     def items(self, causal: bool) -> int:
         """Return the number of labelled items: tokens with a label, or 1 for a sequence with a label.
 
-        With `causal`, the label of the first token does not count. Labels of -100 do not count either. A sequence
-        without labels counts as 1 item.
+        Labels of -100 do not count, and with `causal`, the label of the first token does not count either. A sequence
+        without labels counts as 1 item, and so does one with labels that are floats.
         """
         labels = self.labels
         if labels is None:
@@ -99,8 +99,9 @@ class Example:
 def examples_of(features: Sequence[Mapping[str, Any]]) -> list[Example]:
     """Return the sequences in a dataset's dicts: one per dict, or several if the dict has ``seq_lengths``.
 
-    Columns that are not numbers are left out, and so is padding, by the attention mask. A column is per token if it has
-    one value per token in every dict that has the column.
+    A column is per token if it has one value per token in every dict that has the column. Padding is left out, by the
+    attention mask. Columns that are not numbers are left out, too, and so are ``attention_mask``, ``position_ids`` and
+    ``seq_lengths``.
 
     Raises:
         BatchError: a dict has no ``input_ids``, or they are not a list of integers, or it is not a dict.
@@ -172,8 +173,11 @@ def _named(model: Any) -> Any:
 def _tensors(number: int, feature: Any) -> dict[str, Tensor]:
     """Return the columns of one dict that are numbers, as tensors; a column of labels is renamed to "labels".
 
+    A column ``[1, length]``, as transformers' processors give it, becomes ``[length]``. `number` is the number of the
+    dict, for messages.
+
     Raises:
-        BatchError: this is not a dict with ``input_ids``, or they are not a list of integers.
+        BatchError: `feature` is not a dict with ``input_ids``, or these are not a list of integers.
         LengthError: ``input_ids`` are empty.
     """
     if not isinstance(feature, Mapping) or feature.get("input_ids") is None:

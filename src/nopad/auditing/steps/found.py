@@ -38,7 +38,7 @@ class Micro:
         made: the sequences as they are in the batch, with the labels that they have there; None: not in the batch.
         findings: errors in the batch, which count even if the loss is right.
         notes: remarks for the user.
-        suspects: oddities that are reported only if the step differs, such as tokens of no sequence, or labels in
+        suspects: oddities that become findings only if the step differs, such as tokens of no sequence, or labels in
             another order.
     """
 
@@ -166,12 +166,12 @@ def _real(batch: Mapping[str, Any], slots: int) -> NDArray[np.bool_]:
 
 
 def _matched(parts: Sequence[Places], flat: NDArray[Any], examples: Sequence[Example]) -> list[tuple[Any, int]]:
-    """Find each example in the batch; return (places, begin) for each.
+    """Find each example in the batch; return ``(places, begin)`` for each.
 
-    `parts` says, for each sequence of the batch, where its tokens lie in `flat`, the concatenated rows. `places` says
-    the same of an example's tokens (None: not found), and `begin` is the index of its first token that is in the batch.
-    A sequence of the batch equals the example, contains it (tokens were added), or is its beginning or end (it was
-    cut).
+    `parts` says, for each sequence of the batch, where its tokens lie in `flat`, the concatenated rows. The entry
+    `places` says the same of an example's tokens (None: not found), and `begin` is the index of its first token that is
+    in the batch. An example is found in a sequence of the batch that equals it, contains it (tokens were added), or is
+    its beginning or its end (it was cut).
     """
     left = list(parts)
     found: list[tuple[Any, int]] = [(None, 0)] * len(examples)
@@ -188,10 +188,10 @@ def _matched(parts: Sequence[Places], flat: NDArray[Any], examples: Sequence[Exa
 
 
 def _fits(kind: str, part: Places, tokens: NDArray[Any], ids: NDArray[Any]) -> tuple[Places, int] | None:
-    """Return (places, begin) of an example, `ids`, in one sequence of a batch; None: it is another sequence.
+    """Return (places, begin) of an example, `ids`, if it is found in one sequence of a batch; else None.
 
     `part` has the places of the batch's sequence, `tokens` its tokens. `kind` says how the two are compared: "same",
-    "inside", "beginning" or "end".
+    "inside", "beginning" or "end". The results are as in `_matched`.
     """
     size = len(part)
     if kind == "same":
@@ -280,7 +280,7 @@ def _lost(micro: Micro) -> None:
 def _made(
     example: Example, at: Places | None, begin: int, batch: Mapping[str, Any], flat: NDArray[Any]
 ) -> Example | None:
-    """Return an example as it is in the batch: with the batch's tokens and, if these are per token, its labels.
+    """Return an example as it is in the batch: with the tokens of the batch, and with its labels if they are per token.
 
     `at` are the sequence's places in `flat`, the token ids of all rows. `begin` is the index in `example` of the first
     token that the collator kept. If the sequence is not in the batch (`at` is None), the result is None.
@@ -349,7 +349,10 @@ def _sequence_labels(micro: Micro) -> None:
 
 
 def _relabelled(micro: Micro, causal: bool) -> None:
-    """Add findings for labels per token that the collator dropped, added or changed; a note if examples have none."""
+    """Add findings for labels per token that the collator dropped, added or changed.
+
+    If examples have no labels, but their sequences in the batch have, a note says that this cannot be checked.
+    """
     kinds: dict[str, list[str]] = {"labels dropped": [], "labels added": [], "labels changed": []}
     counts = dict.fromkeys(kinds, 0)
     unknown = 0

@@ -46,8 +46,8 @@ class Plan:
         how: what is audited, as text.
         notes: remarks for the user.
         ends: ids that end a text, besides those of the model's configuration.
-        wide: whether, while the model runs in float64, casts to float32 or less give float64 instead; False after the
-            user's code failed in this way.
+        wide: whether casts to float32 or less give float64 instead, while the model runs in float64. It becomes False
+            if the user's code fails with this.
         checks: the measurements so far.
     """
 
@@ -67,10 +67,10 @@ class Plan:
     checks: list[Check] = field(default_factory=list)
 
     def truth(self, dtype: torch.dtype | None, examples: Sequence[Example]) -> Truth:
-        """Run the sequences alone in `dtype` (None: the model's own); return their losses and gradients.
+        """Run the sequences `examples` alone in `dtype` (None: the model's own); return their losses and gradients.
 
-        In float64, casts to narrower floats give float64 too, if `wide`. If the model or the user's function fails in
-        this way, `wide` becomes False, a note is added, and the sequences run again.
+        If `dtype` is float64 and `wide` is true, casts to narrower floats give float64 too. If the model or the user's
+        function fails then, `wide` becomes False, a note is added, and the sequences run again without it.
 
         Raises:
             ModelFailedError: the model or the user's function raised an exception.
@@ -92,7 +92,11 @@ class Plan:
         return found
 
     def step(self, dtype: torch.dtype | None) -> tuple[list[float], Gradients, Exact]:
-        """Run the step in `dtype` (None: the model's own); return (losses of micro-batches, gradients, mode used).
+        """Run the step in `dtype` (None: the model's own).
+
+        Returns:
+            Three things: the loss of each micro-batch; the gradients of the step; and the `Exact` in which it ran, with
+                what it recorded.
 
         Raises:
             ModelFailedError: the user's model, loss or trainer raised an exception.
@@ -107,13 +111,14 @@ class Plan:
 
 
 def judged(plan: Plan) -> StepVerdict:
-    """Audit a training step from its collated batches on, and return the verdict.
+    """Audit a training step whose batches are collated already, and return the verdict.
 
-    Only copies of the model are run; the model itself does not change.
+    Only copies of the model are run; the model itself does not change. An exception in the user's code becomes part of
+    the verdict.
 
     Raises:
-        OptionError: no parameter of the model is trained, no sequence has a label, or running a copy gave
-            gradients to the model itself, such as by a hook that refers to it (`untouched`).
+        OptionError: no parameter of the model is trained, no sequence has a label, or running a copy gave gradients to
+            the model itself, such as by a hook that refers to it (`untouched`).
         BatchError: the model gives no loss for a sequence alone, or `Plan.alone` does not return losses.
     """
     with untouched(plan.model):
@@ -172,9 +177,10 @@ def _stepped(
 ) -> tuple[bool, Truth, tuple[list[float], Gradients, Exact]]:
     """Run the step in float64; return (whether it ran in float64, the truth, the result of `Plan.step`).
 
-    Up to three ways are tried; the next one is tried only if the user's code fails in the one before. First, casts to
-    narrower floats give float64 (`Plan.wide`). Second, such casts give the narrower dtype; the truth is then computed
-    again, in the same way. Third, the step runs in the model's own dtype.
+    `wanted` are the sequences on which the step should train, and `truth` has their results alone. Up to three ways are
+    tried; the next one is tried only if the user's code fails in the one before. First, casts to narrower floats give
+    float64 (`Plan.wide`). Second, such casts give the narrower dtype; the truth is then computed again, in the same
+    way. Third, the step runs in the model's own dtype.
 
     Raises:
         ModelFailedError: the user's code fails in each of these ways, or nopad refuses the batch.
@@ -228,10 +234,11 @@ def _own_dtype(plan: Plan, wanted: list[Example], truth: Truth, found: list[Find
 def _in_own_dtype(
     plan: Plan, right: tuple[Truth, Truth], step: tuple[list[float], list[ModuleGradients]], exact: Exact
 ) -> None:
-    """Add the checks in the model's own dtype.
+    """Add to `plan` the checks of the step in the model's own dtype, and a note if autocast widens their limit.
 
-    `right` is the truth in float64 and in that dtype. `step` has the losses of the micro-batches and the differences of
-    the modules' gradients, and `exact` is the mode in which the step ran.
+    `right` holds the results of the sequences alone: first in float64, then in the model's dtype. `step` holds the loss
+    of each micro-batch, and how far each module's gradients in the step are from those of the sequences alone in the
+    model's dtype. `exact` is the mode in which the step ran.
     """
     truth, single = right
     losses, modules = step
@@ -295,7 +302,7 @@ def _wanted(micro: Micro, causal: bool) -> Iterator[Example]:
 def _notes(plan: Plan, truth: Truth) -> None:
     """Add notes to `plan`: on errors that this step cannot reveal, even if it passes, and on harmless oddities.
 
-    An example of the first: if no micro-batch holds two sequences, no sequence can see another one.
+    An example of such an error: if no micro-batch holds two sequences, it cannot show whether one sees another.
     """
     if plan.causal:
         plan.notes += merged(plan.model, [one for micro in plan.micros for one in micro.examples], plan.ends)
@@ -371,9 +378,10 @@ def _verdict(
 def failed(
     model: Any, how: str, per: str, error: ModelFailedError, found: list[Finding], plan: Plan | None = None
 ) -> StepVerdict:
-    """Return the verdict of a step that an exception in the user's code ended.
+    """Return the verdict of a step that was ended by an exception in the user's code, `error`.
 
-    `found` are the findings until then; the other arguments are as in `Plan`.
+    `found` are the findings until then. `model`, `how` and `per` are as in `Plan`. If `plan` is given, its checks and
+    notes are in the verdict too.
     """
     return StepVerdict(
         passed=False,

@@ -1,4 +1,4 @@
-"""A training loop around the user's own functions, which deals examples to ranks and micro-batches and runs them.
+"""A training loop around the user's own functions: it deals examples to ranks and micro-batches, and runs these.
 
 `Loop.take` runs one micro-batch forward and backward. `whole_step` runs those of all ranks; as in DDP, gradients are
 summed over micro-batches and averaged over ranks.
@@ -36,12 +36,15 @@ class Runner(Protocol):
     def take(self, model: Any, micro: Micro, world: World) -> float:
         """Compute the loss of one micro-batch, call ``backward()`` on it, and return its value.
 
-        `world` is the simulated rank on which the micro-batch runs.
+        `world` simulates the ranks; its `rank` is that of the micro-batch.
         """
 
 
 class Loop:
-    """A training loop with the user's own `loss`: ``loss(model, batch, step)`` or ``loss(model, batch)``."""
+    """A training loop that calls the user's `loss` on each micro-batch.
+
+    The call is ``loss(model, batch, step)``, or ``loss(model, batch)`` if the function takes two arguments.
+    """
 
     def __init__(self, micros: Sequence[Micro], loss: Loss, ranks: int, accumulation: int, shifts: bool) -> None:
         self.micros, self.loss, self.ranks, self.accumulation = micros, loss, ranks, accumulation
@@ -53,8 +56,8 @@ class Loop:
     def take(self, model: Any, micro: Micro, world: World) -> float:
         """Compute the loss of one micro-batch, call ``backward()`` on it, and return its value.
 
-        A loss that is a plain number or needs no gradient has no ``backward()`` call. `world` is the simulated rank on
-        which the micro-batch runs.
+        A loss that is a plain number or needs no gradient has no ``backward()`` call. `world` simulates the ranks; its
+        `rank` is that of the micro-batch.
 
         Raises:
             BatchError: the loss is not a scalar tensor or a number.
@@ -80,7 +83,8 @@ def whole_step(
 ) -> tuple[list[float], Gradients]:
     """Run a step on all ranks; return the loss of each micro-batch, and the gradients that DDP would give.
 
-    `exact` is the mode in which the step runs, and `seed` the seed of torch's random numbers.
+    `runner` runs each of `micros`, the micro-batches. `exact` is the mode in which the step runs, and `seed` the seed
+    of torch's random numbers.
 
     Raises:
         ModelFailedError: the user's model, loss or trainer raised an exception, or the ranks cannot be simulated
@@ -104,7 +108,10 @@ def whole_step(
 
 
 def as_trainer(model: Any, batch: Mapping[str, Any], step: Step) -> Tensor:
-    """Return the loss on which transformers' Trainer calls ``backward()``; `audit_step` uses it if no `loss` is given.
+    """Return the loss on which transformers' Trainer would call ``backward()`` for this batch.
+
+    `audit_step` uses this function if no `loss` is given. `step` says how many ranks, micro-batches and labels the step
+    has.
 
     Raises:
         BatchError: the batch is not a mapping, or the model gives no loss for it.
@@ -137,7 +144,10 @@ def accepts_loss_kwargs(model: Any) -> bool:
 
 
 def dealt(count: int, ranks: int, accumulation: int) -> list[int]:
-    """Return the number of examples of each micro-batch, rank by rank: ascending, and unequal if `count` allows it.
+    """Return how many of `count` examples each micro-batch gets, rank by rank.
+
+    Each rank has `accumulation` micro-batches. The numbers ascend. If there are more examples than micro-batches, the
+    last number is larger than the first.
 
     Raises:
         OptionError: there are fewer examples than micro-batches.
@@ -185,8 +195,8 @@ def collated(
 def moved(batch: Any, parameter: Tensor) -> Any:
     """Return a copy of a batch on a parameter's device, with float tensors (masks, labels) in the parameter's dtype.
 
-    Finite values beyond the range of that dtype become its largest or smallest value. A batch that is no mapping is
-    copied as it is.
+    Finite values beyond the range of that dtype become its largest or smallest value. The copy may share tensors that
+    need no change. A batch that is no mapping is copied whole, and not changed.
     """
     if isinstance(batch, PackedBatch):
         made: Any = batch.to(parameter.device)
@@ -210,7 +220,7 @@ def moved(batch: Any, parameter: Tensor) -> Any:
 
 
 def _labels_counted(batch: Any, shifts: bool) -> int | None:
-    """Return the number of labels in a batch, as transformers' Trainer counts them; None: there are none.
+    """Return the number of labels in a batch, as transformers' Trainer counts them; None: the batch has no ``labels``.
 
     `shifts`: whether the loss shifts labels by one; the first label of each row then does not count. If the batch also
     has ``shift_labels``, all of these are counted instead.

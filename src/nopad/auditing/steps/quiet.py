@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nopad.auditing.failure import inside_model
 from nopad.errors import OptionError
+from nopad.model.replacing import uncompile
 from nopad.model.safety import is_packed, state_of, unpacked
 
 __all__ = ["Exact", "copied", "inner", "let_go", "parameters_of", "untouched"]
@@ -109,11 +110,9 @@ def copied(model: Any, dtype: torch.dtype | None, *, plain: bool) -> Any:
         made.train()
     for parameter in made.parameters():
         parameter.grad = None
+    uncompile(made)
     for module in list(made.modules()):
         module._compiled_call_impl = None
-        for name, child in list(module.named_children()):
-            if hasattr(child, "_orig_mod"):
-                setattr(module, name, child._orig_mod)
         for name in _PROBABILITIES:
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
@@ -147,7 +146,7 @@ def _forwards(made: Any, memo: dict[int, Any], plain: bool) -> None:
 
 
 def _rebound(value: Any, memo: dict[int, Any], depth: int = 4) -> Any:
-    """Return `value` with the copy's modules in place of the original model's, where it refers to these.
+    """Return `value` with modules of the copy in place of those of the original model, wherever `value` refers to them.
 
     `memo` maps the ids of original objects to their copies. References are followed, `depth` levels deep, through
     methods, through closures and default values of functions, and through the functions and arguments of partials. A
@@ -207,7 +206,7 @@ def untouched(model: Any) -> Iterator[None]:
 
 
 def let_go(made: Any) -> None:
-    """Remove the hooks of a pack-safe copy, which refer to the copy and would keep it in memory."""
+    """Remove nopad's hooks from a pack-safe copy of a model; they refer to the copy, and would keep it in memory."""
     if hasattr(made, "config") and is_packed(made):
         unpacked(made)
 
@@ -224,12 +223,12 @@ def inner(model: Any) -> Any:
 
 
 def parameters_of(model: Any) -> dict[str, nn.Parameter]:
-    """Return the trainable parameters by name."""
+    """Return the trainable parameters of a model by name."""
     return {name: value for name, value in model.named_parameters() if value.requires_grad}
 
 
 def _without_dropout(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return the arguments of an operation, such as attention, with `dropout_p` 0 if it has one."""
+    """Return the arguments of an operation of torch; if it takes `dropout_p`, as attention does, this becomes 0."""
     for at, argument in enumerate(function._schema.arguments):
         if argument.name == "dropout_p":
             if at < len(args):

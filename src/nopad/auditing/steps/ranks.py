@@ -52,9 +52,9 @@ class World:
         raise RuntimeError(f"what ranks exchange still changes after {PASSES} passes, so ranks cannot be simulated")
 
     def everybody(self, value: Any) -> list[Any]:
-        """Send this rank's value to all ranks; return the values of all ranks, in the order of the ranks.
+        """Send `value` from the rank that runs now to all ranks; return the values of all ranks, in their order.
 
-        In the first pass, this rank's value stands for those of the other ranks.
+        In the first pass, the values of the other ranks are not known yet. Then `value` stands for each of them.
         """
         value = value.detach().clone() if isinstance(value, Tensor) else value
         mine = self._said[self.rank] if self._said else []
@@ -150,7 +150,10 @@ class Step:
     _world: World
 
     def over_ranks(self, value: Any) -> Any:
-        """Return the sum of a number or tensor over all ranks; `torch.distributed.all_reduce` works too."""
+        """Return the sum over all ranks of the values that they give, numbers or tensors.
+
+        `torch.distributed.all_reduce` may be used instead.
+        """
         return sum(self._world.everybody(value))
 
 

@@ -164,7 +164,10 @@ def _of_parts(
 
 
 def _of_trainer(trainer: Any, causal: bool | None, how: _How) -> StepVerdict:
-    """Audit a step of a transformers Trainer; return the verdict."""
+    """Audit a step of a transformers Trainer; return the verdict.
+
+    `causal` is as in `audit_step`, and `how` holds further options of it.
+    """
     from nopad.auditing.steps.trainer import opened
 
     model, accumulation = inner(trainer.model), int(trainer.args.gradient_accumulation_steps)

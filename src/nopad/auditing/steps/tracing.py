@@ -30,13 +30,22 @@ UNSEEING = "different from alone"
 def first_differences(
     micro: Micro, run: Callable[[], Any], model: Any, alone: Any, limit: float
 ) -> list[tuple[str, Finding]]:
-    """Return (name of the first module that differs, finding) for each kind of difference.
+    """Find modules whose outputs differ from those for the sequences alone; return the first one of each kind found.
 
     The kinds are "contamination" (a sequence sees another, or this is unknown), "different from alone" (no sequence
     sees another, but the model gets other inputs than for a sequence alone, such as positions) and "head fed with rows"
-    (a head gives a result per row instead of per sequence). `run` runs the micro-batch through `model`; `alone` is a
-    copy of the same model, which runs the sequences alone. The list is empty if no output differs by more than `limit`
-    (relative to its largest value), if the batch has no input_ids, or if one of the two models fails.
+    (a head gives a result per row instead of per sequence).
+
+    Args:
+        micro: the micro-batch.
+        run: runs the micro-batch through `model`.
+        model: the copy of the model that runs the micro-batch.
+        alone: another copy of the same model, which runs the sequences alone.
+        limit: largest difference, relative to the largest value of an output, that counts as equal.
+
+    Returns:
+        (name of the module, finding) for each kind. The list is empty if no output differs, if the batch has no
+            input_ids, or if one of the two models fails.
     """
     if micro.shape is None:
         return []
@@ -71,7 +80,8 @@ def _seen(micro: Micro, run: Callable[[], Any], model: Any, before: Mapping[str,
     """Return whether the outputs of some sequence of the micro-batch change when another sequence gets other tokens.
 
     At most 8 sequences get other tokens, one at a time. ``input_ids`` of the batch are overwritten meanwhile, and are
-    restored at the end. `before` has the modules' outputs for the unchanged batch, by name.
+    restored at the end. `run` runs the batch through `model`. `before` has the modules' outputs for the unchanged
+    batch, by name. An output changes if it moves by more than `limit`, relative to its largest value.
 
     The result is None if this cannot be found out: fewer than 2 sequences were found in the micro-batch; it has fewer
     than 2 different token ids; the ids are not contiguous in memory; no output has one entry per token; the micro-batch
@@ -125,9 +135,10 @@ def _padded(micro: Micro) -> bool:
 def _differs(micro: Micro, name: str, value: Tensor, single: list[dict[str, Tensor]], limit: float) -> Finding | None:
     """Return a finding if the output of module `name` for a sequence differs from its output for the sequence alone.
 
-    A finding is also returned if the module gives results per row: if the number of its results is not the number of
-    sequences. None: there is neither, or the output cannot be compared. `value` is the output in the step, and `single`
-    has the outputs for each sequence alone, by name.
+    It differs if the difference, relative to the largest value alone, is above `limit`. A finding is also returned if
+    the module gives one result per row instead of one per sequence. If there is neither, or the output cannot be
+    compared, the result is None. `value` is the output in the step, and `single` has the outputs for each sequence
+    alone, by name.
     """
     there = [number for number, seen in enumerate(single) if name in seen]
     if not there or micro.shape is None:
@@ -183,9 +194,9 @@ def _why(name: str, seen: bool | None, padded: bool) -> str:
 def _traced(model: nn.Module, trace: dict[str, Tensor]) -> Iterator[None]:
     """Inside this context, store the outputs of a model's modules in `trace`, by name.
 
-    The entries of `trace` are in the order in which the modules finish. Of each module's first call, the output, or its
-    first entry, is stored if it is a tensor of floating point with at least 2 dimensions. For the model itself, the
-    logits are stored under the name `RESULTS`.
+    The entries of `trace` are in the order in which the modules finish. What is stored is the result of `states_of` for
+    the output, if it is not None. If a module is called several times, the first such result is kept. For the model
+    itself, the logits are stored under the name `RESULTS`.
     """
 
     def seen(name: str, output: Any) -> None:

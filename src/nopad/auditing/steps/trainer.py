@@ -58,7 +58,10 @@ class _Ranked:
         return self._ranks
 
     def gather(self, value: Any) -> Any:
-        """Return the values of all ranks, concatenated in the order of the ranks, as accelerate does."""
+        """Return the values of all ranks, concatenated in the order of the ranks, as accelerate does.
+
+        Outside of a step, or for a value that is no tensor, accelerate's own method is called.
+        """
         if self._world is None or not isinstance(value, Tensor):
             return self._accelerator.gather(value)
         said = self._world.everybody(value)
@@ -71,7 +74,8 @@ class _Ranked:
     def reduce(self, value: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Return the sum or the mean of the values of all ranks, times `scale`, as accelerate does.
 
-        Outside of a step, or for another `reduction` than "sum" and "mean", accelerate's own method is called.
+        Outside of a step, for a value that is no tensor, or for another `reduction` than "sum" and "mean", accelerate's
+        own method is called.
         """
         if self._world is None or not isinstance(value, Tensor) or reduction not in ("sum", "mean"):
             return self._accelerator.reduce(value, reduction, scale)
@@ -79,7 +83,7 @@ class _Ranked:
         return total / self._ranks if reduction == "mean" else total
 
     def backward(self, loss: Tensor, **named: Any) -> None:
-        """Call ``backward()`` on a loss, without the loss scaling of float16."""
+        """Call ``backward()`` on a loss as accelerate does, but without the loss scaling of float16."""
         if getattr(self._accelerator, "scaler", None) is None:
             self._accelerator.backward(loss, **named)
         else:
@@ -87,7 +91,7 @@ class _Ranked:
 
 
 class _TrainerStep:
-    """Computes and differentiates the losses of a step as the trainer does."""
+    """A `Runner` that computes the loss of a micro-batch, and its gradients, by the trainer's own methods."""
 
     def __init__(self, trainer: Any, batches: list[Any], accumulation: int, accelerator: _Ranked) -> None:
         self.trainer, self.batches, self.accumulation, self.accelerator = trainer, batches, accumulation, accelerator
@@ -156,7 +160,10 @@ def opened(trainer: Any, ranks: int) -> Iterator[tuple[list[Micro], _TrainerStep
 
 
 def _numbers(accelerator: _Ranked, ranks: int) -> dict[str, Any]:
-    """Return the properties that make a trainer's arguments show the simulated ranks, by name."""
+    """Return properties, by name, that make a trainer's arguments tell the simulated ranks.
+
+    They are the number of ranks, and the number of the rank that runs now.
+    """
 
     def rank(_: Any) -> int:
         return 0 if accelerator._world is None else accelerator._world.rank
@@ -248,7 +255,7 @@ def _told(batch: Mapping[str, Any]) -> list[Example]:
 
 
 def _kept(trainer: Any) -> dict[str, Any]:
-    """Return the trainer's attributes by name; its private dicts, such as TRL's metrics, are copied."""
+    """Return the trainer's attributes by name; its private dicts, such as TRL's metrics, are copied if they can be."""
     kept = dict(vars(trainer))
     for name, value in kept.items():
         if name.startswith("_") and isinstance(value, dict):

@@ -1,4 +1,7 @@
-"""The right loss and gradients of a step: every sequence runs alone, unpadded, and one denominator divides the sum."""
+"""The right loss and gradients of a step.
+
+Every sequence runs alone, without padding. The sum of the losses of all sequences is divided by one denominator.
+"""
 
 from __future__ import annotations
 
@@ -60,9 +63,9 @@ class Truth:
 
     @property
     def scale(self) -> float:
-        """The value to which differences of losses are relative.
+        """The value to which differences of losses are relative; at least 1e-300.
 
-        It is computed as `loss`, with the absolute value of each sequence's sum of losses.
+        It is computed as `loss` is, but from the absolute value of each sequence's sum of losses.
         """
         pairs = zip(self.sums, self.items, strict=True)
         parts = [abs(value) / (1 if self.per == "token" else count) for value, count in pairs if count]
@@ -126,19 +129,20 @@ def taken(model: Any, divisor: float) -> Gradients:
 
 
 def _parts_alone(model: Any, example: Example, alone: Alone, number: int) -> tuple[Tensor, ...]:
-    """Return what `alone` gives for one sequence: for each mean, the losses of the sequence's items, ``[n]``.
+    """Run `alone` on one sequence, and return the losses of the sequence's items as a tuple of tensors ``[n]``.
 
-    `number` is the sequence's number, for messages.
+    The tuple has one tensor for each mean of which the loss is the sum; usually there is only one. `number` is the
+    sequence's number, for messages.
 
     Raises:
-        BatchError: `alone` returns something else.
+        BatchError: `alone` returns neither a tensor ``[n]`` nor a tuple of such tensors.
         ModelFailedError: the model or `alone` raised an exception.
     """
     with inside_model(f"sequence {number} alone"):
         found = alone(model, example.inputs(model))
     parts: tuple[Tensor, ...] = found if isinstance(found, tuple) and found else (found,)  # type: ignore[assignment]
     for each in parts:
-        if not isinstance(each, Tensor) or each.dim() > 1:
+        if not isinstance(each, Tensor) or each.dim() != 1:  # a scalar would be a mean, of how many items is not known
             said = f"shape {list(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
             raise BatchError(
                 f"alone gave {said} for sequence {number}; expected the losses of its items, a tensor [n], or for a "
@@ -179,7 +183,10 @@ def sum_alone(
 def weighted(
     model: Any, examples: Sequence[Example], weights: Sequence[float], causal: bool, alone: Alone | None
 ) -> Gradients:
-    """Return the gradients of a weighted sum: each sequence's sum of losses times its weight."""
+    """Return the gradients, by parameter name, of a weighted sum: each sequence's sum of losses times its weight.
+
+    The sequences run alone. `causal` and `alone` are as in `nopad.auditing.steps.judged.Plan`.
+    """
     model.zero_grad(set_to_none=True)
     for number, (example, weight) in enumerate(zip(examples, weights, strict=True)):
         total, _ = sum_alone(model, example, causal, alone, number) if weight else (None, 0)
@@ -189,7 +196,7 @@ def weighted(
 
 
 def borders(model: Any, examples: Sequence[Example], before: Sequence[int | None]) -> list[float | None]:
-    """Return the loss that each sequence's first label has if the last token of the sequence before predicts it.
+    """Return, for each sequence, the loss of its first label if the last token of the sequence before predicts it.
 
     `before` has, for each sequence, the index of the sequence that ends right before it, or None. The result is None
     for a sequence that has no such predecessor, or whose first token has no label.

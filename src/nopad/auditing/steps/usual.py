@@ -20,9 +20,10 @@ class Counted:
         total: sum of its items' losses, run alone.
         items: number of its items.
         first: whether its first token has a label, although no token of the sequence predicts it.
-        border: loss of that label if the preceding sequence predicts it; None: there is no such label or sequence.
+        border: loss of that label if the preceding sequence predicts it; None: there is no such label or sequence, or
+            the loss cannot be computed.
         tokens: number of its tokens.
-        slots: number of slots (tokens and padding) of its row, for the first sequence of a row; 0 for others.
+        slots: number of slots (tokens and padding) of its row, if it is the first sequence of the row; otherwise 0.
         rank, micro, row: numbers of its rank, micro-batch and row.
     """
 
@@ -60,7 +61,7 @@ class Usual:
 
 @dataclass(frozen=True)
 class _Way:
-    """A way to sum and count items: a value and a count for each sequence, whose sums give a mean."""
+    """A way to compute a mean, from a value and a count for each sequence: the sum of values by the sum of counts."""
 
     kind: str
     text: str
@@ -166,11 +167,15 @@ def _groupings(sequences: Sequence[Counted]) -> Iterator[tuple[str, str, Callabl
 
 
 def _mean(way: _Way, groups: list[object]) -> tuple[float, list[float] | None, float | None] | None:
-    """Return (the mean over groups of each group's mean, the weight of each sequence in it, its denominator).
+    """Compute the mean of each group, and then the mean over the groups; return ``(mean, weights, denominator)``.
 
-    `groups` has the group of each sequence; if they are None, the sum of all values is returned in place of a mean. A
-    group without items counts as 0. The weights are None if the way has no `scales`, and the denominator is None unless
-    a single one divides a sum of items. The whole result is None if no group has items.
+    `groups` has the group of each sequence. A group's mean is the sum of its values divided by the sum of its counts;
+    it is 0 if the counts are 0. If the groups are None, the sum of all values is returned in place of a mean.
+
+    Returns:
+        The mean; the weight of each sequence's sum of losses in it (None if the way has no `scales`); and the number
+            that divides the sum of items' losses (None if there is no single one). None in place of all three: no group
+            has items.
     """
     if groups[0] is None:
         return math.fsum(way.values), way.scales, 1.0 if way.sums else None

@@ -39,7 +39,7 @@ class MicroBatch:
         rank, micro: number of its rank, and its own number on this rank, both from 0.
         sequences: number of sequences that the collator was given for it.
         rows: number of rows of its input_ids; None: unknown.
-        items: number of labelled tokens or sequences that a right loss counts.
+        items: number of its labelled tokens, or of its sequences with a label, that a right loss counts.
         loss: the loss on which ``backward()`` was called; NaN if none was computed.
     """
 
@@ -82,7 +82,8 @@ class StepVerdict:
         loss: loss of the step: the mean over ranks of the sum over micro-batches. It is computed in float64, or in the
             model's own dtype if the step does not run in float64; NaN if it is not finite or was not computed.
         loss_alone: the right loss, from the sequences alone; NaN if it was not computed.
-        denominator: number of labelled tokens or sequences by which the sum of losses should be divided.
+        denominator: number of labelled tokens or sequences by which the sum of losses should be divided; NaN if it was
+            not computed.
         denominator_used: the number by which the step divided; None: there is no single one, or it is unknown.
         batches: the micro-batches, rank by rank.
         modules: differences of gradients by module, in the model's order; computed in the same dtype as `loss`.
@@ -92,6 +93,8 @@ class StepVerdict:
         findings: what is wrong, the likeliest cause first; empty if nothing is.
         notes: remarks for the user, such as errors that this step cannot reveal.
         error: class name of the exception in the user's code that ended the audit; "": there was none.
+
+    The seven sequences have 55 tokens; 48 of them count, since nothing predicts the first token of a sequence:
 
     >>> import nopad
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -150,7 +153,11 @@ class StepVerdict:
 
     @property
     def outcome(self) -> str:
-        """The verdict in one word: "equal", "different", or "failed" (an exception ended the audit)."""
+        """The verdict in one word: "equal", "different", or "failed".
+
+        It is "equal" if the step passed, so that it equals its sequences alone, and "failed" if an exception ended the
+        audit.
+        """
         return "equal" if self.passed else "failed" if self.error else "different"
 
     def __str__(self) -> str:

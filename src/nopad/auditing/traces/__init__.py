@@ -1,4 +1,4 @@
-"""`trace`: follow one poisoned token through the layers of a model, and draw which tokens it reaches."""
+"""`trace`: poison one token (replace it by another), and draw which tokens change in which layers of a model."""
 
 from nopad.auditing.traces.influence import Trace
 from nopad.auditing.traces.run import trace

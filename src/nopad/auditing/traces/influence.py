@@ -71,12 +71,18 @@ class Trace:
 
     @cached_property
     def matrix(self) -> Floats:
-        """The largest of each token's changes by any poisoned token; float64 ``[M, T]``, NaN where it has no value."""
+        """The largest change of each token by any poisoned token, for each module output; float64 ``[M, T]``.
+
+        The entry is NaN where the output has no value for the token.
+        """
         return _most(self.influence)
 
     @cached_property
     def leaks(self) -> Floats:
-        """Each token's largest change by a poisoned token of another sequence; float64 ``[M, T]``, 0: no leak."""
+        """The largest leak of each token, for each module output; float64 ``[M, T]``, 0 where there is none.
+
+        A leak is a change above `limit` by a poisoned token of another sequence.
+        """
         found: Floats = np.nan_to_num(_most(self.leaking), nan=0.0, posinf=math.inf)
         return found
 
@@ -89,7 +95,7 @@ class Trace:
 
     @property
     def isolated(self) -> bool:
-        """Whether no poisoned token changes another sequence in any output of the model.
+        """Whether there is no leak in any output of the model.
 
         If no output of the model can be divided among sequences, the outputs of its modules are looked at instead.
         """
@@ -97,17 +103,17 @@ class Trace:
 
     @property
     def first_leak(self) -> str | None:
-        """Name of the first module in which a poisoned token changes another sequence; None: there is none."""
+        """Name of the first module, or output of the model, in which there is a leak; None: there is no leak."""
         found = np.flatnonzero(self.leaks.any(1))
         return self.modules[found[0]] if found.size else None
 
     @property
     def reached(self) -> list[int]:
-        """Indices of the sequences that a poisoned token of another sequence changes in some module, ascending."""
+        """Indices of the sequences into which a poisoned token of another sequence leaks in some module, ascending."""
         return [int(number) for number in np.unique(self.sequences[self.leaks.any(0)])]
 
     def summary(self, named: bool = True) -> str:
-        """Return one sentence that says which tokens were replaced, and which sequences this changed.
+        """Return one sentence that says which tokens were replaced, and which sequences changed because of this.
 
         With `named`, it begins with the class of the model and the backend or collator.
         """
@@ -139,7 +145,10 @@ class Trace:
         return drawn(self, width, colour)
 
     def to_svg(self) -> str:
-        """Return the trace as SVG, as text; it adapts to light and dark pages, and shows values under the pointer."""
+        """Return the trace as an SVG picture, as text.
+
+        The picture adapts to light and dark pages, and shows by how much a cell changed when the pointer is on it.
+        """
         from nopad.auditing.traces.svg import picture
 
         return picture(self)
@@ -150,7 +159,8 @@ class Trace:
         A file that exists is replaced.
 
         Raises:
-            OptionError: the path has another suffix or is a URL, or there is no such folder.
+            OptionError: the path has another suffix, is a URL or cannot be written in UTF-8, or there is no such
+                folder.
             StorageError: the file cannot be written.
         """
         target = local_path(path)

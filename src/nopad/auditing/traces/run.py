@@ -1,9 +1,9 @@
 """`trace`: run a batch as it is and with one token replaced, and compare the outputs of all modules.
 
 Cost: one run of six short sequences in float64 for each token that is tried, and two more if the token changes another
-sequence. If the caller names no token, each sequence is first replaced as a whole, which finds every leak. Then the
-first, middle and last token of a sequence are tried, and its other tokens only if the sequence leaks but these three do
-not show it.
+sequence. If the caller names no token, each sequence is first replaced as a whole, to find out whether it leaks; its
+ends are left out if the collator's batch depends on them. Then three tokens of a sequence are tried, and its other
+tokens only if the sequence leaks but these three do not show it.
 """
 
 from __future__ import annotations
@@ -62,11 +62,12 @@ def trace(
         collator: any function from features (dicts with ``input_ids``) to the arguments of a forward call; the model is
             then run unchanged, with batches of this collator.
         poisoned: the tokens to replace, one after the other, as pairs (sequence, token), both from 0. "each": one token
-            of every sequence. None: one token of one sequence. With None, nopad chooses a sequence that changes others,
-            if there is one. With None and "each", it also chooses the token. Of the first, middle and last one, it
-            takes the one that changes others most. If none of them changes others, but another token does, it takes
-            that; if nothing leaks, the middle one. It chooses no first or last token if the collator's batch depends on
-            them, for example because the collator looks for eos.
+            of every sequence, chosen by nopad. None: one token of one sequence, both chosen by nopad: if a sequence
+            changes others, such a sequence is taken. Of the first, middle and last token of a sequence (with a
+            collator, of the tokens between its first and its last), nopad takes the one that changes others most. If
+            none of the three changes others, but another token does, it takes that; if nothing leaks, the middle one.
+            It takes no first or last token if the collator's batch depends on them, for example because the collator
+            looks for eos.
         capacity: length of the longest sequence, and most tokens of a row.
         backend: attention backend with which the copies are made pack-safe, as in `nopad.packed`.
         layers: trace a copy with only the first `layers` layers; None: all layers.
@@ -76,11 +77,14 @@ def trace(
         A `nopad.auditing.Trace`. It holds the changes, says whether anything leaks, and draws a picture.
 
     Raises:
-        UnsupportedModelError: nopad refuses this model; the message gives the reason.
+        UnsupportedModelError: nopad refuses this model, or cannot cut it to its first layers; the message gives the
+            reason.
         BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens.
         OptionError: an option is out of range, `poisoned` names a token that does not exist, or the model takes images,
             has no vocabulary to draw from, is pack-safe with another backend, is random in evaluation mode, or raises
             an exception on the batch.
+
+    With the collator of transformers, a token of sequence 2 changes all other sequences, from the first attention on:
 
     >>> import nopad.auditing
     >>> from transformers import BertConfig, BertModel, DataCollatorWithFlattening
@@ -176,6 +180,7 @@ class _Traced:
         Raises:
             OptionError: `asked` is of another form, or names a token that does not exist.
             ModelFailedError: the model does not run on the changed tokens.
+            BatchError: the collator fails on the changed tokens, or cuts, drops, changes or adds tokens.
         """
         places, found, limits = [], [], []
         for sequence, tokens in self._asked(asked):
@@ -202,7 +207,7 @@ class _Traced:
         return replace(made, drawn=_drawn(made, bare(self.trial.model)))
 
     def _asked(self, asked: Any) -> list[tuple[int, list[int]]]:
-        """Return for each token to poison (its sequence, the tokens of the sequence that may be chosen).
+        """Return a pair for each token to poison: (its sequence, the tokens of this sequence that may be chosen).
 
         Raises:
             OptionError: there is no such sequence or token, or `asked` is neither None, "each" nor a list of pairs.
@@ -229,11 +234,11 @@ class _Traced:
         return [(sequence, [token]) for sequence, token in pairs]
 
     def _open(self, number: int) -> tuple[list[int], float]:
-        """Return which tokens of a sequence may be poisoned, and how much others change if all these are poisoned.
+        """Return which tokens of a sequence may be poisoned, and how much other sequences change if all of them are.
 
-        The change is that of other sequences, 0 if it is within the limit. All tokens may be poisoned, unless this
-        changes the collator's layout of the batch. Then it is all but the last one; or, if this changes the layout too,
-        all but the first and the last. A sequence of up to 3 tokens may have none.
+        The change is 0 if it is within the limit. All tokens may be poisoned, unless this changes the collator's layout
+        of the batch. Then it is all but the last one; or, if this changes the layout too, all but the first and the
+        last. A sequence of up to 3 tokens may have none.
         """
         every = list(range(len(self.trial.sequences[number])))
         within = every[1:-1] if len(every) > 3 else []
@@ -324,7 +329,10 @@ class _Traced:
         return _Run(columns, names, values, len(outputs))
 
     def _influence(self, run: _Run) -> Floats:
-        """Return each token's change since the clean run, float64 ``[M, T]``; NaN unless both runs have its values."""
+        """Return how far each token's values moved since the clean run, for each module output; float64 ``[M, T]``.
+
+        The entry is NaN unless both runs have values of the output for the token.
+        """
         clean = self.clean
         order = self._same_order(run.columns)
         found = np.full((len(clean.names), len(clean.columns)), np.nan)
@@ -363,8 +371,9 @@ def _equal(mine: Any, other: Any) -> bool:
 def _drawn(trace: Trace, model: nn.Module) -> NDArray[np.int64]:
     """Return the indices of the modules to draw, ascending; int64.
 
-    They are each layer that changes, the last module outside of the layers that changes before these (mostly the
-    embeddings), the first module that leaks, and the model's outputs. If no layer changes, all modules are drawn.
+    They are each layer whose values change, the last module outside of the layers whose values change before these
+    (mostly the embeddings), the first module that leaks, and the model's outputs. If no layer changes, all modules are
+    drawn.
     """
     layers = _layers(model)
     modules = len(trace.modules) - trace.outputs

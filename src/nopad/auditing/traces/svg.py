@@ -58,9 +58,9 @@ def _tag(name: str, *inside: str, **given: Any) -> str:
 
 
 def _across(trace: Trace) -> list[int]:
-    """Return the x coordinate of each token in pixels.
+    """Return the x coordinate of each column in pixels.
 
-    There is a gap between sequences, and a wider one between rows of the batch.
+    There is a gap between sequences, and a wider one between rows of the batch, and between tokens and targets.
     """
     found, x = [], 0
     target = np.arange(len(trace.sequences)) >= trace.source
@@ -73,7 +73,10 @@ def _across(trace: Trace) -> list[int]:
 
 
 def _panel(trace: Trace, number: int, names: list[str], across: list[int]) -> Iterator[str]:
-    """Yield the SVG elements for poisoned token `number`; `across` has the x of each column."""
+    """Yield the SVG elements of the panel for poisoned token number `number`.
+
+    `names` are the modules, from top to bottom, and `across` has the x coordinate of each column.
+    """
     column = int(trace.poisoned[number])
     for begin, end in _sequences(trace):
         x, after = across[begin], across[end - 1] + CELL
@@ -97,7 +100,8 @@ def _panel(trace: Trace, number: int, names: list[str], across: list[int]) -> It
 def _cell(trace: Trace, number: int, row: int, at: int, x: int, y: int, name: str) -> Iterator[str]:
     """Yield the SVG element for column `at` and module `row`, if poisoned token `number` changes the column's values.
 
-    Changes of other sequences within the limit are not drawn. `x` and `y` are the corner of the element in pixels.
+    Changes of other sequences within the limit are not drawn. `x` and `y` are the upper left corner of the element in
+    pixels.
     """
     value = float(trace.influence[number, row, at])
     leak = trace.leaking[number, row, at] > 0

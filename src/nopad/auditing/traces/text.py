@@ -119,7 +119,7 @@ def _head(trace: Trace, blocks: list[_Block], margin: int, size: int, column: in
 def _bordered(blocks: list[_Block], parts: list[str]) -> str:
     """Return a line that joins `parts`, one per block.
 
-    A thin border separates sequences, and a double one separates rows of the batch.
+    A thin border separates sequences. A double one separates rows of the batch, and sequences from targets.
     """
     line = "│"
     for at, part in enumerate(parts):

@@ -32,7 +32,7 @@ IDS = "input_ids"
 
 @dataclass(frozen=True)
 class _Held:
-    """An array in memory, in place of a `MappedArray`."""
+    """An array that is in memory already, with the attributes of a `MappedArray` that `ArrayTokens` uses."""
 
     values: NDArray[Any]
 
@@ -103,8 +103,9 @@ def folder_tokens(folder: Path, *, empty: str = "refuse") -> ArrayTokens:
     """Map a folder of arrays: ``ids.npy``, ``offsets.npy`` ``[n + 1]``, and one more column per further ``NAME.npy``.
 
     Raises:
-        SourceError: an array is missing or has a wrong shape or type, or offsets do not rise from 0 to the number of
-            ids.
+        SourceError: an array is missing or has a wrong shape or type; offsets do not go from 0 to the number of ids, or
+            an offset is below the one before it; or it is unclear whether a column has one value per token or per
+            sequence.
         LengthError: a sequence has no token, and `empty` is "refuse".
     """
     layout = ArrayLayout.of(folder)

@@ -133,7 +133,10 @@ class ArrowTokens(TokenSource):
         super().__init__(name, empty=empty, files=files)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the table and its columns; a worker process opens the table again when it reads."""
+        """Return the attributes that a worker process gets: all but the table, its columns, and arrays per sequence.
+
+        A worker process opens the table again when it reads.
+        """
         return {name: value for name, value in super().__getstate__().items() if name not in ("_table", "_columns")}
 
     @cached_property
@@ -142,7 +145,7 @@ class ArrowTokens(TokenSource):
 
     @cached_property
     def _columns(self) -> tuple[dict[str, _Lists], dict[str, _Numbers]]:
-        """Per-token and per-sequence columns by name."""
+        """The columns that are gathered: per-token ones and per-sequence ones, each by name."""
         chosen, table = self._selection, self._table.table
         masks = [chosen.mask] if chosen.mask else []
         beside = [column.name for column in chosen.carried if column.per == "token"]
@@ -207,7 +210,7 @@ def _selection(schema: pa.Schema, options: ReaderOptions, name: str) -> Selectio
 
 
 def _bounds(chunks: Sequence[pa.Array]) -> NDArray[np.int64]:
-    """Return the number of each chunk's first row, and the number of all rows; int64 ``[chunks + 1]``.
+    """Return the number of each chunk's first row, and then the number of all rows; int64 ``[chunks + 1]``.
 
     A chunk is a piece of consecutive rows.
     """
@@ -227,7 +230,7 @@ class _Numbers:
             self._flat, self._at = _window(chunks, np.dtype(column.type.to_pandas_dtype()), place)
 
     def values(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Return the values of these rows."""
+        """Return the value of each of these rows; ``[k]``."""
         places = np.empty(rows.size, np.int64)
         _kernels.places_in_chunks(rows, self._bounds, self._at, places)
         found: NDArray[Any] = self._flat[places]

@@ -58,16 +58,17 @@ def open_tokens(
 
     Raises:
         SourceError: the input is missing, damaged, or of a kind that cannot be read.
-        FormatError, CorruptError: a Megatron pair or a packed dataset has a wrong format or is damaged.
+        FormatError, CorruptError: a Megatron pair, a packed dataset or another file has a wrong format or is damaged.
         PlanMismatchError: an index-only dataset was not made for `source`.
         StorageError: a copy of the tokens cannot be written.
         RecordError: a record is bad.
         LengthError: a sequence has no token, and `empty` is "refuse".
         OptionError: an option has an invalid value, or does not apply to this input.
+        MissingExtraError: a dataset on the hub, or a URL, needs a package that is not installed.
 
     >>> from nopad.loading.sources import open_tokens
     >>> tokens = open_tokens([[7, 8, 9], [5], [1, 2]])
-    >>> tokens.seq_lengths.tolist(), tokens.gather([2, 0]).tokens["input_ids"].tolist()
+    >>> tokens.seq_lengths.tolist(), tokens.gather([2, 0]).tokens["input_ids"].tolist()  # sequence 2, then sequence 0
     ([3, 1, 2], [1, 2, 7, 8, 9])
     """
     EMPTY.check("empty", empty)
@@ -137,7 +138,10 @@ def _exact(made: ArrayTokens) -> ArrayTokens:
 
 
 def _arrow_files(path: Path) -> list[Path]:
-    """Return the Arrow files of a saved dataset, or `path` itself if it is an Arrow file; [] for anything else."""
+    """Return the Arrow files of a saved dataset, or `path` itself if it is an Arrow file; [] for anything else.
+
+    The list of files of a saved dataset is read from its ``state.json``; if that is damaged, the result is [] too.
+    """
     if path.suffix in _ARROW and path.is_file():
         return [path]
     state = path / BESIDE[0]

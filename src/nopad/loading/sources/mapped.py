@@ -57,7 +57,7 @@ class MappedFile:
         self.path, self.size, self._stamp = path.absolute(), found.size, found.stamp
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return path, size, time of the last write and inode; a worker process opens the file itself."""
+        """Return what a worker process gets: path, size, time of the last write and inode; it opens the file itself."""
         return {name: value for name, value in vars(self).items() if name not in ("_file", "_mapping")}
 
     @cached_property
@@ -75,11 +75,13 @@ class MappedFile:
             return mmap.mmap(file.number, self.size, access=mmap.ACCESS_READ)
 
     def array(self, dtype: np.dtype[Any], begin: int, count: int) -> NDArray[Any]:
-        """Return `count` values from byte `begin` on, as a read-only view of the mapping; ``[count]``."""
+        """Return the `count` values from byte `begin` on as a read-only view of the mapped file; ``[count]``."""
         return np.frombuffer(self._mapping, dtype, count, begin) if count else np.empty(0, dtype)
 
     def prove(self) -> None:
-        """Refuse a file that was written to or cut short since it was found.
+        """Refuse the file if it was written to or cut short since it was found.
+
+        The file that was opened is checked, even if the path names another one by now.
 
         Raises:
             SourceError: its size or the time of its last write changed.
@@ -90,7 +92,7 @@ class MappedFile:
             self._compare(info)
 
     def prove_size(self) -> None:
-        """Refuse a file whose size changed, before it is read; this takes a third of the time of `prove`.
+        """Refuse the file if its size changed; call this before a read. It takes a third of the time of `prove`.
 
         Raises:
             SourceError: its size changed.
@@ -100,7 +102,7 @@ class MappedFile:
             self.prove()
 
     def prove_path(self) -> None:
-        """Refuse a file that was written to, replaced or removed since it was found.
+        """Refuse the file if it was written to, replaced or removed since it was found.
 
         Raises:
             SourceError: the file at `path` is missing, was replaced, or was written to.
@@ -122,11 +124,11 @@ class MappedArray:
     """A one-dimensional array in a mapped file: `size` values of `dtype` from byte `begin` on."""
 
     def __init__(self, file: MappedFile, dtype: np.dtype[Any], begin: int, size: int) -> None:
-        """Describe the array; the file is mapped at the first use of `values`."""
+        """Note where the array lies; the file is mapped at the first use of `values`."""
         self.file, self.dtype, self.begin, self.size = file, dtype, begin, size
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes without the mapped `values`."""
+        """Return the attributes that a worker process gets: all but the mapped `values`."""
         return {name: value for name, value in vars(self).items() if name != "values"}
 
     @cached_property

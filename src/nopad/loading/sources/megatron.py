@@ -54,7 +54,8 @@ class MegatronTokens(TokenSource):
 
     Raises:
         FormatError: ``.idx`` has a wrong magic, version, type or size, or does not fit ``.bin``; or, if documents are
-            read, their bounds do not rise, or the sequences of a document do not follow one another.
+            read, their bounds do not go from 0 to the number of sequences or fall in between, or the sequences of a
+            document do not follow one another.
         SourceError: a file is missing or cannot be read, no sequence has a token, or a document has more than 2^31 - 1
             tokens.
         LengthError: a sequence or document has no token, and `empty` is "refuse".
@@ -140,7 +141,7 @@ class MegatronTokens(TokenSource):
             self._check_documents()
 
     def _ends(self, here: slice) -> NDArray[np.int64]:
-        """Return where the sequences of a slice end in the ``.bin``, in bytes."""
+        """Return where the sequences in the slice `here` end in the ``.bin``, in bytes; int64 ``[k]``."""
         width = np.int64(self._ids.dtype.itemsize)
         ends: NDArray[np.int64] = self._places.values[here] + self._lengths_in.values[here] * width
         return ends
@@ -149,8 +150,8 @@ class MegatronTokens(TokenSource):
         """Check the bounds of documents, and that the sequences of each document follow one another in the ``.bin``.
 
         Raises:
-            FormatError: the bounds do not rise from 0 to the number of sequences, or a sequence does not follow the one
-                before it in its document.
+            FormatError: the bounds do not go from 0 to the number of sequences, a bound is below the one before it, or
+                a sequence does not follow the one before it in its document.
         """
         bounds, n = self._bounds.values, self._lengths_in.size
         if not bounds.size or bounds[0] != 0 or bounds[-1] != n or (np.diff(bounds) < 0).any():
@@ -168,7 +169,11 @@ class MegatronTokens(TokenSource):
                 )
 
     def stored_lengths(self) -> NDArray[np.int32]:
-        """Return the lengths of all stored sequences or documents, 0 or more; int32 ``[stored]``."""
+        """Return the lengths of all stored sequences or documents, 0 or more; int32 ``[stored]``.
+
+        Raises:
+            SourceError: a document has more than 2^31 - 1 tokens.
+        """
         if not self._documents:
             return self._lengths_in.values.astype(np.int32)
         offsets = np.zeros(self._lengths_in.size + 1, np.int64)

@@ -27,15 +27,16 @@ __all__ = ["IndexTokens", "packed_tokens"]
 
 
 def packed_tokens(path: Path, *, spool: str | os.PathLike[str] | None = None) -> ArrayTokens:
-    """Return the sequences of a packed dataset, in the order in which they are stored; ``seq_index`` is their record.
+    """Return the sequences of a packed dataset as a source, in the order in which they are stored.
 
-    The tokens are copied (`nopad.loading.sources.spool.spooled`) to files in the folder `spool`. If `spool` is None, up
-    to 4 million tokens are copied to memory, more to files in ``$XDG_CACHE_HOME/nopad/tokens``.
+    The column ``seq_index`` holds the number of each sequence's record. Columns of strings are left out. The tokens are
+    copied (`nopad.loading.sources.spool.spooled`) to files in the folder `spool`. If `spool` is None, up to 4 million
+    tokens are copied to memory, more to files in ``$XDG_CACHE_HOME/nopad/tokens``.
 
     Raises:
         FormatError, CorruptError: the folder is not a packed dataset, is unfinished or damaged.
         SourceError: the dataset is an index without tokens; `open_tokens` needs its `source` too.
-        StorageError: the copy of the tokens cannot be written.
+        StorageError: the copy of the tokens cannot be written, or a shard cannot be read.
     """
     dataset = open_packed(path)
     m = dataset.manifest
@@ -63,10 +64,11 @@ class IndexTokens(TokenSource):
             index.
         SourceError: the dataset holds its tokens itself.
         FormatError, CorruptError: the index is unfinished or damaged.
+        StorageError: the index cannot be read.
     """
 
     def __init__(self, path: Path, source: TokenSource) -> None:
-        """Read the index, 5 to 28 bytes per sequence, and compare its lengths with those of the source."""
+        """Read the index, which takes 5 to 28 bytes per sequence, and compare its lengths with those of the source."""
         self._path, self._source, self._manifest = path, source, open_packed(path).manifest
         if self._manifest.kind != "index":
             raise SourceError(f"{path}: holds its tokens itself; open it without source=")
@@ -74,7 +76,10 @@ class IndexTokens(TokenSource):
         super().__init__(str(path), files=source.files)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the index; a worker reads it anew, and its checksum must be the same."""
+        """Return the attributes that a worker process gets: all but the index and the arrays per sequence.
+
+        A worker reads the index anew, and checks that its checksum is still the same.
+        """
         return {name: value for name, value in super().__getstate__().items() if name != "_index"}
 
     @cached_property

@@ -1,9 +1,10 @@
 """`TokenSource`: the interface between stored tokens and the loader, which gathers sequences by number.
 
 `gather` checks what every source promises: sequence numbers are in range, files did not change before or during the
-read (as far as `nopad.loading.sources.mapped` can tell), runs lie within their columns, ids are from 0 to 2^31 - 1, and
-an attention mask, if there is one, marks no padding. That no sequence is empty is checked when the source is opened. A
-subclass says only where its sequences lie; tokens are copied here, once, in their stored type or as int64.
+read (as far as `nopad.loading.sources.mapped` can tell), runs of tokens lie within their columns, ids are from 0 to
+2^31 - 1, and an attention mask, if there is one, marks no padding. Empty sequences are refused or left out when the
+source is opened. A subclass says only where its sequences lie; tokens are copied here, once, in their stored type or as
+int64.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _Held = tuple[NDArray[np.int64] | None, NDArray[np.int32]]
 
 @dataclass(frozen=True)
 class Bits:
-    """Flat booleans, stored as bits; `words` is uint8, and value i is bit ``i % 8`` of byte ``i // 8``."""
+    """A column of booleans, stored as bits; `words` is uint8, and value i is bit ``i % 8`` of byte ``i // 8``."""
 
     words: NDArray[np.uint8]
 
@@ -123,13 +124,16 @@ class TokenSource(ABC):
     exact = False
 
     def __init__(self, name: str, *, empty: str = "refuse", files: Sequence[MappedFile] = ()) -> None:
-        """Take the lengths of all sequences, O(n); `files` are checked for changes at every `gather`.
+        """Read the lengths of all stored sequences (`stored_lengths`); O(n).
 
-        `empty` says what to do with sequences that have no token: "refuse" or "skip".
+        Args:
+            name: name of the source in messages.
+            empty: what to do with sequences that have no token: "refuse" or "skip", which leaves them out.
+            files: the files that are checked for changes at every `gather`.
 
         Raises:
             LengthError: a sequence has no token, and `empty` is "refuse".
-            SourceError: no sequence has a token, or a file cannot be read.
+            SourceError: no sequence has a token, a stored length is invalid, or a file cannot be read or has changed.
             OptionError: `empty` has another value.
         """
         self.name, self._files = name, tuple(files)
@@ -149,7 +153,11 @@ class TokenSource(ABC):
         self._prove()
 
     def _numbered(self, lengths: NDArray[np.int32]) -> _Held:
-        """Return the indices of the stored sequences that are not empty (None: all), and their lengths."""
+        """Return which stored sequences are numbered, and their lengths, int32 ``[n]``, read-only.
+
+        The first result is the indices of the stored sequences that are not empty, int64 ``[n]``; None: all are
+        numbered. `lengths` are those of all stored sequences.
+        """
         kept = np.flatnonzero(lengths) if self.skipped else None
         lengths = lengths if kept is None else lengths[kept]
         lengths.flags.writeable = False
@@ -164,7 +172,7 @@ class TokenSource(ABC):
         return held
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the arrays with one value per sequence.
+        """Return the attributes that a worker process gets: all but the arrays with one value per sequence.
 
         A worker process computes these arrays again when it needs them.
         """
@@ -175,7 +183,7 @@ class TokenSource(ABC):
         return self._stored - self.skipped
 
     def __repr__(self) -> str:
-        """Return the source's name and size, in one line."""
+        """Return the type of the source, its name and its number of sequences, in one line."""
         return f"{type(self).__name__}({self.name!r}, {len(self):,} sequences)"
 
     @property
@@ -191,11 +199,12 @@ class TokenSource(ABC):
     def fingerprint(self) -> str:
         """SHA-256 of the content, in hex, the same however the tokens are stored; computed at its first use.
 
-        It covers all lengths, and the names and kinds of the columns. Of a source with up to 4 million tokens, it
-        covers all tokens and values; of a larger one, those of the first and the last sequence, and of others spread
-        evenly between them: at most 4,096 sequences, with about 4 million tokens. So it detects other data, another
-        order and other lengths. It does not detect tokens replaced one for one in sequences that it does not cover.
-        Writes while the source is open are detected by `gather` and `check_unchanged` instead.
+        It covers all lengths, and the names and kinds of the columns. Of a source with up to 4 million tokens, it also
+        covers all tokens and values. Of a larger one, it covers those of the first and the last sequence, and of others
+        spread evenly between them: at most 4,096 sequences in all, and at most 4 million tokens apart from the first
+        and last sequence. So other lengths are always detected; tokens or values that were replaced are not detected in
+        sequences that it does not cover. Writes while the source is open are detected by `gather` and
+        `check_unchanged`.
         """
         if self._fingerprint is None:
             digest = hashlib.sha256(f"nopad tokens 1\0{len(self)}\0".encode())
@@ -218,7 +227,9 @@ class TokenSource(ABC):
             file.prove_path()
 
     def gather(self, numbers: ArrayLike, *, wide: bool = False) -> Sequences:
-        """Return the sequences with these numbers, in this order, with all columns; per-token ones are concatenated.
+        """Return the sequences with these numbers, in this order; per-token columns are concatenated.
+
+        All columns are returned, except those in `left_out`, and except ``attention_mask``, which must be all 1.
 
         Args:
             numbers: integers from 0 to n - 1, ``[k]``; a number may come more than once.
@@ -228,8 +239,10 @@ class TokenSource(ABC):
 
         Raises:
             OptionError: a number is not an integer or out of range.
-            SourceError: a file changed since it was opened, or a sequence has padding or ids that are out of range.
+            SourceError: a file changed since it was opened, an ``attention_mask`` is not all 1, or an id is out of
+                range.
             BatchError: with `wide`, a finite float is beyond float32.
+            PlanMismatchError: a record became shorter than the index of an index-only dataset says.
         """
         chosen = self._chosen(numbers)
         for file in self._files:
@@ -321,7 +334,10 @@ def _spread(lengths: NDArray[np.int32]) -> NDArray[np.int64]:
 
 
 def _content(found: Sequences) -> Iterator[bytes | memoryview]:
-    """Yield the columns of sequences as bytes that do not depend on the types in which they are stored."""
+    """Yield the columns of sequences as bytes that do not depend on the types in which they are stored.
+
+    For example, ids stored in 16 bits give the same bytes as ids stored in 64.
+    """
     for per, columns in (("token", found.tokens), ("sequence", found.values)):
         for name in sorted(columns):
             column = columns[name]

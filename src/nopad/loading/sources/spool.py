@@ -61,7 +61,7 @@ def spooled(
 
     Args:
         parts: a function that yields all sequences in order, in parts; columns are NumPy arrays of numbers, the same
-            in each part. It is called only if there is no copy yet.
+            in each part. It is not called if a folder holds a copy already.
         identity: a description of what is copied, as JSON values, by which a later process finds the copy; None: the
             tokens stay in memory.
         name: the source's name in messages.
@@ -178,7 +178,7 @@ def _write_columns(parts: Iterable[Sequences], folder: Path, name: str) -> list[
 
 
 class _Column:
-    """A file of numbers that is appended to; 16-bit ids are widened to 32 bits when the first one does not fit."""
+    """A file of numbers that is appended to; 16-bit ids are widened to 32 bits at the first id that needs more bits."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
         self.path, self.dtype, self.size = path, dtype, 0

@@ -1,9 +1,9 @@
-"""Which records of a stream belong to a rank: every rank counts them in the same way, without communication.
+"""Which records of a stream belong to a rank: every rank counts the records in the same way, without communication.
 
-Records go to the ranks in turn, one record each. When training stops, every rank has read up to a different record. If
+Records go to the ranks in turn, one record each. When training stops, ranks may have read up to different records. If
 the run goes on with another number of ranks, the records that were not read are dealt anew. Reading begins at the first
-of them. Records that were read before the stop are skipped, and the others go to the new ranks in turn. An earlier deal
-is forgotten once reading has passed the furthest record that one of its ranks had reached.
+of them. Records that were read before the stop are skipped, and the others go to the new ranks in turn. The former deal
+is kept until reading has passed the furthest record that one of its ranks had reached.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["Deal", "Left"]
 
 @dataclass(frozen=True, kw_only=True)
 class Left:
-    """An earlier deal of records to ranks, and how far each of its ranks had read.
+    """A former deal of records to ranks, and how far each of its ranks had read.
 
     Attributes:
         world_size: number of ranks of that deal.
-        count: the rank to which that deal gives the next record.
+        count: the rank to which that deal gives the next record that is read.
         reached: for each rank, the number of the first record that it had not read; `world_size` integers.
     """
 
@@ -38,11 +38,11 @@ class Deal:
     Attributes:
         world_size, rank: the number of ranks, and the one whose records `take` returns.
         count: the rank to which the next record goes.
-        before: earlier deals in which some rank had read beyond the next record, the oldest first.
+        before: former deals in which some rank had read beyond the next record, the oldest first.
 
     >>> deal = Deal(world_size=2, rank=1)
     >>> mine, deal = deal.take(0, 5)
-    >>> mine.tolist(), deal.count
+    >>> mine.tolist(), deal.count  # of records 0 to 4, rank 1 gets two; record 5 is its next one
     ([1, 3], 1)
     """
 
@@ -52,7 +52,7 @@ class Deal:
     before: tuple[Left, ...] = ()
 
     def take(self, first: int, records: int) -> tuple[NDArray[np.int64], Deal]:
-        """Return which of the next `records` records, from number `first` on, are this rank's, and the deal after them.
+        """Return which of `records` records, from number `first` on, are this rank's, and the deal after them.
 
         Records are returned as offsets from `first`: 0 is record `first`; int64 ``[k]``, ascending.
         """

@@ -24,10 +24,16 @@ class Flow:
     """The units (packs or single sequences) of one rank from a place on, in order."""
 
     def __init__(self, place: StreamPlace, reader: Reader, packing: Packing, shuffling: Shuffling) -> None:
-        """Begin at `place`, with what reads the source, and the settings by which sequences are packed and shuffled.
+        """Begin at `place`; nothing is read yet.
 
         Reading and tokenising start when `take` first needs more units; from then on, they run ahead of the training
         loop.
+
+        Args:
+            place: where the rank stands.
+            reader: reads and tokenises the source.
+            packing: how sequences become units.
+            shuffling: how sequences wait for a random turn before they are packed.
         """
         self._place, self._shuffling = place, shuffling
         self._ready = deque(place.ready)
@@ -41,7 +47,7 @@ class Flow:
         self._fruitless = place.cursor.passes  # number of the pass that gave the newest sequence
 
     def place(self) -> StreamPlace:
-        """Return the place (where this rank stands) before the units that `take` returns next."""
+        """Return the place (how far this rank has come) before the units that `take` returns next."""
         return replace(self._place, ready=tuple(self._ready))
 
     def take(self, units: int) -> list[Pack]:
@@ -51,18 +57,20 @@ class Flow:
 
         Raises:
             SourceError: as in `Reader.groups`; or the last passes over the source gave this rank no sequence.
-            RecordError, OptionError, FormatError: as in `Reader.groups`.
+            RecordError, LengthError, OptionError, FormatError: as in `Reader.groups`.
         """
         while len(self._ready) < units and self._read():
             pass
         return [self._ready.popleft() for _ in range(min(units, len(self._ready)))]
 
     def _read(self) -> bool:
-        """Read one more group, or at the end pack the sequences that still wait; return False if nothing was left.
+        """Read one more group of sequences or, at the end of the stream, pack the sequences that still wait.
+
+        Return False if there was nothing left to read or to pack.
 
         Raises:
             SourceError: the last passes over the source gave this rank no sequence; or as in `Reader.groups`.
-            RecordError, OptionError, FormatError: as in `Reader.groups`.
+            RecordError, LengthError, OptionError, FormatError: as in `Reader.groups`.
         """
         read = next(self._groups, None)
         if read is None:
@@ -83,7 +91,7 @@ class Flow:
         return True
 
     def _let_on(self, found: Sequences, wait: int) -> int:
-        """Add `found` to the sequences that wait; send all but `wait` of them to the packer.
+        """Add `found` to the sequences that wait for a random turn, and send all but `wait` of them to the packer.
 
         Return how many were sent.
         """
@@ -100,14 +108,20 @@ class Flow:
         return len(found)
 
     def sequences(self, packs: Sequence[Pack]) -> tuple[Sequences, NDArray[np.int64]]:
-        """Return the sequences of these units, unit after unit, and how many each unit has; int64 ``[units]``."""
+        """Return the sequences of these units, unit after unit, and the number of sequences of each unit.
+
+        The numbers are int64 ``[units]``.
+        """
         held = self._place.held
         assert held.sequences is not None
         numbers = np.array([number for pack in packs for number in pack], dtype=np.int64)
         return held.sequences.take(held.places(numbers)), np.array([len(pack) for pack in packs], dtype=np.int64)
 
     def given(self, packs: Sequence[Pack]) -> None:
-        """Count one more whole step, which consists of these units; their sequences' memory is freed later."""
+        """Count one more whole step, which consists of the units `packs`.
+
+        The memory of their sequences is freed when more sequences come.
+        """
         place = self._place
         numbers = np.array([number for pack in packs for number in pack], dtype=np.int64)
         held, tokens = place.held, 0

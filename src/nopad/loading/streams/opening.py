@@ -71,11 +71,15 @@ def open_stream(
         seed: the seed of the shuffling.
 
     Raises:
-        OptionError: an option is unknown or invalid; sequences are to be packed, and `capacity` is None; sequences are
-            not packed, and an option of packs is given; texts come without a tokenizer, or ready-made ids with one; or
-            `data` is an iterator, which can be read only once.
-        SourceError: `data` is not a source.
-        FormatError, MissingExtraError: as for `nopad.load_tokenizer`.
+        OptionError: one of these:
+
+            * an option is unknown or invalid
+            * sequences are to be packed, and `capacity` is None
+            * sequences are not packed, and an option of packs is given
+            * the data are texts and there is no tokenizer, or they are ready-made ids and there is one
+            * `data` is an iterator, which can be read only once
+        SourceError, RecordError: as for `nopad.open_source`.
+        FormatError, MissingExtraError: as for `nopad.open_source` and `nopad.load_tokenizer`.
     """
     unknown = [name for name in options if name not in (*_OWN, "depth")]
     if unknown:

@@ -25,8 +25,8 @@ class Packing:
     Attributes:
         capacity: most tokens per pack; None: each sequence is a unit by itself.
         depth, buffer, patience: as in `StreamPacker`.
-        buffer_tokens: as in `StreamPacker`; None: the tokens of 16 packs, but at least 65,536, so that the first batch
-            comes soon, however long the sequences are.
+        buffer_tokens: as in `StreamPacker`, but None stands for the tokens of 16 packs or 65,536, whichever is more. So
+            the first batch comes soon, however long the sequences are.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -51,11 +51,11 @@ class Packing:
         return "sequence" if self.capacity is None else "pack"
 
     def packer(self) -> Packer:
-        """Return a packer that holds no sequence."""
+        """Return a new packer, which holds no sequence."""
         return Packer(self)
 
     def facts(self) -> dict[str, Any]:
-        """Return the settings that must be the same when a saved run goes on, by name."""
+        """Return the settings that a saved run and the run that resumes it must share, by name."""
         if self.capacity is None:
             return {"unit": self.unit}
         names = ("capacity", "depth", "buffer", "patience", "buffer_tokens")
@@ -93,7 +93,9 @@ class Packer:
         return [] if self._inner is None else _numbers(self._inner.finish())
 
     def restore(self, arrived: int, numbers: NDArray[np.int64], lengths: NDArray[np.int32]) -> None:
-        """Restore a packer to which `arrived` sequences came; those with these `numbers` and `lengths` still wait.
+        """Bring a new packer to the state in which `arrived` sequences have come and some of them still wait.
+
+        `numbers` and `lengths` are those of the sequences that wait, int64 and int32 ``[n]``.
 
         Raises:
             FormatError: these numbers and lengths are not those of a packer with these settings.

@@ -1,4 +1,4 @@
-"""Where a loader over a stream stands: how far the source is read, and every sequence that is in no finished step.
+"""How far a rank has come in a stream: where reading goes on, and every sequence that it read for a later step.
 
 A place is the beginning of a step, and the number of its micro-steps that were taken already. If a run goes on with
 another number of ranks, a step that was not finished is taken again, since its gradient was never applied.
@@ -78,7 +78,7 @@ class Held:
         )
 
     def places(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the indices in `sequences` of the sequences with these numbers."""
+        """Return the indices in `sequences` of the sequences with these numbers; int64 ``[k]``."""
         return np.searchsorted(self.numbers, numbers)
 
     def without(self, numbers: NDArray[np.int64]) -> Held:
@@ -93,7 +93,7 @@ Pack = tuple[int, ...]  # numbers of its sequences
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StreamPlace:
-    """Where one rank of a loader over a stream stands.
+    """How far one rank of a loader over a stream has come.
 
     Attributes:
         cursor: where reading goes on.
@@ -163,7 +163,7 @@ class StreamPlace:
 
     @property
     def waiting(self) -> NDArray[np.bool_]:
-        """For each sequence in memory, whether it still waits in the packer, in no complete pack; bool ``[n]``."""
+        """For each sequence in memory, whether it waits in the packer, since no complete pack has it; bool ``[n]``."""
         waiting = self.held.alive.copy()
         waiting[self.held.places(np.array([n for pack in self.ready for n in pack], dtype=np.int64))] = False
         return waiting
@@ -175,8 +175,8 @@ def dealt_again(
     """Return the place from which one of `world_size` new ranks goes on, after the former ranks stopped at `places`.
 
     Records that no rank has read are dealt anew. Sequences that a former rank has read and that are in no finished step
-    go to the new ranks in turn, and are packed anew; those that waited for a random turn go to them in turn too, and
-    wait again.
+    go to the new ranks in turn, and are packed anew. Sequences that waited for a random turn also go to the new ranks
+    in turn, and wait again.
 
     Args:
         places: the places of all former ranks, in the order of ranks.
@@ -184,7 +184,7 @@ def dealt_again(
         world_size: the new number of ranks.
         rank: the new rank, from 0.
         accumulation: micro-steps per step of the new run.
-        per_rank: units per rank and micro-step of the new run.
+        per_rank: units (packs or single sequences) per rank and micro-step of the new run.
 
     Raises:
         FormatError: the places were not saved after the same step.

@@ -74,7 +74,7 @@ class Cursor:
 
     @property
     def reached(self) -> int:
-        """Number of the next record, over all passes."""
+        """Number of the next record, counted over all passes."""
         return self.began + self.record
 
 
@@ -118,9 +118,10 @@ class Reader:
 
         Raises:
             RecordError: a record is bad, too long or empty, and the options do not allow it.
+            LengthError: the source is a task's (`nopad.tasks.source.TaskSource`), and the task refuses a record.
             SourceError: reading fails, the source mixes text and ids, has changed since `cursor` was made, or has no
                 record.
-            OptionError: a record is text, and there is no tokenizer.
+            OptionError: a record is text, and there is no tokenizer; or the tokenizer cannot encode chats.
             FormatError: the tokenizer cannot encode a text.
         """
         waiting: deque[_Started | Exception] = deque()
@@ -140,7 +141,7 @@ class Reader:
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def _gathered(self, cursor: Cursor, pool: Executor) -> Iterator[_Started | Exception]:
-        """Yield decoded groups that are being tokenised; if reading fails, the last item is the error."""
+        """Yield decoded groups that are being tokenised; if an error occurs, it is the last item, and is not raised."""
         kinds: dict[bool, str] = {}
         try:
             while not cursor.ended:
@@ -166,7 +167,10 @@ class Reader:
         return self.source.names != ("",)
 
     def _sources_of(self, group: Gathered, records: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of the source of each of these records of a group; int64 ``[records]``."""
+        """Return which source each of these records of `group` is from, as an index into the sources' names.
+
+        `records` are the numbers of the records in the pass. The result is int64 ``[records]``.
+        """
         numbers = [self.source.names.index(part.block.source) for part in group.parts]
         of = np.repeat(np.array(numbers, dtype=np.int64), [part.numbers.size for part in group.parts])
         found: NDArray[np.int64] = of[np.searchsorted(group.record, records)]
@@ -186,8 +190,8 @@ class _Pass:
     def groups(self) -> Iterator[tuple[Gathered, Cursor]]:
         """Yield groups of this rank's records, each with the cursor after it, to the end of the pass.
 
-        The cursor of the last group is that of the next pass, or of the end of the stream. If a record raises an error,
-        the records before it are yielded first, as a group.
+        The cursor of the last group is that of the next pass, or of the end of the stream. If reading raises an error,
+        the records before it are yielded first, as a group; then the error is raised.
         """
         try:
             yield from self._groups()
@@ -218,11 +222,11 @@ class _Pass:
         yield self._group, self._next_pass(first)
 
     def _blocks(self) -> Iterator[Block]:
-        """Yield the blocks from that of the cursor on, with `Block.at` set.
+        """Yield the blocks of the source from that of the cursor on, with `Block.at` set.
 
         Raises:
-            SourceError: the first of them is not the block that the cursor was made with, or the source has no such
-                block any more: the source has changed.
+            SourceError: the source has changed: its block at this place is another one than when the cursor was made,
+                or there is none any more.
         """
         at, source = self._cursor.at, self._reader.source
         blocks = source.blocks_from(at) if at else source.blocks()
@@ -237,7 +241,10 @@ class _Pass:
             raise SourceError("the source ends before the place of the state: it changed; begin anew without the state")
 
     def _theirs(self, block: Block, first: int) -> bool:
-        """Return whether this block is a whole document of another rank; if so, skip it without decoding it."""
+        """Return whether this block is a whole document of another rank; if so, move the cursor beyond it.
+
+        Such a document is not decoded. `first` is the number of its record in the pass.
+        """
         if not block.whole or first < self._cursor.record:
             return False
         mine, deal = self._cursor.deal.take(self._cursor.reached, 1)
@@ -246,7 +253,10 @@ class _Pass:
         return not mine.size
 
     def _lines(self, block: Block, lines: Lines, first: int) -> Iterator[tuple[Gathered, Cursor]]:
-        """Add this rank's records of a block of lines, decoding no others; yield the groups that this fills."""
+        """Add this rank's records of a block of lines, decoding no others; yield the groups that this fills.
+
+        `first` is the number, in the pass, of the block's first record.
+        """
         end, begin = first + len(lines), max(first, self._cursor.record)
         if end <= begin:
             return
@@ -264,7 +274,8 @@ class _Pass:
     def _run(self, run: Records | BadRecord, first: int) -> Iterator[tuple[Gathered, Cursor]]:
         """Add this rank's records of a run; yield the groups that this fills.
 
-        A run is consecutive records that were decoded together, or one bad record; its first has number `first`.
+        A run is consecutive records that were decoded together, or one bad record. `first` is the number, in the pass,
+        of its first record.
         """
         end, begin = first + _size(run), max(first, self._cursor.record)
         if end <= begin:
@@ -301,20 +312,20 @@ class _Pass:
         self._group.records += mine.size
 
     def _advance(self, record: int) -> None:
-        """Move the cursor to this record of the pass."""
+        """Move the cursor forward, so that record number `record` of the pass is the next one."""
         cursor = self._cursor
         _, deal = cursor.deal.take(cursor.reached, record - cursor.record)
         self._cursor = replace(cursor, record=record, deal=deal)
 
     def _ended_group(self) -> tuple[Gathered, Cursor]:
-        """Return the group and the cursor after it, and begin a new group."""
+        """Return the group that was being filled and the cursor after it, and begin a new group."""
         self._cursor = replace(self._cursor, mark=self._cursor.mark or _mark(self._block))
         group = self._group
         self._begin()
         return group, self._cursor
 
     def _next_pass(self, records: int) -> Cursor:
-        """Return the cursor after a pass of so many `records`: at the next pass, or at the end of the stream.
+        """Return the cursor after a pass of `records` records: where the next pass begins, or the end of the stream.
 
         Raises:
             SourceError: the source has no record, or another number of records than in an earlier pass.
@@ -335,7 +346,7 @@ def _size(run: Records | BadRecord) -> int:
 
 
 def _bytes_of(run: Records | BadRecord, mine: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return about how many bytes each of these records takes; int64 ``[mine]``."""
+    """Return about how many bytes each of the records at places `mine` of a run takes; int64 ``[mine]``."""
     if isinstance(run, BadRecord):
         return np.ones(mine.size, dtype=np.int64)
     if run.texts is not None:
@@ -345,7 +356,7 @@ def _bytes_of(run: Records | BadRecord, mine: NDArray[np.int64]) -> NDArray[np.i
 
 
 def _mark(block: Block) -> str:
-    """Return a digest of a block, in hex.
+    """Return a digest of a block, in hex, by which a changed block is noticed.
 
     It is computed for each block in which a group ends, and takes 0.6 ms per MB.
     """
@@ -353,7 +364,7 @@ def _mark(block: Block) -> str:
 
 
 def _numbers_of(values: Any) -> dict[str, NDArray[Any]]:
-    """Return the columns per sequence that hold numbers, as NumPy arrays."""
+    """Return those per-sequence columns that hold numbers or booleans, as NumPy arrays, by name."""
     arrays = {
         name: column if isinstance(column, np.ndarray) else column.to_numpy(zero_copy_only=False)
         for name, column in values.items()

@@ -42,7 +42,7 @@ class Shuffling:
     seed: int = 0
 
     def facts(self) -> dict[str, Any]:
-        """Return the settings that must be the same when a saved run goes on, by name; {} without shuffling."""
+        """Return the settings that a saved run and the run that resumes it must share, by name; {} if not shuffled."""
         return {"shuffle_buffer": self.size, "seed": self.seed} if self.size else {}
 
 
@@ -89,8 +89,8 @@ class Buffer:
     def after(self, more: Sequences, size: int, *where: int) -> tuple[Sequences, Buffer]:
         """Add the sequences `more`, and let all but `size` of those that wait go on, drawn at random.
 
-        Return the sequences that go on, in the order in which they were drawn, and the buffer after that. The result
-        does not depend on how many sequences are added at once. `where` is (seed, number of ranks, rank).
+        Return the sequences that go on, in the order in which they were drawn, and the buffer that is left. The draws
+        are the same whether sequences are added in one call or in several. `where` is (seed, number of ranks, rank).
         """
         if not size and not len(self):
             return more, self
@@ -116,7 +116,7 @@ class Buffer:
         return _taken(parts, np.array(gone, dtype=np.int64)), kept._compact()
 
     def _compact(self) -> Buffer:
-        """Return a buffer without the sequences that have left it, if they take more memory than the waiting ones.
+        """Return a buffer without the sequences that have gone on, if these have more tokens than those that wait.
 
         Otherwise, return this buffer.
         """
@@ -131,7 +131,10 @@ def _lengths(parts: Sequence[Sequences]) -> NDArray[np.int32]:
 
 
 def _taken(parts: Sequence[Sequences], numbers: NDArray[np.int64]) -> Sequences:
-    """Return the sequences with these numbers, counted over all parts, concatenated. O(their tokens)."""
+    """Return the sequences with these numbers, concatenated; O(their tokens).
+
+    The numbers count the sequences of all parts, one part after the other.
+    """
     if not numbers.size:
         return NOTHING
     begin = np.cumsum([0, *map(len, parts)])

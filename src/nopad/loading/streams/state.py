@@ -1,7 +1,8 @@
 """The state of a rank that loads from a stream, as JSON: a few integers, and the sequences that wait for a later step.
 
-Tokens are base64 of the smallest integers that hold them: about 2.7 bytes per token if all ids are below 65,536, else
-5.3. A packer holds at most `buffer` sequences; up to `shuffle_buffer` more wait for a random turn.
+A column is base64 of the smallest integers that hold it: ids take at most 2.7 bytes each if all are below 65,536, else
+5.3. The sequences are those of packs that are ready, at most `buffer` more in the packer, and up to `shuffle_buffer`
+more that wait for a random turn.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _NAMES = {
 
 
 def written(place: StreamPlace, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state (plain JSON) that holds `place`, which says where a loader stands, and `facts`."""
+    """Return the state of a rank, which is plain JSON: `place`, which says how far the rank has come, and `facts`."""
     deal = place.cursor.deal
     cursor = {one.name: getattr(place.cursor, one.name) for one in fields(Cursor)}
     return {
@@ -93,8 +94,9 @@ def _columns(found: Sequences) -> dict[str, Any]:
 
 
 def _packed(column: NDArray[Any]) -> dict[str, str]:
-    """Return a column as it is in a state: its bytes as base64, their dtype (``stored``), and the column's (``type``).
+    """Return a column in the form that it has in a state.
 
+    This is a dict: its bytes as base64 (``data``), their dtype (``stored``), and the column's own dtype (``type``).
     Integers are stored in the narrowest dtype that holds them.
     """
     stored = column
@@ -105,11 +107,11 @@ def _packed(column: NDArray[Any]) -> dict[str, str]:
 
 
 def read_state(state: Any, packing: Packing) -> tuple[StreamPlace, dict[str, Any]]:
-    """Return the place (where the loader stood) and the facts in a state; the place must fit `packing`.
+    """Return the place in a state, which says how far the rank had come, and the facts in it.
 
     Raises:
         FormatError: `state` is not a state of a loader over a stream, is of another format version, or has impossible
-            values.
+            values, for example sequences that do not fit `packing`.
     """
     if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
         raise FormatError("this is no state of a nopad.PackedLoader over a stream; give what its state_dict() returned")

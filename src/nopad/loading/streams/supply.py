@@ -45,7 +45,7 @@ class _Begun(NamedTuple):
 
     Attributes:
         units: number of units (packs or single sequences) that this rank has for the step.
-        left: where the rank stands if the pass ends here, so that the step is not taken. The sequences that the rank
+        left: the place of the rank if the pass ends here, so that the step is not taken. The sequences that the rank
             holds at this place are then left out.
     """
 
@@ -54,7 +54,7 @@ class _Begun(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """A micro-step's batch, and the place after it."""
+    """The batch of one micro-step, and the place of the rank after it."""
 
     after: StreamPlace
     batch: PackedBatch
@@ -62,7 +62,9 @@ class _Made(NamedTuple):
 
 @dataclass(frozen=True)
 class StreamSupply(Supply):
-    """The batches of one rank of a stream; a place, which says where a loader stands, is a `StreamPlace` here.
+    """The batches of one rank of a stream.
+
+    Methods take and return places, which say how far a rank has come; here a place is a `StreamPlace`.
 
     Attributes:
         reader: reads and tokenises the source.
@@ -80,10 +82,10 @@ class StreamSupply(Supply):
     last: Last
 
     def __post_init__(self) -> None:
-        """Refuse ranks that could not stop together.
+        """Refuse several ranks that are to stop at the end of the source, but cannot tell one another when.
 
         Raises:
-            OptionError: ranks are to stop at the end, and have no process group to tell one another.
+            OptionError: there are such ranks, and torch.distributed has no process group.
         """
         if not self.reader.repeat and self.serving.ranks.world_size > 1 and exchange_of(self.serving.ranks) is None:
             raise OptionError(
@@ -116,12 +118,12 @@ class StreamSupply(Supply):
         return replace(at, cursor=cursor, buffer=buffer, held=Held.none(), ready=(), arrived=0, batches=0)
 
     def described(self) -> str:
-        """Return a phrase that says that it is a stream, and what a rank takes in a micro-step."""
+        """Return a phrase that says that the data are a stream, and what a rank takes in a micro-step."""
         packs = f" in packs of at most {self.packing.capacity:,} tokens" if self.packing.capacity else ""
         return f"a stream{packs}, {self.serving.takes(self.packing.unit)} per rank and micro-step"
 
     def facts(self) -> dict[str, Any]:
-        """Return, by name, what must be the same when a saved run goes on: source, tokenizer and options."""
+        """Return, by name, what a saved run and the run that resumes it must share: source, tokenizer and options."""
         source, tokenizer = self.reader.source, self.reader.tokenizer
         said = [source.kind, source.names, source.settings(), source.inventory()]
         options = asdict(self.reader.options)
@@ -141,7 +143,10 @@ class StreamSupply(Supply):
         return "repeat" if self.reader.repeat else "stop"
 
     def agreed(self, at: StreamPlace) -> dict[str, Any]:
-        """Return what all ranks must agree on, by name: facts, ranks, step, `last`, and the steps and batches taken."""
+        """Return, by name, what all ranks must agree on.
+
+        These are `facts`, the number of ranks, the step, `last`, and how many steps and batches were taken.
+        """
         return {
             **self.facts(),
             "world_size": self.serving.ranks.world_size,
@@ -163,7 +168,7 @@ class StreamSupply(Supply):
         )
 
     def summary(self, at: StreamPlace) -> StreamSummary:
-        """Return what this rank knows about the stream at this place."""
+        """Return what this rank knows about the stream at place `at`: how far it has read, and what it has taken."""
         units = at.steps_seen * at.accumulation * at.per_rank
         return StreamSummary(
             takes=self.serving.takes(self.packing.unit),
@@ -196,7 +201,9 @@ class StreamSupply(Supply):
         return written(at, self.facts())
 
     def placed(self, state: Any) -> StreamPlace:
-        """Return the place to go on from, given this rank's state, or the states of all ranks in any order.
+        """Return the place from which this rank goes on.
+
+        `state` is the state that this rank saved, or a list of the states of all former ranks, in any order.
 
         Raises:
             FormatError: these are not states of a stream, are not of all ranks, or were not saved after the same step.
@@ -243,14 +250,15 @@ class StreamSupply(Supply):
     def batches(
         self, at: StreamPlace, worker: int = 0, workers: int = 1
     ) -> Iterator[tuple[StreamPlace, PackedBatch | None]]:
-        """Yield (place after the batch, batch) for each batch; batches are built ahead.
+        """Yield (place after the batch, batch) for each batch from place `at` on, as in `Supply.batches`.
 
         If the stream stops at the end of its source, the last item is (place where the next pass begins, None).
 
         Raises:
             OptionError: `workers` is above 1; the stream ended in the middle of a step, and `last` is "refuse"; or as
-                in `Flow.take`.
-            SourceError, RecordError, FormatError: as in `Flow.take`.
+                in `Flow.take` or `Serving.batch`.
+            SourceError, RecordError, LengthError, FormatError: as in `Flow.take`.
+            BatchError: a finite float64 of a column is beyond float32.
         """
         if workers > 1:
             self.check_workers(workers)
@@ -291,7 +299,7 @@ class StreamSupply(Supply):
         return self.epoch_begin(left, at.epoch + 1)
 
     def _steps(self, at: StreamPlace) -> Generator[_Begun | _Made, None, None]:
-        """Yield, step after step, a `_Begun` and then a `_Made` per micro-step that was not taken yet."""
+        """Yield, for each step from place `at` on, a `_Begun` and a `_Made` per micro-step that was not taken yet."""
         with closing(Flow(at, self.reader, self.packing, self.shuffling)) as flow:
             while True:
                 begun = replace(flow.place(), batches=0)
@@ -308,14 +316,20 @@ class StreamSupply(Supply):
                 yield _Made(flow.place(), batch)
 
     def _batch(self, flow: Flow, packs: Sequence[Pack], epoch: int) -> PackedBatch:
-        """Build a batch of these units, in a step that began in pass `epoch`; without units, a batch of weight 0."""
+        """Build a batch of the units `packs`, in a step that began in pass `epoch`.
+
+        Without units, the batch is a stand-in of one token, with weight 0 in the loss (`PackedBatch.as_stand_in`).
+        """
         if not packs:
             return self.serving.batch(self._nothing(), np.ones(1, dtype=np.int64), epoch).as_stand_in()
         sequences, per_row = flow.sequences(packs)
         return self.serving.batch(narrowed(sequences.gathered()), per_row, epoch)
 
     def _nothing(self) -> Sequences:
-        """Return one sequence of one token, with the columns that all sequences have, for a rank that has none left."""
+        """Return one sequence of one token, of which a rank that has no sequence left makes a stand-in.
+
+        It has the columns that the sequences of the stream have, except columns of strings.
+        """
         columns: dict[str, dict[str, Any]] = {"token": {"input_ids": np.zeros(1, dtype=np.int32)}, "sequence": {}}
         for one in self.reader.source.carried:
             if one.type != "string":
@@ -333,10 +347,10 @@ _TYPES = {"float": "float32", "double": "float32", "halffloat": "float16", "bool
 
 
 def _in_order(places: Sequence[StreamPlace], rank: int, world_size: int) -> list[StreamPlace]:
-    """Return the places in the order of their ranks.
+    """Return the places in the order of their ranks, after checking that none is missing.
 
-    They must be the places of all ranks of one run. If that run had `world_size` ranks, as this one, the place of this
-    rank alone is enough.
+    They must be the places of all ranks of one run. If that run had `world_size` ranks, the number of this run, the
+    place of rank `rank` alone is enough too.
 
     Raises:
         FormatError: ranks are missing or there twice, or the places are of runs with different numbers of ranks.

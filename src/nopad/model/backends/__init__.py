@@ -1,7 +1,8 @@
 """Attention backends, which keep sequences apart in different ways: one per file, all with the same signature.
 
-Each backend takes queries, keys and values as transformers gives them, ``[R, H, L, D]`` (keys and values may have fewer
-heads), and returns ``[R, L, H, D]``. To add a backend, add a file and a line in `BACKENDS`.
+Shapes are ``[R, H, L, D]``: R rows, H heads, L slots per row, and D numbers per head. Each backend takes queries, keys
+and values of this shape, as transformers gives them; keys and values may have fewer heads. It returns ``[R, L, H, D]``.
+To add a backend, add a file and a line in `BACKENDS`.
 """
 
 from __future__ import annotations

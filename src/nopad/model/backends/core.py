@@ -19,7 +19,7 @@ class Heads:
     """A layer's attention settings.
 
     Attributes:
-        scaling: factor of the scores; None: 1 / sqrt(D).
+        scaling: factor of the scores; None: 1 / sqrt(D), where D is the size of a head.
         causal: whether a token sees only itself and the tokens before it.
         window: a token sees only tokens fewer than this many positions away; None: all.
         dropout: probability of dropping an attention weight.
@@ -44,9 +44,10 @@ class Heads:
 
 
 def allowed(queries: Any, keys: Any, heads: Heads) -> Tensor | None:
-    """Return which key positions each query position sees, as bool ``[Q, K]``; None: each sees all of them.
+    """Return which keys each query sees by the causality and the window of `heads`, as bool ``[Q, K]``.
 
-    `queries` are positions ``[Q]``, and `keys` positions ``[K]``.
+    The result is None if each query sees all keys. `queries` are the positions of the queries, ``[Q]``; `keys` those of
+    the keys, ``[K]``.
     """
     if heads.plain:
         return None
@@ -58,8 +59,10 @@ def allowed(queries: Any, keys: Any, heads: Heads) -> Tensor | None:
 def attend(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, heads: Heads) -> Tensor:
     """Compute attention of `query` ``[B, H, Q, D]`` to `key` and `value` ``[B, G, K, D]``; return ``[B, H, Q, D]``.
 
-    G divides H. `keep` is a bool mask that broadcasts to ``[B, H, Q, K]``, True where a query sees a key; None: every
-    query sees every key. `heads` gives scale, dropout, bias, softcap and sinks; causality and window must be in `keep`.
+    There are B rows, Q queries and K keys. `query` has H heads of size D; `key` and `value` have G heads, each for H /
+    G heads of `query`. `keep` is a bool mask that broadcasts to ``[B, H, Q, K]``, True where a query sees a key; None:
+    every query sees every key. `heads` gives scale, dropout, bias, softcap and sinks. Its causality and window are not
+    read: they must be in `keep`.
 
     Raises:
         BatchError: `heads` has a position bias together with softcap or sinks, or a bias for fewer than Q queries or K

@@ -21,10 +21,10 @@ _NOT_TOGETHER = "a sequence and its target are not in the same row; pack both wi
 
 
 def mask(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
-    """Compute attention of whole rows under a mask that the layers of a batch share; return ``[R, L, H, D]``.
+    """Compute attention of whole rows under a block-diagonal mask; return ``[R, L, H, D]``.
 
-    Layers with another causality or window get another mask. `query` is ``[R, H, L, D]``. `key` and `value` may have
-    fewer heads, and in cross attention (`Cross`) another L.
+    The mask is made once per batch for all layers of the same causality and window. `query` is ``[R, H, L, D]``. `key`
+    and `value` may have fewer heads, and in cross attention (`Cross`) another L.
 
     Raises:
         BatchError: a sequence may go on in the next row, a sequence and its target are in different rows, or `attend`
@@ -39,10 +39,10 @@ def mask(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, h
 
 
 def block_mask(ids: Tensor, heads: Heads) -> Tensor:
-    """Return which slots (last dimension) each slot sees, under the causality and window of `heads`.
+    """Return which slots each slot sees: those of its own sequence, as far as `heads` (causality, window) allows.
 
-    The result is bool ``[R, 1, L, L]``. Padding sees padding, so that no softmax is empty. `ids` is the number of each
-    slot's sequence, 0 in padding; integers ``[R, L]``.
+    The result is bool ``[R, 1, L, L]``; the last dimension is that of the slots that are seen. Padding sees padding, so
+    that no softmax is empty. `ids` is the number of each slot's sequence, 0 in padding; integers ``[R, L]``.
     """
     keep = ids[:, :, None] == ids[:, None, :]
     places = torch.arange(ids.shape[1], device=ids.device)
@@ -53,7 +53,9 @@ def block_mask(ids: Tensor, heads: Heads) -> Tensor:
 def dense_cross(cross: Cross) -> Tensor:
     """Return the mask of cross attention for compiled layers, int8 ``[R, 1, Lq, Lk]``.
 
-    The mask is 1 where a target slot sees a source slot (last dimension), else 0. `cross` is attached to the mask.
+    Lq is the number of slots in a row of targets, Lk that in a row of sources. The mask is 1 where a target slot sees a
+    source slot, else 0. Padding of the targets sees the padding of the sources, or all slots of a row of sources
+    without padding: a softmax over nothing would give NaN. `cross` is attached to the mask.
 
     Raises:
         BatchError: a sequence may go on in the next row, or a sequence and its target are in different rows.

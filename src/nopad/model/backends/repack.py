@@ -1,7 +1,7 @@
-"""Unpack to one sequence per row, attend, and pack again, as PopRT does around attention; for rows filled end to end.
+"""Attention with one sequence per row: unpack, attend, and pack again, as PopRT does; for rows filled end to end.
 
-The cost is O(S longest^2), in one SDPA call. It pays off if the linear layers need rows, a sequence may cross into the
-next row, and one call per sequence would be expensive.
+The cost is O(S longest^2) for S sequences, the longest of `longest` tokens, in one SDPA call. The backend pays off for
+rows in which a sequence may go on in the next row, if one SDPA call per sequence (`segments`) would be expensive.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def repack(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross,
     `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and in cross attention (`Cross`) other R and L.
 
     Raises:
-        BatchError: `attend` does not support the settings in `heads`, or a sequence is longer than the position bias.
+        BatchError: `attend` does not support the settings in `heads`, or `heads` has a position bias and a sequence is
+            longer than the rows for which it was computed.
     """
     queries, keys = (placed.queries, placed.keys) if isinstance(placed, Cross) else (placed, placed)
     q = _unpacked(query, queries)
@@ -37,10 +38,11 @@ def repack(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross,
 
 
 def _padded_mask(placed: Placement, heads: Heads | None = None) -> Tensor:
-    """Return which keys each query sees, with one sequence per row; bool ``[S, 1, longest, longest]``.
+    """Return which tokens each token sees, with one sequence per row; bool ``[S, 1, longest, longest]``.
 
-    The last dimension is that of the keys. If `heads` has neither a window nor causality, or is None, all queries of a
-    sequence see all its real tokens, and the result is ``[S, 1, 1, longest]``.
+    S is the number of sequences, `longest` the length of the longest. The last dimension is that of the tokens that are
+    seen (keys), the one before it that of the tokens that see them (queries). If `heads` is None, or has neither a
+    window nor causality, all tokens of a sequence see each other, and the result is ``[S, 1, 1, longest]``.
     """
     places = torch.arange(placed.layout.max_seqlen, device=placed.ids.device)
     keep = (places < placed.lens[:, None])[:, None, None, :]
@@ -55,6 +57,6 @@ def _padded_mask(placed: Placement, heads: Heads | None = None) -> Tensor:
 def _unpacked(states: Tensor, placed: Placement) -> Tensor:
     """Turn states ``[R, H, L, D]`` into one sequence per row, ``[S, H, longest, D]``.
 
-    The rows are in the order in which the sequences were given.
+    The rows are in the order in which the sequences were given to the batch.
     """
     return placed.to_padded(placed.stream(states.transpose(1, 2))).transpose(1, 2)

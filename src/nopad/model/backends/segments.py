@@ -25,7 +25,8 @@ def segments(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cros
     `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and in cross attention (`Cross`) other R and L.
 
     Raises:
-        BatchError: `attend` does not support the settings in `heads`, or a sequence is longer than the position bias.
+        BatchError: `attend` does not support the settings in `heads`, or `heads` has a position bias and a sequence is
+            longer than the rows for which it was computed.
     """
     if isinstance(placed, Cross):
         queries, keys, pairs = placed.queries, placed.keys, placed.pairs
@@ -49,11 +50,14 @@ def segments(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cros
 class _Pieces:
     """How states are cut into sequences.
 
+    Stream order is the order of `Placement.stream`: sequence after sequence, without padding. A run is a number of
+    neighbours in this order that have the same length.
+
     Attributes:
-        runs: sequences of one length that lie side by side, as (number of sequences, their length), in stream order.
-        gaps: number of padding slots in the concatenated rows before each run, and after the last run. None: the rows
-            do not hold each sequence in one piece and in stream order (row after row); the states are then put into
-            this order before they are cut.
+        runs: (number of sequences, their length) of each run, in stream order.
+        gaps: if the rows, one after the other, hold the sequences whole and in stream order: number of padding slots
+            before each run, and after the last run. None: the rows do not; the states are put into stream order before
+            they are cut.
     """
 
     runs: list[tuple[int, int]]
@@ -63,7 +67,8 @@ class _Pieces:
 def _pieces(placed: Placement, together: bool) -> _Pieces:
     """Return how a batch is cut into runs.
 
-    With `together`, adjacent sequences of the same length are one run; otherwise, each sequence is a run.
+    With `together`, neighbouring sequences of the same length are one run if no padding is cut out between them;
+    otherwise, each sequence is a run of its own.
     """
     bounds = np.asarray(placed.bounds)
     lengths, index = np.diff(bounds), placed.layout.index
@@ -93,7 +98,7 @@ def _pieces(placed: Placement, together: bool) -> _Pieces:
 def _split(states: Tensor, placed: Placement, pieces: _Pieces) -> list[Tensor]:
     """Split states ``[R, H, L, D]`` into one ``[n, H, length, D]`` per run of n sequences, in stream order.
 
-    `pieces` says which runs of sequences of one length there are.
+    `pieces` lists the runs (`_pieces`).
     """
     by_token = states.transpose(1, 2)
     if pieces.gaps is None:
@@ -122,7 +127,10 @@ def _joined(out: list[Tensor], placed: Placement, pieces: _Pieces) -> Tensor:
 
 
 def _keep(placed: Placement | Cross, length: int, device: torch.device, heads: Heads) -> Tensor | None:
-    """Return which tokens each token sees in a sequence of this length, bool ``[length, length]``; None: all tokens."""
+    """Return which tokens each token sees in a sequence of this length, bool ``[length, length]``.
+
+    The result is None if each token sees all tokens of the sequence, or in cross attention all tokens of its source.
+    """
     if isinstance(placed, Cross) or length == 1:
         return None
 

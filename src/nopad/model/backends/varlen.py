@@ -1,6 +1,6 @@
 """PyTorch's variable-length flash kernel, on all tokens in one stream without padding.
 
-It needs CUDA and half precision. The cost is O(sum of l^2) for lengths l, in one kernel. Source:
+It needs CUDA and half precision. The cost is O(sum of l^2) for lengths l, in one call of the kernel per layer. Source:
 `torch.nn.attention.varlen`, which supports windows from torch 2.11 on.
 """
 
@@ -63,14 +63,17 @@ def varlen(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross,
 
 
 def automatic(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
-    """Compute attention by `varlen`, or by `segments` if the kernel cannot (`lacking`); return ``[R, L, H, D]``."""
+    """Compute attention by `varlen`, or by `segments` if the kernel cannot compute it; return ``[R, L, H, D]``.
+
+    `lacking` says whether the kernel can.
+    """
     query, key, value = _cast(query, key, value)
     backend = varlen if lacking(query, value, placed, heads) is None else segments
     return backend(query, key, value, placed, heads)
 
 
 def lacking(query: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> str | None:
-    """Return a message that says why the kernel cannot compute this attention and what to do; None if it can."""
+    """Return a message that says why the kernel cannot compute this attention, and what to do; None if it can."""
     if query.dtype not in HALF or not on_kernel(query.device):
         return (
             f"the varlen kernel runs on CUDA in float16 or bfloat16, and this is {query.device.type} in {query.dtype}, "

@@ -39,15 +39,16 @@ def within(
     """Return the best plan found under limits on a pack's tokens (`capacity`) and sum of squared lengths (`squares`).
 
     Up to three methods are tried in turn, and the plan with fewest packs is returned; its fact ``method`` names the
-    method that made it. Each method gets a share of the operations left in `budget`; the second and third are not
-    begun once the budget is spent. `bound` stands for a lower bound on the number of packs.
+    method that made it. Each method gets a share of the operations left in `budget`; the second and third are not begun
+    once the budget is spent. `bound` stands for a lower bound on the number of packs.
 
-    1. `spread`, which opens all packs at the start. It ends as soon as its plan has at most ``1 + bound // 10,000``
-       packs more than the bound (with `exact`: no more packs than the bound), or when its share of the budget is used.
-    2. `by_tokens`, if the plan of the first method has over ``bound // 100`` packs more than the bound.
-    3. column generation, if the best plan has more packs than the bound (without `exact`: over ``bound // 2,000`` and
-       over ``1 + bound // 10,000`` more), and if the capacity and the number of sequences are small enough for its
-       memory. This method may also prove a higher bound; the result then has the certificate.
+    1. `spread`, which opens all packs at the start. It ends when its plan is near the bound: with `exact`, no pack
+       above it, otherwise at most ``1 + bound // 10,000`` packs above it. It also ends when its share of the budget is
+       used.
+    2. `by_tokens`, if the plan of the first method is more than ``bound // 100`` packs above the bound.
+    3. column generation, if the best plan is not good: with `exact`, any packs above the bound, otherwise more than
+       ``bound // 2,000`` and more than ``1 + bound // 10,000``. The capacity and the number of sequences must be small
+       enough for the memory of this method. It may also prove a higher bound; the result then has the certificate.
 
     Args:
         histogram: the sequences, by length.

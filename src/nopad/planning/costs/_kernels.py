@@ -4,13 +4,19 @@ Item i stands for all sequences of one length, with ``sizes[i]`` tokens and a co
 ascending order of length. (`nopad.planning.several.both` has two kinds of size instead of tokens and cost, and orders
 items by the larger of their two shares of the limits.)
 
-Equal packs are one class, a row of five int64: free tokens, free cost, free places for sequences, number of packs, and
-the row of the last link of their content (-1: the packs are empty). The content of a pack is a chain of links. A link
-is a row of three int64: the row of the link before it (-1: none), an item, and the number of copies of this item. So
-classes that were divided share the links of what they held before.
+Equal packs are one class. A class is a row of five int64:
 
-Scores are floats that every machine rounds alike. If two classes have the same score, the class with the lower row is
-chosen.
+* free tokens of each pack
+* free cost of each pack
+* free places for sequences in each pack
+* number of packs
+* the row of the last link of their content (-1: the packs are empty)
+
+The content of a pack is a chain of links. A link is a row of three int64: the row of the link before it (-1: none), an
+item, and the number of copies of this item. If a class is divided, its parts share the links of what they held before.
+
+The score of a class says how empty its packs are (`score`). It is a float that every machine rounds alike. If two
+classes have the same score, the one with the lower row is chosen.
 """
 
 from __future__ import annotations
@@ -160,7 +166,11 @@ def spread_out(
 
 @njit(cache=True, nogil=True)
 def shelf(tokens: int, capacity: int) -> int:
-    """Return the number of the shelf, 0 to `SHELVES`, for packs with this many free tokens; it rises with `tokens`."""
+    """Return the number, 0 to `SHELVES`, of the shelf for a class of packs with this many free tokens.
+
+    A shelf is a list of classes with about the same number of free tokens; a higher number means more free tokens.
+    `capacity` is the number of tokens that an empty pack has free.
+    """
     return int(tokens * (SHELVES / capacity))
 
 

@@ -34,6 +34,9 @@ def fewest(
     pack holds at most `capacity` tokens, at most a cost of `most`, and at most `depth` sequences (None: unlimited).
     Each sequence must fit into a pack by itself. All arrays are int64 ``[k]``. The result is an exact integer.
 
+    In the example, a sequence of 6 tokens has a cost of 36, so nothing fits beside it. Five packs hold these sequences,
+    and the ten others need at least one more:
+
     >>> fewest(np.array([1, 6]), np.array([1, 36]), np.array([10, 5]), capacity=10, most=36, depth=None)
     6
     """

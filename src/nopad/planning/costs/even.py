@@ -4,6 +4,7 @@ The cost of a pack is the sum of its squared lengths; a step of training waits f
 search starts from a plan with few packs, and may add one pack for every 1,000 packs. By bisection it looks for the
 smallest limit on cost (to within 1/500) for which it finds a plan. Then it looks for the smallest depth under that
 limit.
+
 A limit on cost is proven to be impossible if, under this limit, the lower bound is above the number of packs allowed.
 """
 
@@ -30,11 +31,11 @@ _FINE = 500  # the bisection ends when the limit on cost is known to 1/500 of it
 
 
 def packs_allowed(packs: int, sequences: int, multiple: int) -> int:
-    """Return the most packs that an even plan may have; `packs` is their number in the plan that is made even.
+    """Return the most packs that an even plan may have; `packs` is the number of packs before it is made even.
 
-    The result is one pack in 1,000 more than `packs`, where `packs` is first rounded up to a multiple of `multiple`. It
-    is rounded down to a multiple of `multiple`, and is at most `sequences`. If no multiple lies between `packs` and
-    `sequences`, the result is `packs`.
+    First, `packs` is rounded up to a multiple of `multiple`, and one pack is added for every 1,000. If this is more
+    than `sequences`, it is lowered to `sequences`. The result is this number, rounded down to a multiple of `multiple`;
+    but if no multiple lies between `packs` and `sequences`, the result is `packs`.
 
     >>> packs_allowed(5000, 10**6, 1), packs_allowed(5000, 10**6, 7), packs_allowed(3, 10, 2), packs_allowed(7, 8, 5)
     (5005, 5005, 4, 7)
@@ -45,6 +46,9 @@ def packs_allowed(packs: int, sequences: int, multiple: int) -> int:
 
 def least_cap(load: Load, packs: int) -> int:
     """Return a lower bound on the highest cost of a pack, for any plan of `load` with at most `packs` packs.
+
+    In the example, four sequences cost 4 each, and two cost 16 each. Two packs cost 24 each on average. However many
+    packs there are, a pack with one of the costlier sequences costs at least 16:
 
     >>> lengths = np.array([2, 4])
     >>> load = Load(lengths, lengths, lengths**2, np.array([4, 2]), np.array([8, 64, 9]))

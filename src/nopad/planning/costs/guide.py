@@ -2,10 +2,12 @@
 
 This method is for packs of few sequences each, where it matters most which sequences share a pack. A pack has 128 to
 1,024 units of tokens, and 64 to 256 units of cost. Lengths and their squares are rounded to the nearest unit, so that
-errors cancel. The rounded lengths are the items of a linear program, whose patterns are found by an exact knapsack with
-both limits (and the depth, where it limits packs). The whole parts of the solution are packed, and the linear program
-is solved again for the items left. The patterns only guide the plan: each of their items is a slot, into which a real
-length is put, and packs keep to the limits in real lengths.
+errors cancel. The rounded lengths are the items of a linear program. Its patterns (multisets of items that fit into a
+pack) are found by an exact knapsack with both limits, and with the depth if that limits packs. The whole parts of the
+solution are packed, and the linear program is solved again for the items left.
+
+The patterns only guide the plan. Each item of a pattern is a slot, and a real length is put into each slot. The real
+lengths keep to the limits.
 
 Source: the sources of `nopad.planning.optimal`; the pricing is the two-constraint knapsack of Gilmore and Gomory,
 "Multistage cutting stock problems of two and more dimensions", 1965.
@@ -62,8 +64,9 @@ class Units:
         sizes: units of tokens of each item, ascending; int64 ``[k]``.
         costs: units of cost of each item, ascending; int64 ``[k]``.
         demand: number of sequences of each item; int64 ``[k]``.
-        room: three integers: units of tokens of a pack, units of cost of a pack, and layers of the knapsack (1: the
-            depth is ignored).
+        room: three integers: units of tokens of a pack, units of cost of a pack, and layers of the knapsack table.
+            There is one layer for each number of sequences in a pack, from 0 to the depth; or just one, if the depth is
+            ignored.
         edges: item i stands for the lengths from ``edges[i]`` up to ``edges[i + 1]`` (exclusive); int64 ``[k + 1]``.
         middle: mean length of the sequences of each item, in tokens; float64 ``[k]``.
     """
@@ -79,7 +82,8 @@ class Units:
     def of(cls, load: Load, work: int) -> Units | None:
         """Return the finest units for which filling the knapsack table takes at most `work` updates.
 
-        There may be at most 700 distinct sizes and 32 layers. Returns None if even the coarsest units exceed a limit.
+        There may be at most 700 distinct sizes and 32 layers (see `room`). Returns None if even the coarsest units
+        exceed a limit.
         """
         capacity, most, depth = load.limits.tolist()
         usual = -(-capacity * int(load.counts.sum()) // int((load.counts * load.sizes).sum()))  # sequences per pack
@@ -240,10 +244,10 @@ def fill(plan: Guide, load: Load, align: int, budget: Budget) -> Packed:
     """Return a plan of all sequences of `load`: the patterns of `plan`, filled with real lengths.
 
     Each rounded length in a pattern of `plan` is a slot for one sequence. For sequences without a slot, `guide` makes a
-    plan in rounded lengths again, a few times. Sequences that still have no slot are placed by best-fit. The
-    operations of these two steps are charged to `budget` here. Those of filling (`FILLING`) must be charged by the
-    caller. Best-fit always places all sequences: even with no budget left it may look at a million classes of equal
-    packs, and then opens new packs.
+    plan in rounded lengths again, a few times. Sequences that still have no slot are placed by best-fit. The operations
+    of `guide` and of best-fit are charged to `budget` here. The operations of filling slots (`FILLING`) must be charged
+    by the caller. Best-fit always places all sequences: even with no budget left it may look at a million classes of
+    equal packs, and then opens new packs.
     """
     from nopad.planning.costs import _kernels
 

@@ -117,9 +117,9 @@ class Packed:
 def spread(load: Load, bound: int, enough: int, budget: Budget) -> Packed:
     """Return the best plan found for `load`; `bound` is a lower bound on the number of packs.
 
-    The search ends at a plan of at most `enough` packs, when the budget is spent, or when all tries are made. It also
-    ends if the best of at least ten tries needs more than 1.05 times `bound` packs. One plan is made even if the budget
-    is spent at the start.
+    The search ends at a plan of at most `enough` packs, when the budget is spent, or when no try is left that could
+    have fewer packs. It also ends if the best of at least ten tries needs more than 1.05 times `bound` packs. One plan
+    is made even if the budget is spent at the start.
     """
     least = np.cumsum(load.sizes * (load.counts / load.counts.sum()))
     starts = [int(np.searchsorted(least, share * least[-1])) if share else 0 for share in _SHARES]

@@ -1,13 +1,14 @@
 """`optimal` and `auto`: plans with a proven lower bound.
 
 Packing a histogram is the cutting-stock problem. Heuristics are tried first (milliseconds): best-fit decreasing, and
-with a depth limit `spread`, which opens all packs at the start. A plan with no more packs than a cheap lower bound is
-optimal. Otherwise column generation (`search`) solves a linear program over all patterns (multisets of lengths that fit
-into a pack). Its dual values prove a better bound, and its fractional solution is rounded to whole packs (`rounding`).
-The items of the program are the distinct lengths if the budget allows this; otherwise, lengths are rounded to a few
-hundred sizes (`units`). `gathering` then collects the free space of all packs in a few packs, until these can be
-emptied. The last packs above the bound are removed in another way: all patterns that a plan without these packs could
-use are listed (`closing`), and packs that hold all sequences are chosen among them (`cover`).
+with a depth limit `spread`, which opens all packs at the start. A plan with no more packs than a cheap lower bound (one
+that needs no linear program) is optimal. Otherwise column generation (`search`) solves a linear program over all
+patterns (multisets of lengths that fit into a pack). Its dual values prove a better bound, and its fractional solution
+is rounded to whole packs (`rounding`). The items of the program are the distinct lengths if the budget allows this;
+otherwise, lengths are rounded to a few hundred sizes (`units`). `gathering` then collects the free space of all packs
+in a few packs, until these can be emptied. The last packs above the bound are removed in another way: all patterns that
+a plan without these packs could use are listed (`closing`), and packs that hold all sequences are chosen among them
+(`cover`).
 
 The budget is counted in operations, so the plan is the same on every machine, unless a limit in seconds is set. `auto`
 ends its main search at the first plan within one pack of the bound; `optimal` goes on until the bound is met, the
@@ -41,8 +42,8 @@ def optimal(
 ) -> Planned:
     """Return the best plan found, with a certificate if a linear program proved more than the cheap lower bounds.
 
-    The result's facts give the number of linear programs that the budget has counted, including those of other steps
-    of planning that share this budget.
+    The result's facts give the number of linear programs that the budget has counted, including those of other steps of
+    planning that share this budget.
 
     Args:
         histogram: the sequences, by length.
@@ -52,6 +53,8 @@ def optimal(
         seconds: no new step begins after this many seconds on the clock; None: no time limit.
         budget: a budget shared with other steps of planning. It replaces `effort` and `seconds`; but `effort` still
             limits each search at a smaller depth. None: no shared budget.
+
+    In the example, best-fit already meets the lower bound, so no linear program is solved:
 
     >>> made = optimal(Histogram.from_lengths([5, 5, 4, 4, 3, 3, 3, 3, 2]), 10, None)
     >>> sum(count for count, _ in made.strategies), made.facts
@@ -71,8 +74,10 @@ def auto(
 ) -> Planned:
     """Return a plan as `optimal` does, but end the main search at the first plan within one pack of its lower bound.
 
-    With what is left of the budget, smaller depths and `closing` may still remove that pack. `effort`,
-    `seconds` and `budget` are those of `optimal`.
+    With what is left of the budget, smaller depths and `closing` may still remove that pack. `effort`, `seconds` and
+    `budget` are those of `optimal`.
+
+    In the example, best-fit already meets the lower bound, so no linear program is solved:
 
     >>> made = auto(Histogram.from_lengths([5, 5, 4, 4, 3, 3, 3, 3, 2]), 10, None)
     >>> sum(count for count, _ in made.strategies), made.facts
@@ -84,11 +89,12 @@ def auto(
 def nearly(histogram: Histogram, capacity: int, depth: int | None, *, budget: Budget, share: float) -> Strategies:
     """Return the first plan found that is near its lower bound, or the best plan found if none is near.
 
-    A plan is near its bound if it has at most one pack more, or at most `share` (0 to 1) times the cheap lower bound
-    more. If the budget allows it, the search then tries to remove the packs above the bound (`Search.last_pack`).
-    Unlike in `optimal`, smaller depths are not tried, so a larger depth may need a few packs more than a smaller one.
-    If the linear program over the exact lengths is probably too slow, rounded lengths are tried first
-    (`Search.guided`); the full search then follows only if that plan is at most 64 packs above the bound.
+    A plan is near its bound if it has at most one pack more than the bound, or at most `share` (0 to 1) times the lower
+    bound that is known before any linear program is solved. If the budget allows it, the search then tries to remove
+    the packs above the bound (`Search.last_pack`). Unlike in `optimal`, smaller depths are not tried, so a larger depth
+    may need a few packs more than a smaller one. If the linear program over the exact lengths is probably too slow,
+    rounded lengths are tried first (`Search.guided`); the full search then follows only if that plan is at most 64
+    packs above the bound.
     """
     search = Search(histogram, capacity, depth, budget, within=1, less=False)
     search.within = max(1, int(share * search.bound))
@@ -124,10 +130,12 @@ def _planned(
 
 
 def _run(search: Search, *, less: bool = True) -> None:
-    """Run a search; with a large budget in two parts: first with a share of it (`_SHORT`), then with all that is left.
+    """Run a search; with a large budget, in two parts.
 
-    The second part is left out if the plan is already good (`Search.good`). Before it, smaller depths are searched if
-    `less`, and if the plan is not good yet.
+    A budget is large if it has more than twice `_SHORT` seconds of effort left. The first part gets `_SHORT` seconds of
+    effort, and the second part all that is left. The second part is left out if the plan is already good
+    (`Search.good`). If `less`, and if the plan is not good after the first part, smaller depths are searched between
+    the two parts.
     """
     budget, short = search.budget, _SHORT * 10**9
     if budget.left <= 2 * short:

@@ -1,6 +1,7 @@
 """Compiled loops of column generation: the knapsack of pricing, its patterns, and real lengths for their slots.
 
-All values and sizes are int64, so results are exact. A pattern is a multiset of item numbers that fits into a pack.
+All values and sizes are int64, so results are exact. An item stands for all sequences of one size. A pattern is a
+multiset of item numbers that fits into a pack; each of its items is a slot for one sequence.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ def knapsack(sizes: NDArray[Any], values: NDArray[Any], unlimited: bool, table: 
 
     `table` is int64 ``[depth + 1, capacity + 1]``. Item i has the size ``sizes[i]`` (ascending) and the value
     ``values[i]``, and may be used repeatedly. If `unlimited`, any number of items is allowed, and the table has just
-    two rows, which are equal. In both cases, ``table[-2]`` gives the value of what fits beside one item.
+    two rows, which are equal. In both cases, ``table[-2, r]`` is the highest value of what fits beside one more item,
+    into a room of r.
     """
     depth, capacity = table.shape[0] - 1, table.shape[1] - 1
     for r in range(capacity + 1):
@@ -110,9 +112,10 @@ def near(planned: float, low: int, high: int, most: int, below: NDArray[Any], ab
 
 @njit(cache=True, nogil=True)
 def use(length: int, available: NDArray[Any], below: NDArray[Any], above: NDArray[Any]) -> None:
-    """Take one sequence of `length` from `available`; when none is left, link the length to its neighbours.
+    """Take one sequence of `length` from `available`.
 
-    `below` and `above` are the links of `fill_slots`; both are changed.
+    If none of this length is left, `below` then links the length to the next shorter one, and `above` to the next
+    longer one. These two are the links of `fill_slots`; all three arrays are changed.
     """
     available[length] -= 1
     if available[length] == 0:

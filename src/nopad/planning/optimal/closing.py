@@ -1,11 +1,12 @@
-"""Remove the last packs above the bound: list all patterns that a plan without these packs could use, and choose.
+"""Remove the last packs that a plan has above its lower bound, by choosing among all patterns that are good enough.
 
-The dual values of the linear program give every item a value. A pattern is worth the sum of its items' values. Let M be
-an upper bound on the value of any pattern, W the sum of the values of all items, and T the number of packs that is
-wanted. The loss of a pattern is M less its value. In a plan of T packs, the losses add up to ``L = T * M - W``, so the
-loss of each pack is at most L. If only few patterns have so small a loss, all of them are listed, and `cover` looks for
-a choice that holds all items, with a total loss of at most L. In a large plan only some packs are packed again in this
-way: those with free space and some full ones (`residuals`).
+An item stands for all sequences of one length, and a pattern is a multiset of items that fits into a pack. The dual
+values of the linear program give every item a value. A pattern is worth the sum of its items' values. Let M be an upper
+bound on the value of any pattern, W the sum of the values of all items, and T the number of packs that is wanted. The
+loss of a pattern is M less its value. In a plan of T packs, the losses add up to ``L = T * M - W``, so the loss of each
+pack is at most L. If only few patterns have so small a loss, all of them are listed, and `times_of` or `cover`
+looks for a choice that holds all items, with a total loss of at most L. In a large plan only some packs are packed
+again in this way: those with free space and some full ones (`residuals`).
 
 Source: reduced-cost fixing, as in Belov and Scheithauer, "A branch-and-cut-and-price algorithm for one-dimensional
 stock cutting", 2006.
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from nopad import random
 from nopad.histogram import Histogram, exact_dot
 from nopad.planning.optimal.budget import NEAR, Budget
+from nopad.planning.optimal.counting import times_of
 from nopad.planning.optimal.cover import cover
 from nopad.planning.optimal.listed import Listed
 from nopad.planning.optimal.master import Master
@@ -45,9 +47,9 @@ _WHOLE = 400  # a plan of at most this many packs is packed again as a whole, in
 def close(items: Items, target: int, budget: Budget, *, turn: int = 0) -> Packing | None:
     """Return a packing of all items into at most `target` packs; None if none was found.
 
-    A linear program is solved and rounded by one dive first; `cover` follows if this leaves more packs than `target`.
-    The result is also None if the linear program proves that `target` packs are too few, or if the budget ends first.
-    Another `turn`, >= 0, makes other random choices.
+    First, a linear program is solved and rounded by one dive (`nopad.planning.optimal.rounding`). If this gives more
+    packs than `target`, `cover` follows. The result is also None if the linear program proves that `target` packs are
+    too few, or if the budget ends first. Another `turn`, >= 0, makes other random choices.
 
     Raises:
         SolverError: HiGHS gave up on a linear program.
@@ -88,7 +90,7 @@ def _loss(items: Items, target: int, values: NDArray[np.int64], most: int) -> in
 def _covered(
     items: Items, target: int, values: NDArray[np.int64], most: int, budget: Budget, turn: int
 ) -> Packing | None:
-    """Return a packing of all items into at most `target` packs by `cover`; None if none was found.
+    """Return a packing of all items into at most `target` packs by `times_of` or `cover`; None if none was found.
 
     ``values[i]`` is the value of item i, int64 ``[k]``; no pattern is worth more than `most`. `turn` is as in `cover`.
     """
@@ -98,7 +100,8 @@ def _covered(
         return None
     worth = np.fromiter((int(values[list(pattern)].sum()) for pattern in patterns), np.int64, len(patterns))
     with budget.part(_COVERING), budget.at_most(_MOST_COVERING):
-        return cover(patterns, most - worth, items.demand, loss, target, budget, turn=turn)
+        packing, decided = times_of(patterns, most - worth, items.demand, loss, budget)
+        return packing if decided else cover(patterns, most - worth, items.demand, loss, target, budget, turn=turn)
 
 
 def patterns_above(items: Items, values: NDArray[np.int64], least: int, budget: Budget) -> list[Pattern] | None:
@@ -163,7 +166,7 @@ def _items(packs: Listed, capacity: int, depth: int | None) -> tuple[Histogram, 
 
 
 def _listed(packing: Packing, histogram: Histogram) -> Listed:
-    """Return a packing of items, which are the distinct lengths of `histogram`, as packs of lengths."""
+    """Return a packing of items as packs of lengths; item i is the i-th distinct length of `histogram`."""
     lengths = histogram.lengths.tolist()
     return Listed.of([(count, tuple(lengths[item] for item in pattern)) for pattern, count in packing.items()])
 

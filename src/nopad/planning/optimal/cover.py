@@ -1,8 +1,9 @@
 """Choose packs from a list of patterns, so that they hold each item exactly as often as demanded.
 
-This is the exact-cover problem, with demands. Each pattern has a loss, and the losses of all packs together are limited
-too. A descent uses one pattern after another, goes back at dead ends, and is given up after a number of these. Two
-kinds of descents take turns:
+An item stands for all sequences of one size; its demand is their number. A pattern is a multiset of items that fits
+into a pack. This is the exact-cover problem, with demands. Each pattern has a loss, and the losses of all packs
+together are limited too. A descent uses one pattern after another, goes back at dead ends, and is given up after a
+number of dead ends. Two kinds of descents take turns:
 
 * The scarcest item, with the fewest patterns per copy, comes first. Of its patterns, the one whose items occur in the
   fewest patterns is used, so that the items left at the end still have many patterns in common. If there are many
@@ -34,7 +35,7 @@ from nopad.planning.optimal.pricing import Pattern
 from nopad.planning.optimal.rounding import Packing
 
 if TYPE_CHECKING:
-    from nopad.planning.optimal import _cover_kernels
+    from nopad.planning.optimal._pattern_kernels import Patterns, State
 
 __all__ = ["cover"]
 
@@ -72,6 +73,7 @@ def cover(
     [((1, 1), 1), ((2, 0), 1)]
     """
     from nopad.planning.optimal import _cover_kernels
+    from nopad.planning.optimal._pattern_kernels import STEPS
 
     order = np.argsort(-losses, kind="stable")
     ordered = [patterns[p] for p in order.tolist()]
@@ -82,7 +84,7 @@ def cover(
     limit = max(0, budget.most) // _STEP
     key = np.uint64(random.key(turn, random.STREAM_WITHIN_LENGTH))
     found = _cover_kernels.cover(listed, state, demand, most_loss, _prior(loss, most_loss, packs), key, limit)
-    budget.charge(_STEP * int(state.at[_cover_kernels.STEPS]))
+    budget.charge(_STEP * int(state.at[STEPS]))
     if found < 0:
         return None
     packing: Packing = Counter(ordered[p] for p in state.chosen[:found].tolist())
@@ -108,14 +110,14 @@ def _prior(loss: NDArray[np.int64], most_loss: int, packs: int) -> NDArray[np.fl
     return np.maximum(prior, _LEAST_PRIOR)
 
 
-def _listed(patterns: Sequence[Pattern], loss: NDArray[np.int64], k: int) -> _cover_kernels.Patterns:
+def _listed(patterns: Sequence[Pattern], loss: NDArray[np.int64], k: int) -> Patterns:
     """Return patterns of k items, in descending order of their `loss`, as arrays."""
-    from nopad.planning.optimal import _cover_kernels
+    from nopad.planning.optimal._pattern_kernels import Patterns
 
     amounts = [Counter(pattern) for pattern in patterns]
     sizes = np.fromiter((len(held) for held in amounts), np.int64, len(amounts))
     items = np.array([item for held in amounts for item in held], dtype=np.int64)
-    return _cover_kernels.Patterns(
+    return Patterns(
         starts=np.append(0, np.cumsum(sizes)),
         items=items,
         amounts=np.array([count for held in amounts for count in held.values()], dtype=np.int64),
@@ -126,14 +128,15 @@ def _listed(patterns: Sequence[Pattern], loss: NDArray[np.int64], k: int) -> _co
     )
 
 
-def _empty(patterns: _cover_kernels.Patterns, demand: NDArray[np.int64]) -> _cover_kernels.State:
+def _empty(patterns: Patterns, demand: NDArray[np.int64]) -> State:
     """Return the working memory of a search for patterns that hold each item ``demand[i]`` times; all numbers are 0."""
-    from nopad.planning.optimal import _cover_kernels
+    from nopad.planning.optimal._message_kernels import MOST_LEFT
+    from nopad.planning.optimal._pattern_kernels import State
 
     k, m, n, entries = demand.size, patterns.loss.size, int(demand.sum()), patterns.items.size
     most = int(np.diff(patterns.first).max(initial=0))
-    copies = min(int(demand.max()), _cover_kernels.MOST_LEFT)
-    return _cover_kernels.State(
+    copies = min(int(demand.max()), MOST_LEFT)
+    return State(
         left=np.zeros(k, dtype=np.int64),
         degree=np.zeros(k, dtype=np.int64),
         dead=np.zeros(m, dtype=bool),

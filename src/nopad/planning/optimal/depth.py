@@ -1,4 +1,8 @@
-"""`Search`: the search for a plan at one depth limit. Its "exact program" is a linear program of unrounded lengths."""
+"""`Search`: the search for a plan at one depth limit.
+
+`nopad.planning.optimal` describes the steps of this search. Its *exact program* is the linear program whose items are
+the distinct lengths, without rounding.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +57,9 @@ def shallower(histogram: Histogram, capacity: int, depth: int | None, packs: int
     They are also below the number of sequences of the shortest length that fit into a pack. A `depth` of None is
     unlimited.
 
+    In the example, 30 sequences need at least 8 packs at depth 4. So a plan of depth 4 may have fewer than 9 packs, but
+    not fewer than 7:
+
     >>> shallower(Histogram.from_lengths([2] * 30), 12, None, packs=7)
     []
     >>> shallower(Histogram.from_lengths([2] * 30), 12, 12, packs=9)
@@ -68,8 +75,8 @@ def shallower(histogram: Histogram, capacity: int, depth: int | None, packs: int
 class Search:
     """The search for a plan at one depth limit: its best plan and lower bound so far, and its budget.
 
-    The search ends at a plan that is at most `within` packs above the bound, or when the bound shows that no plan has
-    fewer packs than `fewer` (None: the search goes on whatever the bound).
+    The search ends at a plan that is at most `within` packs above the bound. It also ends when the bound shows that no
+    plan has fewer packs than `fewer`; if `fewer` is None, this never happens.
 
     Attributes:
         less: whether the heuristics are tried at smaller depths too, as a larger depth should not need more packs.
@@ -80,7 +87,7 @@ class Search:
         solved: whether the exact program was solved to optimality.
         dived: number of dives (see `nopad.planning.optimal.rounding`) from the solved exact program so far.
         dives: number of further dives that the current call of `_steps` allows.
-        gathered: the best plan right after the last `_gather`, which need not be gathered again.
+        gathered: the best plan right after the last `_gather`; this plan need not be gathered again.
         streamed: whether the packs of `streamed` were offered already.
     """
 
@@ -105,9 +112,10 @@ class Search:
         self.best = Listed.placed(self.histogram, self.capacity, self.depth)
 
     def run(self) -> None:
-        """Try the heuristics, then, up to a capacity of 2^24, the steps of `go_on`; end early at a good plan.
+        """Try the heuristics, then the steps of `go_on`; end early at a good plan.
 
-        The plan found is `best`, its lower bound `bound`.
+        Above a capacity of 2^24, only the heuristics are tried. Afterwards, `best` is the plan found, and `bound` is
+        its lower bound.
         """
         if not self.good() and self.depth is not None:
             for packs in (self.bound, self.bound + 1):
@@ -168,7 +176,10 @@ class Search:
             self.bound, self.certificate = bound, certificate
 
     def _quick_at_less(self) -> None:
-        """Offer the plans of the heuristics at smaller depths, which keep the given depth too."""
+        """Try the heuristics at smaller depths too, and offer their plans (`offer`).
+
+        These plans keep to the given depth too. The heuristics are best-fit decreasing and `spread`.
+        """
         for depth in shallower(self.histogram, self.capacity, self.depth, self.best.packs):
             self.offer(Listed.placed(self.histogram, self.capacity, depth))
             self.budget.charge(_QUICK_STEPS * self.histogram.lengths.size)
@@ -178,7 +189,10 @@ class Search:
                 break
 
     def go_on(self) -> None:
-        """Improve the plan with the budget left, if the plan is above its bound and linear programs are possible."""
+        """Improve the plan with the budget left, if it has more packs than its bound, and linear programs are possible.
+
+        Linear programs are not possible if the capacity is above 2^24, or if the solver failed before.
+        """
         if self.best.packs <= self.bound or self.budget.trouble or self.capacity > _MOST_CAPACITY:
             return
         from nopad.planning.optimal.solver import SolverError
@@ -189,7 +203,14 @@ class Search:
             self.budget.trouble = str(error)
 
     def last_pack(self) -> None:
-        """Try to bring a good plan down to its bound, with 400 million operations, if more than these are left."""
+        """Try to bring a good plan down to its lower bound, with at most 400 million operations.
+
+        Nothing is tried in these cases:
+
+        * the plan is not good, or has no more packs than its bound
+        * the budget has no more than 400 million operations left
+        * linear programs are not possible: the capacity is above 2^24, or the solver failed before
+        """
         if (
             self.budget.trouble
             or self.capacity > _MOST_CAPACITY
@@ -266,14 +287,17 @@ class Search:
             self.offer(streamed(self.histogram, self.capacity, self.depth))
 
     def _most_used(self) -> int:
-        """Return the depth if it limits any pack, otherwise 1; the knapsack table of pricing has one row more."""
+        """Return the depth if it limits any pack, otherwise 1.
+
+        The knapsack table of pricing has one row more than this number.
+        """
         most = self.capacity // int(self.histogram.lengths[0])
         return 1 if self.depth is None or self.depth >= most else self.depth
 
     def _begin_exact(self) -> None:
-        """Try the exact program (`_exact`) early, with 40 % of the budget, which is often enough to solve it.
+        """Try the exact program (`_exact`) early, with 40 % of the budget; this is often enough to solve it.
 
-        It gets 90 % if twice the estimated work of a hard input is within the budget.
+        The share is 90 % instead if twice the estimated work of a hard input is within the budget.
         """
         bad = _LENGTH_STEPS * self.histogram.lengths.size**2
         with self.budget.part(_MOST_BEGINNING if 2 * bad < self.budget.left else _BEGINNING):
@@ -285,7 +309,7 @@ class Search:
             self._exact()
 
     def _exact(self, *, whole: bool = True) -> None:
-        """Solve and round the exact program, whose items are the distinct lengths; keep its bound and plan if better.
+        """Solve and round the exact program, whose items are the distinct lengths; keep better bounds and plans.
 
         A later call continues the program of an earlier one. Once the program is solved to optimality, each dive rounds
         it with the next value in `_PARTS`, and `dives` limits the number of dives. If not `whole`, an unsolved program
@@ -364,8 +388,8 @@ class Search:
     def _gather(self) -> None:
         """Gather the free space of the best plan in few packs (`gathering`), unless this plan was gathered before.
 
-        A plan far above the bound is left as it is: there the patterns are wrong, not only their free space. A plan one
-        pack above the bound is left to `_close`.
+        A plan more than 1 % above the bound is left as it is: its packs hold the wrong combinations of lengths, so
+        gathering their free space would not be enough. A plan one pack above the bound is left to `_close`.
         """
         from nopad.planning.optimal.gathering import gather
 

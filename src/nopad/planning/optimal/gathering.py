@@ -1,9 +1,9 @@
-"""A local search on finished packs, which gathers the free space of many packs in a few, until these can be emptied.
+"""A local search on finished packs: it gathers the free space of many packs in a few packs, until these can be emptied.
 
-A pack with much free space exchanges a sequence for a shorter one from another pack, so that the other pack is full or
-nearly full; or it gives a sequence to a pack that has room. When no such step is possible, free space is moved between
-packs at random, and the search begins again. The depth limit stays satisfied: exchanges are one for one, and a pack at
-the limit gets no further sequence.
+A pack with much free space exchanges a sequence for a shorter one from another pack, so that the other pack becomes
+full or nearly full. Or it gives a sequence to a pack that has room. When no such step is possible, free space is moved
+between packs at random, and the search begins again. The depth limit stays satisfied: exchanges are one for one, and a
+pack at the limit gets no further sequence.
 
 A plan made with rounded lengths (`nopad.planning.optimal.units`) leaves a few tokens free in every pack. From such
 plans the search removes nearly all packs above the bound, at any capacity, in about ten microseconds per pack. The

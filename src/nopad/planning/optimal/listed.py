@@ -42,7 +42,10 @@ class Listed:
 
     @classmethod
     def placed(cls, histogram: Histogram, capacity: int, depth: int | None, first: int = -1) -> Listed:
-        """Return the packs of `nopad.planning.lpfhp.placed`: those of best-fit decreasing, if `first` is -1."""
+        """Return the packs that `nopad.planning.lpfhp.placed` makes for `histogram`.
+
+        If `first` is -1, this is best-fit decreasing. Otherwise `first` is the number of packs to open at the start.
+        """
         flat, indptr, copies = placed(histogram.lengths, histogram.counts, capacity, depth, first)
         return cls(flat.astype(np.int32), indptr, copies)
 

@@ -1,10 +1,12 @@
 """The restricted master program: a linear program that packs all items into the fewest packs of known patterns.
 
-HiGHS finds how often to use each pattern. The rows are items; the columns are patterns, which cost one pack each, and
-exchanges, which are free: the slot of an item may be used by the next smaller item. Exchanges keep the dual values from
-falling as sizes rise, which a certificate needs, and they make column generation stable. Each solve starts from the
-last basis. New patterns leave the last solution primal feasible, so the primal simplex method is used after them. A
-change of demand leaves it dual feasible, so the dual simplex method is used then.
+An item stands for all sequences of one size, and a pattern is a multiset of items that fits into a pack. HiGHS finds
+how often to use each pattern. The rows are items. There are two kinds of columns: patterns, which cost one pack each,
+and exchanges, which are free. An exchange lets the slot of an item be used by the next smaller item. Because of the
+exchanges, dual values do not fall as sizes rise, as a certificate needs it. They also make column generation stable.
+Each solve starts from the basis of the last one. New patterns leave the last solution primal feasible, so the primal
+simplex method is used after patterns were added. A change of demand leaves the last solution dual feasible, so the dual
+simplex method is used after such a change.
 
 Source: Gilmore and Gomory, "A linear programming approach to the cutting-stock problem", 1961; exchange columns are the
 dual-optimal inequalities of Valerio de Carvalho, "Using extra dual cuts to accelerate column generation", 2005.
@@ -123,9 +125,10 @@ class Master:
         `values` are the dual values of the items as integers (`as_values`); int64 ``[k]``. No pattern is worth more
         than the highest value returned, so this value proves a bound.
 
-        The depth limit multiplies the work of pricing, and rarely excludes a good pattern. So pricing ignores it
-        (`loose` of `price`) until it finds no new pattern. With `strict`, pricing then observes the limit, from this
-        call on; without `strict`, no pattern is added in such a call, although good ones may be missing.
+        The depth limit multiplies the work of pricing, and rarely excludes a good pattern. So pricing ignores the limit
+        (`loose` of `price`) until it finds no new pattern in this way. With `strict`, pricing observes the limit from
+        then on. Without `strict`, no pattern is added in such a call, although good patterns within the limit may be
+        missing.
         """
         if self._loose:
             budget.charge(self.items.steps(loose=True))

@@ -1,8 +1,8 @@
 """Pricing: given a value for each item, find the most valuable pattern, and the best pattern that contains each item.
 
-A pattern is a multiset of items that fits into a pack; its value is the sum of its items' values. Values are integers,
-so the result is exact, and so is the bound made from it. O(k * C) without a depth limit and O(depth * k * C) with one,
-for k items and a capacity of C.
+An item stands for all sequences of one size. A pattern is a multiset of items that fits into a pack; its value is the
+sum of its items' values. Values are integers, so the result is exact, and so is the bound made from it. For k items and
+a capacity of C, this takes O(k * C) without a depth limit and O(depth * k * C) with one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ Pattern = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Items:
-    """The items to pack: ``demand[i]`` of ``sizes[i]``; sizes and capacity are in tokens, or in another common unit.
+    """The items to pack: item i has the size ``sizes[i]``, and must be packed ``demand[i]`` times.
+
+    Sizes and capacity are in tokens, or in another common unit.
 
     Attributes:
         sizes: size of each item, ascending, distinct, from 1 to `capacity`; int64 ``[k]``.
@@ -47,7 +49,7 @@ class Items:
 
     @property
     def unlimited(self) -> bool:
-        """Whether the depth never limits a pack, since even a pack of the smallest items is full first."""
+        """Whether the depth never limits a pack, since a pack is full before it holds more than `depth` items."""
         return self.depth >= self.capacity // int(self.sizes[0])
 
     def steps(self, *, loose: bool = False) -> int:

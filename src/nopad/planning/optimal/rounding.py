@@ -1,10 +1,10 @@
 """Round a linear program to whole packs by diving: fix some packs, solve the program for the remaining items, repeat.
 
-A linear program says how often to use each pattern (a multiset of items that fits into a pack), in fractions. Each step
-of a dive makes as many packs of each pattern as the whole part of its number; if all whole parts are 0, it makes one
-pack of each pattern with one of the largest fractions. The items of a pattern are slots: if an item has run out, its
-slot takes the next smaller item. After every step, the remaining items are also packed by best-fit, and the best
-complete packing is kept. The dive ends in these cases:
+An item stands for all sequences of one size. A linear program says how often to use each pattern (a multiset of items
+that fits into a pack), in fractions. Each step of a dive makes some packs: of each pattern, as many as the whole part
+of its number. If all whole parts are 0, the step makes one pack of each of the patterns with the largest fractions. The
+items of a pattern are slots: if an item has run out, its slot takes the next smaller item. After every step, the
+remaining items are also packed by best-fit, and the best complete packing is kept. The dive ends in these cases:
 
 * the best complete packing has no more packs than the bound
 * no item is left
@@ -39,8 +39,9 @@ _PARTS = 10  # see `dive_through`
 def as_values(duals: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return dual values as integers, int64 ``[k]``: a value of 1 becomes `SCALE`, and values outside 0..1 are clipped.
 
-    `duals` are float64 ``[k]``, one per item, by ascending size. An integer below that of a smaller item is raised to
-    it. Any integers that do not fall with size prove a bound, so rounding can weaken the bound but never make it wrong.
+    `duals` are float64 ``[k]``, one per item, by ascending size. If the integer of an item is below the integer of a
+    smaller item, it is raised to that one. Any integers that do not fall with size prove a bound, so rounding can
+    weaken the bound but never make it wrong.
     """
     values: NDArray[np.int64] = np.round(duals.clip(0, 1) * SCALE).astype(np.int64)
     return np.maximum.accumulate(values)
@@ -60,8 +61,8 @@ def dive_through(
 ) -> tuple[Packing, list[tuple[Packing, NDArray[np.int64]]]]:
     """Turn a solved linear program into a packing, as `dive` does; return ``(packing, stages)``.
 
-    If all whole parts are 0 in a step, n patterns have a fraction above 0; the ``1 + n // parts`` of them with the
-    largest fractions are then used once each.
+    If all whole parts are 0 in a step, let n be the number of patterns with a fraction above 0. The ``1 + n // parts``
+    patterns with the largest fractions are then used once each.
 
     A stage is ``(packs made so far, demand left)`` after a step, where a demand is int64 ``[k]``. It is kept only if
     the linear program for the demand left shows that `bound` packs in total may still be enough. Stages are in the
@@ -76,7 +77,7 @@ def dive_through(
 def _dive(
     master: Master, times: NDArray[np.float64], bound: int, budget: Budget, parts: int
 ) -> tuple[Packing, list[tuple[Packing, NDArray[np.int64]]]]:
-    """Do as `dive_through` does, but leave the demand of the last step in the master."""
+    """Do what `dive_through` does, but leave the demand of `master` as the last step set it."""
     items = master.items
     left = items.demand.copy()
     taken: Packing = Counter()

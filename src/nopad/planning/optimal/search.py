@@ -1,9 +1,10 @@
-"""Column generation and rounding, which give whole packs for `Items`, and values of items that prove a lower bound.
+"""Column generation and rounding: they give whole packs for `Items`, and values of items that prove a lower bound.
 
-Each round solves the linear program over the patterns known so far (`master`), and adds patterns that are worth most by
-its dual values (`pricing`). In every round the dual values, as integers, prove a lower bound. Column generation ends
-when the best bound equals the optimum of the program, rounded up, when no new pattern can improve the program, or when
-the budget is spent. The caller may also end it earlier (`relax`).
+An item stands for all sequences of one size, and a pattern is a multiset of items that fits into a pack. Each round
+solves the linear program over the patterns known so far (`master`), and adds patterns that are worth most by its dual
+values (`pricing`). In every round the dual values, as integers, prove a lower bound. Column generation ends in one of
+three cases: the best bound equals the optimum of the program after rounding up; or no new pattern can improve the
+program; or the budget is spent. The caller may also end it earlier (`relax`).
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def solve(items: Items, budget: Budget, *, within: float = 0.0, seeds: Iterable[
 def round_off(master: Master, relaxed: Relaxed, goal: int, budget: Budget, *, parts: int = 10) -> Solved:
     """Round a solved linear program to whole packs, and return the result; end early at `goal` packs or fewer.
 
-    Unused patterns with a high reduced cost are removed from `master` first. `parts` is that of `dive_through`.
+    Unused patterns with a high reduced cost are removed from `master` first. `parts` is as for `dive_through`.
     """
     times = master.trim(relaxed.times, _SLACK)
     packing, stages = dive_through(master, times, goal, budget, parts=parts)

@@ -1,8 +1,8 @@
 """Make and solve HiGHS models that are serial, repeatable, and limited by a budget.
 
 HiGHS has one thread pool per process. The first solved model decides the number of its threads, and HiGHS refuses a
-later model that asks for another number. nopad's models ask for one thread. If another library came first, they are
-solved in its pool; the algorithms stay serial, so the result is the same.
+later model that asks for another number. nopad's models ask for one thread. If another library solved a model first,
+nopad's models are solved in the pool of that library. The algorithms stay serial, so the result is the same.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def new_model(**options: Any) -> highspy.Highs:
 def columns_of(patterns: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64]]:
     """Return patterns of item numbers as sparse columns of a model: (where each column begins, row numbers, values).
 
-    A value says how often the item of that row occurs in the pattern; int32, int32 and float64.
+    A value says how often the item of that row occurs in the pattern. The three arrays are int32, int32 and float64.
     """
     amounts = [Counter(pattern) for pattern in patterns]
     starts = np.append(0, np.cumsum([len(held) for held in amounts]))[:-1].astype(np.int32)

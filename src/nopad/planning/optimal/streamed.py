@@ -49,7 +49,10 @@ def _parts(histogram: Histogram) -> list[tuple[int, Histogram]]:
 
 
 def _packed(histogram: Histogram, capacity: int, depth: int | None) -> Listed:
-    """Return the packs of all sequences of a histogram, one entry each."""
+    """Pack all sequences of a histogram with the packer of streams, in a random order drawn with a fixed seed.
+
+    In the result, each pack is an entry of its own, so equal packs are several entries.
+    """
     from nopad import _kernels, _stream_kernels
 
     push: Any = _stream_kernels.push  # numba's types do not know unpacked arguments

@@ -1,9 +1,10 @@
 """Plan many distinct lengths: round them to units of several tokens, plan, then fill the slots with real lengths.
 
-A pack has 128 to 2,048 units. Lengths are rounded to the nearest unit, up or down, so that rounding errors cancel
-instead of adding up. The patterns found are only a guide: their items are slots for real lengths, and the last slot of
-each pack takes the longest length that still fits. Sequences without a slot are packed by best-fit. So every pack holds
-real lengths within the capacity, and there are nearly as few packs as in the plan in units.
+An item stands for all sequences of one rounded length, and a pattern is a multiset of items that fits into a pack. A
+pack has 128 to 2,048 units. Lengths are rounded to the nearest unit, up or down, so that rounding errors cancel instead
+of adding up. The patterns found are only a guide: their items are slots for real lengths, and the last slot of each
+pack takes the longest length that still fits. Sequences without a slot are packed by best-fit. So every pack holds real
+lengths within the capacity, and there are nearly as few packs as in the plan in units.
 """
 
 from __future__ import annotations
@@ -85,10 +86,12 @@ def patterns_of(packing: Packing, before: Units, units: Units) -> Iterator[Patte
 def divide(histogram: Histogram) -> tuple[int, Histogram, Histogram]:
     """Divide a histogram into copies of a smaller one; return (number of copies, smaller histogram, remainder).
 
-    A copy has at most 262,144 sequences, so that its slots can be filled one by one; it has more if most counts are too
-    small to be divided by so many copies. With one copy, the remainder is empty. Otherwise the remainder has about one
-    in ten sequences of each length, so that it packs as well as the full histogram. It also has the sequences that are
-    left when counts are divided by the number of copies. It has at most half of all sequences.
+    A copy has at most 262,144 sequences, so that its slots can be filled one by one. But if most counts are too small
+    to be divided by so many copies, there are fewer copies, with more sequences each.
+
+    With one copy, the remainder is empty. Otherwise the remainder has about one in ten sequences of each length, so
+    that it packs as well as the full histogram. The remainder also has the sequences that are left when counts are
+    divided by the number of copies. In total, it has at most half of all sequences.
     """
     copies = 1
     while histogram.sequences > copies * _MOST_FILLED:

@@ -1,7 +1,7 @@
 """Compiled loops of plans for several capacities.
 
-They price columns of all capacities with one table (`knapsack`, `patterns_with`), raise the values of a certificate
-(`lift`), and swap sequences between packs (`swap_over`).
+They find the most valuable packs of all capacities with one table (`knapsack`, `patterns_with`), raise the values of a
+certificate (`lift`), and swap sequences between packs (`swap_over`).
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def lift(
     """Raise the values of sizes, one after the other, each as much as possible; change `values` in place.
 
     No pack of capacity j may become worth more than ``slack[j]``. ``values[i]`` is the value of the size ``sizes[i]``,
-    and ``limits[j]`` are the two limits of capacity j. `table`, which `knapsack` filled, is changed too: each raised
-    value is entered before the next one is raised.
+    and ``limits[j]`` are the two limits of capacity j. `table` is what `knapsack` made from the values before any is
+    raised. It is changed too: each raised value is entered before the next one is raised.
     """
     rooms, places = table.shape
     for i in range(sizes.shape[0]):

@@ -46,9 +46,9 @@ def dealing(task: Task) -> int:
 def pack_both(task: Task, j: int, budget: Budget) -> Packing:
     """Return packs of capacity `j` for all sequences of `task`: of two ways to make them, the one with fewer packs.
 
-    The first way, `_by_one`, deals sequences out to a plan for the tighter kind of size. The second way, `_spread`, is
-    tried only if there are too many sequences for the first, or if the result of the first is not near the lower bound
-    and the budget is not spent.
+    The first way, `_by_one`, deals sequences out to a plan for the tighter kind of size. It is not tried if there are
+    too many sequences for it. The second way, `_spread`, is tried if the first was not, or if the result of the first
+    is not near the lower bound; in the latter case, only if the budget is not spent.
     """
     limits = task.capacities[j].clip(1)  # a limit of 0 becomes 1, since limits are divided by
     loads = [load / limit for load, limit in zip(task.loads, limits.tolist(), strict=True)]
@@ -114,10 +114,10 @@ def _by_one(task: Task, limits: NDArray[np.int64], tight: int, budget: Budget) -
 def follow(task: Task, classes: Classes, columns: list[Column], relaxed: Relaxed, budget: Budget) -> Packing:
     """Return packs for all sequences of `task` that follow a solved linear program.
 
-    In this program, the mean size of a class stands for all its sizes. `relaxed` is its solution, and
-    ``relaxed.times[c]`` is how often it uses column c, a capacity and classes. The whole part of this number is the
-    number of packs made like the column. Sequences are dealt out to the slots of these packs. If a pack is then above a
-    limit, sequences are swapped or taken out. Sequences without a slot are packed afterwards.
+    In this program, the mean size of a class stands for all sizes of the class. A column is a capacity, and the classes
+    of the sequences in one pack. `relaxed` is the solution: it uses column c ``relaxed.times[c]`` times. The whole part
+    of this number is the number of packs made like the column. Sequences are dealt out to the slots of these packs. If
+    a pack is then above a limit, sequences are swapped or taken out. Sequences without a slot are packed afterwards.
     """
     whole = np.floor(relaxed.times + 1e-6).astype(np.int64)
     taken = [columns[at] for at in np.flatnonzero(whole).tolist()]
@@ -137,7 +137,7 @@ class _Slots:
 
     Attributes:
         pack: the pack of each slot, ascending; int64 ``[n]``.
-        label: the label of each slot, which takes only sequences with this label (see the module); int64 ``[n]``.
+        label: the label of each slot; a slot takes only sequences with its label (see the module); int64 ``[n]``.
         packs: number of packs.
     """
 
@@ -226,6 +226,8 @@ def _finished(
     task: Task, slots: _Slots, items: NDArray[np.int64], limits: NDArray[np.int64]
 ) -> tuple[Packed, NDArray[np.int64]]:
     """Repair the packs that are above their limits, then pack all sequences that have no slot.
+
+    There are two ways to pack these sequences (`_completed`); the one that gives fewer packs is taken.
 
     ``items[s]`` is the size in slot s (-1: none), and ``limits[p]`` are the two limits of pack p. Returns ``(packs,
     order)`` as `_spread` does.

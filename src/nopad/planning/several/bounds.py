@@ -46,8 +46,8 @@ class PriceBound:
 def price_bound(task: Task, certificate: PriceCertificate | None = None) -> PriceBound:
     """Return the highest lower bound on the price of any plan for `task`.
 
-    The bounds of the module are compared, and that of `certificate` if it is given. If several are equally high, the
-    first in the order of the module is returned; that of `certificate` comes last.
+    The bounds of the module are compared, and the bound that `certificate` proves, if it is given. If several bounds
+    are equally high, the first of them in the order of the module is returned; the bound of `certificate` comes last.
 
     Raises:
         FormatError: the certificate cannot be checked.

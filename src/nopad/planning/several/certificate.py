@@ -55,8 +55,11 @@ class PriceCertificate:
         units: the units in which the table of the check counts both sizes, rounded down; two integers from 1 to 2^31.
 
     Raises:
-        ValueError: a number is not an integer or is out of range, there is a wrong number of them, or extras do not
-            ascend.
+        ValueError: a number is not an integer or is out of range; `rates`, `units` or an extra has too many or too few
+            numbers; or extras do not ascend.
+
+    In the example, three sequences of 5 tokens fit into 16, so a pack of 16 tokens is worth at most 16 + 3 * 2. The
+    five sequences are worth 31; in packs of 8 tokens, worth at most 10 each at a price of 1, that costs at least 4:
 
     >>> proof = PriceCertificate((1, 0), ((5, 0, 2),))  # a token is worth 1, a sequence of 5 tokens or more 2 beyond
     >>> proof.best([(8, 0), (16, 0)])
@@ -73,8 +76,8 @@ class PriceCertificate:
         """Check the numbers.
 
         Raises:
-            ValueError: a number is not an integer or is out of range, there is a wrong number of them, or extras are
-                not in ascending order of size.
+            ValueError: a number is not an integer or is out of range; `rates`, `units` or an extra has too many or too
+                few numbers; or extras are not in ascending order of size.
         """
         numbers = [*self.rates, *self.units, *(number for extra in self.extras for number in extra)]
         if any(type(number) is not int for number in numbers) or any(len(extra) != 3 for extra in self.extras):

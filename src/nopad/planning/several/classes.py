@@ -162,7 +162,7 @@ def _second_edges(task: Task, unit: int, most: int, alone: bool) -> NDArray[np.i
 def _units(limits: NDArray[np.int64], cells: int) -> NDArray[np.int64]:
     """Return units (powers of two) for which a table up to both limits has at most `cells` numbers; int64 ``[2]``.
 
-    Both units begin at 1. While the table is too large, one unit is doubled: that of its longer dimension.
+    Both units begin at 1. While the table is too large, one unit is doubled: the unit of the table's longer dimension.
     """
     units = np.ones(2, dtype=np.int64)
     while np.prod(limits // units + 1.0) > cells:
@@ -189,7 +189,7 @@ def _edges(task: Task, kind: int, most: int, unit: int, *, fine: bool = False) -
 
 
 def _small(own: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return for each share in `_BESIDE` a size: the sequences up to this size are about this share of all sequences.
+    """Return a size for each share in `_BESIDE`: about this share of all sequences have this size or a smaller one.
 
     There are ``counts[i]`` sequences of size ``own[i]``.
     """

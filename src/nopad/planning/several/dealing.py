@@ -1,4 +1,4 @@
-"""Assign sequences to the packs of a plan for several capacities; O(n log n)."""
+"""Assign sequences to the packs of a plan for several capacities; this takes O(n log n) for n sequences."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Make whole packs from the linear program in which every size is a class: by diving, then by an integer program.
 
-The solution of the linear program says how often each column is used. A step of a dive takes the whole part of this
-number as packs. If all whole parts are 0, it takes one pack of each of the columns with the largest fractions. Then the
-program is solved again for the sequences left, and the next step follows. After each step, the sequences left are also
-packed in a quick way, which completes a plan; the cheapest such plan is kept. If the task is small, an integer program
-then chooses among all columns found (`choose`).
+A column is a capacity, and the sizes of the sequences in one pack. The solution of the linear program says how often
+each column is used. A step of a dive takes the whole part of this number as packs. If all whole parts are 0, it takes
+one pack of each of the columns with the largest fractions. Then the program is solved again for the sequences left, and
+the next step follows. After each step, the sequences left are also packed in a quick way, which completes a plan; the
+cheapest such plan is kept. If the task is small, an integer program then chooses among all columns found (`choose`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def pack_rest(task: Task, left: NDArray[np.int64]) -> Packing:
 
 
 def dive(task: Task, master: Master, relaxed: Relaxed, goal: int, budget: Budget) -> Packing:
-    """Dive, as the module says, and return the cheapest packing of all sequences found before it or after a step.
+    """Dive, as the module says; return the cheapest complete packing.
+
+    A complete packing holds all sequences. One is made before the first step, and one after each step.
 
     The dive ends when no sequence is left, when the cheapest packing after a step costs at most `goal`, when a step can
     make no pack, or when `budget` is spent. `master` is the linear program, and `relaxed` its solution; the demand and
@@ -93,8 +95,8 @@ def dive(task: Task, master: Master, relaxed: Relaxed, goal: int, budget: Budget
 def _take(columns: list[Column], times: NDArray[np.int64], left: NDArray[np.int64], taken: Packing) -> bool:
     """Add ``times[c]`` packs of each column c to `taken`; return whether any was added.
 
-    Their sequences are subtracted from `left`, the number left of each size. If there are too few, a pack holds fewer
-    sequences than its column; empty packs are not added. Both `left` and `taken` are changed in place.
+    Their sequences are subtracted from `left`, the number of sequences left of each size. If too few are left, a pack
+    holds fewer sequences than its column; empty packs are not added. Both `left` and `taken` are changed in place.
     """
     before = taken.total()
     for at in np.flatnonzero(times).tolist():
@@ -139,8 +141,8 @@ def choose(task: Task, columns: list[Column], budget: Budget) -> Packing | None:
     """Return a cheap packing of all sequences, whose packs an integer program chose among `columns`.
 
     If the possible packs are few enough for `every_column`, the program chooses among all of these instead. The result
-    is None if there are no columns, if the program would be too large, if it finds no packing, or if the budget is
-    spent.
+    is None if there are no columns, if the program would have too many columns, rows or sequences, if it finds no
+    packing, or if the budget is spent.
     """
     if task.sequences > _MOST_CHOSEN or budget.spent():
         return None

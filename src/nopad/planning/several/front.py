@@ -50,8 +50,8 @@ def plan_several(
 ) -> SeveralPlan:
     """Plan packs of several capacities, so that the total price of all packs is low.
 
-    Use this for training with several row lengths, where a long row costs more than a short one; or if a pack has two
-    limits at once, such as tokens and images, or nodes and edges ("two kinds of size").
+    Use this for training with several row lengths, where a long row costs more than a short one. Or use it if a pack
+    has two limits at once ("two kinds of size"), such as tokens and images, or nodes and edges.
 
     Args:
         sizes: the length of each sequence in tokens, integers ``[n]`` of any int dtype, from 1 to 2^31 - 1; or a
@@ -129,6 +129,8 @@ def pack_several(
     short for ``plan_several(...).assign(sizes, seed=seed)``; see `plan_several` and `SeveralPlan.assign` for the
     arguments and errors. `sizes` must be an array, not a `Histogram`.
 
+    In the example, the sequences of 9 and 7 tokens share the only pack of 16 tokens:
+
     >>> import nopad
     >>> packs = nopad.pack_several([9, 7, 3, 2, 2], capacities=[8, 16], prices=[1, 2.5])
     >>> sorted(sorted(pack.tolist()) for pack in packs[16])
@@ -174,7 +176,11 @@ def _plan_of(
     depth: int | None,
     found: Found,
 ) -> SeveralPlan:
-    """Return the plan of a packing; its strategies are sorted by capacity, in the order given, then largest first."""
+    """Return the plan of the packing in `found`.
+
+    Its strategies are sorted by capacity, in the order of `capacities`; those of one capacity are sorted by their
+    sizes, in descending order.
+    """
     packs = list(found.packing)
     used = task.capacity_of(packs).tolist()
     order = sorted(range(len(packs)), key=lambda p: packs[p][::-1], reverse=True)

@@ -143,7 +143,10 @@ def shown(capacity: Capacity) -> str:
 
 
 def _short(value: Any) -> str:
-    """Return a value as text for messages; a huge integer, which Python may refuse to print, as its number of bits."""
+    """Return a value as text for messages.
+
+    Python may refuse to print a huge integer, so its number of bits is given instead.
+    """
     huge = type(value) is int and abs(value) > MOST_PRICE
     return f"an integer of {value.bit_length():,} bits" if huge else repr(value)
 

@@ -1,10 +1,11 @@
 """Improve the certificate of a linear program: raise the values of single sizes as far as packs allow.
 
-The program has only one value for each class. A sequence that is larger than its class's corner leaves less room for
-others, so its value may be raised. There is a limit: take the value of the sequence, and the highest value that can
-fill the room left beside it in a pack. In every capacity, the two together must not be above the price of the pack. The
-values of sizes are raised one after the other, the most common size first; a raised value counts when the next one is
-raised. Dual feasible functions are made maximal in the same way; here each size takes a pass over one table.
+The program has only one value for each class (`nopad.planning.several.classes`). A sequence that is larger than the
+corner (the smallest size) of its class leaves less room for others, so its value may be raised. There is a limit: take
+the value of the sequence, and the highest value that can fill the room left beside it in a pack. In every capacity, the
+two together must not be above the price of the pack. The values of sizes are raised one after the other, the most
+common size first; a raised value counts when the next one is raised. Dual feasible functions are made maximal in the
+same way; here each size takes a pass over one table.
 
 Source: Alves, Clautiaux, Valério de Carvalho and Rietz, "Dual-Feasible Functions for Integer Programming and
 Combinatorial Optimization", 2016 (maximality).

@@ -90,7 +90,7 @@ class SeveralPlan:
         ]
 
     def _named(self, j: int) -> Any:
-        """Return capacity j as an integer, or a pair."""
+        """Return capacity j as an integer, or as a pair of integers if there are two kinds of size."""
         return self.capacities[j] if self.kinds == 2 else self.capacities[j][0]
 
     @cached_property
@@ -306,8 +306,8 @@ class SeveralPlan:
 
         Raises:
             PlanMismatchError: the plan does not cover exactly these sizes.
-            LengthError: a size is not an integer or is out of range, `sizes` have another shape, or sequences have one
-                size each and the plan two, or the reverse.
+            LengthError: a size is not an integer or is out of range; `sizes` have another shape; or sequences do not
+                have as many sizes each as those of the plan.
             OptionError: `seed` is not an integer from 0 to 2^64 - 1.
 
         >>> import nopad

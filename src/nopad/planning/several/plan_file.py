@@ -145,7 +145,7 @@ def _number(capacity: Any, capacities: tuple[tuple[int, ...], ...]) -> int:
     """Return the index of a strategy's capacity in `capacities`.
 
     Raises:
-        ValueError: it is not one of `capacities`.
+        ValueError: the strategy's capacity is not one of `capacities`.
     """
     limits = capacity if type(capacity) is list else [capacity]
     if any(type(limit) is not int for limit in limits) or tuple(limits) not in capacities:

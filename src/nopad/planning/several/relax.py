@@ -50,11 +50,12 @@ class Relaxed:
 
     Attributes:
         times: how often each column is used; may be fractional; float64 ``[columns]``.
-        rates: the value of a unit of sand of each of the two sizes, as a share of the highest price; float64 ``[2]``.
-        extras: value of each class minus ``rates . corner``, at least 0, as a share of the highest price; float64
-            ``[m]``.
-        price: the price of the program's solution, in the unit of `Task.prices`.
-        proven: approximately the lower bound on the price that the dual values prove, in the same unit.
+        rates: dual value of one unit of sand of the first size, and of one unit of sand of the second size; both
+            divided by the price of the dearest capacity; float64 ``[2]``.
+        extras: dual value of each class minus ``rates . corner``, at least 0; divided by the price of the dearest
+            capacity; float64 ``[m]``.
+        price: total price of the packs in the program's solution, in the unit of `Task.prices`.
+        proven: approximately the lower bound on this total price that the dual values prove, in the same unit.
     """
 
     times: NDArray[np.float64]
@@ -102,8 +103,11 @@ class Master:
     def _first(self) -> list[Column]:
         """Return the columns to begin with.
 
-        For each capacity worth using, these are a pack of sand alone; and for each class that fits, a pack with one
-        copy of it, and a pack with as many copies as fit (at most 4,096).
+        For each capacity worth using, these are the first columns:
+
+        * a pack of sand alone
+        * for each class that fits, a pack with one copy of it
+        * for each class that fits, a pack with as many copies of it as fit (at most 4,096)
         """
         found: list[Column] = []
         corners = self.classes.corners
@@ -252,7 +256,7 @@ class Master:
         return [(j, tuple(sorted(chosen[row[:n]].tolist()))) for (_, j, _), row, n in rows if n]
 
     def _longest(self, corners: NDArray[np.int64]) -> int:
-        """Return an upper bound on the number of classes in a pattern, with repeats.
+        """Return an upper bound on the number of classes in a pattern, where each copy of a class counts.
 
         It is at most 4,096; longer patterns are cut off.
         """

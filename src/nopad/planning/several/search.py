@@ -76,7 +76,10 @@ class Found:
 
 
 def search(task: Task, effort: float) -> Found:
-    """Return the cheapest plan found with a budget of about `effort` seconds of an ordinary core."""
+    """Return the cheapest plan found, with the certificate of its lower bound, if any (`Found`).
+
+    The search has a budget of about `effort` seconds of an ordinary core.
+    """
     if not task.counts.size:
         return Found(Counter(), None)
     if task.kinds == 1 and len(task.by_price) == 1:
@@ -220,16 +223,20 @@ class _Search:
         self._offer(_whole_packs(self.task, master, relaxed, self.bound, self.budget, self.best))
 
     def _listed(self) -> None:
-        """If there are few possible packs, choose among them, and keep the plan if it is the cheapest so far.
+        """If there are few possible packs, choose a plan from all of them (`choose`).
 
-        Unlike column generation, this also works where the pricing table would be too large.
+        It is kept if it is the cheapest so far. Unlike column generation, this also works where the pricing table would
+        be too large.
         """
         made = choose(self.task, [], self.budget)
         if made is not None:
             self._offer(made)
 
     def _most_classes(self) -> int:
-        """Return the number of classes that the effort allows."""
+        """Return how many classes a linear program may have, at most 500.
+
+        The number is chosen so that solving the program takes about its share of the effort.
+        """
         rooms, places = (self.task.capacities.max(axis=0) + 1.0).tolist()
         cells = min(rooms * places, _CELLS) * _CLASS_STEPS[places > 1]
         steps = max(self.effort, 0.1) * 1e9 * _PROGRAM
@@ -273,8 +280,9 @@ class _Search:
     def _follow(self, classes: Classes, master: Master, relaxed: Relaxed) -> None:
         """Make plans that follow `relaxed`, and keep the cheapest.
 
-        `relaxed` is the solution of a program in which each class has the mean of its sizes. Nothing is done if there
-        is a plan already, and either its price is not above that of the solution or the budget is spent.
+        `relaxed` is the solution of a program in which each class has the mean of its sizes. If there is a plan
+        already, nothing is done in two cases: the plan's price is not above the price of the solution, or the budget is
+        spent.
         """
         task = self.task
         if self.price is not None and (relaxed.price >= self.price or self.budget.spent()):

@@ -47,7 +47,8 @@ def split_alone(task: Task) -> NDArray[np.int64]:
 def shares(task: Task, classes: Classes, columns: list[Column], times: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return how many sequences of each size go to each capacity, as a solved linear program says; int64 ``[k, K]``.
 
-    ``times[c]`` is how often the program uses ``columns[c]``. A sequence only goes to a capacity that holds it.
+    ``times[c]`` is how often the program uses ``columns[c]``. Sequences that belong to no class are divided in
+    proportion to the room that the columns leave for sand. A sequence only goes to a capacity that holds it.
     """
     places, room = np.zeros((len(classes.corners), len(task.prices))), np.zeros((len(task.prices), 2))
     for (j, held), time in zip(columns, times.tolist(), strict=False):
@@ -104,14 +105,14 @@ def _whole(task: Task, share: NDArray[np.float64]) -> NDArray[np.int64]:
 def ease(task: Task, counts: NDArray[np.int64], loose: NDArray[np.bool_], budget: Budget) -> NDArray[np.int64]:
     """Return `counts` after exchanges between capacities that make packs easier to fill; int64 ``[k, K]``.
 
-    For one kind of size only. ``counts[i, j]`` is how many sequences of size i go to capacity j; `counts` itself is not
-    changed. `loose` marks the sizes that may go to any capacity at no loss; bool ``[k]``.
+    `task` has one kind of size. ``counts[i, j]`` is how many sequences of size i go to capacity j; `counts` itself is
+    not changed. `loose` marks the sizes that may go to any capacity at no loss; bool ``[k]``.
 
-    The capacity with most tokens in sequences of these sizes is the giver. It gives some small sequences to each other
-    capacity that is used, in exchange for larger ones: small sequences fill the room left in packs. Capacities with
-    10,000 packs or more are left as they are. Each other capacity then holds, if possible, a little less in total than
-    a whole number of packs. With up to four other capacities, three amounts of small sequences are tried for each, and
-    the cheapest is kept; these trials share the budget.
+    The giver is the capacity with most tokens in sequences of the marked sizes. The receivers are the other capacities
+    that are used, if they have fewer than 10,000 packs. To every receiver, the giver gives some of its small sequences,
+    since they fill the room left in packs; in exchange, it takes larger ones. A receiver should end with slightly fewer
+    tokens than a whole number of its packs can hold, which is not always possible. With up to four receivers, three
+    amounts of small sequences are tried for each, and the cheapest is kept; these trials share the budget.
     """
     counts = counts.copy()
     lengths = task.sizes[:, 0].astype(np.float64)
@@ -177,12 +178,12 @@ def _part(counts: NDArray[np.int64], chosen: NDArray[np.bool_], share: float) ->
 
 
 def pack_each(task: Task, counts: NDArray[np.int64], budget: Budget, *, quick: bool = False) -> Packing:
-    """Return a packing in which ``counts[i, j]`` sequences of each size i go to packs of capacity j, for every j.
+    """Return a packing in which ``counts[i, j]`` sequences of each size i are meant for packs of capacity j.
 
-    Capacities with the highest price per token come first; each may take an equal part of the budget that is left. With
-    one kind of size, the room left in the packs of a capacity is then filled with sequences meant for later capacities.
-    With `quick`, all packs are made by best-fit; but this has no effect with two kinds of size, where only a small
-    `budget` makes `pack_both` quick.
+    Capacities are packed one after another, those with the highest price per token first. Each may take an equal part
+    of the budget that is left. With one kind of size, the room left in the packs of a capacity is then filled with
+    sequences that were meant for later capacities. With `quick`, all packs are made by best-fit; but this has no effect
+    with two kinds of size, where only a small `budget` makes `pack_both` quick.
     """
     counts, packing = counts.copy(), Counter[Pack]()
     rates = [price / limit for price, limit in zip(task.prices, task.capacities[:, 0].tolist(), strict=True)]
@@ -237,7 +238,10 @@ def _filled(task: Task, j: int, packing: Packing, counts: NDArray[np.int64], oth
 
 
 def _by_lengths(task: Task, j: int, budget: Budget, quick: bool = False) -> Packing:
-    """Return packs of capacity `j` for all sequences of `task`, which have one kind of size; `quick`: by best-fit."""
+    """Return packs of capacity `j` for all sequences of `task`, which have one kind of size.
+
+    With `quick`, they are packed by best-fit, otherwise by `nearly`.
+    """
     capacity, lengths = int(task.capacities[j, 0]), task.sizes[:, 0]
     histogram = Histogram(lengths, task.counts)
     if quick:

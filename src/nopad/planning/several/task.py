@@ -1,8 +1,9 @@
 """`Task`: the sequences to pack, the capacities and their prices, in exact integers.
 
 In this package every sequence has two sizes, and every capacity two limits. With two kinds of size, the second size is
-the second kind (such as images or edges). With one kind, it depends on the depth: if a depth limit can restrict a pack,
-the second size of every sequence is 1, and the depth is the second limit of every capacity; otherwise these are all 0.
+the second kind (such as images or edges). With one kind, the second size depends on the depth. If a depth limit can
+restrict a pack, the second size of every sequence is 1, and the depth is the second limit of every capacity. Otherwise,
+all second sizes and second limits are 0.
 
 Prices are decimal numbers: a float stands for the decimal that Python prints, such as 4.3 for exactly 43/10. They are
 converted to whole numbers without a common divisor, so that the price of a plan, and a lower bound on it, are whole
@@ -53,7 +54,7 @@ class Task:
 
     @cached_property
     def loads(self) -> tuple[int, int]:
-        """The sum of each of the two sizes over all sequences."""
+        """The sum of the first sizes of all sequences, and the sum of their second sizes."""
         first, second = (exact_dot(self.counts, self.sizes[:, kind]) for kind in (0, 1))
         return first, second
 
@@ -77,9 +78,9 @@ class Task:
         return kept
 
     def cheapest(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the index of the cheapest capacity that holds each of these sizes, -1 if none does; int64 ``[m]``.
+        """Return, for each row of `sizes`, the index of the cheapest capacity that holds it; int64 ``[m]``.
 
-        `sizes` are pairs, int64 ``[m, 2]``.
+        If none does, the index is -1. A row of `sizes` has a first and a second size; int64 ``[m, 2]``.
         """
         found = np.full(len(sizes), -1, dtype=np.int64)
         for j in reversed(self.by_price):
@@ -87,7 +88,7 @@ class Task:
         return found
 
     def capacity_of(self, packs: Sequence[Pack]) -> NDArray[np.int64]:
-        """Return the index of the cheapest capacity that holds each pack, -1 if none does; int64 ``[packs]``."""
+        """Return, for each pack, the index of the cheapest capacity that holds it, or -1; int64 ``[packs]``."""
         return self.cheapest(self.sums(packs))
 
     def sums(self, packs: Sequence[Pack]) -> NDArray[np.int64]:

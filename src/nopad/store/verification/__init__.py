@@ -40,7 +40,9 @@ def verify(
     tokenizer: Tokenizer | None = None,
     monitor: Monitor | None = None,
 ) -> list[str]:
-    """Return the problems of a plan file or a packed dataset, at most 20 for a dataset; an empty list if it is sound.
+    """Return the problems of a plan file or a packed dataset, one sentence each; an empty list if it is sound.
+
+    At most 20 problems of a dataset are returned.
 
     Args:
         path: a plan file, a dataset folder, or the folder of a job that held a share out.

@@ -18,7 +18,7 @@ __all__ = ["Chosen"]
 
 
 class Chosen:
-    """Collects the source's sequences while they are read, and chooses those that the dataset should hold.
+    """Collects the numbers and lengths of a source's sequences, and chooses which of them the dataset should hold.
 
     Attributes:
         partly: whether a share was held out; otherwise the dataset holds all records.
@@ -34,7 +34,10 @@ class Chosen:
         self._made: tuple[Choice, NDArray[np.int64], NDArray[Any]] | None = None
 
     def add(self, record: NDArray[np.int64], lengths: NDArray[Any]) -> None:
-        """Store the record number and the length of each of these sequences of the source."""
+        """Store the record number and the length of each of the next sequences of the source.
+
+        Nothing is stored if no share was held out, since nothing has to be chosen then.
+        """
         if self.partly:
             self._record.append(record)
             self._lengths.append(lengths)
@@ -42,8 +45,8 @@ class Chosen:
     def present(self, batch: Sequences, content: Content, at: int) -> Sequences:
         """Return those sequences of a batch whose record is in the dataset's `content`.
 
-        `at` is the index of the first sequence of `content` that can be in this batch; those before it were in earlier
-        batches.
+        If no share was held out, this is the whole batch. `at` is the index of the first sequence of `content` that can
+        be in this batch; those before it were in earlier batches.
         """
         if not self.partly or not len(batch):
             return batch
@@ -52,9 +55,10 @@ class Chosen:
         return batch.take(np.flatnonzero(np.isin(record, content.record(slice(at, until))))).gathered()
 
     def numbers(self, by_source: Mapping[str, Counts]) -> NDArray[np.int64] | slice:
-        """Return the chosen sequences' numbers in the source, ascending; ``slice(None)`` if no share was held out.
+        """Return the chosen sequences' numbers in the source, from 0, ascending; int64 ``[chosen]``.
 
-        `by_source` has the `Counts` of each whole source by name, as for `counts`.
+        If no share was held out, the result is ``slice(None)``, which means all. `by_source` has the `Counts` of each
+        whole source by name, as for `counts`.
         """
         if not self.partly:
             return slice(None)
@@ -69,7 +73,7 @@ class Chosen:
         return record[choice.of(self._split)]
 
     def counts(self, by_source: Mapping[str, Counts]) -> dict[str, Counts]:
-        """Return the counts that the dataset should state for each named source.
+        """Return the counts that the dataset should state for each source of `by_source`, by name.
 
         `by_source` has the `Counts` of each whole source by name, before sequences were chosen.
         """

@@ -82,7 +82,7 @@ class Content:
         return places
 
     def chunks(self, here: slice | None = None) -> Iterator[slice]:
-        """Yield slices of at most 65,536 sequences that together cover `here`, or all sequences."""
+        """Yield slices of at most 65,536 sequences that together cover the slice `here` (None: all sequences)."""
         begin, end, _ = (here or slice(None)).indices(len(self))
         for at in range(begin, end, _CHUNK):
             yield slice(at, min(at + _CHUNK, end))
@@ -125,7 +125,7 @@ class _Gathering:
         self.packs += len(row_group)
 
     def _put(self, name: str, values: NDArray[Any], at: int, size: int) -> None:
-        """Write values into a column, from index `at` on.
+        """Write values into the column called `name`, from index `at` on.
 
         The column is created with `size` entries, and made longer if the values do not fit.
         """
@@ -185,7 +185,7 @@ def _permuted(values: NDArray[Any], order: NDArray[Any]) -> NDArray[Any]:
 
 
 def hashes_of(sequences: Sequences) -> dict[str, NDArray[np.uint64]]:
-    """Return, for each token column and carried column by name, a hash of each sequence's values; uint64 ``[n]``."""
+    """Return a hash of each sequence's values, uint64 ``[n]``, for each per-token and each carried column, by name."""
     carried = {name: column for name, column in sequences.values.items() if name not in OWN}
     return {
         **{name: _hash_tokens(column, sequences.seq_lengths) for name, column in sequences.tokens.items()},
@@ -218,9 +218,8 @@ def _hash_values(column: Any) -> NDArray[np.uint64]:
 def read_content(folder: Path, m: Manifest, monitor: Monitor, *, hashes: bool) -> tuple[Content | None, list[str]]:
     """Decode and check every pack; return (content, problems).
 
-    The content is None if a pack cannot be read, or a record has too large a number.
-
-    `hashes` says whether to hash the values of every sequence, for comparison with the source.
+    The content is None if a pack cannot be read, or a record has too large a number. `hashes` says whether the values
+    of every sequence are hashed, to be compared with the source.
     """
     problems: list[str] = []
     dataset = PackedDataset(folder)
@@ -254,7 +253,7 @@ def _release_row_groups() -> None:
 
 
 def _misplaced(row_group: RowGroup, m: Manifest) -> set[int]:
-    """Return the numbers of the sources that have a sequence with another number in ``seq_source``."""
+    """Find the named sources of which a sequence has a wrong number in ``seq_source``; return their numbers."""
     record = row_group.sequences.values["seq_index"]
     source = row_group.sequences.values.get("seq_source", np.zeros(record.size, dtype=np.int32))
     return {
@@ -267,12 +266,12 @@ def _misplaced(row_group: RowGroup, m: Manifest) -> set[int]:
 
 
 def content_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
-    """Return one sentence per problem; at most three each for repeated sequences and for gaps.
+    """Return the problems of a dataset's content, one sentence each.
 
-    Other problems are: sequences other than those that were packed, lengths that the plan does not cover, records that
-    are neither packed nor counted as left out, and numbers in the manifest that contradict the packs or each other. A
-    gap is where a piece of a record does not begin at the end of the piece before it. If a sequence has no token,
-    nothing is checked, and the list is empty.
+    Problems are: sequences that occur more than once, and gaps, at most three of each; sequences other than those that
+    were packed; lengths that the plan does not cover; records that are neither packed nor counted as left out; and
+    numbers in the manifest that contradict the packs or each other. A gap is where a piece of a record does not begin
+    at the end of the piece before it. If a sequence has no token, nothing is checked, and the list is empty.
     """
     if content.sequences.seq_lengths.min(initial=1) < 1:
         return []
@@ -293,7 +292,7 @@ def content_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
 
 
 def _sequence_problems(content: Content, special: int) -> tuple[list[str], list[str], str]:
-    """Return what is wrong with the sequences: (sequences that occur twice, pieces that do not join, checksum).
+    """Return what is wrong with the sequences: (repeated sequences, pieces that do not join, checksum).
 
     The first two results hold at most three sentences each. The checksum of all sequences is 16 hex digits, for
     comparison with the manifest's. `special` is the number of special tokens in each sequence.
@@ -320,7 +319,11 @@ def _sequence_problems(content: Content, special: int) -> tuple[list[str], list[
 
 
 def _accounting_problems(content: Content, m: Manifest) -> list[str]:
-    """Return a sentence for each source with records neither packed nor counted as left out, and each wrong total."""
+    """Return one sentence for each count that does not add up.
+
+    This is checked for the dataset and for each named source: each record must be packed, or counted as left out. And
+    each count of the dataset must be the sum of the named sources' counts.
+    """
     problems: list[str] = []
     parts = [("", m.counts, slice(0, len(content)))]
     for part in m.sources:
@@ -340,7 +343,10 @@ def _accounting_problems(content: Content, m: Manifest) -> list[str]:
 
 
 def dealing_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
-    """Assign the sequences to packs again; return a list with one problem if packs or order differ, else []."""
+    """Assign the sequences to packs again; return [] if this gives the packs of the dataset in the same order.
+
+    Otherwise the list has one problem.
+    """
     if _dealt_as_stated(content, m, plan):
         return []
     how = f"{m.algorithm}, seed {m.seed} and order {m.order}"

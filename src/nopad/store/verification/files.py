@@ -15,7 +15,10 @@ __all__ = ["file_problems"]
 
 
 def file_problems(folder: Path, m: Manifest, monitor: Monitor) -> tuple[list[str], bool]:
-    """Return (problems of the files in `folder`, whether all files are undamaged and can be read)."""
+    """Return two things: the problems of the files in `folder`, and whether all files are undamaged and can be read.
+
+    The problems are sentences. `m` is the manifest of the dataset; `monitor` receives the progress.
+    """
     problems: list[str] = []
     listed = [shard.file for shard in m.shards]
     one_pack_each = ShardLayout(len(listed), 1, 1)
@@ -59,7 +62,8 @@ def file_problems(folder: Path, m: Manifest, monitor: Monitor) -> tuple[list[str
 def _footer_problems(folder: Path, m: Manifest, shard: Shard) -> tuple[list[str], bool]:
     """Return how a shard's columns, row groups and totals differ from the manifest, and whether its packs can be read.
 
-    The packs cannot be read if Parquet cannot open the file or its columns differ; then nothing further is compared.
+    The differences are sentences. The packs cannot be read if Parquet cannot open the file, or if its columns are not
+    those of the manifest; then nothing further is compared.
     """
     problems: list[str] = []
     import pyarrow as pa

@@ -96,7 +96,10 @@ def pair_problems(halves: Sequence[Half]) -> list[str]:
 
 
 def _counts(trained: Manifest, held_out: Manifest) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Yield (name, counts in `trained`, counts in `held_out`), first of all records, then of each named source."""
+    """Yield (words, counts in `trained`, counts in `held_out`), first of all records, then of each named source.
+
+    The words say in messages what the counts are of: "" or, for a source named "a", " of 'a'".
+    """
     yield "", dict(trained.counts), dict(held_out.counts)
     for one, other in zip(trained.sources, held_out.sources, strict=False):
         yield f" of {one['name']!r}", dict(one), dict(other)
@@ -107,7 +110,10 @@ def _without_split(value: Any) -> Any:
 
 
 def _differ(name: str, one: Any, other: Any) -> str:
-    """Return how two values differ, such as "seed is 4, and 5"."""
+    """Return a text that says how two values called `name` differ, such as "seed is 4, and 5".
+
+    If both values are dicts, the text is about the first key whose values differ.
+    """
     if isinstance(one, dict) and isinstance(other, dict):
         name = next(key for key in {**one, **other} if (key in one, one.get(key)) != (key in other, other.get(key)))
         one, other = one.get(name), other.get(name)

@@ -26,7 +26,7 @@ def source_problems(
     """Make all sequences from the source again, and return how they differ from those in the dataset.
 
     Args:
-        content: the sequences in the dataset, with hashes.
+        content: the sequences in the dataset; if it has hashes, these are compared too.
         m: the manifest of the dataset.
         source: the source from which the dataset was packed.
         tokenizer: the tokenizer with which it was packed; None: the source holds ready-made ids.

@@ -1,7 +1,8 @@
 """The training data of `nopad study learning`: pre-training pairs made from texts of Python's standard library.
 
 Each text is a document. The vocabulary has those tokens of BERT's that these texts use most, and every character in
-them, so that no token is unknown. It is small because most of a small model's parameters would otherwise be embeddings.
+them, so that no token is unknown. The vocabulary is small because most of a small model's parameters would otherwise be
+embeddings.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ HELD_OUT = 10  # one document in so many
 
 @dataclass(frozen=True, kw_only=True)
 class Material:
-    """Data of pre-training as BERT's: pairs of text segments to train on, pairs held out, and the task that made them.
+    """Data for pre-training as BERT does it: pairs of text segments, and the task that made them.
 
     Attributes:
         task: the pre-training task, which made the pairs and masks them.

@@ -1,7 +1,7 @@
 """Run one pre-training of the study, and measure its learning curve.
 
-A run is a function of its size, its `Recipe`, the material and a seed. Initial weights, order and masks follow from the
-seed alone, so two recipes with the same seed differ only in their settings. Held-out pairs are always evaluated through
+A run is a function of its size, its `Recipe`, the material and a seed. The seed draws initial weights, order and masks.
+So two runs with the same seed differ only by the settings of their recipes. Held-out pairs are always evaluated through
 `nopad.packed`, however the model was trained: the results are the same as for each pair alone
 (docs/internals/equality.md).
 """
@@ -225,7 +225,10 @@ def _masking(material: Material, seed: int) -> Masking:
 
 
 def batches(recipe: Recipe, material: Material, size: Size, seed: int) -> PackedLoader:
-    """Return the loader of a run's training data; the recipe decides whether a row holds several sequences or one."""
+    """Return the loader of a run's training data.
+
+    The recipe decides whether a row holds several sequences or one, and how many rows a step has.
+    """
     p = factor_of(material)
     sequences = size.sequences * (p if recipe.larger else 1.0)
     how: dict[str, Any] = {"rows": max(round(sequences / p), 1)}

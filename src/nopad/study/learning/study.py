@@ -58,7 +58,7 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """The mean, the smallest (`least`) and the largest (`most`) of several values, one per seed."""
+    """The mean of several values, one per seed, with the smallest (`least`) and the largest (`most`) of them."""
 
     mean: float
     least: float
@@ -76,7 +76,7 @@ class Learning:
 
     Attributes:
         factor: average number of sequences per pack.
-        curves: one per recipe and seed.
+        curves: the learning curves, one for each recipe and seed.
         tuned: for each recipe by name, the accuracies of the classifiers fine-tuned from its weights, one per seed of
             fine-tuning.
     """
@@ -102,7 +102,7 @@ class Learning:
         return found
 
     def spread(self, recipe: str, what: str) -> Spread | None:
-        """Return the spread over seeds of one attribute of a recipe's last `Point`s; `what` is the attribute's name.
+        """Return the spread over seeds of the attribute `what` of a recipe's last `Point`, such as "accuracy".
 
         Returns None if the attribute is None, as `next_accuracy` is for a recipe without next-sentence prediction.
 
@@ -113,7 +113,7 @@ class Learning:
         return None if None in values else Spread.of(values)
 
     def reached(self, recipe: str, accuracy: float, what: str) -> float | None:
-        """Return the value of `what` (an attribute of `Point`, such as "seconds") at which a recipe reaches `accuracy`.
+        """Return where a recipe reaches `accuracy`: the value of the attribute `what` of a `Point`, such as "seconds".
 
         The result is the mean over seeds. For each seed, the value is interpolated linearly between two points; if the
         first point has at least `accuracy` already, its value counts. The result is None if, for any seed, no point has
@@ -310,7 +310,10 @@ def _make(folder: Path) -> None:
 
 
 def _take(line: dict[str, Any], found: Learning, seeds: int) -> None:
-    """Add the result in a line to `found`, unless it is there already or does not fit a study of `seeds` seeds."""
+    """Add the result in `line`, one line of the results file, to `found`.
+
+    It is left out if it is in `found` already, or if it does not fit a study of `seeds` seeds.
+    """
     if "curve" in line:
         made = Curve(**{**line["curve"], "points": tuple(Point(**point) for point in line["curve"]["points"])})
         if made.seed < seeds and all((one.recipe, one.seed) != (made.recipe, made.seed) for one in found.curves):

@@ -31,10 +31,10 @@ Sets = tuple[Classification, Sequences, Sequences]
 
 
 def sets_of(material: Material, size: Size) -> Sets:
-    """Return (task, texts to fine-tune on, texts to test on); the texts are encoded as `Sequences` with labels.
+    """Return ``(task, learned, tested)``: the task, the texts to fine-tune on, and the texts to test on.
 
-    The texts come from the eight commonest packages: the same number from each package, or all that it has. They are
-    then divided at random into the two sets.
+    The texts are `Sequences` with labels. They come from the eight packages with the most texts: the same number from
+    each package, or all texts of a package that has fewer. They are then divided at random into the two sets.
     """
     common = [topic for topic, _ in Counter(topic for _, topic in material.texts).most_common(TOPICS)]
     each = -(-(size.tuned + size.tests) // TOPICS)
@@ -54,7 +54,7 @@ def tuned(weights: dict[str, torch.Tensor], sets: Sets, material: Material, size
     """Fine-tune a classifier and return its accuracy on the test texts, from 0 to 1.
 
     Args:
-        weights: state dict of a pre-trained model; the classifier's encoder starts from its encoder's weights.
+        weights: state dict of a pre-trained model; the classifier starts from the weights of this model's encoder.
         sets: the task and its texts, from `sets_of`.
         material: the material that the weights were pre-trained on.
         size: the size of the pre-trained model.

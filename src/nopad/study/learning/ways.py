@@ -29,9 +29,9 @@ Feed = Callable[[PackedBatch], dict[str, Tensor]]
 
 
 def feeding(model: Any, way: Way) -> Feed:
-    """Prepare the model in place for one of `WAYS`, and return a function from a batch of rows to the outputs.
+    """Prepare the model in place for one of `WAYS`, and return a function that runs it on a batch of rows.
 
-    In every way, the outputs are ``prediction_logits`` ``[R, L, V]`` for R rows of L tokens, and
+    The function returns two outputs: ``prediction_logits`` ``[R, L, V]`` for R rows of L tokens, and
     ``seq_relationship_logits`` ``[S, 2]`` for S sequences, in the batch's order.
     """
     if way == "packed":

@@ -1,4 +1,4 @@
-"""Return a batch as NumPy arrays under the names that Grain, a data loader for JAX, gives to packed columns."""
+"""What a batch is for others: the arguments of transformers' own flash attention, and the arrays of Grain, for JAX."""
 
 from __future__ import annotations
 
@@ -8,15 +8,40 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nopad.batch.filling import MASK
 from nopad.batch.guard import PackedMask, layout_of
-from nopad.errors import OptionError
+from nopad.errors import BatchError, OptionError
 
 if TYPE_CHECKING:
     from nopad.batch.packed import PackedBatch
 
-__all__ = ["grain_arrays"]
+__all__ = ["flash_kwargs", "grain_arrays"]
 
 _TARGETS = ("decoder_input_ids", "labels")
+_FLASH = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+
+
+def flash_kwargs(batch: PackedBatch, *, seq_idx: bool) -> dict[str, Any]:
+    """Return the arguments of transformers' own flash attention; see `PackedBatch.as_flash_kwargs`.
+
+    Raises:
+        BatchError: the batch is in rows, or it has images.
+    """
+    if batch.layout.images is not None:
+        raise BatchError(
+            "this batch has images, and a model may count the positions of their tokens by itself, which it does "
+            "along rows; make it pack-safe with nopad.packed(model), and call model(**batch)"
+        )
+    if batch.layout.form != "flat":
+        raise BatchError("transformers' flash attention takes one stream; build the batch with nopad.Flat()")
+    import torch
+
+    device = batch["position_ids"].device
+    ends = torch.from_numpy(batch.cu_seqlens).to(device)
+    fields = {name: batch[name] for name in batch if name != MASK}
+    if seq_idx:
+        fields["seq_idx"] = torch.from_numpy(batch.segment_ids - 1).to(device)
+    return {**fields, **dict(zip(_FLASH, (ends, ends, batch.max_seqlen, batch.max_seqlen), strict=True))}
 
 
 def grain_arrays(batch: PackedBatch, fields: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, NDArray[Any]]:
@@ -26,7 +51,8 @@ def grain_arrays(batch: PackedBatch, fields: Mapping[str, Any], names: Mapping[s
 
     Raises:
         BatchError: rows are filled end to end.
-        OptionError: `names` has a column that the batch lacks, or two columns would get the same name.
+        OptionError: `names` has a column that the batch lacks, or ``position_ids``, which is replaced by the positions
+            of each column; or two columns would get the same name.
     """
     odd = [name for name in names if name not in fields or name == "position_ids"]
     if odd:

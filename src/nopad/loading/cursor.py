@@ -1,0 +1,95 @@
+"""`Cursor`: where a loader stands in its supply, and the one iteration that moves it on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from nopad.batch import PackedBatch
+from nopad.errors import OptionError
+from nopad.loading.agreement import check_agreement, exchange_of
+from nopad.loading.ranks import Ranks
+from nopad.loading.supply import Place, Supply
+
+__all__ = ["Cursor"]
+
+Served = Iterator[tuple[Place, PackedBatch | None]]  # of `Supply.batches`
+
+
+class Cursor:
+    """Where one rank stands in a supply. An iteration moves it on, batch by batch; a new iteration ends the last one.
+
+    Attributes:
+        at: the place; set it with `go`.
+    """
+
+    def __init__(self, supply: Supply, ranks: Ranks) -> None:
+        """Stand where a run begins."""
+        self._supply, self._ranks = supply, ranks
+        self.go(supply.begin())
+
+    def go(self, at: Place) -> None:
+        """Stand at another place; this ends the current iteration, and the next one compares the ranks again."""
+        self.at: Place = at
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._running: tuple[int, object] | None = None  # id of the process, mark of its current iteration
+        self._agreed = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all attributes but those of the current iteration, for worker processes and copies."""
+        private = {"_running", "_agreed"}
+        return {name: value for name, value in vars(self).items() if name not in private}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore in another process, or as a copy, at the same place."""
+        vars(self).update(state)
+        self._begin_again()
+
+    def batches(self) -> Iterator[PackedBatch]:
+        """Iterate over the batches that are left of this epoch; see `PackedLoader.__iter__`."""
+        return self._moved_on(self._supply.batches)
+
+    def follow(self, batches: Callable[[], Iterator[PackedBatch]]) -> Iterator[PackedBatch]:
+        """Iterate over batches that other processes build; see `PackedLoader.follow`."""
+        return self._moved_on(lambda at: self._paired(at, batches()))
+
+    def _paired(self, at: Place, batches: Iterator[PackedBatch]) -> Iterator[tuple[Place, PackedBatch]]:
+        for number, after in enumerate(self._supply.places(at)):
+            batch = next(batches, None)
+            if batch is None:
+                raise OptionError(f"the worker processes gave {number} batches and then no more; see their messages")
+            yield after, batch
+
+    def _moved_on(self, batches: Callable[[Place], Served]) -> Iterator[PackedBatch]:
+        """Yield the batches that ``batches(place)`` gives; as the loop gets a batch, move to the place after it."""
+        self._agree()
+        self.at = self._supply.settled(self.at)  # the last loop may have stopped right after the last batch
+        running = self._running = os.getpid(), object()
+        for after, batch in batches(self.at):
+            self._check_running(running)
+            self.at = after
+            if batch is None:
+                return
+            yield batch
+            self._check_running(running)
+        self.at = self._supply.epoch_begin(self.at, self.at.epoch + 1)
+
+    def _check_running(self, running: tuple[int, object]) -> None:
+        if running[0] != os.getpid():
+            raise OptionError(
+                "this iteration began in another process, whose threads build its batches; begin a new one"
+            )
+        if self._running is not running:
+            raise OptionError(
+                "this iteration is over: another one of the same loader began, or the loader was set to another place"
+            )
+
+    def _agree(self) -> None:
+        """Compare data, options and position with the other ranks, once after each `go`."""
+        exchange = None if self._agreed else exchange_of(self._ranks)
+        if exchange is not None:
+            check_agreement(self._ranks, self._supply.agreed(self.at), exchange)
+        self._agreed = True

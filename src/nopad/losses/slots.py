@@ -1,0 +1,92 @@
+"""Logits and labels of the slots of a batch: which label a slot's logits predict, and how much its loss counts.
+
+A slot holds a token or padding.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nopad.batch import PackedBatch
+from nopad.errors import BatchError
+from nopad.losses.checks import IGNORED, check_batch, check_classes, check_floating, check_per, check_tensors
+
+__all__ = ["check_logits", "labelled", "slot_weights", "wide"]
+
+
+def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, Tensor]:
+    """Return ``(sequence numbers, labels)`` for the logits of all slots, int64 ``[R * L]`` each.
+
+    A slot holds a token or padding; `labels` are ``[R, L]``. Sequence numbers begin at 1, in the order in which
+    sequences were given, and are 0 in padding. Labels are -100 in padding, and where the loss ignores them. With
+    `causal`, a slot gets the number and label of the next slot, since its logits predict the next token; the label is
+    -100 if a sequence begins there. The last slot then gets those of the first one.
+
+    Raises:
+        BatchError: `labels` are not integers ``[R, L]``, or `batch` is not a `PackedBatch`, or has sources and targets.
+    """
+    check_tensors(labels=labels)
+    check_batch(batch)
+    at = batch.layout
+    if tuple(labels.shape) != at.shape:
+        raise BatchError(f"labels have the shape {list(labels.shape)}; expected {list(at.shape)}, one per slot")
+    number = torch.from_numpy(at.sequence_ids).to(labels.device).reshape(-1).long()
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise BatchError(f"labels are {labels.dtype}; expected numbers of classes, integers")
+    wanted = labels.reshape(-1).long().masked_fill(number == 0, IGNORED)
+    if causal:
+        first = torch.from_numpy(at.index[at.cu_seqlens[:-1]]).to(labels.device)
+        # Logits stay where they are, since a copy of them is as large as the vocabulary.
+        return number.roll(-1), wanted.index_fill(0, first, IGNORED).roll(-1)
+    return number, wanted
+
+
+def check_logits(logits: Tensor, labels: Tensor, batch: PackedBatch) -> None:
+    """Check that logits are ``[R, L, C]``, and that each label is -100 or one of the C classes.
+
+    Raises:
+        BatchError: logits or labels are not tensors, or not on one device; the logits have another shape; or a label is
+            not a class (checked on the CPU only).
+    """
+    check_tensors(logits=logits, labels=labels)
+    rows, width = batch.layout.shape
+    if logits.dim() != 3 or tuple(logits.shape[:2]) != (rows, width) or not logits.shape[2]:
+        raise BatchError(
+            f"logits have the shape {list(logits.shape)}; expected [{rows}, {width}, C], C classes per slot"
+        )
+    check_classes(labels, logits.shape[2])
+
+
+def slot_weights(number: Tensor, wanted: Tensor, batch: PackedBatch, per: str, weights: Tensor | None) -> Tensor:
+    """Return the weight of the loss of each slot (token or padding), float64 ``[R * L]``; it is 0 without a label.
+
+    The sum of these weights is the denominator. `number` and `wanted` are each slot's sequence number and label, as
+    `labelled` returns them; `per` and `weights` are those of `token_loss`.
+
+    Raises:
+        OptionError: `per` is neither "token" nor "sequence".
+        BatchError: `weights` are not a tensor ``[S]`` on the labels' device.
+    """
+    check_per(per)
+    sequences = batch.layout.sequences
+    counts = (wanted != IGNORED).double()
+    if per == "sequence":
+        mine = counts.new_zeros(sequences + 1).index_add(0, number, counts)
+        counts = counts / mine[number].clamp(min=1)
+    if weights is None:
+        return counts
+    check_tensors(weights=weights, labels=wanted)
+    if tuple(weights.shape) != (sequences,):
+        raise BatchError(f"weights have the shape {list(weights.shape)}; expected [{sequences}], one per sequence")
+    return counts * torch.cat([weights.new_zeros(1), weights]).double()[number]
+
+
+def wide(logits: Tensor) -> Tensor:
+    """Return logits or rewards in float32, as transformers computes losses; float64 stays float64.
+
+    Raises:
+        BatchError: they are not floats.
+    """
+    check_floating(logits=logits)
+    return logits.float() if logits.dtype.itemsize < 4 else logits

@@ -1,0 +1,61 @@
+"""Replace modules inside a model, in place, under every name that they have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+__all__ = ["names_of_children", "replace_modules", "uncompile"]
+
+
+def replace_modules(model: nn.Module, other: Callable[[nn.Module], nn.Module | None]) -> None:
+    """Put ``other(module)`` in the place of each module inside `model` for which it is not None.
+
+    `other` is called once for each module. So a module that several modules share, or that one module holds under
+    several names, becomes one module in all its places. The model itself is not replaced.
+
+    >>> from torch import nn
+    >>> from nopad.model.replacing import replace_modules
+    >>> shared = nn.Linear(2, 2)
+    >>> model = nn.Sequential(shared, nn.Sequential(shared), nn.ReLU())
+    >>> replace_modules(model, lambda module: nn.Identity() if module is shared else None)
+    >>> model[0] is model[1][0], model
+    (True, Sequential(
+      (0): Identity()
+      (1): Sequential(
+        (0): Identity()
+      )
+      (2): ReLU()
+    ))
+    """
+    made: dict[int, tuple[nn.Module, nn.Module | None]] = {}  # by id; modules are held, so that no id is used again
+    for holder in list(model.modules()):
+        for names, child in names_of_children(holder):
+            if id(child) not in made:
+                made[id(child)] = child, other(child)
+            new = made[id(child)][1]
+            if new is not None:
+                for name in names:
+                    setattr(holder, name, new)
+
+
+def uncompile(model: nn.Module) -> None:
+    """Put modules in the place of the wrappers that `torch.compile` made of them, everywhere inside a model."""
+    replace_modules(model, lambda module: getattr(module, "_orig_mod", None))
+
+
+def names_of_children(module: nn.Module) -> list[tuple[list[str], nn.Module]]:
+    """Return the modules that a module holds, each once, with all its names; `named_children` gives the first only.
+
+    >>> from torch import nn
+    >>> from nopad.model.replacing import names_of_children
+    >>> act = nn.ReLU()
+    >>> [(names, child is act) for names, child in names_of_children(nn.Sequential(act, nn.Tanh(), act))]
+    [(['0', '2'], True), (['1'], False)]
+    """
+    found: dict[int, tuple[list[str], nn.Module]] = {}
+    for name, child in module._modules.items():
+        if child is not None:
+            found.setdefault(id(child), ([], child))[0].append(name)
+    return list(found.values())
