@@ -41,7 +41,7 @@ class Option:
     def check(self, name: str, value: Any) -> Any:
         """Check `value`, given for the option called `name`; return it as a plain Python value.
 
-        If integers are allowed, integer scalars of NumPy and torch are allowed too, and become Python integers.
+        Integer scalars of NumPy and torch become Python integers.
 
         Raises:
             OptionError: the value is not allowed; the message gives the allowed values.
@@ -83,13 +83,14 @@ def check_choice(name: str, value: Any, kind: Any) -> Any:
 def is_number(value: Any) -> bool:
     """Return whether `value` is a finite real number of Python or NumPy; booleans are none.
 
-    >>> [is_number(value) for value in (1, 0.5, True, float("inf"), "1", None)]
-    [True, True, False, False, False, False]
+    >>> [is_number(value) for value in (1, np.float32(0.5), True, float("inf"), 10**400, "1", None)]
+    [True, True, False, False, False, False, False]
     """
-    known = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        return False
     try:
-        return known and math.isfinite(float(value))
-    except OverflowError:  # an integer beyond floats
+        return math.isfinite(value)
+    except OverflowError:  # an integer above all floats
         return False
 
 
@@ -130,7 +131,7 @@ def check_number(
 
 
 def check_sizes(capacity: int, depth: int | None, seed: int = 0) -> tuple[int, int | None]:
-    """Check capacity, depth and seed; return capacity and depth as Python integers (a depth of None stays None).
+    """Check capacity, depth and seed; return capacity and depth as Python integers.
 
     Raises:
         OptionError: capacity or depth is not an integer from 1 to 2^31 - 1 (depth may also be None), or seed is not an
