@@ -582,7 +582,7 @@ REFUSED = {
     OwnBackward: r"OwnBackward changes gradients by code of its own \(Backwards\), which cannot be followed",
     LongBackward: r"what LongBackward computes is not always the same: it calls other functions on 1 x",
     Hooked: r"Hooked changes gradients by code of its own \(register_hook\), which cannot be followed",
-    RowsAsTime: r"gru \(GRU\) of RowsAsTime gives a row of a batch another result than the row alone",
+    RowsAsTime: r"the result of gru \(GRU\) of RowsAsTime for a row changes if the batch has another row",
     Deeper: r"the forward method of Deeper moves information between tokens by itself, before head",
     Called: r"Called has a forward method that is not its class's, or a __call__ of its own",
     Capacity: r"the model \(Capacity\) of Capacity has experts of limited capacity \(expert_capacity = 64\)",

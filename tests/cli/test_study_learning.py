@@ -30,7 +30,7 @@ def test_the_toy(call, tmp_path, monkeypatch):
     assert "as many sequences a step" in (tmp_path / "curves.svg").read_text()
 
 
-def test_a_loss_that_diverged_is_valid_json():
+def test_numbers_of_a_run_that_diverged_are_valid_json():
     from types import SimpleNamespace
 
     from nopad.cli.study_learning import as_document
@@ -45,6 +45,14 @@ def test_a_loss_that_diverged_is_valid_json():
     [made] = json.loads(json.dumps(as_document(prepared, found), allow_nan=False))["curves"]
     assert [point["masked_loss"] for point in made["points"]] == [2.0, None]
     assert (made["recipe"], made["seed"]) == ("packed", 0)
+    nan = float("nan")
+    last = Point(**counts, seconds=nan, masked_loss=-float("inf"), accuracy=nan, next_accuracy=nan)
+    curves = [Curve(recipe="packed", seed=0, points=(last,))]
+    document = as_document(prepared, Learning(factor=2.0, curves=curves, tuned={"packed": [0.5, nan]}))
+    read = json.loads(json.dumps(document, allow_nan=False))
+    [point] = read["curves"][0]["points"]
+    assert point == {**counts, "seconds": None, "masked_loss": None, "accuracy": None, "next_accuracy": None}
+    assert read["tuned"] == {"packed": [0.5, None]}
 
 
 def test_what_it_would_take(call):

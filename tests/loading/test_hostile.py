@@ -265,7 +265,7 @@ def test_data_that_gives_other_lengths_than_were_dealt_are_refused(monkeypatch):
 
     loader = PackedLoader(DATA, 40, rows=2)
     monkeypatch.setattr(StoredTokens, "gather", shorter)
-    with pytest.raises(CorruptError, match="other sequences than were dealt"):
+    with pytest.raises(CorruptError, match="sequences are not as long as when they were opened"):
         next(iter(loader))
 
 

@@ -223,6 +223,8 @@ def test_groups_of_any_sizes_share_a_pack(fleet):
         ({"sequences": 2, "groups": 7}, "no multiple of 7"),
         ({"sequences": 2, "groups": [1, 2]}, "expected an integer for each of 300"),
         ({"sequences": 2, "groups": 2, "together": "pack"}, "sequences are not packed"),
+        ({"sequences": 2, "together": "step"}, "together is 'step', and is about groups of sequences; give groups"),
+        ({"rows": 2, "capacity": 99, "together": "pack"}, "together is 'pack', and is about groups"),
         ({"sequences": 2, "groups": 2, "together": "node"}, "it is 'step', 'rank' or 'pack'"),
         ({"rows": 2, "capacity": 99, "groups": 2, "depth": 3}, "packs are made of whole groups"),
         ({"sequences": 2, "last": "pad"}, "it is 'drop', 'fill', 'short' or 'refuse'"),

@@ -162,6 +162,8 @@ def test_what_a_mixture_cannot_do():
         PackedLoader(data, 10, rows=1)
     with pytest.raises(OptionError, match="without groups"):
         PackedLoader(data, 32, rows=1, groups=2)
+    with pytest.raises(OptionError, match="together is 'pack', and is about groups of sequences"):
+        PackedLoader(data, sequences=1, together="pack")
     with pytest.raises(OptionError, match="give a capacity"):
         PackedLoader(data, rows=1)
     with pytest.raises(OptionError, match="deepness"):

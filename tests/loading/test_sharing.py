@@ -5,6 +5,7 @@ import fcntl
 import gc
 import json
 import multiprocessing
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -80,6 +81,28 @@ def test_arrays_of_which_one_was_removed_are_made_again(tmp_path):
         found = shared.arrays("epoch-0", lambda: {"order": np.arange(3), "bounds": np.arange(2)})
         assert sorted(found) == ["bounds", "order"]
         next(shared.folder.rglob("order.npy")).unlink()
+
+
+@pytest.mark.parametrize("content", ["", "[", "\x00\x00"])
+def test_arrays_whose_list_of_names_is_damaged_are_made_again(tmp_path, content):
+    shared = HostArrays(FACTS, tmp_path)
+    for _ in range(2):
+        assert shared.arrays("epoch-0", lambda: {"order": np.arange(3)})["order"].tolist() == [0, 1, 2]
+        next(shared.folder.rglob("names.json")).write_text(content)
+
+
+def test_a_folder_that_is_a_symbolic_link_is_called_one(tmp_path):
+    """It was said to belong to somebody else."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "here").symlink_to(tmp_path / "there")
+    with pytest.raises(StorageError, match="here is a symbolic link, which could lead anywhere; give another host_dir"):
+        HostArrays(FACTS, tmp_path / "here")
+
+
+def test_a_folder_of_somebody_else_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "getuid", lambda: os.stat(tmp_path).st_uid + 1)
+    with pytest.raises(StorageError, match="belongs to somebody else; give another host_dir"):
+        HostArrays(FACTS, tmp_path)
 
 
 def test_without_its_folder_each_process_has_its_own(tmp_path):

@@ -80,6 +80,8 @@ def test_another_dataset_in_the_same_place_is_noticed(tmp_path, folder):
 def test_what_rows_cannot_be(folder, tmp_path):
     with pytest.raises(OptionError, match="rows of a packed dataset stay as they are"):
         PackedLoader(folder, rows=1, groups=2)
+    with pytest.raises(OptionError, match="together is 'pack', and is about groups of sequences"):
+        PackedLoader(folder, rows=2, together="pack")
     with pytest.raises(OptionError, match="depth are options of a plan"):
         PackedLoader(folder, rows=1, depth=2)
     nopad.pack_corpus(IterableSource([[1, 2], [3]]), tmp_path / "index", CorpusOptions(capacity=8), index_only=True)

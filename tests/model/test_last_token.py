@@ -137,9 +137,11 @@ def test_clip_reads_its_first_end_of_sequence_token(eos):
 
 def test_clip_takes_no_row_wider_than_its_positions():
     model = nopad.packed(build_kind(tiny("clip_text_model"), "base"))
-    with pytest.raises(
-        BatchError, match="rows of this batch are 41 slots wide, and CLIPTextModel takes none wider than"
-    ):
+    message = (
+        "rows of this batch are 41 slots wide, and CLIPTextModel takes none wider than its 40 positions; build the "
+        r"batch with form=nopad\.Rows\(capacity\), and a capacity of at most 40"
+    )
+    with pytest.raises(BatchError, match=message):
         model(**nopad.PackedBatch.from_sequences([[5] * 40, [6]]))
     rows = nopad.PackedBatch.from_sequences([[5] * 40, [6]], form=nopad.Rows(40))
     assert model(**rows).pooler_output.shape == (2, 32)

@@ -121,6 +121,9 @@ def test_an_unknown_cost_model(text):
     ("options", "error", "message"),
     [
         ({"batch": 1}, OptionError, "batch must be at least 2 sequences"),
+        ({"steps": 0}, OptionError, "steps must be an integer from 1 to"),
+        ({"steps": -3}, OptionError, "steps must be an integer from 1 to"),
+        ({"steps": 2.5}, OptionError, "steps must be an integer from 1 to"),
         ({"node": 3}, OptionError, "world_size 16 is not divisible by node_size 3"),
         (
             {"batch": 4096},
@@ -132,6 +135,13 @@ def test_an_unknown_cost_model(text):
 def test_wrong_use(options, error, message):
     with pytest.raises(error, match=message):
         list(balance_rows(HISTOGRAM, [16], **options))
+
+
+@pytest.mark.parametrize("steps", [1, 0, -5])
+def test_too_few_steps_to_compare_their_order(steps):
+    """The message said that the histogram was too small."""
+    with pytest.raises(OptionError, match=f"steps must be an integer from 2 to .*, got {steps}"):
+        order_effect(HISTOGRAM, steps=steps)
 
 
 def test_the_published_rows_are_of_one_dataset_and_shape(rows):

@@ -12,7 +12,17 @@ from tests.tasks.tiny import bert, llama, tokenizer, words
 import nopad
 from nopad.corpus import open_records
 from nopad.errors import LengthError, OptionError, RecordError
-from nopad.tasks import CausalLM, Classification, Embedding, Predictor, Regression, SeveralLabels, Texts, predict
+from nopad.tasks import (
+    Answers,
+    CausalLM,
+    Classification,
+    Embedding,
+    Predictor,
+    Regression,
+    SeveralLabels,
+    Texts,
+    predict,
+)
 
 COUNT = 75
 
@@ -212,6 +222,22 @@ def test_nan_is_no_prediction(kind):
     for size in (1, 3):
         with pytest.raises(RecordError, match="record 2: the model gives NaN for it"):
             list(predict(task, model, given, batch_records=size))
+
+
+@pytest.mark.parametrize("bad", [[(1, "start"), (0, "end")], [(1, "start")], [(0, "start"), (0, "end"), (1, "end")]])
+def test_each_sequence_gets_its_own_error(bad, monkeypatch):
+    """If all sequences had NaN, each in another output, one got the error of another."""
+    task = Answers(tokenizer())
+    predictor = Predictor(task, bert(task).eval())
+    batch = nopad.PackedBatch.from_sequences([[5, 6], [7, 8, 9]])
+    outputs = {f"{name}_logits": torch.zeros(2, 3) for name in ("start", "end")}
+    for at, name in bad:
+        outputs[f"{name}_logits"][at, 1] = float("nan")
+    monkeypatch.setattr(task.objective, "outputs", lambda model, batch: outputs)
+    monkeypatch.setattr(task, "results", lambda outputs, batch: ["answer"] * 2)
+    wanted = [", ".join(f"{name}_logits" for one, name in bad if one == at) for at in range(2)]
+    said = [f"the model gives NaN for this request, in {names}" if names else "answer" for names in wanted]
+    assert list(map(str, predictor.results_of(batch, predictor.model))) == said
 
 
 def test_examples_of_which_nothing_is_left_are_no_training_data():

@@ -25,7 +25,7 @@ from tests.tasks.tiny import bert, llama, tokenizer
 
 import nopad
 from nopad.errors import DeviceMemoryError, FormatError, LossError, OptionError, UnsupportedModelError
-from nopad.model.safety import state_of
+from nopad.model.safety import is_packed, state_of
 from nopad.tasks import Classification, Examples, OfTokens
 from nopad.tasks.registry import load_task, task_named
 from nopad.tasks.settings import stored_task
@@ -282,6 +282,37 @@ def test_other_ways_to_bring_a_model(tmp_path):
     run = trainer(tmp_path, peft.get_peft_model(bert(classified()).float(), lora), made)
     run.train()
     assert run.state.log_history[0]["loss"] > 0
+
+
+def test_a_model_that_trains_without_packs_is_left_as_it_is(tmp_path):
+    """A model of `model_init` was made pack-safe, or refused where that cannot be."""
+    rows = [{"input_ids": [2, number % 9 + 9, 3], "label": number % 3} for number in range(8)]
+    collate = transformers.DataCollatorWithPadding(tokenizer())
+    run = PackedTrainer(
+        args=arguments(tmp_path, num_train_epochs=1, remove_unused_columns=False),
+        model_init=lambda: bert(classified()).float(),
+        data_collator=collate,
+        train_dataset=rows,
+    )
+    assert not is_packed(run.model)
+    run.train()
+    assert run.state.global_step
+    assert not is_packed(run.model)
+
+
+def test_each_model_of_model_init_is_made_pack_safe(tmp_path):
+    """Also where packs come later than the trainer: in an evaluation."""
+    made = classify_records(12)
+    how = {"args": arguments(tmp_path), "task": classified(), "capacity": CAPACITY, "quiet": True}
+    run = PackedTrainer(model_init=lambda: bert(classified()), train_dataset=made, **how)
+    first = run.model
+    assert is_packed(first)
+    run.train()
+    assert run.model is not first
+    assert is_packed(run.model)
+    later = PackedTrainer(model_init=lambda: bert(classified()), **how)
+    assert later.evaluate(made)["eval_loss"] > 0
+    assert is_packed(later.model)
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_optimiser_and_keeps_its_batch(tmp_path):

@@ -241,7 +241,7 @@ def check_rows_apart(model: Any, close: float) -> None:
                 ) from error
         if name is not None:
             raise UnsupportedModelError(
-                f"{_place(model, name)} gives a row of a batch another result than the row alone"
+                f"the result of {_place(model, name)} for a row changes if the batch has another row"
                 f"{', in training' if training else ''}: it takes statistics over the batch, or has no dimension for "
                 "the batch; nopad has no way to keep sequences apart there"
             )

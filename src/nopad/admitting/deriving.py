@@ -225,13 +225,12 @@ def _check_rows(model: nn.Module, probed: Probed) -> None:
     for kind, module in first.items():
         try:
             alike = beside(probed, module)
-            why = "it decides by the values of all rows, or takes statistics of them"
+            why = "its result for a row changes if the batch has another row, so it reads the values of all rows"
         except Exception as error:  # a model's code may raise anything
-            alike, why = False, f"it has no dimension for the batch ({type(error).__name__}: {error})"
+            alike, why = False, f"has no dimension for the batch: on two rows, {type(error).__name__}: {error}"
         if not alike:
             raise UnsupportedModelError(
-                f"{names[module]} ({kind.__name__}) of {type(model).__name__} mixes tokens, and gives a row another "
-                f"result beside another row than alone: {why}"
+                f"{names[module]} ({kind.__name__}) of {type(model).__name__} mixes tokens, and {why}"
             )
 
 

@@ -129,16 +129,20 @@ def _equal_dims(given: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any
 
 
 def _special(given: dict[str, Any], vocabulary: Any) -> dict[str, Any]:
-    """Return new special token ids (``pad_token_id`` and others) within a small vocabulary; equal ids stay equal."""
+    """Return new special token ids (``pad_token_id`` and others) within a small vocabulary; equal ids stay equal.
+
+    Numbers below 0, which some configurations have in place of an id, stay as they are.
+    """
     if not isinstance(vocabulary, int):
         return {}
     named = {name: value for name, value in given.items() if name.endswith("_token_id") and value is not None}
-    ids = sorted({one for value in named.values() for one in (value if isinstance(value, list) else [value])} - {-1})
-    inside = [one for one in ids if isinstance(one, int) and one < vocabulary]
+    each = [one for value in named.values() for one in (value if isinstance(value, list) else [value])]
+    ids = sorted({one for one in each if isinstance(one, int) and one >= 0})
+    inside = [one for one in ids if one < vocabulary]
     free = (one for one in range(vocabulary) if one not in inside)
     new = {one: one if one in inside else next(free) for one in ids}
     return {
-        name: [new[one] for one in value] if isinstance(value, list) else new.get(value, value)
+        name: [new.get(one, one) for one in value] if isinstance(value, list) else new.get(value, value)
         for name, value in named.items()
     }
 

@@ -22,7 +22,7 @@ from nopad.options import Option
 from nopad.report.drawing import CHART_KINDS, check_chart, save_chart
 
 if TYPE_CHECKING:
-    from nopad.study.learning import Learning, Point, Prepared, Spread
+    from nopad.study.learning import Learning, Prepared, Spread
 
 __all__ = ["learning"]
 
@@ -163,18 +163,22 @@ def _grid(title: str, heads: list[str]) -> Table:
 def as_document(prepared: Prepared, found: Learning) -> dict[str, Any]:
     """Return the results of the study as JSON values by name: size, packing factor, parameters, curves and fine-tuning.
 
-    A masked loss that is NaN or infinite, as in a run that diverged, is None: JSON has no such number.
+    Numbers that are NaN or infinite, as the masked loss of a run that diverged, are None: JSON has no such numbers.
     """
-    return {
+    document = {
         "size": asdict(prepared.size),
         "factor": prepared.factor,
         "parameters": prepared.parameters,
-        "curves": [asdict(one) | {"points": list(map(_finite, one.points))} for one in found.curves],
+        "curves": [asdict(one) for one in found.curves],
         "tuned": found.tuned,
     }
+    return dict(_finite(document))
 
 
-def _finite(point: Point) -> Any:
-    """Return a point of a curve as a dict of JSON values; a masked loss that is NaN or infinite becomes None."""
-    values = asdict(point)
-    return values if math.isfinite(point.masked_loss) else values | {"masked_loss": None}
+def _finite(value: Any) -> Any:
+    """Return a value of dicts, sequences and numbers with None in place of numbers that are NaN or infinite."""
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -299,7 +299,9 @@ class StoredRows(Feed):
         """
         sequences, sizes = self._dataset.gather(taken.units)
         if not np.array_equal(sizes, taken.sizes):
-            raise CorruptError(f"{self._dataset.path}: rows hold other sequences than were dealt; open it again")
+            raise CorruptError(
+                f"{self._dataset.path}: its rows hold other sequences than when it was opened; open it again"
+            )
         return narrowed(sequences)
 
     def check_unchanged(self) -> None:

@@ -86,7 +86,7 @@ class PackedLoader:
         groups: the group of each sequence, integers ``[n]``, for sequences that stay together (preference pairs,
             answers to one prompt); or an integer k: every k consecutive sequences are a group. None: no groups.
         together: what the sequences of a group share when they are not packed: "rank", the same rank and micro-step; or
-            "step", only the same step. Where sequences are packed, a group always shares a pack.
+            "step", only the same step. Where sequences are packed, a group always shares a pack. It needs `groups`.
         form: how a batch lies in memory: `nopad.Rows(capacity)` or `nopad.Flat()`. None: `Rows` with the argument
             `rows`, or with `align` above 1; else `Flat`.
         collate: a function that makes the `PackedBatch`; it gets the sequences (`nopad.sequences.Sequences`), `form`,

@@ -41,7 +41,8 @@ def open_feed(
 
             * there is no `capacity`, `unpacked` is False, and `data` is not a packed dataset
             * options of a plan are given, and nothing is planned
-            * `unpacked` is True, `data` is not a mixture, and `together` is "pack" or the groups differ in size
+            * `together` is given, and no groups
+            * `unpacked` is True, and `together` is "pack", or the groups differ in size
             * groups are given for stored rows; or groups or a plan are given for a mixture
             * an option has an invalid value
         LengthError: a sequence or group is longer than `capacity`, or a sequence has no token.
@@ -52,6 +53,8 @@ def open_feed(
     checked, _ = check_sizes(1 if capacity is None else capacity, None, seed)
     capacity, seed = None if capacity is None else checked, int(seed)
     together = check_choice("together", together, Together)
+    if together != "rank" and groups is None:
+        raise OptionError(f"together is {together!r}, and is about groups of sequences; give groups, or leave it out")
     if isinstance(data, Mixture):
         if groups is not None or (capacity is None and not unpacked):
             raise OptionError("a mixture is packed anew in every epoch, without groups: give a capacity, or sequences")

@@ -66,7 +66,9 @@ class HostArrays:
         self.folder = root / key
         with storage_errors("writing", root):
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if root.is_symlink() or root.stat().st_uid != os.getuid():
+            if root.is_symlink():
+                raise StorageError(f"{root} is a symbolic link, which could lead anywhere; give another host_dir")
+            if root.stat().st_uid != os.getuid():
                 raise StorageError(f"{root} belongs to somebody else; give another host_dir")
             with locked(root / "lock"):
                 _remove_left_behind(root)
@@ -128,8 +130,11 @@ class HostArrays:
 
 def _whole(place: Path) -> bool:
     """Return whether all arrays that were stored in the folder `place` are still in it."""
-    names = place / _NAMES
-    return names.is_file() and all((place / f"{name}.npy").is_file() for name in json.loads(names.read_text()))
+    try:
+        names = json.loads((place / _NAMES).read_text())
+    except (FileNotFoundError, ValueError):  # ValueError: not whole itself
+        return False
+    return all((place / f"{name}.npy").is_file() for name in names)
 
 
 def _free(users: int) -> bool:

@@ -109,7 +109,9 @@ class Units:
         """
         same = seq_lengths.size == taken.sequences.size
         if not (same and _kernels.are_at(self.seq_lengths, taken.sequences, seq_lengths)):
-            raise CorruptError("the data gave other sequences than were dealt: lengths differ; open it again")
+            raise CorruptError(
+                "the data have changed: sequences are not as long as when they were opened; open them again"
+            )
 
     def tokens(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of tokens of each chosen unit; int64 ``[chosen]``."""

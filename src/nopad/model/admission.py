@@ -192,7 +192,7 @@ def check_layout(model: Any, family: Family, most: int | None, layout: Layout, w
     if family.narrow and limit is not None and layout.shape[1] > limit:
         raise BatchError(
             f"rows of this batch are {layout.shape[1]} slots wide, and {type(model).__name__} takes none wider than "
-            f"its {limit} positions; build the batch with form='rows' and a capacity of at most {limit}"
+            f"its {limit} positions; build the batch with form=nopad.Rows(capacity), and a capacity of at most {limit}"
         )
 
 

@@ -38,6 +38,7 @@ from nopad.balance import (
 )
 from nopad.errors import BalanceError, OptionError
 from nopad.histogram import Histogram
+from nopad.options import Option
 from nopad.planning import plan
 from nopad.study.published import FIGURES_ARE_OF, TOKENS_PER_GPU, TOKENS_PER_GPU_ARE_OF, tables_for
 
@@ -59,6 +60,8 @@ STEPS = 500  # fewer if they take more than MOST_SEQUENCES; the least and most o
 MOST_SEQUENCES = 1 << 23
 ORDER_STEPS = 100_000
 SEED = 0
+_STEPS = Option(default=None, none=True, help="steps to simulate")
+_ORDER_STEPS = Option(default=ORDER_STEPS, low=2, help="most steps to simulate")
 _SPARE = 1.15  # more units are drawn than the steps take, since quotas leave some over
 
 Unit = Literal["sequences", "packs"]
@@ -170,7 +173,8 @@ def balance_rows(
         node: ranks per node; with fewer GPUs than this, all of them are one node.
         batch: sequences per rank and step, at least 2.
         cost: cost model; None: the number of tokens.
-        steps: number of steps to simulate; None: 500, or fewer if these would take more than 8 million sequences.
+        steps: number of steps to simulate, at least 1; None: 500, or fewer if these would take more than 8 million
+            sequences.
         methods: the methods to simulate; None: all those that `studied` returns.
 
     Raises:
@@ -185,10 +189,11 @@ def balance_rows(
     """
     if batch < 2:
         raise OptionError(f"batch must be at least 2 sequences (one pack), got {batch}")
+    steps = _STEPS.check("steps", steps)
     shapes = [Shape(n, min(node, n), 1, batch) for n in gpus]
     pool = Pool(histogram, cost or Tokens())
     for shape in shapes:
-        most = steps or max(1, min(STEPS, MOST_SEQUENCES // shape.per_step))
+        most = max(1, min(STEPS, MOST_SEQUENCES // shape.per_step)) if steps is None else steps
         for method in studied() if methods is None else methods:
             per_rank = batch // 2 if method.unit == "packs" else batch
             taken = replace(shape, per_rank=per_rank)
@@ -361,16 +366,16 @@ def order_effect(histogram: Histogram, cost: CostModel | None = None, steps: int
     Args:
         histogram: lengths to draw from.
         cost: cost model; None: the number of tokens.
-        steps: most steps to simulate.
+        steps: most steps to simulate, at least 2.
 
     Raises:
-        OptionError: the histogram holds too few sequences for two steps.
+        OptionError: `steps` is below 2, or the histogram holds too few sequences for two steps.
 
     >>> effect = order_effect(Histogram.from_counts({n: 1280 for n in range(1, 101)}))
     >>> sorted(effect), max(map(abs, effect.values())) < 0.1
     (['random', 'sorted', 'sorted in windows of 64 steps'], True)
     """
-    shape = Shape(8, 8, 1, 16)
+    shape, steps = Shape(8, 8, 1, 16), _ORDER_STEPS.check("steps", steps)
     chosen = _shuffled(histogram.counts, 2)[: steps * shape.per_step]
     costs = (cost or Tokens()).of(histogram.lengths)[chosen]
     whole = whole_steps(costs, shape, Balance())

@@ -217,7 +217,7 @@ class Predictor(Core):
         outputs = self.task.objective.outputs(model, batch)
         odd = self._odd(outputs, batch)
         if len(odd) == batch.layout.sequences:
-            return list(odd.values())
+            return [odd[at] for at in range(len(odd))]
         found: list[Any] = list(self.task.results(outputs, batch))
         for at, error in odd.items():
             found[at] = error
@@ -258,7 +258,7 @@ class Predictor(Core):
 
     def _odd(self, outputs: Any, batch: PackedBatch) -> dict[int, RequestError]:
         """Return a RequestError for each sequence with NaN in its outputs, by the sequence's index in the batch."""
-        objective, found = self.task.objective, dict[int, RequestError]()
+        objective, found = self.task.objective, dict[int, list[str]]()
         for name in objective.reads:
             value = outputs.get(name)
             # The sum is NaN if any value is, or if there are opposite infinities, which the test below lets through
@@ -267,8 +267,8 @@ class Predictor(Core):
             each = batch.unpack_tokens(value) if objective.gives == "token" else list(value)
             for at, one in enumerate(each):
                 if bool(one.isnan().any()):
-                    found[at] = RequestError(f"the model gives NaN for this request, in {name}")
-        return found
+                    found.setdefault(at, []).append(name)
+        return {at: RequestError(f"the model gives NaN for this request, in {', '.join(found[at])}") for at in found}
 
     def _check_lengths(self, examples: Examples) -> None:
         """Refuse a sequence that is longer than a pack can be.

@@ -159,8 +159,12 @@ class PreparingMixin(_Base):
         return made
 
     def call_model_init(self, trial: Any = None) -> Any:
-        """Return a new model from ``model_init``, made pack-safe."""
-        return self._fitted(super().call_model_init(trial))
+        """Return a new model from ``model_init``, made pack-safe if this trainer trains or evaluates in packs.
+
+        In the Trainer's constructor this is not known yet; `_get_ready` then makes the model pack-safe.
+        """
+        model = super().call_model_init(trial)
+        return self._fitted(model) if self._ready else model
 
     def _fitted(self, model: Any) -> Any:
         """Make a model pack-safe, check that it fits the task, write the task's class names into it, and return it."""

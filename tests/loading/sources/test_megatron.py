@@ -108,7 +108,7 @@ def test_an_index_that_is_wrong(tmp_path, write_megatron, wrong, message):
 def test_document_bounds_that_are_wrong(tmp_path, write_megatron, bounds):
     prefix = write_megatron(tmp_path / "data", FIVE, documents=bounds)
     assert len(open_tokens(prefix)) == 5
-    with pytest.raises(FormatError, match="document bounds must rise from 0 to the 5 sequences"):
+    with pytest.raises(FormatError, match="bounds of documents must go from 0 to 5, the number of sequences"):
         open_tokens(prefix, unit="documents")
 
 

@@ -155,7 +155,10 @@ class MegatronTokens(TokenSource):
         """
         bounds, n = self._bounds.values, self._lengths_in.size
         if not bounds.size or bounds[0] != 0 or bounds[-1] != n or (np.diff(bounds) < 0).any():
-            raise FormatError(f"{self._idx_path}: document bounds must rise from 0 to the {n:,} sequences; {_OTHER}")
+            raise FormatError(
+                f"{self._idx_path}: bounds of documents must go from 0 to {n:,}, the number of sequences, and none may "
+                f"be below the one before it; {_OTHER}"
+            )
         inside = np.ones(n + 1, bool)
         inside[bounds] = False  # whether a sequence belongs to the document of the one before it
         for first in range(1, n, _AT_ONCE):
