@@ -13,14 +13,14 @@
   in the last row of ``queues``, under `FIRST`
 * ``queues`` int32 ``[capacity + 2, 3]``: row l is for length l. It holds the number of held sequences (`COUNT`), and
   the slots of the first and the last of them (`FIRST`, `LAST`)
-* ``words`` uint64: the set of the held lengths, as in `nopad._bit_kernels`, and one more word at the end, which
-  `window` needs
+* ``words`` uint64: the set of the held lengths, in levels as in `nopad._bit_kernels`, the lowest level first; and one
+  more word at the end, which `window` needs
 * ``mirror`` uint64 ``[capacity // 64 + 2]``: bit ``capacity - l`` is set if length l is held
 
 ``mirror`` serves to find two held lengths that fill a room together (the tokens still free in a pack). Bit a of
 ``words`` is set if length a is held, and bit ``capacity - room + a`` of ``mirror`` is set if length ``room - a`` is
-held. So one AND of two words tests 64 values of a. The higher levels of ``words`` give no false pairs, since ``mirror``
-has no bits there.
+held. So one AND of two words tests 64 values of a. Near the capacity, such an AND also reads words of the next level.
+They give no false pairs, since ``mirror`` has no bits there.
 
 A result that is a length or a sequence number is -1 if there is none.
 """

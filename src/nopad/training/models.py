@@ -76,7 +76,8 @@ def classes_of_weights(table: Model) -> list[str]:
     The list is empty if the weights are random, or if nobody named their classes.
 
     Raises:
-        FormatError: there are no weights, or their configuration cannot be read.
+        FormatError: the configuration names a place with weights, and there are none; or their own configuration cannot
+            be read.
         OptionError: as for `_weights`.
     """
     if table.fresh:

@@ -215,10 +215,10 @@ def best_fit(
     limits: NDArray[Any],
     most: int,
 ) -> tuple[NDArray[Any], int, NDArray[Any], int, int]:
-    """Place all sequences, those of the last item first, into the fullest class that they fit into, or into new packs.
+    """Place all sequences, those of the last item first, into the fullest class of packs that has room, or new packs.
 
-    The fullest class has the fewest free tokens. Arguments and results are those of `spread_out`, but the steps are the
-    work of searching: 1 for each search, and the ``looks`` of `tightest`. After `most` steps no class is searched for
+    The fullest class has the fewest free tokens. Arguments and results are those of `spread_out`. The last result,
+    ``steps``, counts the work of searching: 1 for each search, and the ``looks`` of `tightest`. After `most` steps no class is searched for
     any more: all other sequences go to new packs, which hold sequences of one item only.
     """
     items = left.shape[0]

@@ -111,7 +111,10 @@ def _prior(loss: NDArray[np.int64], most_loss: int, packs: int) -> NDArray[np.fl
 
 
 def _listed(patterns: Sequence[Pattern], loss: NDArray[np.int64], k: int) -> Patterns:
-    """Return patterns of k items, in descending order of their `loss`, as arrays."""
+    """Return `patterns` as arrays.
+
+    `loss` has the loss of each pattern, and `patterns` must be in descending order of it; there are `k` items.
+    """
     from nopad.planning.optimal._pattern_kernels import Patterns
 
     amounts = [Counter(pattern) for pattern in patterns]
