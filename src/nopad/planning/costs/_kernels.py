@@ -218,8 +218,8 @@ def best_fit(
     """Place all sequences, those of the last item first, into the fullest class of packs that has room, or new packs.
 
     The fullest class has the fewest free tokens. Arguments and results are those of `spread_out`. The last result,
-    ``steps``, counts the work of searching: 1 for each search, and the ``looks`` of `tightest`. After `most` steps no class is searched for
-    any more: all other sequences go to new packs, which hold sequences of one item only.
+    ``steps``, counts the work of searching: 1 for each search, and the ``looks`` of `tightest`. After `most` steps no
+    class is searched for any more: all other sequences go to new packs, which hold sequences of one item only.
     """
     items = left.shape[0]
     heads, after = np.full(SHELVES + 1, -1, dtype=np.int64), np.empty(classes + 3 * items + 16, dtype=np.int64)
