@@ -40,12 +40,14 @@ class _Around:
 def encoder_mask(placed: Placement, family: Family, dtype: torch.dtype, encoder: nn.Module, compiled: bool) -> Any:
     """Return the attention mask for the encoder of a model with its own attention.
 
-    `placed`, `encoder` and `family` are attached to the mask, for the hooks around attention modules. `family` says
-    whether the mask is bool or additive; `dtype` is the dtype of an additive mask. `compiled` says whether layers are
-    compiled.
+    `placed`, `encoder` and `family` are attached to the mask, for the hooks around attention modules. With the backend
+    "mask", it is a real mask: bool or additive, as `family` says; `dtype` is the dtype of an additive mask. With
+    "segments" and "repack", it is int16 zeros ``[R, 1, 1, L]``, which only carry what is attached. `compiled` says
+    whether layers are compiled.
 
     Raises:
-        BatchError: the backend cannot run this model's attention, its compiled layers, or rows filled end to end.
+        BatchError: the backend cannot run this model's attention or its compiled layers; or it is "mask", and rows are
+            filled end to end.
     """
     if placed.backend in ("flex", "varlen"):
         raise BatchError(f"this model's attention is its own and has no {placed.backend!r}; use 'mask' or 'segments'")

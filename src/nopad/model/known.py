@@ -49,7 +49,11 @@ def class_of(module: nn.Module) -> type:
 
 
 def is_stock(kind: type) -> bool:
-    """Return whether a class is exactly transformers' own: not a subclass, and not another class of the same name."""
+    """Return whether a class is one that ``transformers`` itself exports under its name.
+
+    It is False for a subclass, for another class of the same name, and for classes that only a submodule of
+    transformers has, such as ``LlamaAttention``.
+    """
     import transformers
 
     return kind.__module__.startswith("transformers.") and getattr(transformers, kind.__name__, None) is kind

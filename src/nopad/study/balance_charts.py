@@ -31,7 +31,8 @@ _SHOWN = {  # first the methods of the published Figure 6, then ours
 def ranges_chart(rows: Sequence[BalanceRow]) -> Any:
     """Return Figure 6 as a chart: a panel for each method in `_SHOWN`, and in it a bar for each number of GPUs.
 
-    A bar reaches from the fewest to the most tokens that a GPU gets in a step.
+    A bar reaches from the tokens of the GPU with the fewest in a step to those of the GPU with the most, both averaged
+    over the steps. Methods without a row have no panel.
     """
     alt = load_altair()
     found = {row.method for row in rows}

@@ -225,7 +225,11 @@ class PackedMixin(EvaluatingMixin):
         return loss
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
-        """Return the Trainer's numbers of epochs and steps, counted from where the loader stands.
+        """Return the seven numbers with which the Trainer begins (epochs, steps, examples and others).
+
+        Steps are counted from where the loader stands; if training resumes, the steps done before count too. If the
+        data are not from a `PackedLoader`, or its epochs have no known length, these are the Trainer's own numbers.
+        Otherwise, a callback that tells the progress is added to the Trainer.
 
         Raises:
             OptionError: training does not resume, and the loader has seen all epochs already; or the loader stands in

@@ -122,9 +122,9 @@ class Packing:
     """``[packing]``: options of `nopad.PackedLoader`.
 
     Attributes:
-        capacity: most tokens of a pack. None: for records in rows, it is 2,048, or the model's number of positions if
-            that is smaller, or ``task.max_length`` if that is larger than these; the rows of a packed dataset are used
-            unchanged.
+        capacity: most tokens of a pack. None, without `tokens` and `sequences`: packs of records hold 2,048 tokens, or
+            as many as the model has positions, if these are fewer; but if ``task.max_length`` is larger than this, it
+            is the capacity. The rows of a packed dataset are used unchanged.
         rows, tokens, sequences: number of rows, tokens or sequences that a rank takes per micro-step; give at most one
             of them. Without any: rows that hold about 8 sequences, or one row of stored tokens.
         token_cap: with `sequences`, most tokens that a rank takes per micro-step.

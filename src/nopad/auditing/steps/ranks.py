@@ -23,7 +23,10 @@ PASSES = 5
 
 @dataclass
 class World:
-    """The simulated ranks of a step.
+    """Simulates the ranks of a step one after another, with the values that they exchange in collectives.
+
+    The step runs in `settled`, which repeats it until these values no longer change. In `open`, the functions of
+    torch.distributed work on these ranks. The caller sets `rank` before each rank's part.
 
     Attributes:
         ranks: number of ranks.
