@@ -95,6 +95,13 @@ def test_numbers_and_draws_do_not_restart_in_each_part(tmp_path, make, records, 
     same(made, make(tokenizer()).encode(records))
 
 
+def test_parts_with_groups_of_other_sizes_are_refused(tmp_path):
+    """The size of the last part's groups was taken for all, so that groups began in the middle of others."""
+    records = [{"anchor": "is it", "positive": "yes", "negative": ["no"] * (1 + n // 3)} for n in range(6)]
+    with pytest.raises(RecordError, match="record 3 becomes 4 sequences that stay together, and records before it 3"):
+        encoded(Contrastive(tokenizer()), Held(records), tmp_path, {}, at_once=3)
+
+
 def test_numbers_of_a_part_of_the_records_are_different(tmp_path):
     task, records = DPO(tokenizer()), Held(pairs_of_texts(20))
     made = encoded(task, records, tmp_path, {}, at_once=3, part=Part(share=0.4, seed=3))

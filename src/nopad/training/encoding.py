@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.errors import FormatError, LengthError
+from nopad.errors import FormatError, LengthError, RecordError
 from nopad.files import fsync_folder, locked, storage_errors, write_atomic
 from nopad.random import MASK, key
 from nopad.sequences import Sequences
@@ -149,6 +149,11 @@ def _write(task: Task, records: Stored, of: Part, place: Path, at_once: int) -> 
             before += len(made)
             counts.update(made.counts)
             if len(made):
+                if ends and made.group != group:
+                    raise RecordError(
+                        f"record {numbers[0]} becomes {made.group} sequences that stay together, and records before it "
+                        f"{group}; give all records as many, such as equally many hard negatives"
+                    )
                 sequences = made.sequences.gathered()
                 tokens, group = sorted(sequences.tokens), made.group
                 for name in tokens:
