@@ -58,6 +58,25 @@ def run(tmp_path, monkeypatch, capsys):
     return run
 
 
+@pytest.fixture
+def forked(warm_python):
+    """A function that runs a script on two ranks, in the environment that torchrun makes; the first one's stdout."""
+
+    def forked(name):
+        warm_python.load("torch.distributed", "transformers.models.bert.modeling_bert", "nopad.training")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        where = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        script = ROOT / "examples" / f"{name}.py"
+        ranks = [warm_python(script, **where, RANK=rank, LOCAL_RANK=rank, GROUP_RANK=0) for rank in range(2)]
+        with ThreadPoolExecutor(2) as pool:
+            said = list(pool.map(lambda rank: rank.communicate(240), ranks))
+        assert [rank.wait() for rank in ranks] == [0, 0], said[0][1][-2000:]
+        return said[0][0].splitlines()
+
+    return forked
+
+
 def metrics(lines):
     """The dicts that a script prints."""
     return [ast.literal_eval(line) for line in lines if line.startswith("{")]
@@ -163,26 +182,14 @@ def test_lora_is_trained_and_saved(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_own_loop_and_lightning_learn_the_same_on_one_rank_and_two(run, warm_python, monkeypatch):
+def test_own_loop_and_lightning_learn_the_same_on_one_rank_and_two(run, forked, monkeypatch):
     pytest.importorskip("transformers")
     pytest.importorskip("lightning", reason="Lightning is not installed")
 
-    def on_two_ranks(name):  # in the environment that torchrun makes
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        where = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        script = ROOT / "examples" / f"{name}.py"
-        ranks = [warm_python(script, **where, RANK=rank, LOCAL_RANK=rank, GROUP_RANK=0) for rank in range(2)]
-        with ThreadPoolExecutor(2) as pool:
-            said = list(pool.map(lambda rank: rank.communicate(240), ranks))
-        assert [rank.wait() for rank in ranks] == [0, 0], said[0][1][-2000:]
-        return said[0][0].splitlines()[-1]
-
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
         monkeypatch.setenv(name, value)
-    warm_python.load("torch.distributed", "transformers.models.bert.modeling_bert", "nopad.training")
     losses = []
-    for last in (run("own_loop")[-1], on_two_ranks("own_loop"), on_two_ranks("lightning_module")):
+    for last in (run("own_loop")[-1], forked("own_loop")[-1], forked("lightning_module")[-1]):
         loss, sequences = re.search(r"last loss ([\d.]+), (\d+) sequences$", last).groups()
         assert sequences == "1200"
         losses.append(float(loss))

@@ -173,7 +173,7 @@ def as_it_says(lines: list[str]) -> float:
 def test_the_real_model(tmp_path):
     """What is packed and what is padded are the same vectors; a process of its own, for what loading may print."""
     path = tmp_path / "texts.jsonl"
-    path.write_text("".join(json.dumps(text) + "\n" for text in islice(stdlib_texts(), 3000)))
+    path.write_text("".join(json.dumps(text) + "\n" for text in islice(stdlib_texts(), 600)))
     code = f"""
 from pathlib import Path
 from nopad.cli import demo_model

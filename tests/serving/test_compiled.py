@@ -135,7 +135,10 @@ def test_causal_models(kind, counters):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("make", "within"), [(a_model, 1e-12), (a_llama, 1e-6)])  # Llama's norms are float32
+@pytest.mark.parametrize(
+    ("make", "within"),
+    [pytest.param(a_model, 1e-12, marks=pytest.mark.soak), (a_llama, 1e-6)],  # Llama's norms are float32
+)
 def test_inductor(make, within, inductor, counters):
     """What a user writes, with PyTorch's own compiler: one compilation, before the runner is ready."""
     plain, sequences = make(), some_ids(30)
