@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from tests.planning.optimal.test_cover import held_by, least_loss, tasks
 
 import nopad
+from nopad.planning.optimal import auto
 from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.counting import times_of
 
@@ -48,7 +49,5 @@ def test_few_lengths_do_not_take_the_whole_budget():
         ({24: 36, 18: 54, 32: 17, 19: 22, 12: 38}, 67),
     ):
         budget = Budget(3)
-        from nopad.planning.optimal import auto
-
         auto(nopad.Histogram.from_counts(counts), capacity, 5, budget=budget)
         assert budget.left > 2.8e9
