@@ -270,29 +270,68 @@ def test_a_forked_process_starts_threads_of_its_own(always):
     assert os.read(read, 1) == b"1"
 
 
-def test_the_trial_tries_each_way_equally_often_and_keeps_the_fastest():
-    trial = lanes._Trial(6)
+def run_of(trial, cost, batches, most=None):
+    """Run batches as the trial says; ``cost(lanes, number)`` is the time per token. Return the numbers of lanes."""
+    most = trial.threads if most is None else most
     order = []
-    for _ in range(16):
-        order.append(trial.lanes(6))
-        trial.note(order[-1], 6, {1: 3.0, 2: 1.0, 4: 2.0, 6: 5.0}[order[-1]])
-    assert [order.count(way) for way in (1, 2, 4, 6)] == [4, 4, 4, 4]
+    for number in range(batches):
+        order.append(trial.lanes(most))
+        trial.note(order[-1], most, cost(order[-1], number))
+    return order
+
+
+def test_the_trial_tries_each_way_and_keeps_the_fastest():
+    trial = lanes._Trial(6)
+    order = run_of(trial, lambda way, _: {1: 3.0, 2: 1.0, 4: 2.0, 6: 5.0}[way], 500)
+    assert set(order) == {1, 2, 4, 6}
+    assert order[100:].count(2) >= 390
     assert trial.lanes(6) == trial.lanes(2) == 2
     assert trial.lanes(1) == 1
 
 
+@pytest.mark.parametrize("other", [0.8, 1.25])
+@pytest.mark.parametrize("phase", range(7))
+def test_drift_and_lone_slow_batches_do_not_decide(phase, other):
+    """The time per token grows sevenfold with the lengths, and every seventh batch is slow, whichever way it runs."""
+
+    def cost(way, number):
+        return (1 + number / 20) * (other if way == 2 else 1.0) * (2.0 if number % 7 == phase else 1.0)
+
+    trial = lanes._Trial(2)
+    run_of(trial, cost, 120)
+    assert trial._best == (2 if other < 1 else 1)
+
+
+def test_a_choice_is_revised_when_the_machine_changes():
+    trial = lanes._Trial(2)
+    run_of(trial, lambda way, _: float(way), 100)
+    assert trial._best == 1
+    run_of(trial, lambda way, _: 1 / way, 50 * (lanes.TURNS + 1))
+    assert trial._best == 2
+
+
+def test_equal_ways_are_not_exchanged():
+    trial = lanes._Trial(4)
+    run_of(trial, lambda way, number: 1.0 + 0.02 * (number % 2), 1000)
+    assert trial._best == 1
+
+
 def test_the_first_batch_of_each_way_does_not_count():
     trial = lanes._Trial(2)
-    for spent in ((1, 1.0), (2, 100.0), *[(1, 4.0), (2, 3.0)] * 3):
-        trial.note(spent[0], 2, spent[1])
-    assert trial.lanes(2) == 2
+    seen = []
+
+    def cost(way, _):
+        seen.append(way)
+        return 3.0 if way == 1 else 1000.0 if seen.count(2) == 1 else 2.95
+
+    run_of(trial, cost, 2 * lanes.TURNS)
+    assert max(trial._quotients[2]) < 1
 
 
 def test_small_batches_do_not_decide():
     trial = lanes._Trial(4)
-    for _ in range(50):
-        trial.note(trial.lanes(2), 2, 1.0)
-    assert trial._best is None
+    assert set(run_of(trial, lambda way, _: 1.0 / way, 50, most=2)) == {1}
+    assert trial._last is None
 
 
 @pytest.mark.parametrize("fast", [False, True])
