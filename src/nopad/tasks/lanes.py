@@ -28,7 +28,7 @@ import torch
 from nopad.model.admission import device_of
 from nopad.model.linear import active, shared
 from nopad.model.safety import bare
-from nopad.model.sharing import may_be_shared
+from nopad.model.sharing import Sharing
 
 __all__ = ["Lanes"]
 
@@ -65,6 +65,7 @@ class Lanes:
         `model` is a pack-safe model, and `most` the largest number of lanes; None: as many as PyTorch has threads.
         """
         self._model = bare(model)
+        self._sharing = Sharing(self._model)
         self.most = 1 if device_of(self._model).type != "cpu" else most
         self._square = 1 / (6 * max(int(getattr(self._model.config, "hidden_size", 0) or 0), 64))
         self._trial: _Trial | None = None
@@ -76,7 +77,7 @@ class Lanes:
 
         If threads may share the model, the context manager does nothing. A thread that is in it may enter it again.
         """
-        if may_be_shared(self._model):
+        if self._sharing.allowed():
             return nullcontext()
         with _turns_lock:
             lock: AbstractContextManager[Any] = _turns.setdefault(self._model, threading.RLock())
