@@ -130,22 +130,36 @@ def test_modules_of_the_users_own_run_in_one_lane(always):
     assert [thread for thread, _ in calls] == [threading.current_thread()]
 
 
-def a_hook(model):
+def a_hook(model, _):
     model.encoder.layer[0].register_forward_hook(lambda module, args, output: None)
 
 
-def a_method(model):
+def a_hook_of_all(_, monkeypatch):
+    monkeypatch.setitem(torch.nn.modules.module._global_forward_hooks, -1, lambda module, args, output: None)
+
+
+def a_method(model, _):
     inner = model.encoder.layer[0].intermediate.forward
     model.encoder.layer[0].intermediate.forward = lambda states: inner(states)
 
 
-@pytest.mark.parametrize("change", [a_hook, a_method])
-def test_hooks_and_methods_of_the_users_own_run_in_one_lane(always, change):
+def a_method_of_a_class(model, monkeypatch):
+    kind = type(model.encoder.layer[0].intermediate)
+    inner = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, states: inner(self, states))
+
+
+def a_module(model, _):
+    model.encoder.layer[1].output.dropout = Stateful()
+
+
+@pytest.mark.parametrize("change", [a_hook, a_hook_of_all, a_method, a_method_of_a_class, a_module])
+def test_hooks_and_methods_of_the_users_own_run_in_one_lane(always, monkeypatch, change):
     """Also those that come later: what they keep between two modules would be another lane's."""
     model = a_bert()
     both = Lanes(model)
     assert len(seen_by(both)[1]) == 2
-    change(model)
+    change(model, monkeypatch)
     assert [thread for thread, _ in seen_by(both)[1]] == [threading.current_thread()]
 
 
