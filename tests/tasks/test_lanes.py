@@ -194,7 +194,7 @@ def test_a_model_that_threads_must_not_share_runs_in_one_at_a_time(always):
 
 def test_the_lock_of_such_a_model_is_not_inherited_by_a_forked_process():
     model = a_bert()
-    a_hook(model)
+    a_hook(model, None)
     both = Lanes(model)
     with both.turn():
         read, write = os.pipe()
