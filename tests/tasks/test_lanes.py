@@ -88,6 +88,12 @@ def test_few_sequences_or_tokens_are_one_batch(always, lengths):
     assert calls == [(threading.current_thread(), list(range(len(lengths))))]
 
 
+def test_classifiers_run_in_several_threads(always):
+    """Their forward method stores something of labels, which lanes never have."""
+    _, calls = seen_by(Lanes(a_bert(BertForSequenceClassification)))
+    assert len(calls) == 2
+
+
 @pytest.mark.parametrize("most", [1, 2])
 def test_a_call_gets_the_shortest_first(always, most):
     results, calls = seen_by(Lanes(a_bert(), most))

@@ -24,11 +24,12 @@ __all__ = ["Sharing", "all_modules", "may_be_shared"]
 
 SAFE = ("nopad", "torch", "transformers")
 ROPES = ("dynamic", "longrope")  # frequencies that a module changes with the longest sequence of a call
+NOTED = "self.config.problem_type"  # what classifiers of transformers note of labels; without labels they note nothing
 STORES = ("register_buffer", "register_parameter", "setattr", "__setattr__", "append", "extend", "update")
 
 
 def may_be_shared(model: nn.Module) -> bool:
-    """Return whether several threads may run a model at once, without gradients and in evaluation mode.
+    """Return whether several threads may run a model at once, without labels and gradients, in evaluation mode.
 
     RecurrentGemma may not be shared, since its recurrent blocks store their state in an attribute:
 
@@ -123,7 +124,8 @@ def _run_methods(kind: type) -> Iterator[ast.AST]:
 
 def _stores(code: ast.AST) -> bool:
     for one in ast.walk(code):
-        if isinstance(one, ast.Attribute | ast.Subscript) and isinstance(one.ctx, ast.Store) and _of_self(one):
+        stored = isinstance(one, ast.Attribute | ast.Subscript) and isinstance(one.ctx, ast.Store) and _of_self(one)
+        if stored and ast.unparse(one) != NOTED:
             return True
         if isinstance(one, ast.Call):
             called: Any = one.func
