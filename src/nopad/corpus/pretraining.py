@@ -136,7 +136,9 @@ class PretrainingSource(Source):
         self.names = source.names
 
     def blocks(self) -> Iterator[Block]:
-        """Yield a block for each pool (documents that are read together); a small last pool is part of the one before.
+        """Yield a block for each pool (documents that are read together).
+
+        If the last pool of a source is small, its documents are in the block of the pool before, if there is one.
 
         Raises:
             SourceError: a source has fewer than two documents that are not empty, so side B of a pair cannot come from

@@ -1,6 +1,7 @@
-"""`RecordFile`: a source of records (dicts) from CSV, TSV and JSON arrays, and from any input with an `Encoder`.
+"""`RecordFile`: a source of records (dicts), from CSV, TSV or JSON arrays; with an `Encoder`, from any input.
 
-A JSON Lines file is read in blocks of whole lines. For any other input, a block is a run of records, written as JSON.
+An `Encoder` makes text or ids of each record. A JSON Lines file is read in blocks of whole lines. For all other
+inputs, a block is a run of records, written as JSON.
 The first thousand records decide the types of carried columns.
 """
 
