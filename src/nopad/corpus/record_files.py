@@ -1,4 +1,4 @@
-"""`RecordFile`: a source of records (dicts), from CSV, TSV or JSON arrays; with an `Encoder`, from any input.
+"""`RecordFile`: a source of records (dicts), from CSV, TSV or JSON arrays; with an `Encoder`, from any records.
 
 An `Encoder` makes text or ids of each record. A JSON Lines file is read in blocks of whole lines. For all other
 inputs, a block is a run of records, written as JSON.
