@@ -369,7 +369,7 @@ class OnlinePacker:
         """Return the time at which `poll` is to be called again, in nanoseconds; None: there is no such time.
 
         It is the earliest time at which a request has waited `wait_s`, must leave to meet its deadline, or expires. The
-        time may be too early, if that request has left: then `poll` finds nothing to do, and gives a new time.
+        time may be too early, if that request has left: then `poll` may find nothing to do, and gives a new time.
         """
         head, tail, _, due, deadline, *_ = self._state.tolist()
         if head == tail:
