@@ -22,7 +22,6 @@ from nopad.errors import CorruptError, OptionError, StorageError
 __all__ = [
     "PARTIAL_SUFFIX",
     "damage_errors",
-    "fsync_folder",
     "fsync_path",
     "local_path",
     "locked",
@@ -158,7 +157,7 @@ def replacing(path: Path) -> Iterator[Path]:
             yield partial
             fsync_path(partial)
             os.replace(partial, path)
-        fsync_folder(path.parent)
+        fsync_path(path.parent)
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -186,7 +185,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def fsync_path(path: Path) -> None:
-    """Wait until the content of `path` is on disk.
+    """Wait until the content of a file is on disk, or for a folder, the names of the files in it.
 
     Raises:
         OSError: `path` cannot be opened, or fsync failed.
@@ -196,15 +195,6 @@ def fsync_path(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def fsync_folder(folder: Path) -> None:
-    """Wait until the names of the files in `folder` are on disk.
-
-    Raises:
-        OSError: the folder cannot be opened, or fsync failed.
-    """
-    fsync_path(folder)
 
 
 def sha256_file(path: Path) -> str:

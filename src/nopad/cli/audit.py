@@ -40,6 +40,7 @@ from nopad.cli.options import Overwrite
 from nopad.cli.render import console
 from nopad.cli.step import audited
 from nopad.errors import FormatError, MissingExtraError, OptionError, install
+from nopad.wording import first_line
 
 __all__ = ["audit"]
 
@@ -322,7 +323,7 @@ def load_model(spec: str, attention: str | None = None) -> Any:
         kind = next((found for found in named if found is not None), transformers.AutoModel)
         return kind.from_pretrained(spec, dtype="auto", **options)
     except Exception as error:  # a damaged file or a missing package may raise anything
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        reason = first_line(error)
         if path.exists():
             raise FormatError(f"{spec}: transformers cannot read this model ({reason})") from error
         raise FormatError(

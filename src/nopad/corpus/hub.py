@@ -13,6 +13,7 @@ from nopad.corpus.network import NOT_REACHED, hub_in_reach
 from nopad.corpus.objects import DatasetSource
 from nopad.corpus.options import ReaderOptions
 from nopad.errors import MissingExtraError, SourceError
+from nopad.wording import first_line
 
 __all__ = ["HUB", "hub_dataset", "load_hub"]
 
@@ -50,8 +51,7 @@ def hub_dataset(spec: str, online: bool | None = None) -> Any:
         try:
             return datasets.load_dataset(name, config or None, split=split or "train")
         except Exception as error:  # offline, no such name, no such split: the hub has one class for each
-            reason = str(error).strip().split("\n")[0] or type(error).__name__
             raise SourceError(
-                f"{spec}: could not be had from the Hugging Face hub ({reason if online else NOT_REACHED}); "
+                f"{spec}: could not be had from the Hugging Face hub ({first_line(error) if online else NOT_REACHED}); "
                 "check the name and the network, or give files"
             ) from error

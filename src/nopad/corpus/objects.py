@@ -18,6 +18,7 @@ from nopad.corpus.source import Block
 from nopad.corpus.tables import TableSource
 from nopad.errors import NopadError, SourceError
 from nopad.options import Option
+from nopad.wording import first_line
 
 __all__ = ["DatasetSource", "DictSource", "as_arrow", "dataset_batches", "schema_of", "to_batch", "unreadable"]
 
@@ -106,8 +107,7 @@ def dataset_batches(dataset: Any, rows: int, name: str) -> Iterator[pa.RecordBat
 
 def unreadable(name: str, row: int, error: Exception) -> SourceError:
     """Return the `SourceError` that says that the input `name` cannot be read from `row` on, because of `error`."""
-    reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(": ")
-    return SourceError(f"{name}: cannot be read from row {row} on ({reason}); repair it")
+    return SourceError(f"{name}: cannot be read from row {row} on ({first_line(error).rstrip(': ')}); repair it")
 
 
 def as_arrow(dataset: Any, name: str = "the dataset") -> Any:

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from nopad.corpus.network import WAIT_S, reachable
 from nopad.errors import MissingExtraError, SourceError
+from nopad.wording import first_line
 
 __all__ = ["Remote", "find_remote", "is_url"]
 
@@ -87,7 +88,7 @@ def find_remote(url: str) -> list[tuple[str, str, int, tuple[int, int] | None, R
     except FileNotFoundError as error:
         raise SourceError(f"{url}: nothing there; check the URL") from error
     except Exception as error:  # every store has errors of its own
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         reason = reason if len(reason) <= 200 else reason[:200] + "…"
         raise SourceError(
             f"{url}: cannot be opened ({reason}); check the URL, the network and your credentials for {scheme}://"

@@ -25,6 +25,7 @@ from nopad.corpus.rows import decode_rows
 from nopad.corpus.selection import Selection, select
 from nopad.corpus.source import BLOCK_BYTES, Block, Source
 from nopad.errors import NopadError, SourceError
+from nopad.wording import first_line
 
 __all__ = [
     "ArrowFile",
@@ -261,7 +262,7 @@ def library_errors(file: InputFile, kind: str) -> Iterator[None]:
 
 
 def _damaged(file: InputFile, kind: str, error: Exception) -> SourceError:
-    reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    reason = first_line(error).rstrip(".")
     return SourceError(f"{file.path}: not a whole {kind} file ({reason}); make it again, or leave it out")
 
 

@@ -20,6 +20,7 @@ from nopad.model.admission import positions_of
 from nopad.model.families import family_of
 from nopad.tasks.folder import quiet
 from nopad.tasks.task import Task
+from nopad.wording import first_line
 
 __all__ = ["load_task", "options_of", "task_class", "task_named", "tasks_by_name"]
 
@@ -121,9 +122,10 @@ def load_task(name: str, spec: str | Path, options: Mapping[str, Any], **how: An
         except NopadError:
             raise
         except Exception as error:  # a damaged file or a missing package may raise anything
-            reason = (str(error).strip() or type(error).__name__).split("\n")[0]
             away = "" if online else f"; {NOT_REACHED}"
-            raise FormatError(f"{spec}: transformers cannot load this model for {name} ({reason}{away})") from error
+            raise FormatError(
+                f"{spec}: transformers cannot load this model for {name} ({first_line(error)}{away})"
+            ) from error
     if missing := sorted(info["missing_keys"]):
         raise FormatError(
             f"{spec} has no weights for {', '.join(missing[:4])}: this model was not trained for {name}, and would "

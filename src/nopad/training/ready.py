@@ -41,7 +41,7 @@ from nopad.training.saving import save_each_epoch, saves, steps_of_run
 from nopad.training.scaling import Scaled
 from nopad.training.tables import Optimizer, TrainConfig
 
-__all__ = ["Prepared", "arguments", "first_line", "optimizer_of", "prepare"]
+__all__ = ["Prepared", "arguments", "in_one_line", "optimizer_of", "prepare"]
 
 _lib: Any = transformers
 _USUAL = {"logging_steps": 10, "report_to": "none", "log_level": "error", "log_level_replica": "error"}
@@ -268,9 +268,9 @@ def arguments(config: TrainConfig) -> Any:
     try:
         return _lib.TrainingArguments(**given, **own)
     except ImportError as error:
-        raise MissingExtraError(f"[trainer]: {first_line(error)}") from error
+        raise MissingExtraError(f"[trainer]: {in_one_line(error)}") from error
     except (ValueError, TypeError, NotImplementedError) as error:
-        raise OptionError(f"[trainer]: {first_line(error)}") from error
+        raise OptionError(f"[trainer]: {in_one_line(error)}") from error
 
 
 def _tokenizer(config: TrainConfig, *, needed: bool) -> Any:
@@ -309,7 +309,7 @@ def _has_length(config: TrainConfig, kind: type[Task]) -> bool:
     return config.task.options.get("max_length", options_of(kind)["max_length"].default) is not None
 
 
-def first_line(error: BaseException) -> str:
+def in_one_line(error: BaseException) -> str:
     """Return the message of an error in one line."""
     return " ".join(str(error).strip().split()) or type(error).__name__
 
