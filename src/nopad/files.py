@@ -152,11 +152,11 @@ def replacing(path: Path) -> Iterator[Path]:
         StorageError: the disk is full, or a write failed. If that happened before the renaming, `path` is unchanged,
             and the temporary file is removed.
     """
+    with preparing(path) as partial:
+        yield partial
+        fsync_path(partial)
+        os.replace(partial, path)
     with storage_errors("writing", path):
-        with preparing(path) as partial:
-            yield partial
-            fsync_path(partial)
-            os.replace(partial, path)
         fsync_path(path.parent)
 
 

@@ -151,7 +151,7 @@ def plan(
         policies=policies,
         as_pairs=parse_pretrain(pretrain, pretrain_option, tokenizer, policies, seed),
         reader=parse_reader(
-            text_unit, content.field, ids_field, carry, mask_field, pad_id, suffix, find_labels=pretrain is None
+            text_unit, content.text_field, ids_field, carry, mask_field, pad_id, suffix, find_labels=pretrain is None
         ),
         validation=parse_share(validation),
         seed=seed,

@@ -12,8 +12,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from nopad._kernels import GOLDEN, bounded, mix
-
-NEVER, GOES_ON, BEGINS = 0, 1, 2  # a token is never predicted, continues a word, or begins a word
+from nopad.corpus.masks import BEGINS, GOES_ON, NEVER
 
 _IGNORED = -100
 _MASKED = np.uint64(int(0.8 * 2**64))  # a draw below this becomes [MASK]

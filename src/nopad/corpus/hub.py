@@ -10,22 +10,12 @@ from contextlib import nullcontext
 from typing import Any
 
 from nopad.corpus.network import NOT_REACHED, hub_in_reach
-from nopad.corpus.objects import DatasetSource
-from nopad.corpus.options import ReaderOptions
 from nopad.errors import MissingExtraError, SourceError
 from nopad.wording import first_line
 
-__all__ = ["HUB", "hub_dataset", "load_hub"]
+__all__ = ["HUB", "hub_dataset"]
 
 HUB = "hf:"
-
-
-def load_hub(spec: str, options: ReaderOptions) -> DatasetSource:
-    """Return the dataset that `spec` names, such as ``hf:NAME``, as a source.
-
-    `options` say which columns are read. It raises what `hub_dataset` and `DatasetSource` raise.
-    """
-    return DatasetSource(hub_dataset(spec), options, name=spec)
 
 
 def hub_dataset(spec: str, online: bool | None = None) -> Any:

@@ -136,10 +136,6 @@ class ParquetFile(TableSource):
         """Yield batches of about `block_bytes` bytes, and at most 65,536 rows, from each row group."""
         return parquet_batches(self._file, self._metadata, self._block_bytes, self.selection.columns)
 
-    def inventory(self) -> list[tuple[str, int]]:
-        """Return one ``(name, bytes)`` pair: this file's name, and its stored size."""
-        return [(self._file.name, self._file.size)]
-
     def files(self) -> list[InputFile]:
         """Return a list that holds only this file."""
         return [self._file]
@@ -170,10 +166,6 @@ class ArrowFile(TableSource):
     def read_bytes(self) -> int:
         """Return how many stored bytes of the file the latest pass has read."""
         return self._file.meter.read
-
-    def inventory(self) -> list[tuple[str, int]]:
-        """Return one ``(name, bytes)`` pair: this file's name, and its stored size."""
-        return [(self._file.name, self._file.size)]
 
     def files(self) -> list[InputFile]:
         """Return a list that holds only this file."""
