@@ -40,6 +40,7 @@ from nopad.training.models import (
 from nopad.training.saving import save_each_epoch, saves, steps_of_run
 from nopad.training.scaling import Scaled
 from nopad.training.tables import Optimizer, TrainConfig
+from nopad.wording import counted
 
 __all__ = ["Prepared", "arguments", "in_one_line", "optimizer_of", "prepare"]
 
@@ -114,7 +115,7 @@ class Prepared:
             lines.append(effects(summary, self.args, *told))
             if (steps := self.steps) is not None and self.args.max_steps <= 0:
                 epochs = f"{self.args.num_train_epochs:g} epoch{'s' * (self.args.num_train_epochs != 1)}"
-                lines.append(f"training {epochs}, about {steps:,} step{'s' * (steps != 1)}")
+                lines.append(f"training {epochs}, about {counted(steps, 'step')}")
         if self.config.optimizer is not None:
             lines.append(f"optimise {_optimiser_line(self.config.optimizer, self.args)}")
         share = f", {self.memory.trained:,} of them trained" if self.memory.trained < self.memory.total else ""
