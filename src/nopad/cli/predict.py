@@ -303,8 +303,7 @@ def _say(found: PredictionFiles, task: Task, inputs: RecordStream, text_unit: co
     screen.print(f"  {line}", highlight=False)
     if inputs.ignored:
         screen.print(f"  {passed_over(inputs.ignored)}", style="yellow", markup=False, soft_wrap=True)
-    parts = f"{len(found.parts)} part{'' if len(found.parts) == 1 else 's'}"
-    screen.print(f"  {found.folder}: {parts}, Parquet", markup=False, soft_wrap=True)
+    screen.print(f"  {found.folder}: {counted(len(found.parts), 'part')}, Parquet", markup=False, soft_wrap=True)
 
 
 def _labels(text: str | None) -> Any:
