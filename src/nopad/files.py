@@ -17,12 +17,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from nopad.errors import CorruptError, OptionError, StorageError
+from nopad.errors import CorruptError, FormatError, OptionError, StorageError
 
 __all__ = [
     "PARTIAL_SUFFIX",
     "damage_errors",
     "fsync_path",
+    "is_model_folder",
     "local_path",
     "locked",
     "once_each",
@@ -218,3 +219,16 @@ def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"the key {twice!r} comes twice")
     return made
+
+
+def is_model_folder(spec: str | Path) -> bool:
+    """Return whether `spec` is the folder of a model here; False: it can only be a name on the hub.
+
+    Raises:
+        FormatError: `spec` is a path, and not that of a folder with a ``config.json``.
+    """
+    path = Path(spec)
+    here = path.exists() or str(spec).startswith((".", "/", "~"))
+    if here and not (path / "config.json").is_file():
+        raise FormatError(f"{spec} is no folder with a model: it has no config.json")
+    return here

@@ -10,6 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from nopad.cli.answer import facts, headline, share, text_unit
+from nopad.cli.inputs import called
 from nopad.cli.lengths import Given
 from nopad.cli.monitor import Bars
 from nopad.cli.render import console, fitted, headed
@@ -88,7 +89,7 @@ def show_capacities(
     """
     with Bars() as monitor:
         whole = read(MAX_LENGTH, monitor, apart=True)
-        replace(whole, capacity=max(capacities)).apart(inputs[0] if len(inputs) == 1 else f"{len(inputs)} inputs")
+        replace(whole, capacity=max(capacities)).apart(called(inputs))
         monitor.stage("planning", len(capacities), "capacities")
         found = []
         for capacity in capacities:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from nopad.errors import FormatError, MissingExtraError, OptionError, UnsupportedModelError, install
+from nopad.files import is_model_folder
 from nopad.wording import first_line
 
 __all__ = ["Finding", "derived"]
@@ -77,9 +77,7 @@ def derived(spec: str | None) -> Finding:
 
 
 def _config(transformers: Any, spec: str) -> Any:
-    path = Path(spec)
-    if (spec.startswith((".", "/", "~")) or path.exists()) and not (path / "config.json").is_file():
-        raise FormatError(f"{spec} is no folder with a model: it has no config.json")
+    is_model_folder(spec)
     try:
         config = transformers.AutoConfig.from_pretrained(spec, trust_remote_code=False)
     except Exception as error:  # a damaged file may raise anything
