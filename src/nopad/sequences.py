@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from nopad.errors import BatchError
 
-__all__ = ["LABELS", "Sequences", "as_integers", "gather_runs", "labelled"]
+__all__ = ["IGNORED", "LABELS", "Sequences", "as_integers", "gather_runs", "labelled"]
 
+IGNORED = -100  # the label of a token that is not learned
 LABELS = ("labels", "label", "label_ids")  # Hugging Face's names of labels; a batch has the first one
 
 

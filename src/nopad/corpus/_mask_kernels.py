@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from nopad._kernels import GOLDEN, bounded, mix
 from nopad.corpus.masks import BEGINS, GOES_ON, NEVER
+from nopad.sequences import IGNORED
 
-_IGNORED = -100
 _MASKED = np.uint64(int(0.8 * 2**64))  # a draw below this becomes [MASK]
 _OTHER = np.uint64(int(0.9 * 2**64))  # other draws below this become an ordinary token
 _1, _2, _3 = np.uint64(1), np.uint64(2), np.uint64(3)
@@ -123,7 +123,7 @@ def mask(
         chosen = np.empty(lengths[i], np.bool_)
         choose(kinds[at : at + lengths[i]], mine, below, counts[i], chosen)
         for t in range(lengths[i]):
-            labels[at] = _IGNORED
+            labels[at] = IGNORED
             if chosen[t]:
                 labels[at] = ids[at]
                 first = np.uint64(t) * _3 + _1

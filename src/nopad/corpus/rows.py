@@ -19,11 +19,9 @@ from nopad.corpus.batches import as_bytes
 from nopad.corpus.inputs import not_utf8
 from nopad.corpus.records import MAX_ID, BadRecord, Records, good_and_bad
 from nopad.corpus.selection import Selection, is_string
-from nopad.sequences import LABELS, Sequences
+from nopad.sequences import IGNORED, LABELS, Sequences
 
 __all__ = ["decode_rows", "numbers", "without_broken_text"]
-
-IGNORED = -100  # the label of a token that is not learned
 
 
 def decode_rows(
