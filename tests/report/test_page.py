@@ -70,6 +70,16 @@ def test_pictures(subjects, tmp_path):
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in files)
 
 
+def test_pictures_of_subjects_with_the_same_name(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        nopad.plan([4] * 9, 8).save(tmp_path / folder / "same.plan.json")
+    subjects = [read_subject(tmp_path / folder / "same.plan.json") for folder in ("a", "b")]
+    files = write_pictures(subjects, tmp_path)
+    assert sorted(files) == sorted(tmp_path.glob("*.png"))
+    assert {"same-slide.png", "same-2-slide.png"} < {path.name for path in files}
+
+
 def test_one_picture_for_a_slide(subjects, tmp_path):
     for number, subject in enumerate(subjects):
         write_report([subject], tmp_path / f"{number}.png", GIVEN if number % 2 else None)

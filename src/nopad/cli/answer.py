@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nopad.cli.lengths import Given
-from nopad.cli.render import seconds
-from nopad.planning import lower_bound
+from nopad.cli.render import least_packs, seconds
 from nopad.planning.baselines import Padded
 from nopad.wording import counted, spanned
 
@@ -36,16 +35,6 @@ def best_of(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     Of several rows with as few packs, it is the one without a depth limit or, if there is none, the deepest one.
     """
     return min(rows, key=lambda row: (row["packs"], 0 if row["depth"] is None else 1, -(row["depth"] or 0)))
-
-
-def least_packs(given: Given, rows: Sequence[Mapping[str, Any]]) -> int:
-    """Return the highest lower bound found on the number of packs without a depth limit; so it holds at every depth.
-
-    Of `rows`, which are those of `compare`, only rows without a depth limit are used.
-    """
-    proven = [row["lower_bound"] for row in rows if row["depth"] is None]
-    least: int = max([lower_bound(given.histogram, given.capacity, None).packs, *proven])
-    return least
 
 
 def answer(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -158,7 +147,7 @@ def _from_least(given: Given, rows: Sequence[Mapping[str, Any]]) -> str:
     This is the minimum without a depth limit, if the best plan has no depth limit or has exactly this many packs.
     Otherwise it is the minimum at the depth of the best plan.
     """
-    best, least = best_of(rows), least_packs(given, rows)
+    best, least = best_of(rows), least_packs(given.histogram, given.capacity, rows)
     if best["depth"] is None or best["packs"] == least:
         above = best["packs"] - least
         return f"{above:,} above the proven minimum" if above else "the proven minimum"
@@ -236,7 +225,7 @@ def facts(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> d
         "slots": slots,
         "padding": {name: without.share(number) for name, number in slots.items()},
         "packs": best["packs"],
-        "lower_bound": least_packs(given, rows),
+        "lower_bound": least_packs(given.histogram, given.capacity, rows),
         "packing_factor": best["packing_factor"],
         "over_long": {
             "sequences": given.over_long,

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from nopad.cli.answer import facts, headline, share, text_unit
+from nopad.cli.inputs import called
 from nopad.cli.lengths import Given
 from nopad.cli.monitor import Bars
-from nopad.cli.render import console, fitted
+from nopad.cli.render import console, fitted, headed
 from nopad.errors import OptionError
 from nopad.options import MAX_LENGTH
 from nopad.planning.baselines import padded
@@ -89,7 +89,7 @@ def show_capacities(
     """
     with Bars() as monitor:
         whole = read(MAX_LENGTH, monitor, apart=True)
-        replace(whole, capacity=max(capacities)).apart(inputs[0] if len(inputs) == 1 else f"{len(inputs)} inputs")
+        replace(whole, capacity=max(capacities)).apart(called(inputs))
         monitor.stage("planning", len(capacities), "capacities")
         found = []
         for capacity in capacities:
@@ -160,9 +160,7 @@ def _table(whole: Given, found: Sequence[Mapping[str, Any]], left_out: Sequence[
     """
     ways = {"fixed": "fixed", "dynamic": "dynamic", "length-sorted": "length_sorted", "packed": "packed"}
     heads = [head for head in ("packs", *ways, "factor", "above", "their tokens") if head not in left_out]
-    table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False, caption_justify="left")
-    for head in ("capacity", *heads):
-        table.add_column(head, justify="right", no_wrap=True)
+    table = headed(["capacity", *heads], left=0)
     for one in found:
         above = one["over_long"]
         shown = {"above": f"{above['sequences']:,}", "their tokens": share(above["tokens"], whole.histogram.tokens)}

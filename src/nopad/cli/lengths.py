@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.cli.content import encoder_for
-from nopad.cli.inputs import open_inputs, refuse_policies
+from nopad.cli.inputs import called, open_inputs, refuse_policies
 from nopad.cli.pretrain import Wrap
 from nopad.corpus import CorpusOptions, Counts, LengthsFile, ReaderOptions, Source, Tokenizer, load_tokenizer, sequences
 from nopad.corpus.content import Content
@@ -142,7 +142,7 @@ def read_given(
         MissingExtraError: an input or the tokenizer needs a package that is not installed.
     """
     check_share(validation)
-    file = inputs[0] if len(inputs) == 1 else f"{len(inputs)} inputs"
+    file = called(inputs)
     for given in inputs:
         if not _elsewhere(given) and not _named(given) and not Path(given).exists():
             raise SourceError(f"{given}: no such file or folder; check the path")
@@ -268,7 +268,7 @@ def _read_histogram(
         FormatError: a histogram cannot be read.
         LengthError: a length or count of a histogram is not an integer, or is out of range.
     """
-    file = inputs[0] if len(inputs) == 1 else f"{len(inputs)} inputs"
+    file = called(inputs)
     if other := [given for given in inputs if not _is_histogram(given)]:
         raise OptionError(f"{other[0]} is no histogram, and others are; give only histograms, or none")
     refuse_policies(inputs[0], reader, policies)

@@ -132,7 +132,7 @@ def pack(
     policies = parse_policies(special_tokens, over_long, empty, on_bad_record, vocab_size)
     options = CorpusOptions(capacity=capacity, **policies)
     reader = parse_reader(
-        text_unit, content.field, ids_field, carry, mask_field, pad_id, suffix, find_labels=pretrain is None
+        text_unit, content.text_field, ids_field, carry, mask_field, pad_id, suffix, find_labels=pretrain is None
     )
     as_pairs = parse_pretrain(pretrain, pretrain_option, tokenizer, policies, seed)
     inputs = from_stdin(inputs, stdin_format)

@@ -128,8 +128,7 @@ def summarise(
 ) -> Summary:
     """Return the `Summary` of an epoch, or of what is left of it when its current leg begins.
 
-    A leg is a part of an epoch in which the numbers of ranks and nodes, the size of a step and the balancing stay the
-    same. This takes O(units). Up to 32 steps are dealt, to measure how evenly the ranks share the work.
+    This takes O(units). Up to 32 steps are dealt, to measure how evenly the ranks share the work.
 
     Args:
         course: the steps of the leg, at least one: which units each rank gets.

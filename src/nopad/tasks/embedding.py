@@ -30,6 +30,7 @@ from nopad.tasks.core import Core, Prepared, by_length, odd_rows
 from nopad.tasks.encoding import Shown, check_encoding, given_as, progress
 from nopad.tasks.folder import Pooling, Texts, default_folder, quiet, read_folder
 from nopad.tasks.pooled import check_pooling, embed
+from nopad.wording import first_line
 
 __all__ = ["Embedder"]
 
@@ -131,7 +132,7 @@ class Embedder(Core):
             with quiet():  # the pooler's weights are left out on purpose
                 model = AutoModel.from_pretrained(path, config=config, **pooler)
         except (OSError, ValueError) as error:
-            raise FormatError(f"transformers cannot load the model in {path}: {str(error).splitlines()[0]}") from error
+            raise FormatError(f"transformers cannot load the model in {path}: {first_line(error)}") from error
         return cls(model, load_tokenizer(path), **{**read_folder(path, _positions(model)), **how})
 
     def __repr__(self) -> str:

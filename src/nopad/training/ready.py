@@ -40,8 +40,9 @@ from nopad.training.models import (
 from nopad.training.saving import save_each_epoch, saves, steps_of_run
 from nopad.training.scaling import Scaled
 from nopad.training.tables import Optimizer, TrainConfig
+from nopad.wording import counted
 
-__all__ = ["Prepared", "arguments", "first_line", "optimizer_of", "prepare"]
+__all__ = ["Prepared", "arguments", "in_one_line", "optimizer_of", "prepare"]
 
 _lib: Any = transformers
 _USUAL = {"logging_steps": 10, "report_to": "none", "log_level": "error", "log_level_replica": "error"}
@@ -114,7 +115,7 @@ class Prepared:
             lines.append(effects(summary, self.args, *told))
             if (steps := self.steps) is not None and self.args.max_steps <= 0:
                 epochs = f"{self.args.num_train_epochs:g} epoch{'s' * (self.args.num_train_epochs != 1)}"
-                lines.append(f"training {epochs}, about {steps:,} step{'s' * (steps != 1)}")
+                lines.append(f"training {epochs}, about {counted(steps, 'step')}")
         if self.config.optimizer is not None:
             lines.append(f"optimise {_optimiser_line(self.config.optimizer, self.args)}")
         share = f", {self.memory.trained:,} of them trained" if self.memory.trained < self.memory.total else ""
@@ -268,9 +269,9 @@ def arguments(config: TrainConfig) -> Any:
     try:
         return _lib.TrainingArguments(**given, **own)
     except ImportError as error:
-        raise MissingExtraError(f"[trainer]: {first_line(error)}") from error
+        raise MissingExtraError(f"[trainer]: {in_one_line(error)}") from error
     except (ValueError, TypeError, NotImplementedError) as error:
-        raise OptionError(f"[trainer]: {first_line(error)}") from error
+        raise OptionError(f"[trainer]: {in_one_line(error)}") from error
 
 
 def _tokenizer(config: TrainConfig, *, needed: bool) -> Any:
@@ -309,7 +310,7 @@ def _has_length(config: TrainConfig, kind: type[Task]) -> bool:
     return config.task.options.get("max_length", options_of(kind)["max_length"].default) is not None
 
 
-def first_line(error: BaseException) -> str:
+def in_one_line(error: BaseException) -> str:
     """Return the message of an error in one line."""
     return " ".join(str(error).strip().split()) or type(error).__name__
 
