@@ -11,6 +11,7 @@ from typing import Any
 from nopad.cli.lengths import Given
 from nopad.cli.render import least_packs, seconds
 from nopad.planning.baselines import Padded
+from nopad.planning.comparison import notes_of
 from nopad.wording import counted, spanned
 
 __all__ = [
@@ -22,7 +23,9 @@ __all__ = [
     "facts",
     "headline",
     "left_out",
+    "listed_sources",
     "share",
+    "sources",
     "text_unit",
 ]
 
@@ -41,7 +44,8 @@ def answer(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> 
     """Return what packing gains, in four lines: lengths, padding, packs, and slots.
 
     The last line says how many times the slots of packs each way of padding needs. A slot is the place of one
-    token in a batch, real or padding. If text files were read, a fifth line says what one record is. `without` has the
+    token in a batch, real or padding. Then a line for each named input, and if text files were read, one that says what
+    a record is. `without` has the
     numbers of slots without packing; `rows` are those of `nopad.planning.comparison.compare`, one for each plan.
     """
     best = best_of(rows)
@@ -54,6 +58,7 @@ def answer(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> 
         f"{counted(best['packs'], 'pack')} of {given.capacity:,} tokens, {_from_least(given, rows)}: "
         f"factor {best['packing_factor']:.3f} (sequences per pack)",
         f"slots to compute, as multiples of those of packs: {others} (batches of {without.batch_size})",
+        *sources(given),
         *text_unit(given),
     ]
 
@@ -92,6 +97,26 @@ def share(part: int, whole: int) -> str:
     if part in (0, whole):
         return "100%" if part else "0%"
     return "under 0.1%" if part < whole / 1000 else "over 99.9%" if part > whole * 0.999 else f"{part / whole:.1%}"
+
+
+def sources(given: Given) -> list[str]:
+    """Return a line for each named input: its tokens, its share of all tokens, and its sequences.
+
+    >>> from nopad.histogram import Histogram
+    >>> named = {"web": (3, 60), "code": (1, 20)}
+    >>> sources(Given(capacity=32, histogram=Histogram.from_lengths([20] * 4), lengths=None, sources=named))
+    ['source web: 60 tokens, 75.0%; 3 sequences', 'source code: 20 tokens, 25.0%; 1 sequence']
+    """
+    whole = sum(tokens for _, tokens in given.sources.values())
+    return [
+        f"source {name}: {counted(tokens, 'token')}, {share(tokens, whole)}; {counted(number, 'sequence')}"
+        for name, (number, tokens) in given.sources.items()
+    ]
+
+
+def listed_sources(given: Given) -> list[dict[str, Any]]:
+    """Return name, sequences and tokens of each named input, as JSON values."""
+    return [{"name": name, "sequences": n, "tokens": tokens} for name, (n, tokens) in given.sources.items()]
 
 
 def text_unit(given: Given) -> list[str]:
@@ -232,9 +257,11 @@ def facts(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> d
             "tokens": given.over_long_tokens,
             "longest": given.longest,
         },
+        "sources": listed_sources(given),
         "text_unit": given.text_unit,
         "counts": None if given.counts is None else given.counts.to_dict(),
         "passed_over": list(given.passed_over),
         "advice": advice(rows),
+        "notes": notes_of(rows),
         "plans": list(rows),
     }

@@ -49,6 +49,8 @@ class Given:
         text_unit: what one record of the text files is, "file", "line" or "paragraph"; None: no text file was read.
         counts: for a corpus, how many records were read, truncated and so on; None: the input has no records.
         passed_over: names of files in the given folders that were not read.
+        sources: for named inputs, the number of sequences and of tokens of each, by name; those above the capacity
+            count too.
         corpus: how the input was read, to be stored in `Plan.facts`: the options, the names of its sources, and the
             tokenizer, under the names that a dataset's manifest has.
     """
@@ -64,6 +66,7 @@ class Given:
     text_unit: TextUnit | None = None
     counts: Counts | None = None
     passed_over: Sequence[str] = ()
+    sources: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     corpus: Mapping[str, Any] = field(default_factory=dict)
 
     def apart(self, file: str) -> Given:
@@ -162,6 +165,7 @@ def read_given(
     source = source if as_pairs is None else as_pairs(source, room)
     check_divisible(source, validation)
     counts: Counts | None = None
+    by_name: dict[str, tuple[int, int]] = {}
     how: dict[str, Any] = {"seed": seed, "validation": validation or None}
     if isinstance(source, LengthsFile):
         lengths = source.lengths
@@ -180,8 +184,12 @@ def read_given(
         names = [] if source.names == ("",) else list(source.names)
         stated = loaded and {"sha256": loaded.fingerprint}
         how |= {**policies, **source.settings(), "sources": names, "tokenizer": stated}
-        if validation:
-            lengths = lengths[choose(record, records, validation=validation, seed=seed).of("train")]
+        if names or validation:
+            choice = choose(record, records, validation=validation, seed=seed)
+            kept = choice.of("train")
+            lengths = lengths[kept]
+            of_each = [lengths[choice.source[kept] == place] for place in range(len(names))]
+            by_name = {name: (one.size, int(one.sum())) for name, one in zip(names, of_each, strict=True)}
     histogram = Histogram.from_lengths(lengths)
     if not histogram.sequences:
         raise SourceError(f"{file} holds no sequences")
@@ -192,6 +200,7 @@ def read_given(
     ways = "" if isinstance(source, LengthsFile) else ways
     read = _given(capacity, histogram=histogram, lengths=lengths, policies=ways)
     read = replace(read, counts=counts, passed_over=source.ignored, corpus=how, text_unit=source.text_unit)
+    read = replace(read, sources=by_name)
     return read.apart(file) if apart else read
 
 

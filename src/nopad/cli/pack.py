@@ -198,7 +198,7 @@ def _show(out: Path, reused: bool, ignored: Sequence[str]) -> None:
         manifest = Manifest.load(folder)
         if folder != out:
             screen.print(f"[bold]{folder.name}[/]")
-        screen.print(outcome(manifest, Plan.load(folder / PLAN)))
+        screen.print(outcome(manifest, Plan.load(folder / PLAN)), soft_wrap=not screen.is_terminal)
         size = sum(shard.bytes for shard in manifest.shards)
         screen.print(f"  {folder}: {manifest.kind} dataset, {size:,} bytes", markup=False, soft_wrap=True)
     if ignored:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -63,6 +63,7 @@ from nopad.options import check_sizes
 from nopad.planning import Plan
 from nopad.planning.baselines import BATCH_SIZE, Padded, padded
 from nopad.planning.comparison import DEPTHS, compare, notes_of
+from nopad.planning.costs import EVEN, STOPPED
 from nopad.planning.registry import (
     ARRIVAL_ALGORITHMS,
     check_algorithm,
@@ -341,8 +342,8 @@ def _show(given: Given, without: Padded, rows: list[dict[str, Any]], wanted: Wan
         out.print(said, style="yellow", markup=False, soft_wrap=whole)
     short = ("strategies", "reached", "padding tokens") if wanted.short else ()
     out.print(plan_table(rows, out.width, short))
-    for note in notes_of(rows):
-        out.print(note, style="dim", markup=False)
+    for note in notes_of(_without_evenness(rows) if wanted.short else rows):
+        out.print(note, style="dim", markup=False, soft_wrap=whole)
     if wanted.short:
         for line in (*advice(rows), "Five algorithms at these depths: --all"):
             out.print(line, markup=False, soft_wrap=whole)
@@ -350,6 +351,21 @@ def _show(given: Given, without: Padded, rows: list[dict[str, Any]], wanted: Wan
         out.print(describe_bound(given.histogram, given.capacity, rows))
     if wanted.output is not None:
         out.print(f"saved {wanted.output}", markup=False, soft_wrap=True)
+
+
+def _without_evenness(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows without the notes on evenness at limited depths: such plans can hardly be even.
+
+    >>> rows = [{"depth": depth, "notes": ["even packs: ...", "stopped"]} for depth in (2, None)]
+    >>> [row["notes"] for row in _without_evenness(rows)]
+    [['stopped'], ['even packs: ...', 'stopped']]
+    """
+    return [
+        row
+        if row["depth"] is None
+        else {**row, "notes": [n for n in row["notes"] if not n.startswith((EVEN, STOPPED))]}
+        for row in rows
+    ]
 
 
 def _ways(given: Given) -> str:

@@ -299,7 +299,7 @@ class PackedLoader:
         step     2 ranks x 1 micro-step x 1 pack: 4 sequences, 8 tokens on average
         epoch    1 step: 4 sequences, 8 tokens (100.00% of the slots)
                  one sequence per row would take 2 steps: a schedule in steps sees 2.00 times as many ...
-        balance  the slowest rank of a step costs 0.00% more than the mean (floor 0.00%), by Tokens()
+        balance  the slowest rank of a step costs 0.00% more than the mean (floor 0.00%), in tokens
         """
         found: Summary | StreamSummary = self._supply.summary(self._cursor.at)
         return found

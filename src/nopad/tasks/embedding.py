@@ -21,6 +21,7 @@ from nopad.batch import PackedBatch
 from nopad.corpus.tokenizer import load_tokenizer
 from nopad.errors import BatchError, FormatError, LengthError, OptionError, RecordError, RequestError
 from nopad.model.admission import device_of, positions_of
+from nopad.model.embedded import input_embeddings
 from nopad.model.modes import evaluated
 from nopad.model.precision import Precision
 from nopad.model.safety import bare, facts_of
@@ -316,7 +317,7 @@ class Embedder(Core):
             BatchError: an id is not in the vocabulary.
             RecordError: the model gives NaN for a sequence.
         """
-        words = getattr(bare(self.model).get_input_embeddings(), "num_embeddings", None)
+        words = getattr(input_embeddings(bare(self.model)), "num_embeddings", None)
         for number, ids in enumerate(sequences if words and isinstance(sequences, list | tuple) else ()):
             found = np.asarray(ids)
             if found.size and found.dtype.kind in "iu" and not 0 <= found.min() <= found.max() < words:

@@ -7,6 +7,7 @@ trains.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,8 @@ class Prepared:
         model_config: the model's configuration.
         objective: computes the loss and its metrics.
         auto: name of the Auto class with the head; None: the head that the model's configuration names.
+        loaders: makes the loaders of the run, from encoded data.
+        records: the training and evaluation data, by the names "train" and "eval", as `find_data` returns them.
         train, evaluation: the loaders of training and evaluation data; None: there is no evaluation.
         scaled: the correction of hyper-parameters for packing; None: no correction was asked for.
         total: length of training in the unit that the schedule counts; None: there is no schedule.
@@ -77,6 +80,8 @@ class Prepared:
     model_config: Any
     objective: Objective
     auto: str | None
+    loaders: Loaders
+    records: Mapping[str, Any]
     train: PackedLoader
     evaluation: PackedLoader | None
     memory: Estimate
@@ -189,6 +194,8 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
         model_config=model_config,
         objective=objective,
         auto=auto,
+        loaders=made,
+        records=records,
         train=train,
         evaluation=evaluation,
         memory=memory,
