@@ -7,6 +7,8 @@ the values of its beginning, since its checkpoint is of another model.
 from __future__ import annotations
 
 import io
+import zipfile
+import zlib
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -77,10 +79,10 @@ def _computed(prepared: Prepared, model: Any, examples: Any) -> NDArray[np.float
 
 
 def _read(path: Path, sizes: dict[str, int]) -> dict[str, NDArray[np.float64]] | None:
-    """Return what `referenced` has written, by the name of the data; None: it is not there, or of other data."""
+    """Return what `referenced` has written, by the name of the data; None: it is missing, damaged, or of other data."""
     try:
-        with np.load(path) as file:
-            found = {name: file[name] for name in file}
-    except (OSError, ValueError):
+        with path.open("rb") as file, np.load(file) as stored:
+            found = {name: stored[name] for name in stored}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
         return None
     return found if {name: len(one) for name, one in found.items()} == sizes else None
