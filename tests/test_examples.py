@@ -63,7 +63,7 @@ def forked(warm_python):
     """A function that runs a script on two ranks, in the environment that torchrun makes; the first one's stdout."""
 
     def forked(name):
-        warm_python.load("torch.distributed", "transformers.models.bert.modeling_bert", "nopad.training")
+        warm_python.load("torch.distributed", "transformers.models.bert.modeling_bert", "nopad.training", "lightning")
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         where = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

@@ -30,9 +30,12 @@ def whether():
     return POOLS
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+@pytest.fixture(autouse=True, scope="module")
+def _proofs_of_this_file(tmp_path_factory):
+    """What the tests change is proven once; a proof that was remembered holds for as much as a new one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("proofs")))
+        yield
 
 
 class Decides:

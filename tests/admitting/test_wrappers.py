@@ -28,9 +28,19 @@ FORMS = {"flat": nopad.Flat(), "rows": nopad.Rows(44), "end to end": nopad.Rows(
 CLASS = "classification"
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def _proofs_of_this_file(tmp_path_factory):
+    """A class that several tests use is proven once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("proofs")))
+        yield
+
+
+@pytest.fixture
+def own_proofs(tmp_path, monkeypatch):
+    """A test in which nothing has been proven before; the folder of its proofs."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
 
 
 def drawn(kind):
@@ -60,6 +70,7 @@ def apart(one, two):
     return float((one - two).detach().abs().max()) / max(float(two.detach().abs().max()), 1e-30)
 
 
+@pytest.mark.usefixtures("own_proofs")
 @pytest.mark.parametrize("kind", wrapping.ADMITTED)
 def test_outputs_and_gradients_are_those_of_each_sequence_alone(kind):
     stock, given = drawn(kind), sequences()
@@ -88,6 +99,7 @@ def test_outputs_and_gradients_are_those_of_each_sequence_alone(kind):
             assert one is None or float((one - two).abs().max()) <= 1e-12 * largest
 
 
+@pytest.mark.usefixtures("own_proofs")
 @pytest.mark.parametrize("kind", wrapping.REFUSED)
 def test_what_is_not_each_sequences_own_is_refused_by_name(kind):
     model = kind().eval()
@@ -410,7 +422,7 @@ def counted(monkeypatch):
     return done
 
 
-def test_proofs_are_remembered_with_all_that_they_depend_on(monkeypatch, tmp_path):
+def test_proofs_are_remembered_with_all_that_they_depend_on(monkeypatch, own_proofs):
     done = counted(monkeypatch)
     for _ in range(2):
         nopad.packed(wrapping.Tagger())
@@ -426,9 +438,10 @@ def test_proofs_are_remembered_with_all_that_they_depend_on(monkeypatch, tmp_pat
         with pytest.raises(UnsupportedModelError, match=wrapping.REFUSED[wrapping.First]):
             nopad.packed(wrapping.First())
     assert len(done) == 5
-    assert len(list(tmp_path.rglob("*.json"))) == 4
+    assert len(list(own_proofs.rglob("*.json"))) == 4
 
 
+@pytest.mark.usefixtures("own_proofs")
 def test_closures_with_other_constants_share_no_proof(monkeypatch):
     done = counted(monkeypatch)
     nopad.packed(closed(10**9)())
@@ -437,10 +450,10 @@ def test_closures_with_other_constants_share_no_proof(monkeypatch):
     assert len(done) == 2
 
 
-def test_a_damaged_file_is_no_proof(monkeypatch, tmp_path):
+def test_a_damaged_file_is_no_proof(monkeypatch, own_proofs):
     done = counted(monkeypatch)
     nopad.packed(wrapping.Tagger())
-    [file] = tmp_path.rglob("*.json")
+    [file] = own_proofs.rglob("*.json")
     file.write_text(file.read_text().replace('"admitted": {', '"admitted": null, "x": {'))
     nopad.packed(wrapping.Tagger())
     assert len(done) == 2

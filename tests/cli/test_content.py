@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import ClassVar
 
@@ -416,50 +418,63 @@ class TestBadRecords:
 
 
 class TestStandardInput:
-    def run(self, command, text, *arguments, cwd):
-        return subprocess.run(command(*arguments), input=text, capture_output=True, text=True, cwd=cwd, timeout=120)
+    @pytest.fixture
+    def piped(self, call, tmp_path, monkeypatch):
+        """`piped(text, *arguments)`: as `call`, in an empty folder, with the text in a pipe."""
+        monkeypatch.chdir(tmp_path)
+
+        def piped(text, *arguments):
+            end, begin = os.pipe()
+            with open(begin, "w") as file:  # a pipe holds more than these texts
+                file.write(text)
+            with open(end) as stdin, monkeypatch.context() as patch:
+                patch.setattr(sys, "stdin", stdin)
+                return call(*arguments)
+
+        return piped
 
     @pytest.mark.parametrize("text", ['{"text": "w1 w2"}\n{"text": "w3"}\n', '[{"text": "w1 w2"}, {"text": "w3"}]'])
     def test_records(self, command, tmp_path, words, text):
-        done = self.run(command, text, "plan", "-", "-c", 8, "-t", words, "--json", cwd=tmp_path)
+        line = command("plan", "-", "-c", 8, "-t", words, "--json")
+        done = subprocess.run(line, input=text, capture_output=True, text=True, cwd=tmp_path, timeout=120)
         assert (done.returncode, done.stderr) == (0, "")
         assert json.loads(done.stdout)["tokens"] == 4 + 3
 
     @pytest.mark.parametrize(("form", "sign"), [("csv", ","), ("tsv", "\t")])
-    def test_a_table_is_never_read_as_text_without_a_word(self, command, tmp_path, words, form, sign):
+    def test_a_table_is_never_read_as_text_without_a_word(self, piped, words, form, sign):
         text = f"n{sign}text\n1{sign}w1 w2\n2{sign}w3\n"
         how = ["plan", "-", "-c", 16, "-t", words, "--json"]
-        done = self.run(command, text, *how, cwd=tmp_path)
-        assert done.returncode == 2
-        assert "as a " + form.upper() + " file with these columns does; say which it is: " in done.stderr
-        assert f"--stdin-format {form} or --stdin-format text" in done.stderr
+        done = piped(text, *how)
+        assert done.code == 2
+        assert "as a " + form.upper() + " file with these columns does; say which it is: " in done.err
+        assert f"--stdin-format {form} or --stdin-format text" in done.err
         for told, tokens in ((form, 4 + 3), ("text", len(text.split()) + 2)):
-            done = self.run(command, text, *how, "--stdin-format", told, cwd=tmp_path)
-            assert (done.returncode, done.stderr) == (0, "")
-            assert json.loads(done.stdout)["tokens"] == tokens
-        assert self.run(command, "w1 w2\nw3\n", *how, cwd=tmp_path).returncode == 0
+            done = piped(text, *how, "--stdin-format", told)
+            assert (done.code, done.err) == (0, "")
+            assert json.loads(done)["tokens"] == tokens
+        assert piped("w1 w2\nw3\n", *how).code == 0
 
-    def test_tables_are_packed_and_verified(self, command, tmp_path, words):
+    def test_tables_are_packed_and_verified(self, piped, tmp_path, words):
         text = "n,text\n1,w1 w2\n2,w3\n"
         how = ["-", "-c", 8, "-t", words, "--stdin-format", "csv", "-o", "out"]
-        assert self.run(command, text, "pack", *how, cwd=tmp_path).returncode == 0
+        assert piped(text, "pack", *how).code == 0
         assert sequences(tmp_path / "out") == [[[1, 4, 5, 2]], [[1, 6, 2]]]
         how = ["verify", "out", "-s", "-", "-t", words]
         for more, code in ((["--stdin-format", "csv"], 0), ([], 2)):
-            assert self.run(command, text, *how, *more, cwd=tmp_path).returncode == code
+            assert piped(text, *how, *more).code == code
 
     def test_a_format_is_of_standard_input_only(self, call, jsonl, words):
         said = call("plan", jsonl, "-c", 8, "-t", words, "--stdin-format", "csv").error()
         assert said == "--stdin-format csv is of standard input, and no input is -; leave it out, or give -"
 
-    def test_pack_and_verify(self, command, tmp_path, words):
+    def test_pack_and_verify(self, piped, tmp_path, words):
         text = "w1 w2\nw3\n"
         how = ["-", "-c", 8, "-t", words, "--text-unit", "line", "-o", "out"]
-        assert self.run(command, text, "pack", *how, cwd=tmp_path).returncode == 0
+        assert piped(text, "pack", *how).code == 0
         assert sequences(tmp_path / "out") == [[[1, 4, 5, 2]], [[1, 6, 2]]]
         for given, code in ((text, 0), ("w1 w2\nw4\n", 1)):
-            done = self.run(command, given, "verify", "out", "-s", "-", "-t", words, cwd=tmp_path)
-            assert done.returncode == code, done.stdout
+            done = piped(given, "verify", "out", "-s", "-", "-t", words)
+            assert done.code == code, done
 
     def test_twice(self, call):
         assert call("plan", "-", "a=-", "-c", 8).error() == "- is standard input, and it can be read once; give it once"

@@ -22,6 +22,7 @@ GIVEN = Settings(
     watts=700,
     gpus=8,
 )
+USUAL = {"width": 1100, "height": 900}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -155,10 +156,10 @@ def browser():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 class TestInChromium:
-    @pytest.fixture(params=["light", "dark"])
-    def opened(self, browser, page, request):
+    @pytest.fixture(params=["light", "dark"], scope="class")
+    def drawn(self, browser, page, request):
         """The page with the network off, drawn; everything it says on the console, every request."""
-        context = browser.new_context(viewport={"width": 1100, "height": 900}, offline=True, color_scheme=request.param)
+        context = browser.new_context(viewport=USUAL, offline=True, color_scheme=request.param)
         tab = context.new_page()
         tab.said, tab.asked = [], []
         tab.on("console", lambda message: tab.said.append(message.text))
@@ -168,6 +169,17 @@ class TestInChromium:
         tab.wait_for_function("document.documentElement.dataset.drawn === 'yes'")
         yield tab
         context.close()
+
+    @pytest.fixture
+    def opened(self, drawn):
+        """The same, on a screen of the usual size, from its top, with the mouse nowhere."""
+        drawn.emulate_media(media="screen")
+        drawn.mouse.move(0, 0)
+        if drawn.viewport_size != USUAL:
+            drawn.set_viewport_size(USUAL)
+            drawn.wait_for_timeout(400)
+        drawn.evaluate("scrollTo(0, 0); document.querySelectorAll('.scroll').forEach(e => e.scrollTo(0, 0))")
+        return drawn
 
     def test_it_draws_everything_and_says_nothing(self, opened, page, subjects):
         assert opened.said == []

@@ -5,6 +5,8 @@ Needs the extra `report` (altair, vl-convert).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ __all__ = [
     "load_altair",
     "save_chart",
     "styled",
+    "unchecked",
 ]
 
 CHART_KINDS = (".html", ".svg", ".png", ".json")
@@ -89,3 +92,15 @@ def load_altair() -> Any:
     except ImportError as error:
         raise MissingExtraError(f"charts need {error.name}: {install('report')}") from error
     return altair
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """For a ``with`` block, make charts without comparing each of their parts with altair's schema, which is slow.
+
+    The tests compare all charts with it.
+    """
+    from altair.utils.schemapi import debug_mode
+
+    with debug_mode(False):
+        yield

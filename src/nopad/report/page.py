@@ -12,7 +12,7 @@ from typing import Any
 from nopad.errors import OptionError
 from nopad.files import write_text
 from nopad.report.charts import charts_of, slots_chart
-from nopad.report.drawing import load_altair, save_chart, styled
+from nopad.report.drawing import load_altair, save_chart, styled, unchecked
 from nopad.report.settings import Settings
 from nopad.report.slide import save_slide
 from nopad.report.subject import Subject
@@ -50,16 +50,12 @@ def write_report(subjects: Sequence[Subject], path: Path, settings: Settings | N
             )
         save_slide(subjects[0], path, settings)
         return
-    import jinja2
-
     specs = {}
-    for number, subject in enumerate(subjects):
-        for name, chart in charts_of(subject).items():
-            specs[f"{name}-{number}"] = _flexible(chart)
-    loader = jinja2.FileSystemLoader(HERE)
-    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.globals.update({function.__name__: function for function in SAID})
-    page = environment.get_template("page.html.j2").render(
+    with unchecked():
+        for number, subject in enumerate(subjects):
+            for name, chart in charts_of(subject).items():
+                specs[f"{name}-{number}"] = _flexible(chart)
+    page = _template().render(
         subjects=subjects,
         settings=settings,
         title=settings.title or "Packing report: " + ", ".join(subject.name for subject in subjects),
@@ -112,9 +108,20 @@ def _script() -> str:
     return script.replace("</script", "<\\/script")
 
 
+@functools.cache
+def _template() -> Any:
+    """Return the page's template, which is read and compiled once per process."""
+    import jinja2
+
+    loader = jinja2.FileSystemLoader(HERE)
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.globals.update({function.__name__: function for function in SAID})
+    return environment.get_template("page.html.j2")
+
+
 def _flexible(chart: Any) -> dict[str, Any]:
     """Return a chart's specification that adapts to the width of the page."""
-    spec: dict[str, Any] = chart.to_dict()
+    spec: dict[str, Any] = chart.to_dict(validate=False)
     spec.pop("config", None)
     spec.pop("$schema", None)
     return {**spec, "width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}

@@ -16,7 +16,7 @@ from xml.sax.saxutils import escape
 from nopad.files import write_atomic
 from nopad.report.charts import packs_chart, slots_chart
 from nopad.report.distributions import depth_chart, length_chart
-from nopad.report.drawing import INK, SOFT, load_altair, styled
+from nopad.report.drawing import INK, SOFT, load_altair, styled, unchecked
 from nopad.report.settings import Settings
 from nopad.report.subject import Subject
 from nopad.report.ways import formulas, savings, ways_of
@@ -61,7 +61,9 @@ def _drawn(subject: Subject, settings: Settings, *, wider: int) -> tuple[str, fl
     """Return the charts as SVG, and the width and height of this SVG in points; `wider` is as in `_board`."""
     import vl_convert
 
-    board: str = vl_convert.vegalite_to_svg(_board(subject, settings, wider).to_json())
+    with unchecked():
+        spec = _board(subject, settings, wider).to_json(validate=False)
+    board: str = vl_convert.vegalite_to_svg(spec)
     width, height = (float(side) for side in re.findall(r' (?:width|height)="([\d.]+)"', board)[:2])
     return board, width, height
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -257,11 +258,16 @@ def split_folders(folder: str | Path) -> list[Path]:
 
 def tool_versions(*packages: str) -> dict[str, str]:
     """Return the installed versions of nopad and of these packages, by name."""
-    from importlib.metadata import version
-
     import nopad
 
-    return {"nopad": nopad.__version__, **{name: version(name) for name in sorted(packages)}}
+    return {"nopad": nopad.__version__, **{name: _version(name) for name in sorted(packages)}}
+
+
+@cache
+def _version(package: str) -> str:
+    from importlib.metadata import version  # reads and parses the package's whole metadata
+
+    return version(package)
 
 
 def other_version(folder: Path) -> Any:

@@ -13,7 +13,7 @@ import functools
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ _RANDOM = frozenset(
         *("randperm", "rrelu_with_noise", "uniform_"),
     )
 )
+_SPECIAL = ("bernoulli_", "native_dropout", "native_dropout_backward", "_to_copy", "view")
 _PROBABILITIES = ("layerdrop", "drop_prob", "encoder_layerdrop", "decoder_layerdrop")
 
 
@@ -69,26 +70,56 @@ class Exact(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation of torch, without dropout and, if `wide`, without casts to narrower floats."""
         kwargs = kwargs or {}
-        name = function.overloadpacket.__name__
-        if name == "bernoulli_" and not isinstance(args[1] if len(args) > 1 else 0.5, Tensor):
-            return args[0].fill_(args[1] if len(args) > 1 else kwargs.get("p", 0.5))  # dropout divides by it, giving 1
-        if name == "native_dropout":
-            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
-        if name == "native_dropout_backward":
-            return args[0].clone()
-        if name in _RANDOM:
-            self.drawn.add(name)
-        if name == "_to_copy" and kwargs.get("dtype") in _NARROW[1:]:
-            self.casts.add(kwargs["dtype"])
-        args, kwargs = _without_dropout(function, args, kwargs)
-        if not self.wide or (name == "view" and any(isinstance(value, torch.dtype) for value in args)):
+        kind = _kind_of(function)  # computed once, since a step has many thousands of operations
+        name = kind.name
+        if kind.special:
+            if name == "bernoulli_" and not isinstance(args[1] if len(args) > 1 else 0.5, Tensor):
+                # dropout divides by it, giving 1
+                return args[0].fill_(args[1] if len(args) > 1 else kwargs.get("p", 0.5))
+            if name == "native_dropout":
+                return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+            if name == "native_dropout_backward":
+                return args[0].clone()
+            if name in _RANDOM:
+                self.drawn.add(name)
+            if name == "_to_copy" and kwargs.get("dtype") in _NARROW[1:]:
+                self.casts.add(kwargs["dtype"])
+            if name == "view" and any(isinstance(value, torch.dtype) for value in args):
+                return function(*args, **kwargs)
+            args, kwargs = _without_dropout(kind.dropout_at, args, kwargs)
+        if not self.wide:
             return function(*args, **kwargs)
-        if not function._schema.is_mutable and any(_is(value, (torch.float64,)) for value in args):
-            args = tuple(value.double() if _is(value, _NARROW) else value for value in args)  # e.g. float32 constants
-        found = function(*map(_widened, args), **{key: _widened(value) for key, value in kwargs.items()})
+        if kwargs:
+            kwargs = {key: _widened(value) for key, value in kwargs.items()}
+        found = function(*_all_widened(args, kind.mutable), **kwargs)
         if name == "lift_fresh" and isinstance(found, Tensor) and found.dtype in _NARROW:
             return found.double()  # from torch.tensor(numbers, dtype=...)
         return found
+
+
+class _Kind(NamedTuple):
+    """What is true of each call of one operation of torch.
+
+    Attributes:
+        name: its name, without the overload's.
+        special: whether `Exact` does something else with it than to widen it.
+        mutable: whether it changes an argument in place.
+        dropout_at: place of its argument `dropout_p`; None: it has none.
+    """
+
+    name: str
+    special: bool
+    mutable: bool
+    dropout_at: int | None
+
+
+@functools.cache
+def _kind_of(function: Any) -> _Kind:
+    name = function.overloadpacket.__name__
+    taken = [argument.name for argument in function._schema.arguments]
+    dropout_at = taken.index("dropout_p") if "dropout_p" in taken else None
+    special = dropout_at is not None or name in _RANDOM or name in _SPECIAL
+    return _Kind(name, special, function._schema.is_mutable, dropout_at)
 
 
 def copied(model: Any, dtype: torch.dtype | None, *, plain: bool) -> Any:
@@ -227,18 +258,32 @@ def parameters_of(model: Any) -> dict[str, nn.Parameter]:
     return {name: value for name, value in model.named_parameters() if value.requires_grad}
 
 
-def _without_dropout(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return the arguments of an operation of torch; if it takes `dropout_p`, as attention does, this becomes 0."""
-    for at, argument in enumerate(function._schema.arguments):
-        if argument.name == "dropout_p":
-            if at < len(args):
-                return (*args[:at], 0.0, *args[at + 1 :]), kwargs
-            return args, {**kwargs, "dropout_p": 0.0} if "dropout_p" in kwargs else kwargs
-    return args, kwargs
+def _without_dropout(at: int | None, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return the arguments of an operation of torch with 0 for its `dropout_p`, at this place; None: it has none."""
+    if at is None:
+        return args, kwargs
+    if at < len(args):
+        return (*args[:at], 0.0, *args[at + 1 :]), kwargs
+    return args, {**kwargs, "dropout_p": 0.0} if "dropout_p" in kwargs else kwargs
 
 
-def _is(value: Any, dtypes: tuple[torch.dtype, ...]) -> bool:
-    return isinstance(value, Tensor) and value.dtype in dtypes
+def _all_widened(args: tuple[Any, ...], mutable: bool) -> tuple[Any, ...]:
+    """Return the arguments of an operation with float64 for narrower dtypes, and for narrower tensors beside float64.
+
+    The tensors of a `mutable` operation stay as they are.
+    """
+    double = narrow = False
+    for value in args:
+        if isinstance(value, Tensor):
+            double = double or value.dtype is torch.float64
+            narrow = narrow or value.dtype in _NARROW
+        elif isinstance(value, torch.dtype):
+            args = tuple(map(_widened, args))
+    if double and narrow and not mutable:  # e.g. float32 constants
+        return tuple(
+            value.double() if isinstance(value, Tensor) and value.dtype in _NARROW else value for value in args
+        )
+    return args
 
 
 def _widened(value: Any) -> Any:
