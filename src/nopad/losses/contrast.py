@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from nopad.errors import BatchError
+from nopad.losses.slots import wide
 
 __all__ = ["ANCHOR", "NEGATIVE", "POSITIVE", "Pairs", "Same", "contrastive_sum", "gathered", "gathered_rows", "paired"]
 
@@ -104,7 +105,7 @@ def contrastive_sum(
             another anchor, if both anchors have the same tokens. With `symmetric`, the same is done with the anchors
             that are false negatives of a positive.
     """
-    vectors = vectors.float() if vectors.dtype.itemsize < 4 else vectors
+    vectors = wide(vectors)
     wanted = mine.nonzero()[:, 0]
     own, other = contents[found.anchors], contents[found.positives]
     candidates = torch.cat([found.positives, found.negatives])

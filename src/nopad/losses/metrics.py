@@ -188,17 +188,17 @@ class Spans(_Counts):
         """
         given = {"starts": starts, "ends": ends, "true_starts": true_starts, "true_ends": true_ends}
         check_tensors(**given)
-        if len({tuple(side.shape) for side in (starts, ends, true_starts, true_ends)}) > 1:
-            shapes = [list(side.shape) for side in (starts, ends, true_starts, true_ends)]
+        shapes = [list(side.shape) for side in given.values()]
+        if any(shape != shapes[0] for shape in shapes):
             raise BatchError(f"starts, ends and the true ones have the shapes {shapes}; expected one shape")
         check_places(**given)
         known = (true_starts >= 0) & (true_ends >= 0)
-        starts, ends, true_starts, true_ends = (side[known] for side in (starts, ends, true_starts, true_ends))
+        starts, ends, true_starts, true_ends = (side[known] for side in given.values())
         common = (torch.minimum(ends, true_ends) - torch.maximum(starts, true_starts) + 1).clamp(min=0)
         tokens = (ends - starts + 1).clamp(min=0) + (true_ends - true_starts + 1).clamp(min=0)
         exact = (starts == true_starts) & (ends == true_ends)
         f1 = torch.where(exact, 1.0, 2 * common.double() / tokens.clamp(min=1))
-        self._add(torch.stack([exact.sum().double(), f1.sum(), exact.new_ones(()).double() * exact.numel()]))
+        self._add(torch.stack([exact.sum().double(), f1.sum(), known.sum().double()]))
 
     @property
     def exact(self) -> float:
