@@ -32,8 +32,8 @@ from nopad.model.hooks import (
     attach,
     take_off,
 )
-from nopad.model.images import TOWER, Ran, attending_part, image_parts
-from nopad.model.known import class_of
+from nopad.model.images import TOWER, Ran, image_parts
+from nopad.model.known import class_of, walk
 from nopad.model.later import Watch, take_off_judges
 from nopad.model.mixers import Cut, Join, mixing_hooks, release
 from nopad.model.own import changes, foreign, own_modules
@@ -93,7 +93,7 @@ class HookedModel:
     @property
     def attending(self) -> Any:
         """The part of the model that gets nopad's attention: the model itself, or its text part if it takes images."""
-        return attending_part(self.model, self.head.base, self.family)
+        return self.model if self.family.images is None else image_parts(self.head.base, self.family)[1]
 
     def install(self) -> None:
         """Make the model pack-safe: register nopad's attention, make the model use it, and attach all hooks.
@@ -142,7 +142,7 @@ class HookedModel:
         from transformers import PreTrainedModel
 
         whole = self.attending
-        for part in _walk(whole):
+        for part in walk(whole):
             own = getattr(getattr(part, "config", None), "_attn_implementation", attention.NAME)
             if own != attention.NAME and isinstance(part, PreTrainedModel):
                 whole.set_attn_implementation(self.before)
@@ -153,10 +153,10 @@ class HookedModel:
 
     def remove(self) -> None:
         """Remove all of nopad's hooks from the model, and restore the attention implementation that it had before."""
-        for module in {*_walk(self.model), *self.modules}:
+        for module in {*walk(self.model), *self.modules}:
             take_off(module, self.cell)
-        release(_walk(self.model))
-        take_off_judges(_walk(self.model))
+        release(walk(self.model))
+        take_off_judges(walk(self.model))
         if self.before:
             self.attending.set_attn_implementation(self.before)
 
@@ -167,7 +167,7 @@ class HookedModel:
             UnsupportedModelError: as for `_hooks`, or a module of the user's own class was put into the model after it
                 was made pack-safe.
         """
-        modules = tuple(_walk(self.model))
+        modules = tuple(walk(self.model))
         if len(modules) == len(self.modules) and all(map(is_, modules, self.modules)):
             return
         self.cell.owned = True  # also for a cell that came with a copied model
@@ -238,7 +238,7 @@ class HookedModel:
                     yield module, PackAgain(cell)
         encoder = part_of(model, "encoder")
         inside = set() if encoder is None else set(encoder.modules())
-        for module in _walk(model):
+        for module in walk(model):
             if type(module).__name__ == "BartLearnedPositionalEmbedding":
                 yield module, NoPositions(cell)
                 yield module, Positions(cell, f"{'encoder' if module in inside else 'decoder'} positions")
@@ -247,7 +247,7 @@ class HookedModel:
                 if name.rpartition(".")[2] == table and isinstance(module, nn.Embedding):
                     yield module, NoLookup(cell)
                     yield module, Lookup(cell, f"positions of {table}", offset=offset)
-        yield from mixing_hooks(cell, _walk(model), family)
+        yield from mixing_hooks(cell, walk(model), family)
         yield from self.head.hooks(cell)
 
     def _entries(self) -> list[tuple[str, nn.Module]]:
@@ -288,15 +288,3 @@ def part_of(model: Any, name: str) -> Any:
         if isinstance(found, nn.Module):
             return found
     return None
-
-
-def _walk(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield all modules of a model, a shared one more than once, in any order.
-
-    This runs at each call, and is faster than ``model.modules()``.
-    """
-    stack = [model]
-    while stack:
-        module = stack.pop()
-        yield module
-        stack.extend(child for child in module._modules.values() if child is not None)
