@@ -40,7 +40,7 @@ from nopad.model.own import changes, foreign, own_modules
 from nopad.model.proven import Proven
 from nopad.model.unguarded import check_rows
 
-__all__ = ["HookedModel", "part_of"]
+__all__ = ["Enter", "HookedModel", "Leave", "part_of"]
 
 
 @dataclass(eq=False)
@@ -261,23 +261,23 @@ class HookedModel:
 
 @dataclass(eq=False)
 class Enter(Hook):
-    """The hook that begins each call of the whole model (`State.enter`)."""
+    """The hook that begins each call of a whole model or wrapper (`State.enter`, `Wrapper.enter`)."""
 
     state: Any = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return what `State.enter` returns: the model's new arguments, or None if they stay as they are."""
+        """Return what `enter` of the state returns: the new arguments, or None if they stay as they are."""
         return self.state.enter(module, args, kwargs, None if torch.compiler.is_compiling() else sys._getframe(1))
 
 
 @dataclass(eq=False)
 class Leave(Hook):
-    """The hook that ends each call of the whole model, also after an exception (`State.leave`)."""
+    """The hook that ends each call of a whole model or wrapper, also after an exception (`State.leave`)."""
 
     state: Any = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """Return what `State.leave` returns: the model's new output, or None if it stays as it is."""
+        """Return what `leave` of the state returns: the new output, or None if it stays as it is."""
         return self.state.leave(module, args, kwargs, output)
 
 
