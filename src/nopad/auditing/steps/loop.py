@@ -24,7 +24,7 @@ from nopad.batch import PackedBatch
 from nopad.errors import BatchError, NopadError, OptionError
 from nopad.wording import numbers_of
 
-__all__ = ["Collate", "Loop", "Loss", "Runner", "as_trainer", "collated", "dealt", "moved", "whole_step"]
+__all__ = ["Collate", "Loop", "Loss", "Runner", "as_trainer", "collated", "dealt", "made_of", "moved", "whole_step"]
 
 Collate = Callable[[list[Any]], Any]
 Loss = Callable[..., Any]
@@ -217,6 +217,13 @@ def moved(batch: Any, parameter: Tensor) -> Any:
             else:
                 made[name] = value.to(parameter.device)
     return made
+
+
+def made_of(functions: Sequence[Any], ranks: int, accumulation: int) -> str:
+    """Return in words what a step is made of: functions (or the words for one), ranks and micro-batches."""
+    names = [one if isinstance(one, str) else str(getattr(one, "__name__", type(one).__name__)) for one in functions]
+    times = f"{ranks} rank{'s' * (ranks > 1)} x {accumulation} micro-batch{'es' * (accumulation > 1)}"
+    return ", ".join([*names, times])
 
 
 def _labels_counted(batch: Any, shifts: bool) -> int | None:
