@@ -20,6 +20,7 @@ from nopad.auditing.steps.found import Micro
 from nopad.auditing.steps.quiet import Exact, inner
 from nopad.auditing.steps.ranks import Step, World
 from nopad.auditing.steps.truth import Gradients, taken
+from nopad.auditing.trial import fitted
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError, NopadError, OptionError
 from nopad.wording import numbers_of
@@ -209,13 +210,7 @@ def moved(batch: Any, parameter: Tensor) -> Any:
         return copy.deepcopy(batch)
     for name, value in list(made.items()):
         if isinstance(value, Tensor):
-            if value.is_floating_point():
-                most = torch.finfo(parameter.dtype).max
-                wide = value.double()
-                wide = torch.where(wide.isinf() | wide.isnan(), wide, wide.clamp(-most, most))
-                made[name] = wide.to(parameter.dtype).to(parameter.device)
-            else:
-                made[name] = value.to(parameter.device)
+            made[name] = fitted(value, parameter)
     return made
 
 
