@@ -137,7 +137,7 @@ def option_row(option: Any) -> str:
     shown = option.default.value if isinstance(option.default, enum.Enum) else option.default
     if option.required:
         notes.append("Required.")
-    elif option.show_default and shown is not None and shown is not False and shown != () and shown != []:
+    elif option.show_default and shown is not None and shown is not False and shown not in ((), [], ""):
         notes.append("On by default." if shown is True else f"Default: `{shown}`.")
     return f"| {names} | {taken} | {' '.join(note for note in notes if note)} |"
 

@@ -239,7 +239,7 @@ def test_a_plan_for_other_lengths(refuses, planned, present, difference):
 
 @pytest.mark.parametrize("order", ["sorted", "", None, 0, ["random"]])
 def test_unknown_order(refuses, order):
-    message = f"unknown order {order!r}; it is 'random' or 'source'"
+    message = f"order is {order!r}; it is 'random' or 'source'"
     with refuses(OptionError, message):
         assign(plan([5, 3], 8), [5, 3], order=order)
     for algorithm in ALGORITHMS:

@@ -10,7 +10,6 @@ import pytest
 from nopad.errors import StorageError
 from nopad.files import (
     PARTIAL_SUFFIX,
-    fsync_folder,
     fsync_path,
     locked,
     sha256_file,
@@ -99,7 +98,7 @@ def test_fsync_closes_what_it_opens(tmp_path):
     (tmp_path / "a").touch()
     before = os.listdir("/proc/self/fd")
     fsync_path(tmp_path / "a")
-    fsync_folder(tmp_path)
+    fsync_path(tmp_path)
     with pytest.raises(FileNotFoundError):
         fsync_path(tmp_path / "b")
     assert len(os.listdir("/proc/self/fd")) == len(before)

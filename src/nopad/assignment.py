@@ -15,15 +15,15 @@ The same lengths, plan, seed and order give the same packs on every machine.
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nopad import random
-from nopad.errors import OptionError, PlanMismatchError
+from nopad.errors import PlanMismatchError
 from nopad.histogram import Histogram, as_lengths
-from nopad.options import check_sizes
+from nopad.options import check_choice, check_sizes
 from nopad.packs import Packs, index_dtype
 from nopad.planning.conditions import check_conditions
 from nopad.planning.front import plan
@@ -78,7 +78,7 @@ def pack(
     capacity, depth = check_sizes(capacity, depth, seed)
     check_algorithm(algorithm)
     checked = as_lengths(lengths, capacity)
-    _check_order(order)
+    check_choice("order", order, Order)
     if algorithm not in ARRIVAL_ALGORITHMS:
         made = plan(checked, capacity, depth=depth, algorithm=algorithm, **options)
         return _assigned(made, checked, seed, order).made_for(checked)
@@ -110,7 +110,7 @@ def assign(plan: Plan, lengths: ArrayLike, *, seed: int = 0, order: Order = "ran
     >>> [p.tolist() for p in nopad.assign(plan, [5, 3, 4, 2], order="source")]
     [[0, 1], [2, 3]]
     """
-    _check_order(order)
+    check_choice("order", order, Order)
     check_sizes(plan.capacity, plan.depth, seed)
     checked = as_lengths(lengths, plan.capacity)
     return _assigned(plan, checked, seed, order).made_for(checked)
@@ -203,11 +203,6 @@ def check_cover(plan: Plan, lengths: NDArray[np.int32]) -> None:
         f"the plan covers {planned.get(length, 0):,} sequences of length {length}, the lengths have "
         f"{present.get(length, 0):,} (in all {covered.sequences:,} and {given.sequences:,}); plan these lengths instead"
     )
-
-
-def _check_order(order: str) -> None:
-    if order not in get_args(Order):
-        raise OptionError(f"unknown order {order!r}; it is 'random' or 'source'")
 
 
 def _kernels() -> Any:

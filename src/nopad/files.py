@@ -17,13 +17,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from nopad.errors import CorruptError, OptionError, StorageError
+from nopad.errors import CorruptError, FormatError, OptionError, StorageError
 
 __all__ = [
     "PARTIAL_SUFFIX",
     "damage_errors",
-    "fsync_folder",
     "fsync_path",
+    "is_model_folder",
     "local_path",
     "locked",
     "once_each",
@@ -153,12 +153,12 @@ def replacing(path: Path) -> Iterator[Path]:
         StorageError: the disk is full, or a write failed. If that happened before the renaming, `path` is unchanged,
             and the temporary file is removed.
     """
+    with preparing(path) as partial:
+        yield partial
+        fsync_path(partial)
+        os.replace(partial, path)
     with storage_errors("writing", path):
-        with preparing(path) as partial:
-            yield partial
-            fsync_path(partial)
-            os.replace(partial, path)
-        fsync_folder(path.parent)
+        fsync_path(path.parent)
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -186,7 +186,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def fsync_path(path: Path) -> None:
-    """Wait until the content of `path` is on disk.
+    """Wait until the content of a file is on disk, or for a folder, the names of the files in it.
 
     Raises:
         OSError: `path` cannot be opened, or fsync failed.
@@ -196,15 +196,6 @@ def fsync_path(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def fsync_folder(folder: Path) -> None:
-    """Wait until the names of the files in `folder` are on disk.
-
-    Raises:
-        OSError: the folder cannot be opened, or fsync failed.
-    """
-    fsync_path(folder)
 
 
 def sha256_file(path: Path) -> str:
@@ -228,3 +219,16 @@ def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"the key {twice!r} comes twice")
     return made
+
+
+def is_model_folder(spec: str | Path) -> bool:
+    """Return whether `spec` is the folder of a model here; False: it can only be a name on the hub.
+
+    Raises:
+        FormatError: `spec` is a path, and not that of a folder with a ``config.json``.
+    """
+    path = Path(spec)
+    here = path.exists() or str(spec).startswith((".", "/", "~"))
+    if here and not (path / "config.json").is_file():
+        raise FormatError(f"{spec} is no folder with a model: it has no config.json")
+    return here

@@ -249,9 +249,8 @@ def read_histogram(path: str | Path) -> tuple[Histogram, int | None]:
     if capacity is not None and not (_is_integer(capacity) and 1 <= capacity <= MAX_LENGTH):
         raise FormatError(f"max_sequence_length of {path} must be an integer from 1 to {MAX_LENGTH}, got {capacity!r}")
     if isinstance(body, list):
-        return Histogram.from_counts(dict(enumerate(body, start=1))), (
-            len(body) or None
-        ) if capacity is None else capacity
+        counted = Histogram.from_counts(dict(enumerate(body, start=1)))
+        return counted, (len(body) or None) if capacity is None else capacity
     if isinstance(body, dict) and (body or body is not document) and all(map(_is_length, body)):
         return Histogram.from_counts({int(k): v for k, v in body.items()}), capacity
     raise FormatError(
@@ -276,9 +275,8 @@ def integers(lengths: ArrayLike, name: str = "lengths") -> NDArray[Any]:
         LengthError: the dtype is not an integer type (floats are refused even if they are whole numbers), the array is
             not one-dimensional, or a value is masked.
     """
-    if isinstance(lengths, np.ma.MaskedArray) and np.ma.is_masked(
-        lengths
-    ):  # NumPy would return the values under the mask
+    # NumPy would return the values under a mask
+    if isinstance(lengths, np.ma.MaskedArray) and np.ma.is_masked(lengths):
         i = int(np.argmax(np.ma.getmaskarray(lengths)))
         raise LengthError(f"the {name.removesuffix('s')} at index {i} is masked; leave it out: {name}.compressed()")
     try:

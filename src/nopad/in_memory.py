@@ -144,7 +144,7 @@ def pack_dataset(
     )
     content = _content(text_field, text_pair, chat, ids_field, pad_id)
     reading = ReaderOptions(
-        text_field=content.field,
+        text_field=content.text_field,
         ids_field=ids_field,
         carry=carry,
         mask_field=mask_field,
@@ -185,7 +185,7 @@ def _content(
     Raises:
         OptionError: an option is invalid, or options contradict each other.
     """
-    fields = (text_field,) if isinstance(text_field, str) else tuple(text_field or ())
+    named = (text_field,) if isinstance(text_field, str) else tuple(text_field or ())
     if text_pair is not None and (isinstance(text_pair, str) or len(text_pair) != 2):
         raise OptionError(f"text_pair is {text_pair!r}; it is two columns, such as ('question', 'answer')")
     options = chat if isinstance(chat, Mapping) else {}
@@ -193,7 +193,7 @@ def _content(
         raise OptionError(f"chat is {chat!r}; it is True, False, None, or a dict of options")
     others = {"ids_field": ids_field, "pad_id": pad_id}
     return Content(
-        fields=fields,
+        fields=named,
         pair=None if text_pair is None else (text_pair[0], text_pair[1]),
         chat=True if isinstance(chat, Mapping) else chat,
         chat_options=options,

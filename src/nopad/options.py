@@ -1,6 +1,7 @@
 """Describe options that a user gives, and check their values before any work begins.
 
-`Option` describes an option of any part of nopad; `check_sizes` checks the options that every plan has.
+`Option` describes an option of any part of nopad. The functions check one value; `check_sizes` checks the options that
+every plan has.
 """
 
 from __future__ import annotations
@@ -13,7 +14,16 @@ import numpy as np
 
 from nopad.errors import OptionError
 
-__all__ = ["BOOLEAN", "MAX_LENGTH", "Option", "check_choice", "check_number", "check_sizes", "is_number"]
+__all__ = [
+    "BOOLEAN",
+    "MAX_LENGTH",
+    "Option",
+    "check_choice",
+    "check_integer",
+    "check_number",
+    "check_sizes",
+    "is_number",
+]
 
 BOOLEAN = (True, False)
 MAX_LENGTH = 2**31 - 1  # lengths and capacities are int32
@@ -35,7 +45,7 @@ class Option:
     help: str
     choices: tuple[Any, ...] | None = None
     low: int = 1
-    high: int = 2**31 - 1
+    high: int = MAX_LENGTH
     none: bool = False
 
     def check(self, name: str, value: Any) -> Any:
@@ -52,13 +62,26 @@ class Option:
             if any(type(value) is type(choice) and value == choice for choice in self.choices):
                 return value
             raise OptionError(f"{name} must be one of {', '.join(map(repr, self.choices))}, got {value!r}")
-        number = value
-        if not isinstance(value, int) and getattr(value, "ndim", 1) == 0:  # a number of NumPy or torch
-            number = value.item()
-        if type(number) is not int or not self.low <= number <= self.high:
-            also = " or None" if self.none else ""
-            raise OptionError(f"{name} must be an integer from {self.low} to {self.high}{also}, got {value!r}")
-        return number
+        return check_integer(name, value, self.low, self.high, " or None" if self.none else "")
+
+
+def check_integer(name: str, value: Any, low: int = 1, high: int = MAX_LENGTH, also: str = "") -> int:
+    """Return `value` as a Python integer if it is one from `low` to `high`, of Python, NumPy or torch.
+
+    For the error message, `name` is the name of the option, and `also` says what else is allowed.
+
+    Raises:
+        OptionError: `value` is no such integer; the message gives the limits.
+
+    >>> check_integer("depth", np.int64(3)), check_integer("seed", 0, low=0)
+    (3, 0)
+    """
+    number = value
+    if not isinstance(value, int) and getattr(value, "ndim", 1) == 0:  # a number of NumPy or torch
+        number = value.item()
+    if type(number) is not int or not low <= number <= high:
+        raise OptionError(f"{name} must be an integer from {low} to {high}{also}, got {value!r}")
+    return number
 
 
 def check_choice(name: str, value: Any, kind: Any) -> Any:
@@ -137,14 +160,8 @@ def check_sizes(capacity: int, depth: int | None, seed: int = 0) -> tuple[int, i
         OptionError: capacity or depth is not an integer from 1 to 2^31 - 1 (depth may also be None), or seed is not an
             integer from 0 to 2^64 - 1.
     """
-    for name, value, low, high in (
-        ("capacity", capacity, 1, MAX_LENGTH),
-        ("depth", depth, 1, MAX_LENGTH),
-        ("seed", seed, 0, 2**64 - 1),
-    ):
-        if name == "depth" and value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value <= high:
-            hint = " (None for unlimited)" if name == "depth" else ""
-            raise OptionError(f"{name} must be an integer from {low} to {high}{hint}, got {value!r}")
-    return int(capacity), None if depth is None else int(depth)
+    capacity = check_integer("capacity", capacity)
+    if depth is not None:
+        depth = check_integer("depth", depth, also=" (None for unlimited)")
+    check_integer("seed", seed, 0, 2**64 - 1)
+    return capacity, depth

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from nopad.errors import BatchError
 
-__all__ = ["LABELS", "Sequences", "as_integers", "gather_runs", "labelled"]
+__all__ = ["IGNORED", "LABELS", "Sequences", "as_integers", "gather_runs", "labelled"]
 
+IGNORED = -100  # the label of a token that is not learned
 LABELS = ("labels", "label", "label_ids")  # Hugging Face's names of labels; a batch has the first one
 
 
@@ -60,7 +61,11 @@ class Sequences:
 
     def take(self, numbers: NDArray[np.int64]) -> Sequences:
         """Return the sequences with these numbers (int64 ``[m]``), in this order; per-token columns are not copied."""
-        return self._chosen(numbers, lambda column: _taken(column, numbers))
+
+        def entries(column: Any) -> Any:  # of a NumPy array [n, ...], or of an Arrow array
+            return column[numbers] if isinstance(column, np.ndarray) else column.take(numbers)
+
+        return self._chosen(numbers, entries)
 
     def part(self, begin: int, end: int) -> Sequences:
         """Return the sequences from `begin` to `end` (exclusive); their columns are views or slices, not copies."""
@@ -134,15 +139,6 @@ def labelled(given: Sequences) -> Sequences:
         return {"labels" if name == found[0] else name: column for name, column in columns.items()}
 
     return replace(given, tokens=named(given.tokens), values=named(given.values))
-
-
-def _taken(column: Any, numbers: NDArray[np.int64]) -> Any:
-    """Return the entries of a column with these numbers; `column` is a NumPy array ``[n, ...]`` or an Arrow array."""
-    if isinstance(column, np.ndarray):
-        return column[numbers]
-    import pyarrow as pa
-
-    return column.take(pa.array(numbers))
 
 
 def as_integers(column: NDArray[Any]) -> NDArray[Any]:

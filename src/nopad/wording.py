@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["counted", "numbers_of", "spanned"]
+__all__ = ["counted", "first_line", "numbers_of", "spanned"]
 
 
 def counted(number: int, noun: str) -> str:
@@ -12,6 +12,15 @@ def counted(number: int, noun: str) -> str:
     ('1 row', '2,088 rows')
     """
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def first_line(error: BaseException) -> str:
+    r"""Return the first line of an error's message; of an error without a message, the name of its class.
+
+    >>> first_line(ValueError("odd\nmore")), first_line(ValueError())
+    ('odd', 'ValueError')
+    """
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def spanned(low: int, high: int, noun: str) -> str:

@@ -278,6 +278,38 @@ class TestSteps:
         assert names(fix) == ["block-diagonal attention_mask"]  # rotary positions are relative: they need no restart
         assert nopad.audit_step(model, self.EXAMPLES, as_written(collate, fix, model)).passed
 
+    def test_a_module_of_your_own_around_a_model(self):
+        """Its loss shifts labels, which nobody says; nothing of a configuration is there."""
+
+        class Mine(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.base = build("llama")
+                self.head = torch.nn.Linear(self.base.config.hidden_size, 100)
+
+            def forward(self, input_ids, attention_mask=None, labels=None, count=None):
+                states = self.base(input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
+                logits = self.head(states)[:, :-1].flatten(0, 1)
+                loss = torch.nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum")
+                return {"loss": loss / ((labels[:, 1:] >= 0).sum() if count is None else count)}
+
+        def collate(features):
+            ids = torch.tensor([[token for one in features for token in one["input_ids"]]])
+            return {"input_ids": ids, "labels": ids.clone()}
+
+        def loss(model, batch, step):
+            count = step.over_ranks(sum((one["labels"][:, 1:] >= 0).sum() for one in step.batches))
+            return model(**batch, count=count)["loss"] * step.ranks
+
+        torch.manual_seed(0)
+        model = Mine().float()
+        verdict = nopad.audit_step(model, self.EXAMPLES, collate, loss)
+        assert verdict.denominator == sum(len(one["input_ids"]) - 1 for one in self.EXAMPLES)
+        assert not verdict.passed
+        fix = find_step_fix(model, self.EXAMPLES, collate, loss)
+        assert names(fix) == ["block-diagonal attention_mask", "labels of first tokens"]
+        assert nopad.audit_step(model, self.EXAMPLES, as_written(collate, fix, model), loss).passed
+
     def test_labels_across_borders(self):
         def collate(features):
             return {

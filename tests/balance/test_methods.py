@@ -33,10 +33,10 @@ def test_changes():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"draw": "sampled"}, "draw must be one of 'random', 'sorted', 'stratified', 'quantile', got 'sampled'"),
-        ({"deal": None}, "deal must be one of 'none', 'raster', 'snake', 'karmarkar_karp', got None"),
-        ({"within": "rack"}, "within must be one of 'rank', 'node', 'world', got 'rack'"),
-        ({"wait": "micro_step"}, "wait must be one of 'step', 'micro', got 'micro_step'"),
+        ({"draw": "sampled"}, "draw is 'sampled'; it is 'random', 'sorted', 'stratified' or 'quantile'"),
+        ({"deal": None}, "deal is None; it is 'none', 'raster', 'snake' or 'karmarkar_karp'"),
+        ({"within": "rack"}, "within is 'rack'; it is 'rank', 'node' or 'world'"),
+        ({"wait": "micro_step"}, "wait is 'micro_step'; it is 'step' or 'micro'"),
         ({"within": "rank"}, "within 'rank' is for draw 'quantile' with deal 'none'"),
         ({"within": "rank", "draw": "quantile"}, "within 'rank' is for draw 'quantile' with deal 'none'"),
         ({"window": 4}, "window is for draw 'sorted', not for draw 'random'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +16,12 @@ from nopad.cli import main
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 TERMINAL_VARIABLES = ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "PY_COLORS", "GITHUB_ACTIONS", "COLUMNS", "LINES")
+PROGRESS = re.compile(r"^nopad: .* after [\d,]+ s\n", re.MULTILINE)  # of work that takes long: on a busy machine, any
 SPECIAL = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2}
 
 
 class Ran(str):
-    """What a command printed to stdout, with `code` and `err`."""
+    """What a command printed to stdout, with `code` and `err`, which has no lines of progress."""
 
     code: int
     err: str
@@ -27,7 +29,7 @@ class Ran(str):
     @classmethod
     def of(cls, code: int, out: str, err: str) -> Ran:
         ran = cls(out)
-        ran.code, ran.err = code, err
+        ran.code, ran.err = code, PROGRESS.sub("", err)
         return ran
 
     def error(self) -> str:

@@ -76,6 +76,10 @@ def test_help_names_the_extra_a_verb_needs(call, verb, extra):
     assert extra in " ".join(call(verb, "--help").split())
 
 
+def test_an_empty_default_is_not_shown(call):
+    assert 'What the price is in, such as "$" or EUR. --watts' in " ".join(call("report", "--help").split())
+
+
 def test_help_of_demo_names_its_folder(call):
     assert "nopad-demo" in call("demo", "--help")
 
@@ -86,7 +90,8 @@ def test_help_of_demo_names_its_folder(call):
         (["frob"], "No such command 'frob'; see `nopad --help`"),
         (["plan"], "Missing argument 'INPUT...'; see `nopad plan --help`"),
         (["plan", "h.json", "--qqqqqq"], "No such option: --qqqqqq; see `nopad plan --help`"),
-        (["plan", "h.json", "--algoritm", "x"], "No such option: --algoritm (Possible options: --algorithm); see "),
+        (["trian", "c.toml"], "No such command 'trian' (did you mean 'train'?); see `nopad --help`"),
+        (["plan", "h.json", "--algoritm", "x"], "No such option: --algoritm (did you mean --algorithm?); see "),
         (["audit", "model", "extra"], "Got unexpected extra argument(s) (extra); see `nopad audit --help`"),
         (["plan", "h.json", "--over-long", "cut"], "'cut' is not one of 'error', 'truncate', 'split', 'drop'"),
         (["plan", "h.json", "--empty", "keep"], "'keep' is not one of 'skip', 'error'"),

@@ -104,6 +104,12 @@ class TestChats:
         ran = call("verify", out, "-s", chats, "-t", folder)
         assert ran.code == 0
         assert "every token compared with its source" in ran
+        ran = call("verify", out, "-s", chats)
+        assert ran.code == 2
+        assert (
+            ran.error()
+            == f"{out}: it was packed from chats; give the --tokenizer of the packing, for its chat template"
+        )
         chats.write_text(chats.read_text().replace("dog", "cat"))
         assert call("verify", out, "-s", chats, "-t", folder).code == 1
 

@@ -32,6 +32,22 @@ def test_what_is_told_of_both(call, mixed, again):
     assert f"Next: nopad verify {mixed}\n" in ran
 
 
+def test_a_plan_tells_the_sources(call, mixed):
+    """As `nopad pack` tells them of the training split."""
+    inputs = [f"{name}={mixed.parent / name}.jsonl" for name in "ab"]
+    manifest = json.loads((mixed / "train" / "nopad.json").read_text())
+    told = [{name: one[name] for name in ("name", "sequences", "tokens")} for one in manifest["sources"]]
+    how = ["--validation", "10%", "--json"]
+    assert json.loads(call("plan", *inputs, "-c", 16, *how))["sources"] == told
+    ran = call("plan", *inputs, "-c", 16, "--validation", "10%")
+    [first] = [line for line in ran.splitlines() if line.startswith("source a: ")]
+    share = told[0]["tokens"] / manifest["tokens"]
+    assert first == f"source a: {told[0]['tokens']:,} tokens, {share:.1%}; {told[0]['sequences']:,} sequences"
+    several = json.loads(call("plan", *inputs, "-c", 4, "-c", 16, *how))
+    assert several["sources"] == told
+    assert "sources" not in several["capacities"][0]
+
+
 def test_verified_together(call, mixed):
     ran = call("verify", mixed, "-s", f"a={mixed.parent / 'a.jsonl'}", "-s", f"b={mixed.parent / 'b.jsonl'}")
     assert (ran.code, ran.err) == (0, "")

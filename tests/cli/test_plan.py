@@ -689,6 +689,15 @@ class TestSeveralCapacities:
             assert one == {name: alone[name] for name in one}
             assert {"packs", "padding", "slots", "packing_factor", "lower_bound", "over_long"} <= set(one)
 
+    def test_evenness_of_each(self, call, given):
+        ran = call("plan", given, "-c", 8, "-c", 4096, "-c", 1, "--even")
+        notes = [line for line in ran.splitlines() if "even packs: " in line]
+        assert [line.split(": ")[0] for line in notes] == ["8, auto", "4,096, auto"]
+        assert "this takes no more packs" in notes[0]
+        found = json.loads(call("plan", given, "-c", 8, "-c", 1, "--even", "--json"))["capacities"]
+        assert notes[0] == f"8, {found[0]['notes'][0]}"
+        assert found[1]["notes"] == []
+
     def test_what_does_not_fit_at_all(self, call, given):
         found = json.loads(call("plan", given, "-c", 1, "-c", 8, "--json"))["capacities"][0]
         assert found["over_long"] == {"sequences": 7, "tokens": 4028, "longest": 4000, "share": 1.0}

@@ -140,7 +140,9 @@ def write_documented(folder):
         (folder / f"{name}-v2.0.json").write_text(json.dumps(SQUAD))
     tagged = json.dumps({"words": ["in", "London"], "tags": ["O", "B-LOC"]})
     chat = json.dumps({"messages": [{"role": "user", "content": "why"}, {"role": "assistant", "content": "why not"}]})
-    for name, line in (("tagged", tagged), ("chats", chat)):
+    preferred = json.dumps({"prompt": "why", "chosen": " why not", "rejected": " the cat"})
+    found = json.dumps({"query": "why", "passage": "why not"})
+    for name, line in (("tagged", tagged), ("chats", chat), ("preferences", preferred), ("queries", found)):
         (folder / f"{name}.jsonl").write_text(f"{line}\n" * 90)
     config = transformers.LlamaConfig(**SIZES, num_key_value_heads=2, max_position_embeddings=4096)
     talking = copy(tokenizer())
@@ -156,6 +158,8 @@ CHOSEN = {
     "mask": "task.max_length = 512: the least of packing.capacity and the model's positions",
     "token-classify": 'task.labels = ["O", "B-LOC"]: the classes in data.train, sorted',
     "chat": "packing.capacity = 2048: packs may be longer than sequences",
+    "dpo": "compares with the model as it is now: the log-probabilities of 180 answers",
+    "contrast": "packing.capacity = 512: the model's positions",
 }
 
 
@@ -168,13 +172,13 @@ def test_the_documented_files_train(folder, call, monkeypatch, task):
     text = blocks()[task]
     assert len(text.splitlines()) <= 10
     (folder / "c.toml").write_text(text)
-    model = "llama" if task == "chat" else "model"
+    model = "llama" if task in ("chat", "dpo") else "model"
     few = ["--set", "trainer.max_steps=2", "--set", "trainer.use_cpu=true"]
     few += ["--set", "data.held_out=0.4"] if task == "mask" else []  # so that some of these few tokens are masked
     ran = call("train", "c.toml", "--set", f"model.name={model}", *few)
     assert (ran.code, ran.err) == (0, "")
     assert CHOSEN[task] in ran
-    assert "packing.rows = 1: enough for 8 sequences per rank and micro-step, which have" in ran
+    assert re.search("packing.rows = 1: enough for 8 (sequences|records) per rank and micro-step, which have", ran)
     assert "trainer.learning_rate = 5e-05, trainer.lr_scheduler_type = " in ran
     assert re.search(r"^eval     \d+ records: ", ran, re.MULTILINE)
     assert re.search(r"^result   .*loss [\d.]+", ran, re.MULTILINE)
@@ -199,6 +203,33 @@ def test_a_run_of_chosen_fields_goes_on_and_predicts(folder, call, monkeypatch):
     (folder / "pairs.csv").write_text(pairs + "why,yes,other\n")  # another class
     ran = call("train", "c.toml", *few, "--set", "trainer.max_steps=3", "--resume")
     assert ran.code == 2
+
+
+def test_a_resumed_dpo_compares_with_the_model_of_its_beginning(folder, call, monkeypatch):
+    from safetensors.torch import load_file
+
+    write_documented(folder)
+    monkeypatch.chdir(folder)
+    (folder / "c.toml").write_text(blocks()["dpo"])
+    fields = ["model.name=llama", "trainer.use_cpu=true", "trainer.save_steps=1", "trainer.lr_scheduler_type=constant"]
+    fields += ["trainer.logging_steps=1", "trainer.learning_rate=0.01"]
+    few = [part for one in fields for part in ("--set", one)]
+
+    def train(steps, where, *more):
+        ran = call(
+            "train", "c.toml", *few, "--set", f"trainer.max_steps={steps}", "--set", f"output.folder={where}", *more
+        )
+        assert (ran.code, ran.err) == (0, "")
+        return ran
+
+    whole = train(3, "whole")
+    assert "loss 0.6931" in whole  # log 2: the model equals its reference
+    assert "compares with" in train(1, "parts")
+    rest = train(3, "parts", "--resume")
+    assert "compares with" not in rest
+    assert "loss 0.6931" not in rest
+    one, other = (load_file(folder / name / "model.safetensors") for name in ("whole", "parts"))
+    assert all((one[name] == other[name]).all() for name in one)
 
 
 def test_what_is_chosen_is_what_the_same_file_with_these_fields_says(folder, dry, call):

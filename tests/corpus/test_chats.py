@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.tasks import templates
 from tests.tasks.templates import chat, tokenizer
 
 from nopad.corpus.chats import Answered, ChatEncoder, fitted
-from nopad.corpus.conversations import conversation_of
+from nopad.corpus.conversations import conversation_of, pair_of
 from nopad.errors import LengthError, OptionError, RecordError
 
 TWO = chat("is it ?", "yes", "why ?", "blue when red")
@@ -345,3 +346,13 @@ def test_qwen3_drops_what_was_thought(byte_tokenizer):
     ]
     assert said == ["<think>\nHm.\n</think>\n\nYes.<|im_end|>", "<think>\nOh.\n</think>\n\nSo.<|im_end|>"]
     assert "Hm." not in byte_tokenizer.decode(found[1].ids)
+
+
+def test_arrays_in_messages_are_lists():
+    """Templates ask whether there are calls of tools, and NumPy gives an array no truth value."""
+    calls = [{"name": "look", "arguments": {}}, {"name": "add", "arguments": {}}]
+    called = {"role": "assistant", "tool_calls": np.array(calls, object)}
+    sides = [[{"role": "user", "content": "why"}, called, {"role": "assistant", "content": one}] for one in "ab"]
+    assert conversation_of({"messages": np.array(sides[0], object)}, 0).messages[1]["tool_calls"] == calls
+    chosen, rejected = pair_of({"chosen": sides[0], "rejected": sides[1]}, 0)
+    assert chosen.begin == rejected.begin == 2

@@ -18,9 +18,9 @@ from nopad.errors import FormatError, OptionError, SourceError
         ({"capacity": 5.0}, "capacity is 5.0; it must be an integer from 1 to 2147483647"),
         ({"capacity": 2**31}, "capacity is 2147483648; it must be an integer from 1 to 2147483647"),
         ({"special_tokens": "yes"}, "special_tokens is 'yes'; it must be True or False"),
-        ({"over_long": "cut"}, "over_long is 'cut'; it must be one of 'error', 'truncate', 'split', 'drop'"),
-        ({"empty": "drop"}, "empty is 'drop'; it must be one of 'skip', 'error'"),
-        ({"on_bad_record": "ignore"}, "on_bad_record is 'ignore'; it must be one of 'error', 'skip'"),
+        ({"over_long": "cut"}, "over_long is 'cut'; it is 'error', 'truncate', 'split' or 'drop'"),
+        ({"empty": "drop"}, "empty is 'drop'; it is 'skip' or 'error'"),
+        ({"on_bad_record": "ignore"}, "on_bad_record is 'ignore'; it is 'error' or 'skip'"),
     ],
 )
 def test_values_that_are_none(options, expected):
@@ -32,7 +32,7 @@ def test_values_that_are_none(options, expected):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"text_unit": "page"}, "text_unit is 'page'; it must be 'file', 'line' or 'paragraph'"),
+        ({"text_unit": "page"}, "text_unit is 'page'; it is 'file', 'line' or 'paragraph'"),
         (
             {"text_field": "a", "ids_field": "b"},
             "text_field 'a' and ids_field 'b' exclude each other; give one of them",

@@ -11,7 +11,7 @@ from tests.corpus.test_pretraining import tokenizer
 from nopad import random
 from nopad.corpus import _mask_kernels, _pair_kernels
 from nopad.corpus.masks import Masks, default_predictions
-from nopad.corpus.pairs import PairOptions, Sentences, Vocabulary, pairs_of, too_long
+from nopad.corpus.pairs import COLUMNS, PairOptions, Sentences, Vocabulary, pairs_of, too_long
 from nopad.errors import OptionError, RecordError
 
 START, MIDDLE = 2, 3
@@ -232,7 +232,7 @@ def test_the_loops_are_the_readable_ones(check_twins):
         space[name] = FunctionType(space[name].py_func.__code__, space)
     first, ends = np.array([0, 2, 5, 6]), np.concatenate([[0], np.cumsum([3, 4, 9, 2, 2, 5])])
     keys = np.array([[11, 12], [13, 14], [15, 16]], np.uint64)
-    out = np.zeros((12, _pair_kernels.COLUMNS), np.int64)
+    out = np.zeros((12, COLUMNS), np.int64)
     half = np.uint64(2**63)
     check_twins(_pair_kernels.all_pairs, space["all_pairs"], [first, ends, keys, 9, half, half, out])
     count = _pair_kernels.all_pairs(first, ends, keys, 9, half, half, out)

@@ -367,3 +367,11 @@ def test_an_unknown_text_unit_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("one\n")
     with pytest.raises(OptionError, match="text_unit is 'words'; it is 'file', 'line' or 'paragraph'"):
         open_records(tmp_path / "a.txt", text_unit="words")
+
+
+def test_a_function_that_fails_is_named_as_the_cause():
+    def broken():
+        raise RuntimeError("unplugged")
+
+    with pytest.raises(SourceError, match=r"memory: cannot be read from row 1 on \(unplugged\); repair it"):
+        list(open_records(broken))

@@ -180,8 +180,8 @@ def test_a_short_last_step_has_no_empty_row(fleet, ranks, accumulation):
     summary, other = run.loaders[0].summary(), filled.loaders[0].summary()
     assert summary.slots == sum(batch["input_ids"].numel() for ranks in batches for batch in ranks) < other.slots
     assert (summary.empty, summary.steps, summary.tokens) == (other.empty, other.steps, other.tokens)
-    assert f"short    places that the last step does not have: {summary.empty}" in str(summary)
-    assert f"filled   places of the last step that stay empty: {other.empty}" in str(other)
+    assert f"short    the last step lacks {summary.empty} of its {summary.shape.per_step} packs" in str(summary)
+    assert f"filled   the last step has {other.empty} of its {other.shape.per_step} packs empty" in str(other)
 
 
 @pytest.mark.parametrize(("together", "ranks"), [("rank", 1), ("step", 2)])

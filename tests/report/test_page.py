@@ -61,13 +61,27 @@ def test_it_says_what_matters(page, subjects):
     assert "<h1>What we &lt;save&gt;</h1>" in text
     assert "<title>What we &lt;save&gt;</title>" in text
     assert "records skipped as empty" in text
-    assert "nopad pack INPUT --out packed --capacity 16" in text
+    assert (
+        "<pre><span>nopad</span> <span>pack</span> <span>INPUT</span> <span>--out</span> <span>packed</span> " in text
+    )
+    commands = [re.sub("<.*?>", "", one) for one in re.findall("<pre>(.*?)</pre>", text)]  # as they are copied
+    assert any(one.startswith("nopad pack INPUT --out packed --capacity 16") for one in commands)
 
 
 def test_pictures(subjects, tmp_path):
     files = write_pictures(subjects, tmp_path)
     assert len(files) == sum(len(charts_of(subject)) for subject in subjects) + 2 * len(subjects)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in files)
+
+
+def test_pictures_of_subjects_with_the_same_name(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        nopad.plan([4] * 9, 8).save(tmp_path / folder / "same.plan.json")
+    subjects = [read_subject(tmp_path / folder / "same.plan.json") for folder in ("a", "b")]
+    files = write_pictures(subjects, tmp_path)
+    assert sorted(files) == sorted(tmp_path.glob("*.png"))
+    assert {"same-slide.png", "same-2-slide.png"} < {path.name for path in files}
 
 
 def test_one_picture_for_a_slide(subjects, tmp_path):
@@ -219,6 +233,6 @@ def test_notes_of_the_plan_and_of_those_compared_are_on_the_page(tmp_path):
     subject = dataclasses.replace(subject, comparison=compared)
     write_report([subject], tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
-    assert f'<p class="soft">{note}</p>' in text
+    assert f"<li>{note}</li>" in text
     for name in ("auto", "lpfhp", "spfhp"):
         assert f'<p class="soft">{name}, depth 8: a &lt;hint&gt;</p>' in text

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,6 +61,12 @@ def test_a_dataset_is_shown_with_real_packs(subjects, dataset):
     assert [[length for length, _ in pack] for pack in found.packs] == [row.seq_lengths.tolist() for row in rows]
     assert dict(found.facts)["source, SHA-256"] == packed.manifest.source["sha256"]
     assert dict(found.facts)["plan, SHA-256"] == packed.manifest.plan_sha256
+
+
+def test_a_dataset_in_the_current_folder_has_a_name(subjects, dataset, monkeypatch):
+    monkeypatch.chdir(dataset)
+    found = read_subject(Path("."))
+    assert (found.name, found.command) == (subjects[2].name, subjects[2].command)
 
 
 def test_the_command_makes_the_dataset_again(subjects, dataset, rows, tmp_path):

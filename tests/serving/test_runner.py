@@ -30,6 +30,7 @@ from nopad.errors import (
     RunnerClosedError,
 )
 from nopad.serving import Batching
+from nopad.serving.pace import Pace
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 CONFIG = {**SIZES, "vocab_size": 120, "max_position_embeddings": 64, "num_labels": 2}
@@ -245,9 +246,29 @@ def test_deadlines():
         assert kept.result(WAIT)
         assert first.result(WAIT)
         for seconds in (0, -1, 1e-9):
-            with pytest.raises(DeadlineError, match="ms are left until the deadline"):
+            with pytest.raises(DeadlineError, match="the deadline has passed already; deadline_s counts from now"):
                 runner.submit({"input_ids": [20]}, deadline_s=seconds)
         assert runner.statistics.packer.expired == 1
+        assert runner.statistics.late == 3
+        assert "2 answered, 1 expired, 3 refused (too late)" in str(runner.statistics)
+
+
+def test_a_deadline_that_recent_batches_cannot_meet(monkeypatch):
+    model = nopad.packed(a_model())
+    gate = Gate(model)
+    with nopad.PackRunner(model, warm_up=False) as runner:
+        first = runner.submit({"input_ids": [20]})
+        assert gate.entered.wait(WAIT)
+        monkeypatch.setattr(Pace, "estimate", lambda self, tokens: 5_000_000_000_000)
+        said = (
+            "are left until the deadline, and at the speed of recent batches an answer takes about 5,000,000.0 ms; give"
+        )
+        with pytest.raises(DeadlineError, match=said):
+            runner.submit({"input_ids": [21]}, deadline_s=1000)
+        monkeypatch.undo()
+        gate.open.set()
+        assert first.result(WAIT)
+        assert (runner.statistics.answered, runner.statistics.late) == (1, 1)
 
 
 def test_closing_while_much_waits():

@@ -23,6 +23,7 @@ def test_statistics_print_as_a_table():
         packer=packer,
         answered=6,
         failed=1,
+        late=4,
         padded_tokens=1000,
         counts={"truncated": 3},
         us_per_token=2.5,
@@ -30,7 +31,7 @@ def test_statistics_print_as_a_table():
         p99_ms=1234.5,
     )
     assert str(made).splitlines() == [
-        "requests  6 answered, 1 failed, 1 cancelled, 2 refused, 3 truncated",
+        "requests  6 answered, 1 failed, 1 cancelled, 2 refused (full), 4 refused (too late), 3 truncated",
         "waiting   1 sequence, 12 tokens",
         "batches   3 batches: 2 full, 1 idle",
         "padding   25.0% saved: 750 tokens instead of 1,000",
@@ -44,6 +45,14 @@ def test_statistics_print_as_a_table():
     ]
     idle = replace(packer, cancelled=0, refused=0, waiting=0, waiting_tokens=0, flushes={}, tokens=0, slots=0)
     new = RunnerStatistics(
-        packer=idle, answered=0, failed=0, padded_tokens=0, counts={}, us_per_token=None, p50_ms=None, p99_ms=None
+        packer=idle,
+        answered=0,
+        failed=0,
+        late=0,
+        padded_tokens=0,
+        counts={},
+        us_per_token=None,
+        p50_ms=None,
+        p99_ms=None,
     )
     assert str(new) == "requests  0 answered\nwaiting   0 sequences, 0 tokens"

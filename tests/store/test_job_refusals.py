@@ -101,7 +101,7 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path, pack):
         ([[1], [-1]], {}, RecordError, r"memory, line 2: ids\[0\] is -1; "),
         ([[1]], {"depth": 0}, OptionError, "depth must be an integer from 1 "),
         ([[1]], {"algorithm": "lpfph"}, OptionError, "unknown algorithm 'lpfph'; did you mean lpfhp"),
-        ([[1]], {"order": "sideways"}, OptionError, "unknown order 'sideways'; it is 'random' or 'source'"),
+        ([[1]], {"order": "sideways"}, OptionError, "order is 'sideways'; it is 'random' or 'source'"),
         ([[1]], {"shard_tokens": 0}, OptionError, "shard_tokens must be an integer of at least 1, got 0"),
         ([], {}, RecordError, "nothing to pack: 0 records gave no sequence "),
         (

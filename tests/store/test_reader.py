@@ -282,8 +282,8 @@ def test_a_pickled_row_reads_the_same(large):
 def test_decoded_blocks_are_kept_up_to_a_limit(large, monkeypatch):
     dataset = PackedDataset(large.path, cached_row_groups=2)
     decoded = []
-    real = dataset._decode
-    monkeypatch.setattr(dataset, "_decode", lambda number: decoded.append(number) or real(number))
+    real = dataset._checked
+    monkeypatch.setattr(dataset, "_checked", lambda group, number: decoded.append(number) or real(group, number))
     size = dataset.manifest.rows_per_group
     for block in (0, 0, 1, 0, 2, 0, 1):  # 2 pushes out 1, the one longest unused
         dataset[block * size]

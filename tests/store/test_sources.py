@@ -93,7 +93,7 @@ def jsonl_zst(rows, folder):
 
 
 def url(rows, folder):
-    return open_source(f"file://{parquet(rows, folder)._files[0]._path}")
+    return open_source(f"file://{parquet(rows, folder).files()[0].path}")
 
 
 def fsspec_url(rows, folder):

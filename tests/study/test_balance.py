@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 
@@ -29,7 +31,7 @@ def rows():
 
 def test_a_row_has_what_json_promises(rows):
     for row in rows.values():
-        summary = row.summary()
+        summary = asdict(row)
         assert [key for key in summary if key in KEYS] == KEYS
         assert (row.gpus, row.node, row.batch) == (16, 4, 8)
         assert row.min_tokens <= row.mean_tokens <= row.max_tokens

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -55,7 +56,7 @@ def test_rows_of_a_histogram():
         assert row.balanced > row.simulated
     assert rows[2].balanced == pytest.approx(64 / 32.5, abs=0.02)  # as if there were no slowest
     assert rows[0].packing == pytest.approx(64 / 32.5, rel=0.01)
-    assert set(rows[0].summary()) == {"devices", "printed", "corrected", "by_time", "simulated", "balanced", "packing"}
+    assert set(asdict(rows[0])) == {"devices", "printed", "corrected", "by_time", "simulated", "balanced", "packing"}
 
 
 def row(devices, value):

@@ -88,6 +88,12 @@ def test_few_sequences_or_tokens_are_one_batch(always, lengths):
     assert calls == [(threading.current_thread(), list(range(len(lengths))))]
 
 
+def test_classifiers_run_in_several_threads(always):
+    """Their forward method stores something of labels, which lanes never have."""
+    _, calls = seen_by(Lanes(a_bert(BertForSequenceClassification)))
+    assert len(calls) == 2
+
+
 @pytest.mark.parametrize("most", [1, 2])
 def test_a_call_gets_the_shortest_first(always, most):
     results, calls = seen_by(Lanes(a_bert(), most))
@@ -130,22 +136,36 @@ def test_modules_of_the_users_own_run_in_one_lane(always):
     assert [thread for thread, _ in calls] == [threading.current_thread()]
 
 
-def a_hook(model):
+def a_hook(model, _):
     model.encoder.layer[0].register_forward_hook(lambda module, args, output: None)
 
 
-def a_method(model):
+def a_hook_of_all(_, monkeypatch):
+    monkeypatch.setitem(torch.nn.modules.module._global_forward_hooks, -1, lambda module, args, output: None)
+
+
+def a_method(model, _):
     inner = model.encoder.layer[0].intermediate.forward
     model.encoder.layer[0].intermediate.forward = lambda states: inner(states)
 
 
-@pytest.mark.parametrize("change", [a_hook, a_method])
-def test_hooks_and_methods_of_the_users_own_run_in_one_lane(always, change):
+def a_method_of_a_class(model, monkeypatch):
+    kind = type(model.encoder.layer[0].intermediate)
+    inner = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, states: inner(self, states))
+
+
+def a_module(model, _):
+    model.encoder.layer[1].output.dropout = Stateful()
+
+
+@pytest.mark.parametrize("change", [a_hook, a_hook_of_all, a_method, a_method_of_a_class, a_module])
+def test_hooks_and_methods_of_the_users_own_run_in_one_lane(always, monkeypatch, change):
     """Also those that come later: what they keep between two modules would be another lane's."""
     model = a_bert()
     both = Lanes(model)
     assert len(seen_by(both)[1]) == 2
-    change(model)
+    change(model, monkeypatch)
     assert [thread for thread, _ in seen_by(both)[1]] == [threading.current_thread()]
 
 
@@ -180,7 +200,7 @@ def test_a_model_that_threads_must_not_share_runs_in_one_at_a_time(always):
 
 def test_the_lock_of_such_a_model_is_not_inherited_by_a_forked_process():
     model = a_bert()
-    a_hook(model)
+    a_hook(model, None)
     both = Lanes(model)
     with both.turn():
         read, write = os.pipe()
@@ -270,29 +290,68 @@ def test_a_forked_process_starts_threads_of_its_own(always):
     assert os.read(read, 1) == b"1"
 
 
-def test_the_trial_tries_each_way_equally_often_and_keeps_the_fastest():
-    trial = lanes._Trial(6)
+def run_of(trial, cost, batches, most=None):
+    """Run batches as the trial says; ``cost(lanes, number)`` is the time per token. Return the numbers of lanes."""
+    most = trial.threads if most is None else most
     order = []
-    for _ in range(16):
-        order.append(trial.lanes(6))
-        trial.note(order[-1], 6, {1: 3.0, 2: 1.0, 4: 2.0, 6: 5.0}[order[-1]])
-    assert [order.count(way) for way in (1, 2, 4, 6)] == [4, 4, 4, 4]
+    for number in range(batches):
+        order.append(trial.lanes(most))
+        trial.note(order[-1], most, cost(order[-1], number))
+    return order
+
+
+def test_the_trial_tries_each_way_and_keeps_the_fastest():
+    trial = lanes._Trial(6)
+    order = run_of(trial, lambda way, _: {1: 3.0, 2: 1.0, 4: 2.0, 6: 5.0}[way], 500)
+    assert set(order) == {1, 2, 4, 6}
+    assert order[100:].count(2) >= 390
     assert trial.lanes(6) == trial.lanes(2) == 2
     assert trial.lanes(1) == 1
 
 
+@pytest.mark.parametrize("other", [0.8, 1.25])
+@pytest.mark.parametrize("phase", range(7))
+def test_drift_and_lone_slow_batches_do_not_decide(phase, other):
+    """The time per token grows sevenfold with the lengths, and every seventh batch is slow, whichever way it runs."""
+
+    def cost(way, number):
+        return (1 + number / 20) * (other if way == 2 else 1.0) * (2.0 if number % 7 == phase else 1.0)
+
+    trial = lanes._Trial(2)
+    run_of(trial, cost, 120)
+    assert trial._best == (2 if other < 1 else 1)
+
+
+def test_a_choice_is_revised_when_the_machine_changes():
+    trial = lanes._Trial(2)
+    run_of(trial, lambda way, _: float(way), 100)
+    assert trial._best == 1
+    run_of(trial, lambda way, _: 1 / way, 50 * (lanes.TURNS + 1))
+    assert trial._best == 2
+
+
+def test_equal_ways_are_not_exchanged():
+    trial = lanes._Trial(4)
+    run_of(trial, lambda way, number: 1.0 + 0.02 * (number % 2), 1000)
+    assert trial._best == 1
+
+
 def test_the_first_batch_of_each_way_does_not_count():
     trial = lanes._Trial(2)
-    for spent in ((1, 1.0), (2, 100.0), *[(1, 4.0), (2, 3.0)] * 3):
-        trial.note(spent[0], 2, spent[1])
-    assert trial.lanes(2) == 2
+    seen = []
+
+    def cost(way, _):
+        seen.append(way)
+        return 3.0 if way == 1 else 1000.0 if seen.count(2) == 1 else 2.95
+
+    run_of(trial, cost, 2 * lanes.TURNS)
+    assert max(trial._quotients[2]) < 1
 
 
 def test_small_batches_do_not_decide():
     trial = lanes._Trial(4)
-    for _ in range(50):
-        trial.note(trial.lanes(2), 2, 1.0)
-    assert trial._best is None
+    assert set(run_of(trial, lambda way, _: 1.0 / way, 50, most=2)) == {1}
+    assert trial._last is None
 
 
 @pytest.mark.parametrize("fast", [False, True])

@@ -77,3 +77,17 @@ def test_packing_reads_them_too(tmp_path):
     [block] = open_source(tmp_path / "a.json", ReaderOptions(text_field="context")).blocks()
     [run] = block.records()
     assert run.texts == ["the cat is it"] * 2
+
+
+def test_a_byte_order_mark_is_not_content(tmp_path):
+    path = tmp_path / "train.json"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps({"data": [ARTICLE]}).encode())
+    assert read_squad(path) == list(open_records(path)) == read_squad({"data": [ARTICLE]})
+
+
+@pytest.mark.parametrize("read", [read_squad, lambda path: list(open_records(path))])
+def test_nesting_beyond_the_parser_is_no_crash(tmp_path, read):
+    path = tmp_path / "train.json"
+    path.write_text('{"data": [{"paragraphs": [' + "[" * 100_000)
+    with pytest.raises(FormatError, match=r"train\.json is no JSON"):
+        read(path)

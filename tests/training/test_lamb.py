@@ -229,6 +229,7 @@ def test_gradients_that_are_none_and_closures():
         ({"lr": -1.0}, "lr of group 0 is -1.0; it must be a finite number from 0"),
         ({"lr": math.nan}, "lr of group 0 is nan"),
         ({"lr": torch.tensor(0.1)}, "and no tensor"),
+        ({"lr": 10**400}, "lr of group 0 is 1000"),
         ({"betas": (0.9, 1.0)}, "betas of group 0 is .*two numbers from 0 to below 1"),
         ({"betas": 0.9}, "betas of group 0 is 0.9"),
         ({"eps": -1e-9}, "eps of group 0"),

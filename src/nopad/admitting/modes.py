@@ -18,7 +18,8 @@ RATE = 4  # place of its argument dropout_p
 class NoDropout(TorchFunctionMode):
     """A PyTorch function mode in which no dropout happens, also where code calls a function of PyTorch for it.
 
-    Functions whose names end in "dropout" return their input, and scaled_dot_product_attention gets a dropout_p of 0.
+    Functions whose names end in "dropout", or in a form of it such as "dropout2d", return their input.
+    scaled_dot_product_attention gets a dropout_p of 0.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -19,6 +19,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from nopad.admitting.search import CLOSE, FACTORS, Probed, Search, Seen
 from nopad.admitting.small import ran
 from nopad.model.calls import bound
+from nopad.model.embedded import input_embeddings
 from nopad.model.known import class_of
 
 __all__ = ["length_for", "probe", "registered", "unsteady"]
@@ -136,10 +137,7 @@ def _counted(modules: set[nn.Module], counts: Counter[nn.Module]) -> Iterator[No
 @contextmanager
 def _scaled(model: Any, factor: float) -> Iterator[None]:
     """For a ``with`` block, multiply a model's token embeddings by `factor`; do nothing if it names no embedding."""
-    try:
-        table = model.get_input_embeddings()
-    except (AttributeError, NotImplementedError):  # a model need not say which they are
-        table = None
+    table = input_embeddings(model)
     if not isinstance(table, nn.Embedding):
         yield
         return

@@ -22,6 +22,8 @@ from nopad.auditing.probes import Places
 from nopad.auditing.shortened import layer_count
 from nopad.auditing.trial import Kinds, Trial, per_sequence
 from nopad.auditing.verdict import Check
+from nopad.errors import UnsupportedModelError
+from nopad.model.embedded import input_embeddings
 from nopad.model.hooked import part_of
 from nopad.model.postconditions import mixed
 from nopad.model.safety import STATE, bare, state_of
@@ -264,13 +266,23 @@ def _scaled(trial: Trial, places: Places, victim: int, factor: float | None) -> 
 
     inner = bare(trial.model)
     owners = [inner, *(part_of(inner, name) for name in ("encoder", "decoder") if trial.targets is not None)]
-    modules = {id(module): module for module in (owner.get_input_embeddings() for owner in owners)}
+    modules = {id(module): module for module in map(_embeddings, owners)}
     handles = [module.register_forward_hook(scale) for module in modules.values()]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _embeddings(model: Any) -> nn.Module:
+    found = input_embeddings(model)
+    if found is None:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} does not say which module embeds its input_ids; define get_input_embeddings() in "
+            "it, which returns that module"
+        )
+    return found
 
 
 def _layers(trial: Trial) -> int:

@@ -15,6 +15,7 @@ from nopad.auditing.limits import apart, largest_finite
 from nopad.auditing.tokens import Tokens
 from nopad.auditing.trial import Trial
 from nopad.errors import OptionError
+from nopad.model.embedded import input_embeddings
 from nopad.model.safety import bare
 
 __all__ = ["Singles", "looked_for", "steady"]
@@ -63,6 +64,10 @@ def looked_for(trial: Trial, tokens: Tokens) -> dict[str, int]:
     """
     length = min(6, max(map(len, trial.sequences)))
 
+    embed = input_embeddings(bare(trial.model))
+    if embed is None:
+        return {}
+
     def differs(token: int | None) -> bool:
         ids = tokens.plain[:length].tolist() if tokens.plain.size >= length else [int(tokens.plain[0])] * length
         for place in (length // 3, length - 1):
@@ -72,7 +77,7 @@ def looked_for(trial: Trial, tokens: Tokens) -> dict[str, int]:
         with torch.no_grad():
             told = single.alone(0)
             with inside_model("embeddings"):
-                embeddings = bare(trial.model).get_input_embeddings()(named.pop("input_ids"))
+                embeddings = embed(named.pop("input_ids"))
             untold = single.run({**named, "inputs_embeds": embeddings}, "of embeddings")
         shared = told.keys() & untold.keys()
         return any(

@@ -20,7 +20,7 @@ from nopad.balance.deal import deal
 from nopad.balance.methods import Balance
 from nopad.balance.shape import Shape
 from nopad.errors import BalanceError
-from nopad.options import Option
+from nopad.options import check_integer
 
 __all__ = ["cut_under_cap", "deal_step_under_cap", "deal_under_cap", "first_over_cap"]
 
@@ -57,7 +57,7 @@ def deal_under_cap(costs: ArrayLike, tokens: ArrayLike, world_size: int, cap: in
     >>> deal_under_cap([9, 5, 4, 1], [9, 5, 4, 1], world_size=2, cap=10).tolist()
     [0, 1, 1, 0]
     """
-    world_size = Option(default=None, help="").check("world_size", world_size)
+    world_size = check_integer("world_size", world_size)
     checked, sizes, cap = _fitting(costs, tokens, cap)
     if checked.size < world_size:
         raise BalanceError(f"{checked.size} units are too few for {world_size} ranks; each gets at least one")
@@ -243,7 +243,7 @@ def _sized(tokens: ArrayLike, cap: int) -> tuple[NDArray[np.int64], int]:
         OptionError: `cap` is not an integer from 1 to 2^63 - 1.
     """
     sizes = check_costs(tokens)
-    cap = Option(default=None, help="", high=2**63 - 1).check("cap", cap)
+    cap = check_integer("cap", cap, high=2**63 - 1)
     return sizes, min(cap, int(sizes.sum()))
 
 

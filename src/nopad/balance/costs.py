@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nopad.errors import BalanceError, OptionError
 from nopad.histogram import integers
-from nopad.options import MAX_LENGTH, Option, is_number
+from nopad.options import MAX_LENGTH, check_integer, is_number
 
 __all__ = ["Attention", "CostModel", "Measured", "Tokens", "check_costs", "cost_model", "fingerprint", "round_up"]
 
@@ -123,8 +123,7 @@ class Attention(CostModel):
     hidden_size: int
 
     def __post_init__(self) -> None:
-        checked = Option(default=None, help="").check("hidden_size", self.hidden_size)
-        object.__setattr__(self, "hidden_size", checked)
+        object.__setattr__(self, "hidden_size", check_integer("hidden_size", self.hidden_size))
 
     def of(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
         """Return the cost of each sequence, int64 ``[n]``; the errors are those of `CostModel.of`."""
@@ -287,7 +286,7 @@ def round_up(seq_lengths: ArrayLike, multiple: int) -> NDArray[np.int64]:
     >>> round_up([1, 8, 9], 8).tolist()
     [8, 8, 16]
     """
-    multiple = Option(default=None, help="").check("multiple", multiple)
+    multiple = check_integer("multiple", multiple)
     lengths = _lengths(seq_lengths)
     longest = -(-int(lengths.max(initial=0)) // multiple) * multiple
     if longest > _MOST:

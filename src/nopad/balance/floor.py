@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nopad.balance.costs import check_costs
 from nopad.errors import BalanceError
-from nopad.options import Option
+from nopad.options import check_integer
 
 __all__ = ["Report", "floor", "needs_context_parallelism", "report"]
 
@@ -73,7 +73,7 @@ def floor(costs: ArrayLike, world_size: int) -> float:
     (0.5, 0.0)
     """
     checked = _some(costs)
-    total, world = int(checked.sum()), _world(world_size)
+    total, world = int(checked.sum()), check_integer("world_size", world_size)
     return max(int(checked.max()), -(-total // world)) * world / total - 1 if total else 0.0
 
 
@@ -95,7 +95,7 @@ def needs_context_parallelism(costs: ArrayLike, world_size: int, above: float = 
     [1, 3]
     """
     checked = _some(costs)
-    limit = (1 + above) * int(checked.sum()) / _world(world_size)
+    limit = (1 + above) * int(checked.sum()) / check_integer("world_size", world_size)
     found = np.flatnonzero(checked > limit)
     return found[np.argsort(-checked[found], kind="stable")]
 
@@ -141,7 +141,3 @@ def _some(costs: ArrayLike) -> NDArray[np.int64]:
     if not checked.size:
         raise BalanceError("there are no units")
     return checked
-
-
-def _world(world_size: int) -> int:
-    return int(Option(default=None, help="").check("world_size", world_size))

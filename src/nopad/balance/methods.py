@@ -28,12 +28,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
 from nopad.errors import OptionError
-from nopad.options import Option
+from nopad.options import check_choice, check_integer
 
 __all__ = ["METHODS", "Balance", "Deal", "Draw", "Wait", "Within"]
 
@@ -91,8 +91,9 @@ class Balance:
 
     def __post_init__(self) -> None:
         for name, allowed in (("draw", Draw), ("deal", Deal), ("within", Within), ("wait", Wait)):
-            Option(default=None, choices=get_args(allowed), help=name).check(name, getattr(self, name))
-        object.__setattr__(self, "window", Option(default=None, none=True, help="").check("window", self.window))
+            check_choice(name, getattr(self, name), allowed)
+        if self.window is not None:
+            object.__setattr__(self, "window", check_integer("window", self.window, also=" or None"))
         if self.window is not None and self.draw != "sorted":
             raise OptionError(f"window is for draw 'sorted', not for draw {self.draw!r}")
         if self.within == "rank" and (self.draw != "quantile" or self.deal != "none"):
@@ -100,7 +101,7 @@ class Balance:
         self._check_strata()
 
     def _check_strata(self) -> None:
-        for name, lowest in (("edges", 0), ("quotas", 0)):
+        for name in ("edges", "quotas"):
             values = getattr(self, name)
             if values is None:
                 continue
@@ -108,12 +109,12 @@ class Balance:
                 raise OptionError(f"{name} are for draw 'stratified', not for draw {self.draw!r}")
             if not isinstance(values, Sequence | np.ndarray) or isinstance(values, str):
                 raise OptionError(f"{name} are integers, one after another, such as (128, 256, 384), got {values!r}")
-            option = Option(default=None, help="", low=lowest, high=2**63 - 1)
-            object.__setattr__(self, name, tuple(option.check(f"each of {name}", value) for value in values))
+            checked = tuple(check_integer(f"each of {name}", value, 0, 2**63 - 1) for value in values)
+            object.__setattr__(self, name, checked)
         if self.edges is not None and any(a >= b for a, b in zip(self.edges, self.edges[1:], strict=False)):
             raise OptionError(f"edges must ascend, each once, got {self.edges}")
-        if self.quotas is not None and len(self.quotas) != (4 if self.edges is None else len(self.edges) + 1):
-            strata = 4 if self.edges is None else len(self.edges) + 1
+        strata = 4 if self.edges is None else len(self.edges) + 1
+        if self.quotas is not None and len(self.quotas) != strata:
             raise OptionError(f"there are {strata} strata but {len(self.quotas)} quotas; give one quota per stratum")
 
     @classmethod

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from nopad.errors import OptionError
-from nopad.options import Option
+from nopad.options import check_integer
 
 __all__ = ["Shape"]
-
-_SIZE = Option(default=1, help="a count")
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class Shape:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            object.__setattr__(self, field.name, _SIZE.check(field.name, getattr(self, field.name)))
+            object.__setattr__(self, field.name, check_integer(field.name, getattr(self, field.name)))
         if self.world_size % self.node_size:
             raise OptionError(
                 f"world_size {self.world_size} is not divisible by node_size {self.node_size}; give the number of "

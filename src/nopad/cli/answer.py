@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nopad.cli.lengths import Given
-from nopad.cli.render import seconds
-from nopad.planning import lower_bound
+from nopad.cli.render import least_packs, seconds
 from nopad.planning.baselines import Padded
+from nopad.planning.comparison import notes_of
 from nopad.wording import counted, spanned
 
 __all__ = [
@@ -23,7 +23,9 @@ __all__ = [
     "facts",
     "headline",
     "left_out",
+    "listed_sources",
     "share",
+    "sources",
     "text_unit",
 ]
 
@@ -38,21 +40,12 @@ def best_of(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     return min(rows, key=lambda row: (row["packs"], 0 if row["depth"] is None else 1, -(row["depth"] or 0)))
 
 
-def least_packs(given: Given, rows: Sequence[Mapping[str, Any]]) -> int:
-    """Return the highest lower bound found on the number of packs without a depth limit; so it holds at every depth.
-
-    Of `rows`, which are those of `compare`, only rows without a depth limit are used.
-    """
-    proven = [row["lower_bound"] for row in rows if row["depth"] is None]
-    least: int = max([lower_bound(given.histogram, given.capacity, None).packs, *proven])
-    return least
-
-
 def answer(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what packing gains, in four lines: lengths, padding, packs, and slots.
 
     The last line says how many times the slots of packs each way of padding needs. A slot is the place of one
-    token in a batch, real or padding. If text files were read, a fifth line says what one record is. `without` has the
+    token in a batch, real or padding. Then a line for each named input, and if text files were read, one that says what
+    a record is. `without` has the
     numbers of slots without packing; `rows` are those of `nopad.planning.comparison.compare`, one for each plan.
     """
     best = best_of(rows)
@@ -65,6 +58,7 @@ def answer(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> 
         f"{counted(best['packs'], 'pack')} of {given.capacity:,} tokens, {_from_least(given, rows)}: "
         f"factor {best['packing_factor']:.3f} (sequences per pack)",
         f"slots to compute, as multiples of those of packs: {others} (batches of {without.batch_size})",
+        *sources(given),
         *text_unit(given),
     ]
 
@@ -103,6 +97,26 @@ def share(part: int, whole: int) -> str:
     if part in (0, whole):
         return "100%" if part else "0%"
     return "under 0.1%" if part < whole / 1000 else "over 99.9%" if part > whole * 0.999 else f"{part / whole:.1%}"
+
+
+def sources(given: Given) -> list[str]:
+    """Return a line for each named input: its tokens, its share of all tokens, and its sequences.
+
+    >>> from nopad.histogram import Histogram
+    >>> named = {"web": (3, 60), "code": (1, 20)}
+    >>> sources(Given(capacity=32, histogram=Histogram.from_lengths([20] * 4), lengths=None, sources=named))
+    ['source web: 60 tokens, 75.0%; 3 sequences', 'source code: 20 tokens, 25.0%; 1 sequence']
+    """
+    whole = sum(tokens for _, tokens in given.sources.values())
+    return [
+        f"source {name}: {counted(tokens, 'token')}, {share(tokens, whole)}; {counted(number, 'sequence')}"
+        for name, (number, tokens) in given.sources.items()
+    ]
+
+
+def listed_sources(given: Given) -> list[dict[str, Any]]:
+    """Return name, sequences and tokens of each named input, as JSON values."""
+    return [{"name": name, "sequences": n, "tokens": tokens} for name, (n, tokens) in given.sources.items()]
 
 
 def text_unit(given: Given) -> list[str]:
@@ -158,7 +172,7 @@ def _from_least(given: Given, rows: Sequence[Mapping[str, Any]]) -> str:
     This is the minimum without a depth limit, if the best plan has no depth limit or has exactly this many packs.
     Otherwise it is the minimum at the depth of the best plan.
     """
-    best, least = best_of(rows), least_packs(given, rows)
+    best, least = best_of(rows), least_packs(given.histogram, given.capacity, rows)
     if best["depth"] is None or best["packs"] == least:
         above = best["packs"] - least
         return f"{above:,} above the proven minimum" if above else "the proven minimum"
@@ -236,16 +250,18 @@ def facts(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> d
         "slots": slots,
         "padding": {name: without.share(number) for name, number in slots.items()},
         "packs": best["packs"],
-        "lower_bound": least_packs(given, rows),
+        "lower_bound": least_packs(given.histogram, given.capacity, rows),
         "packing_factor": best["packing_factor"],
         "over_long": {
             "sequences": given.over_long,
             "tokens": given.over_long_tokens,
             "longest": given.longest,
         },
+        "sources": listed_sources(given),
         "text_unit": given.text_unit,
         "counts": None if given.counts is None else given.counts.to_dict(),
         "passed_over": list(given.passed_over),
         "advice": advice(rows),
+        "notes": notes_of(rows),
         "plans": list(rows),
     }

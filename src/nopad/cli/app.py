@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import traceback
@@ -196,8 +197,13 @@ def _usage(error: Any) -> str:
     """
     if not (message := error.format_message().rstrip(".").replace("Value error, ", "")):
         return ""
+    message = re.sub(r"\. Did you mean (.*?)\??$| \(Possible options: (.*)\)", _meant, message)
     command = error.ctx.command_path if error.ctx else "nopad"
     return f"{message}; see `{command} --help`"
+
+
+def _meant(found: re.Match[str]) -> str:
+    return f" (did you mean {found[1] or found[2]}?)"
 
 
 def _discard_stdout() -> int:

@@ -11,7 +11,6 @@ import inspect
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -40,6 +39,8 @@ from nopad.cli.options import Overwrite
 from nopad.cli.render import console
 from nopad.cli.step import audited
 from nopad.errors import FormatError, MissingExtraError, OptionError, install
+from nopad.files import is_model_folder
+from nopad.wording import first_line
 
 __all__ = ["audit"]
 
@@ -312,9 +313,7 @@ def load_model(spec: str, attention: str | None = None) -> Any:
     transformers: Any = library
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    path = Path(spec)
-    if (spec.startswith((".", "/", "~")) or path.exists()) and not (path / "config.json").is_file():
-        raise FormatError(f"{spec} is no folder with a model: it has no config.json")
+    here = is_model_folder(spec)
     options: dict[str, Any] = {"attn_implementation": attention} if attention else {}
     try:
         config = transformers.AutoConfig.from_pretrained(spec)
@@ -322,8 +321,8 @@ def load_model(spec: str, attention: str | None = None) -> Any:
         kind = next((found for found in named if found is not None), transformers.AutoModel)
         return kind.from_pretrained(spec, dtype="auto", **options)
     except Exception as error:  # a damaged file or a missing package may raise anything
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        if path.exists():
+        reason = first_line(error)
+        if here:
             raise FormatError(f"{spec}: transformers cannot read this model ({reason})") from error
         raise FormatError(
             f"{spec!r} is no folder here and could not be had from the Hugging Face hub ({reason}); "

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from nopad.cli.answer import facts, headline, share, text_unit
+from nopad.cli.answer import facts, headline, listed_sources, share, sources, text_unit
+from nopad.cli.inputs import called
 from nopad.cli.lengths import Given
 from nopad.cli.monitor import Bars
-from nopad.cli.render import console, fitted
+from nopad.cli.render import console, fitted, headed
 from nopad.errors import OptionError
 from nopad.options import MAX_LENGTH
 from nopad.planning.baselines import padded
@@ -22,7 +22,14 @@ from nopad.planning.registry import check_algorithm, complete_options
 
 __all__ = ["planner_of", "refuse_with_several", "show_capacities"]
 
-_OF_ALL = ("batch_size", "capacity_chosen", "text_unit", "advice", "plans")  # the same in every line, or not in one
+_OF_ALL = (
+    "batch_size",
+    "capacity_chosen",
+    "sources",
+    "text_unit",
+    "advice",
+    "plans",
+)  # the same in every line, or not in one
 
 
 def refuse_with_several(given: Mapping[str, Any], single: Mapping[str, Sequence[str] | None]) -> None:
@@ -89,7 +96,7 @@ def show_capacities(
     """
     with Bars() as monitor:
         whole = read(MAX_LENGTH, monitor, apart=True)
-        replace(whole, capacity=max(capacities)).apart(inputs[0] if len(inputs) == 1 else f"{len(inputs)} inputs")
+        replace(whole, capacity=max(capacities)).apart(called(inputs))
         monitor.stage("planning", len(capacities), "capacities")
         found = []
         for capacity in capacities:
@@ -100,12 +107,15 @@ def show_capacities(
         return
     out = console()
     wrapped = not out.is_terminal
-    for line in (headline(whole), *text_unit(whole)):
+    for line in (headline(whole), *sources(whole), *text_unit(whole)):
         out.print(line, markup=False, soft_wrap=wrapped)
     out.print(f"padding without packing (batches of {batch_size}) and packed, for each capacity:", soft_wrap=wrapped)
     out.print(
         fitted(lambda left_out: _table(whole, found, left_out), ("factor", "length-sorted", "dynamic"), out.width)
     )
+    for one in found:
+        for note in one["notes"]:
+            out.print(f"{one['capacity']:,}, {note}", style="dim", markup=False, soft_wrap=wrapped)
     if any(one["over_long"]["sequences"] for one in found):
         ways = (
             f"nopad pack needs --over-long {whole.policies} for them"
@@ -125,6 +135,7 @@ def _of_input(whole: Given, batch_size: int) -> dict[str, Any]:
         "shortest": int(found.lengths[0]),
         "longest": found.max_length,
         "batch_size": batch_size,
+        "sources": listed_sources(whole),
         "text_unit": whole.text_unit,
     }
 
@@ -146,7 +157,7 @@ def _facts(
     if capacity < found.lengths[0]:
         above = {"sequences": found.sequences, "tokens": all_tokens, "longest": found.max_length, "share": 1.0}
         none = dict.fromkeys(("shortest", "longest", "slots", "padding", "packs", "lower_bound", "packing_factor"))
-        return {"capacity": capacity, "sequences": 0, "tokens": 0, **none, "over_long": above}
+        return {"capacity": capacity, "sequences": 0, "tokens": 0, **none, "over_long": above, "notes": []}
     given = replace(whole, capacity=capacity).apart("")
     stated = facts(given, padded(given.histogram, capacity, batch_size), planner(given))
     stated["over_long"]["share"] = given.over_long_tokens / all_tokens
@@ -160,9 +171,7 @@ def _table(whole: Given, found: Sequence[Mapping[str, Any]], left_out: Sequence[
     """
     ways = {"fixed": "fixed", "dynamic": "dynamic", "length-sorted": "length_sorted", "packed": "packed"}
     heads = [head for head in ("packs", *ways, "factor", "above", "their tokens") if head not in left_out]
-    table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False, caption_justify="left")
-    for head in ("capacity", *heads):
-        table.add_column(head, justify="right", no_wrap=True)
+    table = headed(["capacity", *heads], left=0)
     for one in found:
         above = one["over_long"]
         shown = {"above": f"{above['sequences']:,}", "their tokens": share(above["tokens"], whole.histogram.tokens)}

@@ -13,7 +13,7 @@ from nopad.corpus import CorpusOptions, open_records
 from nopad.corpus.content import Content
 from nopad.corpus.encoders import CHAT_OPTIONS, Chats, Encoder, Fields, TextPairs
 from nopad.corpus.transformers_tokenizer import load_transformers_tokenizer
-from nopad.errors import NopadError
+from nopad.errors import NopadError, OptionError
 
 __all__ = [
     "Chat",
@@ -133,6 +133,7 @@ def encoder_of(settings: Mapping[str, Any], capacity: int, tokenizer: str | None
 
     Raises:
         FormatError, MissingExtraError: the tokenizer cannot be loaded (`load_transformers_tokenizer`).
+        OptionError: it was packed from chats, and `tokenizer` is None.
     """
     found = settings.get("encoder")
     if found is None:
@@ -140,6 +141,8 @@ def encoder_of(settings: Mapping[str, Any], capacity: int, tokenizer: str | None
     how: dict[str, Any] = {"capacity": capacity, "over_long": settings["over_long"]}
     if found["name"] == "fields":
         return Fields(found["fields"])
+    if tokenizer is None and found["name"] != "pairs":
+        raise OptionError("it was packed from chats; give the --tokenizer of the packing, for its chat template")
     loaded = load_transformers_tokenizer(tokenizer)
     if found["name"] == "pairs":
         return TextPairs(loaded, *found["fields"], **how)

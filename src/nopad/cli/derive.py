@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from nopad.errors import FormatError, MissingExtraError, OptionError, UnsupportedModelError, install
+from nopad.files import is_model_folder
+from nopad.wording import first_line
 
 __all__ = ["Finding", "derived"]
 
@@ -69,22 +70,20 @@ def derived(spec: str | None) -> Finding:
         with torch.device("meta"):
             model = transformers.AutoModel.from_config(config) if kind is None else kind(config)
     except Exception as error:  # a configuration may name anything
-        raise FormatError(f"{spec}: transformers cannot build this model ({_said(error)})") from error
+        raise FormatError(f"{spec}: transformers cannot build this model ({first_line(error)})") from error
     torch.set_num_threads(1)  # a small copy runs: several threads would mostly wait for each other
     proof = proof_of(model, again=True)
     return Finding(proof, "" if proof.family is None else line_of(proof.family))
 
 
 def _config(transformers: Any, spec: str) -> Any:
-    path = Path(spec)
-    if (spec.startswith((".", "/", "~")) or path.exists()) and not (path / "config.json").is_file():
-        raise FormatError(f"{spec} is no folder with a model: it has no config.json")
+    is_model_folder(spec)
     try:
         config = transformers.AutoConfig.from_pretrained(spec, trust_remote_code=False)
     except Exception as error:  # a damaged file may raise anything
         if "trust_remote_code" in str(error):
             raise _remote(spec) from error
-        raise FormatError(f"{spec}: transformers cannot read this configuration ({_said(error)})") from error
+        raise FormatError(f"{spec}: transformers cannot read this configuration ({first_line(error)})") from error
     known = [name for name in config.architectures or () if hasattr(transformers, name)]
     if getattr(config, "auto_map", None) and not known:
         raise _remote(spec)
@@ -96,7 +95,3 @@ def _remote(spec: str) -> UnsupportedModelError:
         f"{spec}: the code of this model is its own (auto_map), and nopad imports no such code; load the model in "
         "Python yourself, and call nopad.packed(model), which proves it"
     )
-
-
-def _said(error: Exception) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__

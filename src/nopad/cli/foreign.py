@@ -18,6 +18,8 @@ from nopad.errors import FOREIGN, NopadError, OptionError
 
 __all__ = ["module_of", "running", "users_code"]
 
+_NAME = "nopad_audited_step"  # of the module
+
 
 @contextmanager
 def users_code(folder: str | Path) -> Iterator[None]:
@@ -52,8 +54,8 @@ def running(what: str, file: str = "") -> Iterator[None]:
         raise OptionError(f"{what} raised {type(error).__name__}: {error}{line}") from error
 
 
-def module_of(path: str, name: str) -> ModuleType | None:
-    """Run the Python file `path` as a module called `name`; return the module, or None if `path` is no Python file.
+def module_of(path: str) -> ModuleType | None:
+    """Run the Python file `path` as a module, and return the module; None if `path` is no Python file.
 
     The module stays in ``sys.modules``, since dataclasses and pickle look it up there.
 
@@ -61,11 +63,11 @@ def module_of(path: str, name: str) -> ModuleType | None:
         OptionError: the file raises an exception, or ends the program.
     """
     file = Path(path)
-    spec = importlib.util.spec_from_file_location(name, file) if file.is_file() else None
+    spec = importlib.util.spec_from_file_location(_NAME, file) if file.is_file() else None
     if spec is None or spec.loader is None:
         return None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[_NAME] = module
     with running(f"{path}: it", path):
         spec.loader.exec_module(module)
     return module

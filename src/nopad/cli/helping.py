@@ -120,7 +120,14 @@ def _said(param: Any, is_option: bool) -> str:
         return f"{text} Required." if is_option else text
     default = param.default
     shown = is_option and getattr(param, "show_default", True) and not callable(default)
-    if not shown or default is None or default is False or default == () or "Default:" in text or param.name == "help":
+    if (
+        not shown
+        or default is None
+        or default is False
+        or default in ((), "")
+        or "Default:" in text
+        or param.name == "help"
+    ):
         return text
     if param.is_flag:
         default = (param.opts if default else param.secondary_opts)[0]

@@ -13,10 +13,15 @@ from nopad.corpus.mixture import NAME
 from nopad.errors import OptionError
 from nopad.wording import counted
 
-__all__ = ["open_inputs", "passed_over", "refuse_policies"]
+__all__ = ["called", "open_inputs", "passed_over", "refuse_policies"]
 
 SHOWN = 4  # suffixes of files that were not read
 _DEFAULTS = {f.name: f.default for f in fields(CorpusOptions) if f.default is not MISSING}
+
+
+def called(inputs: Sequence[str]) -> str:
+    """Return how a message calls the inputs: the only one by itself, several by their number."""
+    return inputs[0] if len(inputs) == 1 else f"{len(inputs)} inputs"
 
 
 def open_inputs(

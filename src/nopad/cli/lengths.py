@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.cli.content import encoder_for
-from nopad.cli.inputs import open_inputs, refuse_policies
+from nopad.cli.inputs import called, open_inputs, refuse_policies
 from nopad.cli.pretrain import Wrap
 from nopad.corpus import CorpusOptions, Counts, LengthsFile, ReaderOptions, Source, Tokenizer, load_tokenizer, sequences
 from nopad.corpus.content import Content
@@ -49,6 +49,8 @@ class Given:
         text_unit: what one record of the text files is, "file", "line" or "paragraph"; None: no text file was read.
         counts: for a corpus, how many records were read, truncated and so on; None: the input has no records.
         passed_over: names of files in the given folders that were not read.
+        sources: for named inputs, the number of sequences and of tokens of each, by name; those above the capacity
+            count too.
         corpus: how the input was read, to be stored in `Plan.facts`: the options, the names of its sources, and the
             tokenizer, under the names that a dataset's manifest has.
     """
@@ -64,6 +66,7 @@ class Given:
     text_unit: TextUnit | None = None
     counts: Counts | None = None
     passed_over: Sequence[str] = ()
+    sources: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     corpus: Mapping[str, Any] = field(default_factory=dict)
 
     def apart(self, file: str) -> Given:
@@ -142,7 +145,7 @@ def read_given(
         MissingExtraError: an input or the tokenizer needs a package that is not installed.
     """
     check_share(validation)
-    file = inputs[0] if len(inputs) == 1 else f"{len(inputs)} inputs"
+    file = called(inputs)
     for given in inputs:
         if not _elsewhere(given) and not _named(given) and not Path(given).exists():
             raise SourceError(f"{given}: no such file or folder; check the path")
@@ -162,6 +165,7 @@ def read_given(
     source = source if as_pairs is None else as_pairs(source, room)
     check_divisible(source, validation)
     counts: Counts | None = None
+    by_name: dict[str, tuple[int, int]] = {}
     how: dict[str, Any] = {"seed": seed, "validation": validation or None}
     if isinstance(source, LengthsFile):
         lengths = source.lengths
@@ -180,8 +184,12 @@ def read_given(
         names = [] if source.names == ("",) else list(source.names)
         stated = loaded and {"sha256": loaded.fingerprint}
         how |= {**policies, **source.settings(), "sources": names, "tokenizer": stated}
-        if validation:
-            lengths = lengths[choose(record, records, validation=validation, seed=seed).of("train")]
+        if names or validation:
+            choice = choose(record, records, validation=validation, seed=seed)
+            kept = choice.of("train")
+            lengths = lengths[kept]
+            of_each = [lengths[choice.source[kept] == place] for place in range(len(names))]
+            by_name = {name: (one.size, int(one.sum())) for name, one in zip(names, of_each, strict=True)}
     histogram = Histogram.from_lengths(lengths)
     if not histogram.sequences:
         raise SourceError(f"{file} holds no sequences")
@@ -192,6 +200,7 @@ def read_given(
     ways = "" if isinstance(source, LengthsFile) else ways
     read = _given(capacity, histogram=histogram, lengths=lengths, policies=ways)
     read = replace(read, counts=counts, passed_over=source.ignored, corpus=how, text_unit=source.text_unit)
+    read = replace(read, sources=by_name)
     return read.apart(file) if apart else read
 
 
@@ -268,7 +277,7 @@ def _read_histogram(
         FormatError: a histogram cannot be read.
         LengthError: a length or count of a histogram is not an integer, or is out of range.
     """
-    file = inputs[0] if len(inputs) == 1 else f"{len(inputs)} inputs"
+    file = called(inputs)
     if other := [given for given in inputs if not _is_histogram(given)]:
         raise OptionError(f"{other[0]} is no histogram, and others are; give only histograms, or none")
     refuse_policies(inputs[0], reader, policies)

@@ -132,7 +132,7 @@ def pack(
     policies = parse_policies(special_tokens, over_long, empty, on_bad_record, vocab_size)
     options = CorpusOptions(capacity=capacity, **policies)
     reader = parse_reader(
-        text_unit, content.field, ids_field, carry, mask_field, pad_id, suffix, find_labels=pretrain is None
+        text_unit, content.text_field, ids_field, carry, mask_field, pad_id, suffix, find_labels=pretrain is None
     )
     as_pairs = parse_pretrain(pretrain, pretrain_option, tokenizer, policies, seed)
     inputs = from_stdin(inputs, stdin_format)
@@ -198,7 +198,7 @@ def _show(out: Path, reused: bool, ignored: Sequence[str]) -> None:
         manifest = Manifest.load(folder)
         if folder != out:
             screen.print(f"[bold]{folder.name}[/]")
-        screen.print(outcome(manifest, Plan.load(folder / PLAN)))
+        screen.print(outcome(manifest, Plan.load(folder / PLAN)), soft_wrap=not screen.is_terminal)
         size = sum(shard.bytes for shard in manifest.shards)
         screen.print(f"  {folder}: {manifest.kind} dataset, {size:,} bytes", markup=False, soft_wrap=True)
     if ignored:

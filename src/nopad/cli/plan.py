@@ -63,6 +63,7 @@ from nopad.options import check_sizes
 from nopad.planning import Plan
 from nopad.planning.baselines import BATCH_SIZE, Padded, padded
 from nopad.planning.comparison import DEPTHS, compare, notes_of
+from nopad.planning.costs import EVEN, STOPPED
 from nopad.planning.registry import (
     ARRIVAL_ALGORITHMS,
     check_algorithm,
@@ -71,9 +72,8 @@ from nopad.planning.registry import (
 )
 from nopad.planning.several.given import EFFORT
 from nopad.planning.summary import MAX_DRAWN
-from nopad.store import Monitor
 
-__all__ = ["plan", "table_rows"]
+__all__ = ["plan"]
 
 
 def plan(
@@ -151,7 +151,7 @@ def plan(
         policies=policies,
         as_pairs=parse_pretrain(pretrain, pretrain_option, tokenizer, policies, seed),
         reader=parse_reader(
-            text_unit, content.field, ids_field, carry, mask_field, pad_id, suffix, find_labels=pretrain is None
+            text_unit, content.text_field, ids_field, carry, mask_field, pad_id, suffix, find_labels=pretrain is None
         ),
         validation=parse_share(validation),
         seed=seed,
@@ -267,7 +267,7 @@ def _compare(
 
     A row is a dict about the plan, as `nopad.planning.comparison.compare` returns it. Algorithms that take sequences in
     the order of arrival are left out if the user named no algorithm and the input is a histogram of too many sequences
-    to draw an order for. ``read(capacity, monitor)`` reads the input.
+    to draw an order for. ``read(capacity, monitor)`` reads the input. With ``--output``, the plan is saved.
     """
     options, algorithms = wanted.options, wanted.algorithms
     for name in algorithms:
@@ -278,19 +278,18 @@ def _compare(
         histogram = given.histogram
         if wanted.algorithm is None and given.lengths is None and histogram.sequences > MAX_DRAWN:
             algorithms = [name for name in algorithms if name not in ARRIVAL_ALGORITHMS]  # too many to draw an order
-        rows = table_rows(
-            histogram if given.lengths is None else given.lengths,
-            histogram,
-            given.capacity,
-            algorithms,
-            wanted.depths,
-            seed=seed,
-            options=options,
-            output=wanted.output,
-            saved_depth=wanted.saved_depth,
-            as_saved=partial(_as_saved, given),
-            monitor=monitor,
-        )
+
+        def begun(name: str) -> None:
+            monitor.stage(f"planning {name}", len(wanted.depths), "depths")
+
+        def done(made: Plan) -> None:
+            monitor.advance(1)
+            if wanted.output is not None and made.depth == wanted.saved_depth:
+                _as_saved(given, made).save(wanted.output)
+
+        sizes = histogram if given.lengths is None else given.lengths
+        told: dict[str, Any] = {"seed": seed, "options": options, "on_start": begun, "on_plan": done}
+        rows = compare(sizes, histogram, given.capacity, algorithms, wanted.depths, **told)
     return given, rows
 
 
@@ -343,8 +342,8 @@ def _show(given: Given, without: Padded, rows: list[dict[str, Any]], wanted: Wan
         out.print(said, style="yellow", markup=False, soft_wrap=whole)
     short = ("strategies", "reached", "padding tokens") if wanted.short else ()
     out.print(plan_table(rows, out.width, short))
-    for note in notes_of(rows):
-        out.print(note, style="dim", markup=False)
+    for note in notes_of(_without_evenness(rows) if wanted.short else rows):
+        out.print(note, style="dim", markup=False, soft_wrap=whole)
     if wanted.short:
         for line in (*advice(rows), "Five algorithms at these depths: --all"):
             out.print(line, markup=False, soft_wrap=whole)
@@ -352,6 +351,21 @@ def _show(given: Given, without: Padded, rows: list[dict[str, Any]], wanted: Wan
         out.print(describe_bound(given.histogram, given.capacity, rows))
     if wanted.output is not None:
         out.print(f"saved {wanted.output}", markup=False, soft_wrap=True)
+
+
+def _without_evenness(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows without the notes on evenness at limited depths: such plans can hardly be even.
+
+    >>> rows = [{"depth": depth, "notes": ["even packs: ...", "stopped"]} for depth in (2, None)]
+    >>> [row["notes"] for row in _without_evenness(rows)]
+    [['stopped'], ['even packs: ...', 'stopped']]
+    """
+    return [
+        row
+        if row["depth"] is None
+        else {**row, "notes": [n for n in row["notes"] if not n.startswith((EVEN, STOPPED))]}
+        for row in rows
+    ]
 
 
 def _ways(given: Given) -> str:
@@ -394,37 +408,3 @@ def _check_output(output: Path | None, algorithms: int, depths: int) -> None:
         )
     if not output.parent.is_dir():
         raise OptionError(f"{output}: there is no folder {output.parent}; make it, or choose another --output")
-
-
-def table_rows(
-    given: Histogram | NDArray[Any],
-    histogram: Histogram,
-    capacity: int,
-    algorithms: Sequence[str],
-    depths: Sequence[int | None],
-    *,
-    monitor: Monitor,
-    seed: int = 0,
-    options: Mapping[str, Any] | None = None,
-    output: Path | None = None,
-    saved_depth: int | None = None,
-    as_saved: Callable[[Plan], Plan] = lambda made: made,
-) -> list[dict[str, Any]]:
-    """Call `nopad.planning.comparison.compare`, show its progress on `monitor`, and return its rows.
-
-    The first five arguments, `seed` and `options` are those of `compare`. `as_saved` is called with the plan of depth
-    `saved_depth`, and the plan that it returns is saved in the file `output`. If `output` is None, no plan is saved;
-    with `output`, give one algorithm only.
-    """
-
-    def done(made: Plan) -> None:
-        monitor.advance(1)
-        if output is not None and made.depth == saved_depth:
-            as_saved(made).save(output)
-
-    def begun(name: str) -> None:
-        monitor.stage(f"planning {name}", len(depths), "depths")
-
-    return compare(
-        given, histogram, capacity, algorithms, depths, seed=seed, options=options, on_start=begun, on_plan=done
-    )

@@ -17,7 +17,7 @@ from nopad.cli.starting_over import way_out
 from nopad.corpus import options as corpus
 from nopad.errors import MissingExtraError, OptionError, install
 from nopad.store.starting_over import PREDICTIONS, replaced
-from nopad.wording import counted
+from nopad.wording import counted, first_line
 
 if TYPE_CHECKING:
     from nopad.corpus.record_stream import RecordStream
@@ -263,7 +263,7 @@ def _placed(loaded: Any, device: str | None) -> Any:
     try:
         return loaded.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except (RuntimeError, ValueError, AssertionError) as error:
-        raise OptionError(f"the model cannot be put on {device!r} ({str(error).splitlines()[0]})") from error
+        raise OptionError(f"the model cannot be put on {device!r} ({first_line(error)})") from error
 
 
 def _as_trained(task: str | None, model: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -303,8 +303,7 @@ def _say(found: PredictionFiles, task: Task, inputs: RecordStream, text_unit: co
     screen.print(f"  {line}", highlight=False)
     if inputs.ignored:
         screen.print(f"  {passed_over(inputs.ignored)}", style="yellow", markup=False, soft_wrap=True)
-    parts = f"{len(found.parts)} part{'' if len(found.parts) == 1 else 's'}"
-    screen.print(f"  {found.folder}: {parts}, Parquet", markup=False, soft_wrap=True)
+    screen.print(f"  {found.folder}: {counted(len(found.parts), 'part')}, Parquet", markup=False, soft_wrap=True)
 
 
 def _labels(text: str | None) -> Any:

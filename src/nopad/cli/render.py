@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -17,7 +17,19 @@ from nopad.planning import Plan, lower_bound
 from nopad.store import Manifest
 from nopad.wording import counted
 
-__all__ = ["bars", "console", "describe_bound", "fitted", "outcome", "plan_table"]
+__all__ = [
+    "bars",
+    "console",
+    "describe_bound",
+    "fitted",
+    "fitted_rows",
+    "headed",
+    "least_packs",
+    "outcome",
+    "plan_table",
+]
+
+Row = TypeVar("Row")
 
 _BAR = 32
 _PIPE_WIDTH = 160
@@ -31,10 +43,10 @@ def console() -> Console:
 def describe_bound(histogram: Histogram, capacity: int, rows: Sequence[dict[str, Any]]) -> str:
     """Return a text on the least number of packs that is proven to be necessary without a depth limit.
 
-    `rows` are `Plan.summary` dicts. The highest bound counts: that of `lower_bound`, or of a row without a depth limit.
+    `rows` are `Plan.summary` dicts.
     """
     unlimited = [row for row in rows if row["depth"] is None]
-    least = max([lower_bound(histogram, capacity, None).packs, *(row["lower_bound"] for row in unlimited)])
+    least = least_packs(histogram, capacity, rows)
     reached = any(row["packs"] == least for row in unlimited)
     searched = any(row["algorithm"] in ("auto", "optimal") for row in unlimited)
     return (
@@ -42,6 +54,16 @@ def describe_bound(histogram: Histogram, capacity: int, rows: Sequence[dict[str,
         f"{histogram.sequences / least:.4f} sequences per pack, {histogram.tokens / (least * capacity):.3%} efficiency."
         + ("" if reached or searched else "\n(A quick bound: -a auto -d none may prove a tighter one.)")
     )
+
+
+def least_packs(histogram: Histogram, capacity: int, rows: Sequence[Mapping[str, Any]]) -> int:
+    """Return the highest lower bound found on the number of packs without a depth limit; so it holds at every depth.
+
+    Of `rows`, which are `Plan.summary` dicts, only those without a depth limit are used.
+    """
+    proven = [row["lower_bound"] for row in rows if row["depth"] is None]
+    least: int = max([lower_bound(histogram, capacity, None).packs, *proven])
+    return least
 
 
 def plan_table(rows: Sequence[dict[str, Any]], width: int | None = None, without: Sequence[str] = ()) -> Table:
@@ -77,18 +99,48 @@ def fitted(make: Callable[[Sequence[str]], Table], least: Sequence[str], width: 
     return table
 
 
+def fitted_rows(
+    columns: Mapping[str, Callable[[Row], str]],
+    rows: Sequence[Row],
+    least: Sequence[str],
+    width: int,
+    *,
+    left: int = 1,
+    style: Callable[[Row], str] = lambda row: "",
+) -> Table:
+    """Return a table of `rows`, without some of its columns if it is wider than `width` characters.
+
+    `columns` has a function for each head, which returns the text of a row's cell. `least` is explained at `fitted`,
+    `left` at `headed`.
+    """
+
+    def make(left_out: Sequence[str]) -> Table:
+        shown = {head: show for head, show in columns.items() if head not in left_out}
+        table = headed(list(shown), left)
+        for row in rows:
+            table.add_row(*(show(row) for show in shown.values()), style=style(row))
+        return table
+
+    return fitted(make, least, width)
+
+
+def headed(heads: Sequence[str], left: int = 1) -> Table:
+    """Return a table without rows. The first `left` columns are aligned to the left, the others to the right."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, caption_justify="left")
+    for at, head in enumerate(heads):
+        table.add_column(head, justify="left" if at < left else "right", no_wrap=True)
+    return table
+
+
 def _table(rows: Sequence[dict[str, Any]], left_out: Sequence[str]) -> Table:
     """Return the table of plans that `nopad plan` prints, without the columns in `left_out`."""
-    table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False, caption_justify="left")
-    table.add_column("algorithm", no_wrap=True)
-    for head in _COLUMNS:
-        if head not in left_out:
-            table.add_column(head, justify="right", no_wrap=True)
+    shown = {head: show for head, show in _COLUMNS.items() if head not in left_out}
+    table = headed(["algorithm", *shown])
     best = max((row["efficiency"] for row in rows), default=0.0)
     for i, row in enumerate(rows):
         table.add_row(
             row["algorithm"],
-            *(show(row) for head, show in _COLUMNS.items() if head not in left_out),
+            *(show(row) for show in shown.values()),
             style="bold green" if row["efficiency"] == best else "",
             end_section=i + 1 < len(rows) and rows[i + 1]["algorithm"] != row["algorithm"],
         )

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from nopad.cli.render import fitted
+from nopad.cli.render import fitted, fitted_rows, headed
 from nopad.histogram import Histogram
 from nopad.study import BalanceRow, LatencyRow, LongRow, ScalingRow, published_range
 from nopad.study.latency import METHODS
@@ -28,6 +27,7 @@ def balance_table(rows: Sequence[BalanceRow], histogram: Histogram, width: int) 
     """
     published = {row.method: published_range(row, histogram) for row in rows}
     columns: dict[str, Callable[[BalanceRow], str]] = {
+        "method": lambda row: row.method,
         "unit": lambda row: row.unit,
         "exchanges": lambda row: row.communication,
         "tokens per GPU": lambda row: f"{row.min_tokens:,.0f} .. {row.max_tokens:,.0f}",
@@ -43,19 +43,15 @@ def balance_table(rows: Sequence[BalanceRow], histogram: Histogram, width: int) 
             "difference": lambda row: _difference(row, published[row.method]),
         }
 
-    def make(left_out: Sequence[str]) -> Table:
-        shown = {head: show for head, show in columns.items() if head not in left_out}
-        grid = _grid(["method", *shown], left=3)
-        for row in rows:
-            printed = published[row.method]
-            style = "yellow" if printed and not _reproduced(row, printed) else ""
-            grid.add_row(row.method, *(show(row) for show in shown.values()), style=style)
-        return grid
+    def style(row: BalanceRow) -> str:
+        printed = published[row.method]
+        return "yellow" if printed and not _reproduced(row, printed) else ""
 
     first = rows[0]
     table = ", MLPerf Table 5" if any(published.values()) else ""
     title = f"{first.gpus:,} GPUs, nodes of {first.node}, {first.batch} sequences per GPU, {first.steps} steps{table}"
-    return Group(Text(title, "bold"), fitted(make, ("exchanges", "ABR", "unit", "ms a step"), width))
+    least = ("exchanges", "ABR", "unit", "ms a step")
+    return Group(Text(title, "bold"), fitted_rows(columns, rows, least, width, left=3, style=style))
 
 
 def waste_table(rows: Sequence[BalanceRow]) -> Group:
@@ -65,10 +61,10 @@ def waste_table(rows: Sequence[BalanceRow]) -> Group:
     """
     gpus = sorted({row.gpus for row in rows})
     found = {(row.method, row.gpus): row for row in rows}
-    grid = _grid(["method", *(f"{n:,}" for n in gpus)])
+    table = headed(["method", *(f"{n:,}" for n in gpus)])
     for method in dict.fromkeys(row.method for row in rows):
-        grid.add_row(method, *(f"{row.waste:.2%}" if (row := found.get((method, n))) else "" for n in gpus))
-    return Group(Text("waste by number of GPUs: how much longer than the mean rank the slowest takes", "bold"), grid)
+        table.add_row(method, *(f"{row.waste:.2%}" if (row := found.get((method, n))) else "" for n in gpus))
+    return Group(Text("waste by number of GPUs: how much longer than the mean rank the slowest takes", "bold"), table)
 
 
 def effect_lines(effects: Mapping[str, float], steps: int) -> Iterator[str]:
@@ -99,13 +95,13 @@ def long_table(rows: Sequence[LongRow], width: int) -> Group:
 
     def make(left_out: Sequence[str]) -> Table:
         shown = {head: show for head, show in columns.items() if head not in left_out}
-        grid = _grid(["ranks wait at each", "method", *shown], left=2)
+        table = headed(["ranks wait at each", "method", *shown], left=2)
         for wait, name in (("step", "optimiser step"), ("micro", "micro-step")):
             chosen = [row for row in rows if row.wait == wait]
             for at, row in enumerate(chosen):
                 cells = (show(row) for show in shown.values())
-                grid.add_row("" if at else name, row.method, *cells, end_section=at + 1 == len(chosen))
-        return grid
+                table.add_row("" if at else name, row.method, *cells, end_section=at + 1 == len(chosen))
+        return table
 
     first = rows[0]
     title = f"{first.workload}: {first.gpus} ranks, {first.batch} packs per rank and step, about {first.steps} steps"
@@ -115,30 +111,30 @@ def long_table(rows: Sequence[LongRow], width: int) -> Group:
 def scaling_table(rows: Sequence[ScalingRow]) -> Group:
     """Return a table of how much faster un-padding and packing are than padding: a row per number of devices."""
     heads = ["devices", "as printed", "equations solved", "Gumbel times", "simulated", "balanced", "packing"]
-    grid = _grid(heads, left=0)
+    table = headed(heads, left=0)
     for row in rows:
         values = (row.printed, row.corrected, row.by_time, row.simulated, row.balanced, row.packing)
-        grid.add_row(f"{row.devices:,}", *("" if value is None else f"{value:.3f}" for value in values))
-    return Group(Text("speed-up over padding, 32 sequences per device: un-padding, and packing", "bold"), grid)
+        table.add_row(f"{row.devices:,}", *("" if value is None else f"{value:.3f}" for value in values))
+    return Group(Text("speed-up over padding, 32 sequences per device: un-padding, and packing", "bold"), table)
 
 
 def latency_table(rows: Sequence[LatencyRow]) -> Group:
     """Return a table of the simulated time of a step: a row per batch size and number of GPUs, a column per method."""
     methods = [name for name in METHODS if any(row.method == name for row in rows)]
     found = {(row.batch, row.gpus, row.method): row for row in rows}
-    grid = _grid(["batch", "GPUs", *methods], left=0)
+    table = headed(["batch", "GPUs", *methods], left=0)
     for batch in dict.fromkeys(row.batch for row in rows):
         counts = list(dict.fromkeys(row.gpus for row in rows))
         for at, gpus in enumerate(counts):
             cells = (found.get((batch, gpus, method)) for method in methods)
-            grid.add_row(
+            table.add_row(
                 "" if at else str(batch),
                 f"{gpus:,}",
                 *("" if cell is None else _latency(cell) for cell in cells),
                 end_section=at + 1 == len(counts),
             )
     title = "simulation: ms per step, and the share that exchanging and sorting samples takes"
-    return Group(Text(title, "bold"), grid)
+    return Group(Text(title, "bold"), table)
 
 
 def _latency(row: LatencyRow) -> str:
@@ -165,10 +161,3 @@ def _reproduced(row: BalanceRow, published: tuple[int, int]) -> bool:
     drawn_by_quota = row.method in ("stratified", "local_presort", "local_presort_raster")
     tolerance = _TOLERANCE_STRATIFIED if drawn_by_quota else _TOLERANCE
     return max(abs(row.min_tokens - published[0]), abs(row.max_tokens - published[1])) <= tolerance
-
-
-def _grid(heads: Sequence[str], left: int = 1) -> Table:
-    grid = Table(box=SIMPLE_HEAD, pad_edge=False, caption_justify="left")
-    for at, head in enumerate(heads):
-        grid.add_column(head, justify="left" if at < left else "right", no_wrap=True)
-    return grid

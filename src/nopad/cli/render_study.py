@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group
-from rich.table import Table as Grid
+from rich.table import Table as Shown
 from rich.text import Text
 
-from nopad.cli.render import fitted
+from nopad.cli.render import fitted, fitted_rows, headed
 from nopad.histogram import Histogram
 from nopad.study import Compared, Distribution, PairsAt, Redone, StrategyCount, Table
 
@@ -34,24 +33,24 @@ def redone_table(table: Table, rows: Sequence[Redone], width: int) -> Group:
     out. Up to three columns are left out if the table is wider than `width` characters.
     """
 
-    def make(left_out: Sequence[str]) -> Grid:
+    def make(left_out: Sequence[str]) -> Shown:
         columns = [column for column in table.columns if column not in left_out]
-        grid = _grid(["depth", "algorithm", "", *columns])
+        made = headed(["depth", "algorithm", "", *columns], left=3)
         for row in rows:
             lines = [("published", row.published), ("ours", row.ours), ("difference", row.difference)]
             lines = [line for line in lines if line[1]] or [("ours", {})]
             for at, (label, figures) in enumerate(lines):
-                grid.add_row(
+                made.add_row(
                     *((row.depth, row.name) if at == 0 else ("", "")),
                     label,
                     *(_grouped(figures.get(column, "")) for column in columns),
                     style=_style(label, row),
                     end_section=at + 1 == len(lines),
                 )
-        return grid
+        return made
 
-    grid = fitted(make, ("tokens", "strategies", "padding tokens"), width)
-    return _titled(f"{table.name}: {table.what}, capacity {table.capacity}", grid)
+    title = f"{table.name}: {table.what}, capacity {table.capacity}"
+    return _titled(title, fitted(make, ("tokens", "strategies", "padding tokens"), width))
 
 
 def redone_notes(rows: Sequence[Redone]) -> Iterator[str]:
@@ -65,15 +64,13 @@ def matrix_table(matrix: Sequence[Sequence[int]], same: bool) -> Group:
     `same` says whether it is as in the supplement.
     """
     verdict = "as published" if same else "not as published"
-    grid = _grid(["length"])
-    for column in range(len(matrix[0])):
-        grid.add_column(str(column + 1), justify="right")
+    made = headed(["length", *(str(column + 1) for column in range(len(matrix[0])))], left=0)
     for at, row in enumerate(matrix):
-        grid.add_row(str(at + 1), *("·" if not n else str(n) for n in row))
+        made.add_row(str(at + 1), *("·" if not n else str(n) for n in row))
     note = Text(
         "  Each column is a strategy. The last one holds one sequence of length eight, not six as printed.\n", "dim"
     )
-    return _titled(f"supplement, Table 4: packing matrix of capacity 8, depth 3 ({verdict})", grid, note)
+    return _titled(f"supplement, Table 4: packing matrix of capacity 8, depth 3 ({verdict})", made, note)
 
 
 def counts_table(counted: Sequence[StrategyCount]) -> Group:
@@ -82,10 +79,9 @@ def counts_table(counted: Sequence[StrategyCount]) -> Group:
     The exact number stands beside the results of the supplement's equations, and the number in its text. A strategy is
     a way to fill a pack exactly, with at most as many sequences as the depth says.
     """
-    heads = ["capacity", "depth", "exact", "equations 5 and 6", "difference", "in the text"]
-    grid = _grid(heads)
+    made = headed(["capacity", "depth", "exact", "equations 5 and 6", "difference", "in the text"], left=0)
     for at, one in enumerate(counted):
-        grid.add_row(
+        made.add_row(
             f"{one.capacity:,}" if one.depth == 1 else "",
             str(one.depth),
             f"{one.exact:,}",
@@ -94,7 +90,7 @@ def counts_table(counted: Sequence[StrategyCount]) -> Group:
             _grouped(one.published),
             end_section=at + 1 < len(counted) and counted[at + 1].capacity != one.capacity,
         )
-    return _titled("supplement, D.5.1: strategies that fill a pack exactly", grid)
+    return _titled("supplement, D.5.1: strategies that fill a pack exactly", made)
 
 
 def residuals_table(compared: Sequence[Compared], histogram: Histogram, capacity: int, width: int) -> Group:
@@ -104,27 +100,24 @@ def residuals_table(compared: Sequence[Compared], histogram: Histogram, capacity
     three columns are left out if the table is wider than `width` characters.
     """
     title = f"supplement, Figures 10 and 11: {histogram.sequences:,} sequences, capacity {capacity}, depth 3"
+    columns: dict[str, Callable[[Compared], str]] = {
+        "": lambda row: row.what,
+        "all weights 1": lambda row: _number(row.plain),
+        "weighted": lambda row: _number(row.weighted),
+    }
+    if any(row.within is not None for row in compared):
+        columns |= {
+            "published": lambda row: _number(row.published),
+            "difference": lambda row: "=" if row.difference == 0 else _number(row.difference),
+            "tolerance": _tolerance,
+        }
+    least = ("tolerance", "difference", "published")
+    made = fitted_rows(columns, compared, least, width, style=lambda row: "yellow" if row.within is False else "")
+    return _titled(title, made)
 
-    def make(left_out: Sequence[str]) -> Grid:
-        compared_too = (
-            ("published", "difference", "tolerance") if any(row.within is not None for row in compared) else ()
-        )
-        heads = [head for head in ("all weights 1", "weighted", *compared_too) if head not in left_out]
-        grid = _grid(["", *heads])
-        for row in compared:
-            cells = {
-                "all weights 1": _number(row.plain),
-                "weighted": _number(row.weighted),
-                "published": _number(row.published),
-                "difference": "=" if row.difference == 0 else _number(row.difference),
-                "tolerance": ""
-                if row.within is None
-                else f"{'within' if row.within else 'OUTSIDE'} ±{_number(row.tolerance)}",
-            }
-            grid.add_row(row.what, *(cells[head] for head in heads), style="yellow" if row.within is False else "")
-        return grid
 
-    return _titled(title, fitted(make, ("tolerance", "difference", "published"), width))
+def _tolerance(row: Compared) -> str:
+    return "" if row.within is None else f"{'within' if row.within else 'OUTSIDE'} ±{_number(row.tolerance)}"
 
 
 def distributions_table(found: Sequence[Distribution], width: int) -> Group:
@@ -133,6 +126,7 @@ def distributions_table(found: Sequence[Distribution], width: int) -> Group:
     Up to seven columns are left out if the table is wider than `width` characters.
     """
     columns: dict[str, Callable[[Distribution], str]] = {
+        "corpus": lambda one: one.name,
         "capacity": lambda one: f"{one.capacity:,}",
         "sequences": lambda one: f"{one.histogram.sequences:,}",
         "mean": lambda one: f"{one.mean:,.1f}",
@@ -146,15 +140,9 @@ def distributions_table(found: Sequence[Distribution], width: int) -> Group:
         "possible": lambda one: f"{one.possible:.3f}",
     }
 
-    def make(left_out: Sequence[str]) -> Grid:
-        shown = {head: show for head, show in columns.items() if head not in left_out}
-        grid = _grid(["corpus", *shown])
-        for one in found:
-            grid.add_row(one.name, *(show(one) for show in shown.values()))
-        return grid
-
-    grid = fitted(make, ("mean", "median", "full", "sequences", "spfhp", "capacity", "padding"), width)
-    return _titled("paper, Figure 1: length distributions, and speed-up over one sequence per row", grid)
+    least = ("mean", "median", "full", "sequences", "spfhp", "capacity", "padding")
+    title = "paper, Figure 1: length distributions, and speed-up over one sequence per row"
+    return _titled(title, fitted_rows(columns, found, least, width))
 
 
 def pairs_table(found: Sequence[PairsAt], width: int) -> Group:
@@ -164,6 +152,7 @@ def pairs_table(found: Sequence[PairsAt], width: int) -> Group:
     than `width` characters.
     """
     columns: dict[str, Callable[[PairsAt], str]] = {
+        "tokens": lambda one: f"{one.lengths.capacity}",
         "pairs": lambda one: f"{one.lengths.histogram.sequences:,}",
         "mean": lambda one: f"{one.lengths.mean:.1f}",
         "median": lambda one: f"{one.lengths.median:,}",
@@ -176,15 +165,9 @@ def pairs_table(found: Sequence[PairsAt], width: int) -> Group:
         "the paper's": lambda one: "" if one.published is None else f"{one.published[1]:.2f}",
     }
 
-    def make(left_out: Sequence[str]) -> Grid:
-        shown = {head: show for head, show in columns.items() if head not in left_out}
-        grid = _grid(["tokens", *shown])
-        for one in found:
-            grid.add_row(f"{one.lengths.capacity}", *(show(one) for show in shown.values()))
-        return grid
-
-    grid = fitted(make, ("predictions", "median", "full", "mean", "pairs"), width)
-    return _titled("BERT's pairs: lengths, and speed-up over one pair per row", grid)
+    least = ("predictions", "median", "full", "mean", "pairs")
+    made = fitted_rows(columns, found, least, width, left=0)
+    return _titled("BERT's pairs: lengths, and speed-up over one pair per row", made)
 
 
 def sparkline(one: Distribution) -> str:
@@ -194,21 +177,12 @@ def sparkline(one: Distribution) -> str:
     return "".join(_BLOCKS[max(round(8 * share / top), 1) if share else 0] for share in bars)
 
 
-def _titled(title: str, grid: Grid, *below: Text) -> Group:
-    """Return a title, the table `grid`, and the lines `below`, one under the other.
+def _titled(title: str, made: Shown, *below: Text) -> Group:
+    """Return a title, the table `made`, and the lines `below`, one under the other.
 
     The title is not part of the table, so it may be wider.
     """
-    return Group(Text(title, "bold"), grid, *below)
-
-
-def _grid(heads: Sequence[str]) -> Grid:
-    grid = Grid(box=SIMPLE_HEAD, pad_edge=False, caption_justify="left")
-    for at, head in enumerate(heads):
-        grid.add_column(
-            head, justify="left" if at < 3 and head in ("depth", "algorithm", "", "corpus") else "right", no_wrap=True
-        )
-    return grid
+    return Group(Text(title, "bold"), made, *below)
 
 
 def _style(label: str, row: Redone) -> str:

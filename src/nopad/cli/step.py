@@ -60,7 +60,7 @@ def parts_of(path: str) -> dict[str, Any]:
         OptionError: the file cannot be run; it defines neither ``trainer()`` nor ``model()`` and ``examples()``, or a
             part that does not go with ``trainer()``; or a part is not a function.
     """
-    module = module_of(path, "nopad_audited_step")
+    module = module_of(path)
     if module is None:
         raise OptionError(
             f"--step {path} is no Python file; give one that defines model() and examples(), or trainer()"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -27,13 +26,14 @@ from nopad.cli.study_balance import balance, scaling_verb
 from nopad.cli.study_glue import glue
 from nopad.cli.study_lamb import lamb
 from nopad.cli.study_learning import learning
+from nopad.cli.study_output import AsJson, Plot, print_notes, print_saved, read_filled
 from nopad.cli.study_pretraining import pretraining
 from nopad.cli.study_serving import serving
 from nopad.corpus import ReaderOptions
 from nopad.errors import OptionError
-from nopad.histogram import Histogram, read_histogram
+from nopad.histogram import Histogram
 from nopad.planning.nnlshp import SHORT_WEIGHT
-from nopad.report.drawing import CHART_KINDS, check_chart, save_chart
+from nopad.report.drawing import check_chart, save_chart
 from nopad.store import Monitor
 from nopad.study import (
     Distribution,
@@ -55,13 +55,6 @@ study = typer.Typer(cls=HelpedGroup, invoke_without_command=True)
 
 HistogramFile = Annotated[
     Path, typer.Argument(metavar="FILE", help="A histogram (.json), such as one of the two published ones.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-Plot = Annotated[
-    Path | None,
-    typer.Option(
-        "--plot", metavar="FILE", help=f"Save a picture too: {', '.join(CHART_KINDS)}. Needs the extra report."
-    ),
 ]
 
 _LEGEND = "  Above 0: sequences that found no slot. Below 0: slots that found no sequence, and stay padding."
@@ -129,11 +122,13 @@ def packing(file: HistogramFile, as_json: AsJson = False) -> None:
     screen = console()
     for table, rows in done:
         screen.print(redone_table(table, rows, screen.width))
-        _print_notes(redone_notes(rows))
+        print_notes(redone_notes(rows))
+        screen.print()
     screen.print(matrix_table(matrix, same))
     counted = count_strategies()
     screen.print(counts_table(counted))
-    _print_notes(f"capacity {c.capacity}, depth {c.depth}: {c.note}" for c in counted if c.note)
+    print_notes(f"capacity {c.capacity}, depth {c.depth}: {c.note}" for c in counted if c.note)
+    screen.print()
 
 
 @study.command(name="residuals")
@@ -170,8 +165,9 @@ def residuals_verb(file: HistogramFile, as_json: AsJson = False, plot: Plot = No
     screen.print(
         _LEGEND if any(row.within is not None for row in compared) else f"{_LEGEND}\n{_UNPUBLISHED}", style="dim"
     )
-    _print_notes(f"{row.what}: {row.note}" for row in compared if row.note)
-    _print_saved(plot)
+    print_notes(f"{row.what}: {row.note}" for row in compared if row.note)
+    screen.print()
+    print_saved(plot)
 
 
 @study.command()
@@ -211,7 +207,7 @@ def distributions(
         return
     screen = console()
     screen.print(distributions_table(found, screen.width))
-    _print_saved(plot)
+    print_saved(plot)
 
 
 study.command(name="balance")(balance)
@@ -224,18 +220,16 @@ study.command(name="serving")(serving)
 
 
 def _histogram(file: Path) -> tuple[Histogram, int]:
-    """Read a histogram file; return the histogram and its capacity.
+    """Read a histogram with at least one sequence, and its capacity.
 
     Raises:
         FormatError: the file cannot be read, or is no histogram.
         LengthError: a length or count in it is not an integer, or is out of range.
         OptionError: the file states no capacity, or holds no sequences.
     """
-    histogram, capacity = read_histogram(file)
+    histogram, capacity = read_filled(file)
     if capacity is None:
         raise OptionError(f'{file} does not say for which capacity; add "max_sequence_length": N to it')
-    if not histogram.sequences:
-        raise OptionError(f"{file} holds no sequences")
     return histogram, capacity
 
 
@@ -252,15 +246,3 @@ def _distribution(
     )
     monitor.stage(f"packing {file}", None, "")
     return distribution(Path(file).stem or file, given.histogram, given.capacity)
-
-
-def _print_notes(notes: Iterable[str]) -> None:
-    screen = console()
-    for note in notes:
-        screen.print(f"  {note}", style="dim", markup=False, soft_wrap=True)
-    screen.print()
-
-
-def _print_saved(plot: Path | None) -> None:
-    if plot is not None:
-        console().print(f"saved {plot}", markup=False, soft_wrap=True)

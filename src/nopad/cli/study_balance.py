@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -21,9 +22,9 @@ from nopad.cli.render_balance import (
     scaling_table,
     waste_table,
 )
+from nopad.cli.study_output import AsJson, Plot, print_saved, read_filled
 from nopad.errors import OptionError
-from nopad.histogram import Histogram, read_histogram
-from nopad.report.drawing import CHART_KINDS, check_chart, save_chart
+from nopad.report.drawing import check_chart, save_chart
 from nopad.study import (
     WORKLOADS,
     LatencyRow,
@@ -42,14 +43,6 @@ from nopad.study.scaling import PACKING, ScalingRow, crossing, of_one_device
 from nopad.wording import counted, spanned
 
 __all__ = ["balance", "scaling_verb"]
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-Plot = Annotated[
-    Path | None,
-    typer.Option(
-        "--plot", metavar="FILE", help=f"Save a picture too: {', '.join(CHART_KINDS)}. Needs the extra report."
-    ),
-]
 
 _TABLE_5 = 1024  # GPUs; shown in full if it is among those asked for
 _NO_LONG = "  No sequence alone takes more than 110 % of a rank's mean."
@@ -126,7 +119,7 @@ def _of_histogram(
     as_json: bool,
     plot: Path | None,
 ) -> None:
-    histogram, model = _read(file), cost_model(cost)
+    (histogram, _), model = read_filled(file), cost_model(cost)
     rows = []
     with Bars() as monitor:
         monitor.stage("simulating", len(gpus) * len(studied()), "rows")
@@ -136,7 +129,7 @@ def _of_histogram(
     if plot is not None:
         save_chart(ranges_chart(rows), plot)
     if as_json:
-        print(json.dumps([row.summary() for row in rows], indent=1))
+        print(json.dumps([asdict(row) for row in rows], indent=1))
         return
     screen = console()
     shown = _TABLE_5 if _TABLE_5 in gpus else max(gpus)
@@ -148,7 +141,7 @@ def _of_histogram(
     most = min(ORDER_STEPS, histogram.sequences // 128)
     if most > 1:
         screen.print("\n".join(effect_lines(order_effect(histogram, model, most), most)), style="dim")
-    _print_saved(plot)
+    print_saved(plot)
 
 
 def _long_context(gpus: list[int], node: int, cost: str, steps: int, as_json: bool, plot: Path | None) -> None:
@@ -165,7 +158,7 @@ def _long_context(gpus: list[int], node: int, cost: str, steps: int, as_json: bo
     if plot is not None:
         save_chart(long_context_chart(rows), plot)
     if as_json:
-        print(json.dumps([row.summary() for row in rows], indent=1))
+        print(json.dumps([asdict(row) for row in rows], indent=1))
         return
     screen = console()
     for workload, (high, lengths) in zip(WORKLOADS, found, strict=True):
@@ -179,7 +172,7 @@ def _long_context(gpus: list[int], node: int, cost: str, steps: int, as_json: bo
             )
         else:
             screen.print(f"{_NO_LONG}\n", style="dim")
-    _print_saved(plot)
+    print_saved(plot)
 
 
 def scaling_verb(
@@ -205,7 +198,7 @@ def scaling_verb(
     for path in (plot, plot_latency):
         if path is not None:
             check_chart(path)
-    histogram = _read(file)
+    histogram, _ = read_filled(file)
     with Bars() as monitor:
         monitor.stage("simulating", 1 + len(BATCHES), "parts")
         rows = scaling(histogram)
@@ -219,7 +212,7 @@ def scaling_verb(
     if plot_latency is not None:
         save_chart(latency_chart(steps), plot_latency)
     if as_json:
-        document = {"scaling": [row.summary() for row in rows], "latency": [row.summary() for row in steps]}
+        document = {"scaling": [asdict(row) for row in rows], "latency": [asdict(row) for row in steps]}
         print(json.dumps(document, indent=1))
         return
     screen = console()
@@ -227,7 +220,7 @@ def scaling_verb(
     screen.print("\n".join(_crossings(rows)), style="dim")
     screen.print(latency_table(steps))
     for path in (plot, plot_latency):
-        _print_saved(path)
+        print_saved(path)
 
 
 def _crossings(rows: Sequence[ScalingRow]) -> list[str]:
@@ -246,13 +239,6 @@ def _crossings(rows: Sequence[ScalingRow]) -> list[str]:
     return [*lines, ""]
 
 
-def _read(file: Path) -> Histogram:
-    histogram, _ = read_histogram(file)
-    if not histogram.sequences:
-        raise OptionError(f"{file} holds no sequences")
-    return histogram
-
-
 def _counts(texts: Sequence[str]) -> list[int]:
     """Return numbers of GPUs as integers, each once.
 
@@ -266,8 +252,3 @@ def _counts(texts: Sequence[str]) -> list[int]:
         if not (part.isascii() and part.isdecimal() and 1 <= int(part) <= 1 << 20):
             raise OptionError(f"--gpus takes numbers from 1 to 1048576, such as 8,64,1024, got {part!r}")
     return [int(part) for part in dict.fromkeys(parts)]
-
-
-def _print_saved(plot: Path | None) -> None:
-    if plot is not None:
-        console().print(f"saved {plot}", markup=False, soft_wrap=True)

@@ -13,6 +13,7 @@ from nopad.cli.monitor import Bars
 from nopad.cli.options import TokenizerSpec
 from nopad.cli.render import console
 from nopad.cli.render_study import redone_notes, redone_table
+from nopad.cli.study_output import AsJson, print_notes
 
 __all__ = ["glue"]
 
@@ -31,7 +32,7 @@ def glue(
             help="Has a folder or file per set: cola/train.parquet, SST-2/train.tsv, rte.jsonl. Default: the hub.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: AsJson = False,
     tokenizer: TokenizerSpec = None,
 ) -> None:
     """Recompute Table 3, GLUE at capacity 128: published, ours, the difference; then nopad's default plan.
@@ -74,8 +75,7 @@ def _show(done: list[dict[str, Any]]) -> None:
         screen.print(redone_table(one["table"], one["rows"], screen.width))
         if not one["redone"]:
             screen.print("  published only: this set is not here", style="yellow")
-        for note in redone_notes(one["rows"]):
-            screen.print(f"  {note}", style="dim", markup=False, soft_wrap=True)
+        print_notes(redone_notes(one["rows"]))
         screen.print()
     lacking = [one for one in done if not one["redone"]]
     if not lacking:

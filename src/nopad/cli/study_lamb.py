@@ -8,13 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated
 
-import typer
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from nopad.cli.render import console
+from nopad.cli.render import console, headed
+from nopad.cli.study_output import AsJson, print_notes
 from nopad.study.lamb import BETAS, LambRow, PowerRow, lamb_rows, powers
 
 __all__ = ["lamb"]
@@ -28,7 +26,7 @@ _NOTES = (
 )
 
 
-def lamb(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False) -> None:
+def lamb(as_json: AsJson = False) -> None:
     """Recompute the supplement's theorem on LAMB: p steps, against one step with p times the sequences and betas^p.
 
     Simulates the moments without and with packs on the same gradients, both constant and noisy.
@@ -49,24 +47,23 @@ def lamb(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON do
     screen.print("moments after the same sequences, without packs and with packs", style="bold")
     screen.print(_moments_table(rows))
     largest = max(row.largest for row in rows if not row.noise)
-    for note in _NOTES:
-        screen.print(f"  {note.format(largest=largest)}", style="dim", markup=False, soft_wrap=True)
+    print_notes(note.format(largest=largest) for note in _NOTES)
 
 
 def _powers_table(rows: Sequence[PowerRow]) -> Table:
-    grid = _grid(["sequences per pack", "beta1", "printed", "difference", "beta2"])
+    table = headed(["sequences per pack", "beta1", "printed", "difference", "beta2"], left=0)
     for row in rows:
         printed = ("", "") if row.printed is None else (f"{row.printed:g}", f"{row.beta1 - row.printed:+.4f}")
-        grid.add_row(f"{row.factor:g}", f"{row.beta1:.4f}", *printed, f"{row.beta2:.4f}")
-    return grid
+        table.add_row(f"{row.factor:g}", f"{row.beta1:.4f}", *printed, f"{row.beta2:.4f}")
+    return table
 
 
 def _moments_table(rows: Sequence[LambRow]) -> Table:
     heads = ["p", "noise / signal", "first moment apart", "with betas as before", "second moment", "formula", "cosine"]
-    grid = _grid(heads)
+    table = headed(heads, left=0)
     for at, row in enumerate(rows):
         begins = not at or rows[at - 1].factor != row.factor
-        grid.add_row(
+        table.add_row(
             str(row.factor) if begins else "",
             f"{row.noise:g}",
             _share(row.first_apart),
@@ -76,15 +73,8 @@ def _moments_table(rows: Sequence[LambRow]) -> Table:
             f"{row.cosine:.3f}",
             end_section=at + 1 < len(rows) and rows[at + 1].factor != row.factor,
         )
-    return grid
+    return table
 
 
 def _share(value: float) -> str:
     return "0" if value < _EXACT else f"{value:.1%}"
-
-
-def _grid(heads: Sequence[str]) -> Table:
-    grid = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for head in heads:
-        grid.add_column(head, justify="right", no_wrap=True)
-    return grid

@@ -17,9 +17,10 @@ from rich.table import Table
 
 from nopad.cli.options import Overwrite
 from nopad.cli.render import console
+from nopad.cli.study_output import AsJson, Plot
 from nopad.errors import MissingExtraError, OptionError, install
 from nopad.options import Option
-from nopad.report.drawing import CHART_KINDS, check_chart, save_chart
+from nopad.report.drawing import check_chart, save_chart
 
 if TYPE_CHECKING:
     from nopad.study.learning import Learning, Prepared, Spread
@@ -44,12 +45,9 @@ def learning(
         list[str] | None,
         typer.Option("--only", metavar="GROUP", help="'equal batch', 'larger batch', tuned, faults or choices."),
     ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help=f"Save a picture too: {', '.join(CHART_KINDS)}. Needs the extra report."),
-    ] = None,
+    plot: Plot = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long, and stop.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: AsJson = False,
     force: Overwrite = False,
 ) -> None:
     """Pre-train a small BERT many times: packed, not packed, and with the faults that packing can have.

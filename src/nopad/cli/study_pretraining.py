@@ -6,7 +6,6 @@ The packing factors (pairs per pack) are shown beside the paper's.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,6 +15,7 @@ from nopad.cli.monitor import Bars
 from nopad.cli.options import Overwrite, TextField, TextUnit, TokenizerSpec
 from nopad.cli.render import console
 from nopad.cli.render_study import pairs_table
+from nopad.cli.study_output import AsJson, Plot, print_notes, print_saved
 from nopad.corpus import PairOptions, ReaderOptions, load_tokenizer, open_source
 from nopad.report.drawing import check_chart, save_chart
 from nopad.study.charts import distributions_chart
@@ -39,10 +39,8 @@ def pretraining(
     ] = None,
     copies: Annotated[int, typer.Option("--copies", metavar="N", help="How often pairs are made of a document.")] = 1,
     seed: Annotated[int, typer.Option("--seed", metavar="S", help="Random seed of the pairs.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Save a picture too. Needs the extra report.")
-    ] = None,
+    as_json: AsJson = False,
+    plot: Plot = None,
     tokenizer: TokenizerSpec = None,
     text_unit: TextUnit = "file",
     text_field: TextField = None,
@@ -78,12 +76,9 @@ def pretraining(
     screen = console()
     screen.print(pairs_table(found, screen.width))
     first = found[0]
-    screen.print(
-        f"  Text: {what}; {first.counts['documents']:,} documents, {first.random_share:.1%} of the pairs of "
-        f"{first.lengths.capacity} with a random next. The paper's figures are of Wikipedia.",
-        style="dim",
-        markup=False,
-        soft_wrap=True,
+    note = (
+        f"Text: {what}; {first.counts['documents']:,} documents, {first.random_share:.1%} of the pairs of "
+        f"{first.lengths.capacity} with a random next. The paper's figures are of Wikipedia."
     )
-    if plot is not None:
-        screen.print(f"saved {plot}", markup=False, soft_wrap=True)
+    print_notes([note])
+    print_saved(plot)

@@ -12,11 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from nopad.cli.monitor import Bars
-from nopad.cli.render import console
+from nopad.cli.render import console, headed
+from nopad.cli.study_output import AsJson, print_notes
 from nopad.errors import MissingExtraError, install
 from nopad.study.serving import GRIDS, WAITING, Grid, ServingRow, best_reduction, serving_rows
 
@@ -49,7 +49,7 @@ def serving(
     real: Annotated[
         bool, typer.Option("--real", help="Run the requests through a model too, in each way: about two minutes.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Redo PopRT's tables of packed serving: published throughput, and the batches that each policy needs.
 
@@ -84,15 +84,13 @@ def serving(
         title = f"PopRT, {grid.name}: {grid.rows} rows of {grid.capacity}, at most {grid.max_sequences} requests"
         screen.print(f"{title}{separated}; without padding x{best_reduction(grid):.3f}", style="bold")
         screen.print(_table(rows))
-    for note in _NOTES:
-        screen.print(f"  {note}", style="dim", markup=False, soft_wrap=True)
+    print_notes(_NOTES)
     for grid in GRIDS if real else ():
         some = runs[grid.name]
         asked = f"{some[0].requests} requests, {some[0].offered_per_s:.1f} arrive per second"
         screen.print(f"\nRun here, {grid.name}'s setting: {asked}", style="bold")
         screen.print(_real_table(some))
-    for note in _REAL_NOTES if real else ():
-        screen.print(f"  {note}", style="dim", markup=False, soft_wrap=True)
+    print_notes(_REAL_NOTES if real else ())
 
 
 def _runs() -> dict[str, list[RealRow]]:
@@ -120,7 +118,7 @@ def _say(monitor: Bars, grid: Grid, way: str) -> None:
 
 
 def _real_table(rows: Sequence[RealRow]) -> Table:
-    table = _headed("way", "requests/s", "speed-up", "batches", "difference", "p50", "p99")
+    table = headed(["way", "requests/s", "speed-up", "batches", "difference", "p50", "p99"])
     for row in rows:
         table.add_row(
             row.way,
@@ -135,7 +133,7 @@ def _real_table(rows: Sequence[RealRow]) -> Table:
 
 
 def _table(rows: Sequence[ServingRow]) -> Table:
-    table = _headed("policy", "samples/s", "speed-up", "batches", "reduction", "tokens / slots", "realised")
+    table = headed(["policy", "samples/s", "speed-up", "batches", "reduction", "tokens / slots", "realised"])
     for row in rows:
         table.add_row(
             row.way if row.waiting is None else f"{row.way}, {row.waiting} waiting",
@@ -146,12 +144,4 @@ def _table(rows: Sequence[ServingRow]) -> Table:
             f"{row.efficiency:.1%}",
             "" if row.realised is None else f"{row.realised:.2f}",
         )
-    return table
-
-
-def _headed(first: str, *heads: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column(first, no_wrap=True)
-    for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
     return table

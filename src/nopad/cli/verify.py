@@ -92,7 +92,10 @@ def _problems(path: Path, inputs: list[str], tokenizer: str | None) -> list[str]
     except (CorruptError, FormatError) as error:
         return [str(error)]
     if manifest:
-        encoder = encoder_of(manifest.options, manifest.capacity, tokenizer)
+        try:
+            encoder = encoder_of(manifest.options, manifest.capacity, tokenizer)
+        except OptionError as error:
+            raise OptionError(f"{path}: {error}") from error
         opened = open_inputs(inputs, ReaderOptions.from_settings(manifest.options), encoder=encoder)
         against["source"] = as_packed(opened, manifest.options, tokenizer)
         against["tokenizer"] = load_tokenizer(tokenizer) if manifest.tokenizer else None

@@ -12,10 +12,9 @@ from numba import njit
 from numpy.typing import NDArray
 
 from nopad._kernels import GOLDEN, bounded, mix
+from nopad.corpus.masks import BEGINS, GOES_ON, NEVER
+from nopad.sequences import IGNORED
 
-NEVER, GOES_ON, BEGINS = 0, 1, 2  # a token is never predicted, continues a word, or begins a word
-
-_IGNORED = -100
 _MASKED = np.uint64(int(0.8 * 2**64))  # a draw below this becomes [MASK]
 _OTHER = np.uint64(int(0.9 * 2**64))  # other draws below this become an ordinary token
 _1, _2, _3 = np.uint64(1), np.uint64(2), np.uint64(3)
@@ -124,7 +123,7 @@ def mask(
         chosen = np.empty(lengths[i], np.bool_)
         choose(kinds[at : at + lengths[i]], mine, below, counts[i], chosen)
         for t in range(lengths[i]):
-            labels[at] = _IGNORED
+            labels[at] = IGNORED
             if chosen[t]:
                 labels[at] = ids[at]
                 first = np.uint64(t) * _3 + _1

@@ -12,11 +12,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from nopad._kernels import GOLDEN, bounded, mix
+from nopad.corpus.pairs import A_END, B_END, CUT, DOCUMENT, NUMBER, RANDOM, A, B
 
-# Columns of a pair: its document, which of the document's pairs it is, where its sides begin and end in the tokens of
-# all documents, whether the second side is of another document, and how many tokens were cut off
-DOCUMENT, NUMBER, A, A_END, B, B_END, RANDOM, CUT = range(8)
-COLUMNS = 8
 _1 = np.uint64(1)
 
 
@@ -52,8 +49,8 @@ def pairs(
 ) -> int:
     """Make the pairs of document number `document`, and return how many there are. Each pair fills a row of `out`.
 
-    `out` is ``[sentences, COLUMNS]``, int64; the module's constants `DOCUMENT` to `CUT` number its columns. Document d
-    has sentences ``first[d]`` to ``first[d + 1]`` (exclusive), and sentence s has tokens ``ends[s]`` to ``ends[s + 1]``
+    `out` is ``[sentences, COLUMNS]``, int64; `nopad.corpus.pairs` says what its columns are. Document d has sentences
+    ``first[d]`` to ``first[d + 1]`` (exclusive), and sentence s has tokens ``ends[s]`` to ``ends[s + 1]``
     (exclusive); no document and no sentence is empty, and there are at least two documents. All pairs of the document
     have the same target number of tokens: `room`, or a random number from 2 to `room` if the first random number of
     `key` is less than `short_below`. A pair is made in these steps, which use the next random numbers of `key` in this

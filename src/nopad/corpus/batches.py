@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from nopad.corpus.selection import is_list, is_string
 from nopad.errors import SourceError
-from nopad.wording import numbers_of
+from nopad.wording import first_line, numbers_of
 
 __all__ = ["BATCH_ROWS", "as_bytes", "checked", "cut", "rows_of"]
 
@@ -86,7 +86,7 @@ def _prove(column: pa.Array, place: str) -> None:
             column.validate()
             as_bytes(column).validate(full=True)
         except (pa.ArrowException, ValueError):
-            reason = str(error).splitlines()[0].rstrip(".")
+            reason = first_line(error).rstrip(".")
             raise SourceError(f"{place}: damaged ({reason}); make the file again, or leave it out") from error
 
 

@@ -29,13 +29,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from nopad.corpus.conversations import Conversation, Passage
 from nopad.corpus.options import OverLong
 from nopad.corpus.prefixes import prefix_lengths, token_ids
 from nopad.corpus.templates import Frame, Template
-from nopad.errors import LengthError, OptionError, RecordError
+from nopad.errors import LengthError, RecordError
+from nopad.options import check_choice
 
 __all__ = ["Answered", "ChatEncoder", "EndOfTurn", "Rewriting", "fitted"]
 
@@ -103,12 +104,8 @@ class ChatEncoder:
         end_of_turn: EndOfTurn = "require",
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        for name, value, words in (
-            ("rewriting", rewriting, get_args(Rewriting)),
-            ("end_of_turn", end_of_turn, get_args(EndOfTurn)),
-        ):
-            if value not in words:
-                raise OptionError(f"{name} is {value!r}; it is {' or '.join(map(repr, words))}")
+        check_choice("rewriting", rewriting, Rewriting)
+        check_choice("end_of_turn", end_of_turn, EndOfTurn)
         self.tokenizer, self.last_only, self.rewriting = tokenizer, last_only, rewriting
         self.end_of_turn = end_of_turn
         self.template = Template(tokenizer, options)

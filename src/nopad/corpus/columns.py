@@ -9,6 +9,8 @@ from nopad.corpus.records import shown
 
 __all__ = ["listed_columns", "no_column"]
 
+_LISTED = 12
+
 
 def no_column(name: str, columns: Iterable[str]) -> str:
     r"""Return the error text for an input that has these columns, but no column `name`.
@@ -22,11 +24,11 @@ def no_column(name: str, columns: Iterable[str]) -> str:
     return f"no column {name!r}; {meant} has {listed_columns(names)}"
 
 
-def listed_columns(names: Sequence[str], limit: int = 12) -> str:
-    """Return a text that lists the columns: the names of the first `limit`, and how many more there are.
+def listed_columns(names: Sequence[str]) -> str:
+    """Return a text that lists the columns: the names of the first twelve, and how many more there are.
 
     >>> listed_columns(["id", "text"]), listed_columns([])
     ('the columns "id", "text"', 'no columns')
     """
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return f"the columns {', '.join(map(shown, names[:limit]))}{more}" if names else "no columns"
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f"the columns {', '.join(map(shown, names[:_LISTED]))}{more}" if names else "no columns"

@@ -54,7 +54,7 @@ class Content:
             raise OptionError(f"text_field= names {', '.join(self.fields)}; name each field once")
 
     @property
-    def field(self) -> str | None:
+    def text_field(self) -> str | None:
         """Name of the text field; None: no field is named, or several are."""
         return self.fields[0] if len(self.fields) == 1 else None
 

@@ -190,8 +190,12 @@ def messages_of(value: Any, name: str, number: int, roles: Mapping[str, str]) ->
 def _message(given: Any, what: str, roles: Mapping[str, str]) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise RecordError(f"{what} is a {type(given).__name__}; expected a dict of 'role' and 'content'")
-    # Tables fill what a message does not have with None, which templates would print.
-    message = {name: entry for name, entry in given.items() if entry is not None}
+    # Tables fill what a message does not have with None, which templates would print. Templates cannot test arrays.
+    message = {
+        name: entry.tolist() if isinstance(entry, np.ndarray) else entry
+        for name, entry in given.items()
+        if entry is not None
+    }
     if "from" in message and "role" not in message:
         message["role"] = message.pop("from")
     if "value" in message and "content" not in message:

@@ -18,7 +18,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any
 
-from nopad.corpus.inputs import InputFile, not_utf8
+from nopad.corpus.inputs import BYTE_ORDER_MARK, InputFile, not_utf8
 from nopad.corpus.records import DOCUMENT_BYTES, shown
 from nopad.corpus.runs import ROWS, Bad, Run
 from nopad.errors import RecordError, SourceError
@@ -188,7 +188,7 @@ def _lines(file: InputFile) -> Iterator[str]:
     )
     for line, raw in blocks:
         text = raw.decode("utf-8", "surrogateescape")  # a row that is not UTF-8 is one bad record
-        yield text.removeprefix("\ufeff") if line == 1 else text
+        yield text.removeprefix(BYTE_ORDER_MARK) if line == 1 else text
 
 
 def _split(data: bytes) -> list[bytes]:

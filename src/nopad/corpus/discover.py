@@ -25,16 +25,16 @@ from nopad.corpus.finding import (
     refuse_magic,
     refuse_tables,
 )
-from nopad.corpus.hub import hub_dataset, load_hub
+from nopad.corpus.hub import hub_dataset
 from nopad.corpus.inputs import InputFile
 from nopad.corpus.jsonl import JsonlFile
-from nopad.corpus.mixture import MixtureSource
+from nopad.corpus.mixture import JoinedSource, MixtureSource
 from nopad.corpus.objects import DatasetSource, DictSource
 from nopad.corpus.options import ReaderOptions
 from nopad.corpus.record_files import RecordFile
 from nopad.corpus.record_stream import opened_runs, records_from_python
 from nopad.corpus.runs import dataset_runs
-from nopad.corpus.source import BLOCK_BYTES, Block, Source, located
+from nopad.corpus.source import BLOCK_BYTES, Source
 from nopad.corpus.tables import ArrowFile, ParquetFile
 from nopad.corpus.text import TextFile
 from nopad.errors import SourceError
@@ -42,16 +42,11 @@ from nopad.errors import SourceError
 CORPORA = Suffixes(
     read=TEXT_SUFFIXES + JSONL_SUFFIXES + TABLE_SUFFIXES + DELIMITED, others=OTHERS, named_only=(".json",)
 )
-COLUMNS = (
-    "input_ids",
-    "text",
-    "attention_mask",
-    "labels",
-    "token_type_ids",
-)  # the outputs of a tokenizer, and its input
+# The outputs of a tokenizer, and its input
+COLUMNS = ("input_ids", "text", "attention_mask", "labels", "token_type_ids")
 
 
-class FileSource(Source):
+class FileSource(JoinedSource):
     """The source of several files (or other sources), read one after the other; all hold text, or all ready-made ids.
 
     Args:
@@ -69,45 +64,22 @@ class FileSource(Source):
         folders: Sequence[Path] = (),
         settings: Mapping[str, Any] | None = None,
     ):
-        self._files = tuple(files)
+        super().__init__(files)
         self._settings = dict(settings or {})
         self.ignored = tuple(ignored)
         self.folders = tuple(folders)
-        self.kind = next((file.kind for file in self._files if file.kind), None)
-        sizes = [file.total_bytes for file in self._files]
-        self.total_bytes = None if None in sizes else sum(size for size in sizes if size is not None)
-        self.carried = next((file.carried for file in self._files if file.kind), ())
-        self.mask = next((file.mask for file in self._files if file.kind), None)
         partitions = [
             part.partition("=")[0] for name, _ in self.inventory() for part in name.split("/")[:-1] if "=" in part
         ]
-        named = [
-            *(name for file in self._files for name in file.left_out),
-            *(f"{name} (of a folder)" for name in partitions),
-        ]
-        self.left_out = tuple(dict.fromkeys(named))
-        self.divisible = all(file.divisible for file in self._files)
-        self.made_here = all(file.made_here for file in self._files)
-        self.text_unit = next((file.text_unit for file in self._files if file.text_unit), None)
-
-    def blocks(self) -> Iterator[Block]:
-        """Yield the blocks of each file in turn."""
-        return located(self._files)
-
-    def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
-        """Yield the blocks from file number ``at[0]`` (from 0) on.
-
-        ``at[1:]`` says at which block of that file to begin, as in `Source.blocks_from`; (): at its first block.
-        """
-        return located(self._files, at)
+        self.left_out = tuple(dict.fromkeys([*self.left_out, *(f"{name} (of a folder)" for name in partitions)]))
 
     def inventory(self) -> list[tuple[str, int]]:
         """Return (name, bytes) of each file, in reading order."""
-        return [entry for file in self._files for entry in file.inventory()]
+        return [entry for part in self._parts for entry in part.inventory()]
 
     def files(self) -> list[InputFile] | None:
         """Return the files, in reading order; None if some input is not a file, or a source does not list its files."""
-        found = [file.files() for file in self._files]
+        found = [part.files() for part in self._parts]
         return None if None in found else [one for files in found for one in files or ()]
 
     def settings(self) -> dict[str, Any]:
@@ -201,11 +173,11 @@ def _opened(found: InputFile | Path | str, options: ReaderOptions, encoder: Enco
         MissingExtraError: a dataset of the hub needs a package that is not installed.
     """
     if isinstance(found, str):
-        if encoder is not None:
-            dataset = hub_dataset(found)
-            typed = dataset.features is not None
-            return RecordFile(found, partial(dataset_runs, dataset, found), options, encoder, table=typed)
-        return load_hub(found, options)
+        dataset = hub_dataset(found)
+        if encoder is None:
+            return DatasetSource(dataset, options, name=found)
+        typed = dataset.features is not None
+        return RecordFile(found, partial(dataset_runs, dataset, found), options, encoder, table=typed)
     if isinstance(found, InputFile) and (encoder is not None or found.suffix in (*DELIMITED, ".json")):
         return _of_records(found, options, encoder, block_bytes)
     if isinstance(found, Path):

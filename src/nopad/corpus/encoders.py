@@ -24,6 +24,7 @@ from nopad.corpus.options import WAYS, OverLong
 from nopad.corpus.records import shown
 from nopad.corpus.tokenizer import load_tokenizer
 from nopad.errors import LengthError, OptionError, RecordError
+from nopad.sequences import IGNORED
 
 __all__ = ["CHAT_OPTIONS", "SEPARATOR", "Chats", "Encoder", "Fields", "TextPairs", "has_chat"]
 
@@ -252,7 +253,7 @@ class Chats(Encoder):
         made: list[dict[str, Any]] = []
         for one in found:
             ids, labels = np.array(one.ids, np.int32), np.array(one.labels, np.int32)
-            if self._truncate and ids.size > self._capacity and (labels[1 : self._capacity] == -100).all():
+            if self._truncate and ids.size > self._capacity and (labels[1 : self._capacity] == IGNORED).all():
                 ids, labels = ids[:0], labels[:0]
             made.append({"input_ids": ids, "labels": labels})
         return made

@@ -205,10 +205,7 @@ class Finder:
         self.found.append(Found(str(file.path), identity, file))
 
     def _at_url(self, url: str) -> None:
-        found = [
-            InputFile(path=path, name=name, size=size, remote=remote, stamp=stamp)
-            for path, name, size, stamp, remote in find_remote(url)
-        ]
+        found = find_remote(url)
         packed = tuple(file.name.removesuffix(MANIFEST) for file in found if file.name.split("/")[-1] == MANIFEST)
         if "" in packed:
             raise SourceError(f"{url}: {_PACKED_FOLDER}")
@@ -309,11 +306,9 @@ def _find_in(folder: Path, suffixes: Suffixes) -> tuple[list[InputFile], list[st
         else:
             ignored.append(f"{name} (the same file as {first})")
     if not files:
-        held = (
-            f"none of its {len(names)} files is of a kind that nopad reads (such as {names[0]!r})"
-            if names
-            else ("the folder is empty (hidden files do not count)")
-        )
+        held = "the folder is empty (hidden files do not count)"
+        if names:
+            held = f"none of its {len(names)} files is of a kind that nopad reads (such as {names[0]!r})"
         raise SourceError(f"{folder}: {held}; nopad reads {suffixes}")
     return files, ignored
 

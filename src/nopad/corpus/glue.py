@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from nopad.corpus.finding import BESIDE
 from nopad.errors import SourceError
 
 __all__ = ["GLUE", "glue_files"]
@@ -37,7 +38,6 @@ For "stsb", whose label is a number, there are no class names.
 """
 
 _TRAIN = re.compile(r"train[.-]")  # train.tsv, train-00000-of-00001.parquet
-_SAVED = ("state.json", "dataset_info.json")
 
 
 def glue_files(folder: Path) -> dict[str, list[Path]]:
@@ -67,6 +67,6 @@ def _training(folder: Path) -> list[Path]:
         return [folder / "train"]
     if files := sorted(path for path in folder.iterdir() if path.is_file() and _TRAIN.match(path.name)):
         return files
-    if any((folder / name).is_file() for name in _SAVED):
+    if any((folder / name).is_file() for name in BESIDE):
         return [folder]
     raise SourceError(f"{folder} has no train.jsonl, train.parquet, train.tsv or folder train; give the training set")

@@ -10,21 +10,12 @@ from contextlib import nullcontext
 from typing import Any
 
 from nopad.corpus.network import NOT_REACHED, hub_in_reach
-from nopad.corpus.objects import DatasetSource
-from nopad.corpus.options import ReaderOptions
 from nopad.errors import MissingExtraError, SourceError
+from nopad.wording import first_line
 
-__all__ = ["HUB", "hub_dataset", "load_hub"]
+__all__ = ["HUB", "hub_dataset"]
 
 HUB = "hf:"
-
-
-def load_hub(spec: str, options: ReaderOptions) -> DatasetSource:
-    """Return the dataset that `spec` names, such as ``hf:NAME``, as a source.
-
-    `options` say which columns are read. It raises what `hub_dataset` and `DatasetSource` raise.
-    """
-    return DatasetSource(hub_dataset(spec), options, name=spec)
 
 
 def hub_dataset(spec: str, online: bool | None = None) -> Any:
@@ -50,8 +41,7 @@ def hub_dataset(spec: str, online: bool | None = None) -> Any:
         try:
             return datasets.load_dataset(name, config or None, split=split or "train")
         except Exception as error:  # offline, no such name, no such split: the hub has one class for each
-            reason = str(error).strip().split("\n")[0] or type(error).__name__
             raise SourceError(
-                f"{spec}: could not be had from the Hugging Face hub ({reason if online else NOT_REACHED}); "
+                f"{spec}: could not be had from the Hugging Face hub ({first_line(error) if online else NOT_REACHED}); "
                 "check the name and the network, or give files"
             ) from error

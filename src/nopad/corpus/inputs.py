@@ -22,6 +22,7 @@ from typing import Any
 from nopad.corpus.source import BLOCK_BYTES
 from nopad.errors import SourceError
 
+BYTE_ORDER_MARK = "\ufeff"  # at the start of a file, it is not content
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _BEGINNINGS = {  # of what is no text
     b"\xff\xfe": "it looks like UTF-16: convert it to UTF-8",

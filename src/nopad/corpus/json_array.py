@@ -14,7 +14,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from nopad.corpus.inputs import InputFile, not_utf8
+from nopad.corpus.inputs import BYTE_ORDER_MARK, InputFile, not_utf8
 from nopad.corpus.jsonl import described
 from nopad.corpus.runs import ROWS, Bad, Run
 from nopad.errors import RecordError
@@ -24,6 +24,7 @@ __all__ = ["array_runs", "is_array"]
 _BYTES = 1 << 20
 _LARGEST = 1 << 26  # characters of one object
 _VALUE = re.compile(r'[{\["0-9tfnNI-]')  # first character of a JSON value
+_DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -129,10 +130,40 @@ def _decoded(file: InputFile) -> Iterator[str]:
         done += len(data)
 
 
+def _value(window: _Window, at: int) -> tuple[Any, int, int]:
+    """Return ``(value, at, end)``: the JSON value at index `at` of the text, and where it begins and ends.
+
+    More text is read until the value is whole; then the value begins at another index than before.
+
+    Raises:
+        RecordError: the value is broken, cut short, nested too deeply, or too long.
+    """
+    while True:
+        try:
+            item, end = _DECODER.raw_decode(window.text, at)
+            if isinstance(item, dict) or end < len(window.text):
+                return item, at, end
+            more, end, at = window.grow(at), end - at, 0  # a number may continue in text that is not read yet
+            if not more:
+                return item, at, end
+        except RecursionError:
+            raise window.error(at, "broken JSON: nested too deeply") from None
+        except ValueError as error:
+            place = getattr(error, "pos", at) - at
+            large = len(window.text) - at > _LARGEST
+            more, at = window.grow(at), 0
+            reason = str(error).split(":")[0].split(";")[0]
+            if large and more:
+                most = f"a value of more than {_LARGEST:,} characters, the most that is read"
+                raise window.error(at, f"{most}, or broken JSON: {reason}") from None
+            if not more:
+                raise window.error(place, f"broken JSON: {reason}") from None
+
+
 def _items(file: InputFile) -> Iterator[dict[str, Any] | Bad]:
-    window, decoder = _Window(file), json.JSONDecoder()
+    window = _Window(file)
     window.grow(0)
-    window.text = window.text.removeprefix("\ufeff")
+    window.text = window.text.removeprefix(BYTE_ORDER_MARK)
     at = window.after_space(0)
     if window.text[at : at + 1] != "[":
         raise window.error(at, "this is no JSON array")
@@ -141,26 +172,7 @@ def _items(file: InputFile) -> Iterator[dict[str, Any] | Bad]:
         if not _VALUE.match(window.text, at) or wants == ", or ]":
             found = window.text[at : at + 20]
             raise window.error(at, f"broken JSON: expected {wants}, found {found!r}" if found else "cut short: no ]")
-        while True:
-            try:
-                item, end = decoder.raw_decode(window.text, at)
-                if isinstance(item, dict) or end < len(window.text):
-                    break
-                more, end, at = window.grow(at), end - at, 0  # a number may continue in text that is not read yet
-                if not more:
-                    break
-            except RecursionError:
-                raise window.error(at, "broken JSON: nested too deeply") from None
-            except ValueError as error:
-                place = getattr(error, "pos", at) - at
-                large = len(window.text) - at > _LARGEST
-                more, at = window.grow(at), 0
-                reason = str(error).split(":")[0].split(";")[0]
-                if large and more:
-                    most = f"a value of more than {_LARGEST:,} characters, the most that is read"
-                    raise window.error(at, f"{most}, or broken JSON: {reason}") from None
-                if not more:
-                    raise window.error(place, f"broken JSON: {reason}") from None
+        item, at, end = _value(window, at)
         yield item if isinstance(item, dict) else window.bad(at, f"not a JSON object but {described(item)}")
         at, wants = window.after_space(end), ", or ]"
         if window.text[at : at + 1] == ",":

@@ -22,16 +22,14 @@ import orjson
 import pyarrow as pa
 
 from nopad.corpus.columns import no_column
-from nopad.corpus.inputs import InputFile, not_utf8
-from nopad.corpus.objects import schema_of, to_batch
+from nopad.corpus.inputs import BYTE_ORDER_MARK, InputFile, not_utf8
+from nopad.corpus.objects import decode_dicts, schema_of
 from nopad.corpus.options import ReaderOptions
 from nopad.corpus.records import BadRecord, Kind, Record, Records, ids_record, shown, text_run
-from nopad.corpus.rows import decode_rows
 from nopad.corpus.selection import Selection, select
 from nopad.corpus.source import BLOCK_BYTES, Block, Decoder, Source
 from nopad.errors import SourceError
 
-BYTE_ORDER_MARK = "\ufeff"
 TYPICAL = 1000  # objects that show what types the fields have
 _ROUNDED = 2.0**63  # and above, orjson gives a float for an integer
 
@@ -62,8 +60,8 @@ class JsonlFile(Source):
         self._field = _named_field(options) or detect_field(file)
         self.kind = self._field.kind if self._field else None
         self.total_bytes = file.size
-        self._selection: Selection | None = None  # None: only the content is read
-        self._chosen: Selection | None = None
+        self._selection: Selection | None = None
+        self._schema: pa.Schema | None = None  # of the columns that are read; None: only the content is
         typical = list(islice(_typical(file, self._field), TYPICAL)) if self._field else []
         if self._field and not typical:
             _check_somewhere(file, self._field.name)
@@ -72,11 +70,9 @@ class JsonlFile(Source):
             name, is_text = self._field.name, self._field.kind == "text"
             named = replace(options, text_field=name if is_text else None, ids_field=None if is_text else name)
             schema = schema_of([item for _, item in typical])
-            selection = select(schema, named, f"{file.path}, line {line}")
+            self._selection = selection = select(schema, named, f"{file.path}, line {line}")
             self.carried, self.left_out, self.mask = selection.carried, selection.left_out, selection.mask
-            self._chosen = selection
             if len(selection.columns) > 1 or selection.pad_id is not None:
-                self._selection = selection
                 self._schema = pa.schema([schema.field(name) for name in selection.columns])
 
     def blocks(self) -> Iterator[Block]:
@@ -86,8 +82,8 @@ class JsonlFile(Source):
     def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
         """Yield the blocks from a line on; `at` is (offset of the line in bytes, its 1-based number)."""
         field = self._field or Field(name="text", kind="text")
-        decoder: Decoder = partial(decode_objects, field=field, selection=self._chosen)
-        if self._selection is not None:
+        decoder: Decoder = partial(decode_objects, field=field, selection=self._selection)
+        if self._selection is not None and self._schema is not None:
             decoder = partial(decode_columns, schema=self._schema, selection=self._selection)
         name, path = self._file.name, str(self._file.path)
         for data, offset, line in self._file.line_blocks(self._block_bytes, *at):
@@ -97,10 +93,6 @@ class JsonlFile(Source):
     def read_bytes(self) -> int:
         """Return how many stored bytes of the file the latest pass has read."""
         return self._file.meter.read
-
-    def inventory(self) -> list[tuple[str, int]]:
-        """Return one ``(name, bytes)`` pair: this file's name, and its stored size."""
-        return [(self._file.name, self._file.size)]
 
     def files(self) -> list[InputFile]:
         """Return a list that holds only this file."""
@@ -186,18 +178,10 @@ def decode_columns(
             items.append(value)
             lines.append(line)
             continue
-        yield from _in_columns(items, lines, schema, selection)
+        yield from decode_dicts(items, lines, schema, selection)
         items, lines = [], []
         yield no_object(value, line)
-    yield from _in_columns(items, lines, schema, selection)
-
-
-def _in_columns(
-    items: list[dict[str, Any]], lines: list[int], schema: pa.Schema, selection: Selection
-) -> Iterator[Records | BadRecord]:
-    if items:
-        batch, bad = to_batch(items, schema, selection)
-        yield from decode_rows(batch, np.array(lines), selection=selection, known_bad=bad)
+    yield from decode_dicts(items, lines, schema, selection)
 
 
 def decode_objects(

@@ -25,7 +25,7 @@ from nopad.options import Option, is_number
 
 __all__ = ["BEGINS", "GOES_ON", "MASKABLE", "NEVER", "Masks", "default_predictions"]
 
-NEVER, GOES_ON, BEGINS = 0, 1, 2  # as in `_mask_kernels`: a token is never chosen, continues a word, or begins a word
+NEVER, GOES_ON, BEGINS = 0, 1, 2  # a token is never chosen, continues a word, or begins a word
 
 MASKABLE = "maskable"  # name of the column with `NEVER`, `GOES_ON` or `BEGINS` for each token
 _PREDICTIONS = {128: 20, 384: 56, 512: 76}  # by `max_length`, as in the packing papers and MLPerf

@@ -1,21 +1,51 @@
-"""Several named sources as one source: they are read one after the other, and counted separately."""
+"""Several sources as one source: they are read one after the other; those of a mixture are counted separately."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from nopad.corpus.source import Block, Source, located
 from nopad.errors import SourceError
 
-__all__ = ["NAME", "MixtureSource"]
+__all__ = ["NAME", "JoinedSource", "MixtureSource"]
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
-class MixtureSource(Source):
+class JoinedSource(Source):
+    """Base class of sources that read other sources one after the other; its attributes describe them together.
+
+    All of them hold text, or all ready-made ids, with the same mask; and all have the same carried columns.
+    """
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._parts = tuple(sources)
+        content = next((part for part in self._parts if part.kind), None)  # a file without records has none
+        if content is not None:
+            self.kind, self.carried, self.mask = content.kind, content.carried, content.mask
+        sizes = [part.total_bytes for part in self._parts]
+        self.total_bytes = None if None in sizes else sum(size for size in sizes if size is not None)
+        self.left_out = tuple(dict.fromkeys(column for part in self._parts for column in part.left_out))
+        self.divisible = all(part.divisible for part in self._parts)
+        self.made_here = all(part.made_here for part in self._parts)
+        self.text_unit = next((part.text_unit for part in self._parts if part.text_unit), None)
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the blocks of each source in turn."""
+        return self.blocks_from((0,))
+
+    def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
+        """Yield the blocks from source number ``at[0]`` (from 0) on.
+
+        ``at[1:]`` says at which block of that source to begin, as in `Source.blocks_from`; (): at its first block.
+        """
+        return located(self._parts, at)
+
+
+class MixtureSource(JoinedSource):
     """Named sources, in the order of the mapping.
 
     All sources must hold text, or all ready-made ids, with the same mask; and all must have the same carried columns.
@@ -31,30 +61,15 @@ class MixtureSource(Source):
         for name in sources:
             if not isinstance(name, str) or not NAME.fullmatch(name):
                 raise SourceError(f"{name!r} cannot name a source; choose letters, digits, _, - and .")
+        super().__init__(tuple(sources.values()))
         self._sources = dict(sources)
         self.names = tuple(sources)
-        self.kind = next((source.kind for source in sources.values() if source.kind), None)
-        sizes = [source.total_bytes for source in sources.values()]
-        self.total_bytes = None if None in sizes else sum(size for size in sizes if size is not None)
         self.ignored = tuple(f"{name}={file}" for name, source in sources.items() for file in source.ignored)
         self.folders = tuple(folder for source in sources.values() for folder in source.folders)
-        self.carried = next((source.carried for source in sources.values() if source.kind), ())
-        self.mask = next((source.mask for source in sources.values() if source.kind), None)
-        self.divisible = all(source.divisible for source in sources.values())
-        self.made_here = all(source.made_here for source in sources.values())
-        self.text_unit = next((source.text_unit for source in sources.values() if source.text_unit), None)
-        self.left_out = tuple(dict.fromkeys(column for source in sources.values() for column in source.left_out))
-
-    def blocks(self) -> Iterator[Block]:
-        """Yield the blocks of each source in turn."""
-        return self.blocks_from((0,))
 
     def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
-        """Yield the blocks from source number ``at[0]`` (from 0) on.
-
-        ``at[1:]`` says at which block of that source to begin, as in `Source.blocks_from`; (): at its first block.
-        """
-        for block in located(tuple(self._sources.values()), at):
+        """Yield the blocks from a given one on, as `JoinedSource.blocks_from`; each names its source."""
+        for block in super().blocks_from(at):
             name = self.names[block.at[0]]
             yield replace(block, name=f"{name}={block.name}", source=name, path=block.path or block.name)
 

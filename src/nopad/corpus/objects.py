@@ -4,23 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from nopad.corpus.options import ReaderOptions
-from nopad.corpus.records import shown
+from nopad.corpus.records import BadRecord, Records, shown
 from nopad.corpus.rows import decode_rows
 from nopad.corpus.selection import Selection, is_list, is_string
 from nopad.corpus.source import Block
 from nopad.corpus.tables import TableSource
 from nopad.errors import NopadError, SourceError
 from nopad.options import Option
+from nopad.wording import first_line
 
-__all__ = ["DatasetSource", "DictSource", "as_arrow", "dataset_batches", "schema_of", "to_batch", "unreadable"]
-
+__all__ = [
+    "DatasetSource",
+    "DictSource",
+    "as_arrow",
+    "as_dict",
+    "dataset_batches",
+    "dataset_schema",
+    "decode_dicts",
+    "guarded",
+    "schema_of",
+    "to_batch",
+]
 
 ROWS = Option(default=1000, help="rows in a block")
 
@@ -63,8 +74,7 @@ class DatasetSource(TableSource):
             self._dicts = DictSource(lambda: iter(plain), options, name=name, rows=rows)
             schema = self._dicts.schema
         else:
-            names = (getattr(dataset, "format", None) or {}).get("columns") or list(dataset.features)
-            schema = pa.schema([field for field in dataset.features.arrow_schema if field.name in names])
+            schema = dataset_schema(dataset)
         super().__init__(name, name, schema, options or ReaderOptions())
         if self._length and self._dicts is None:
             self._of_rows(self._length, getattr(dataset.data, "nbytes", 0))
@@ -85,6 +95,12 @@ class DatasetSource(TableSource):
         return [(self._name, self._length)] if self._length is not None else []
 
 
+def dataset_schema(dataset: Any) -> pa.Schema:
+    """Return the schema of the columns that a dataset's format selects; the dataset must have features."""
+    names = (getattr(dataset, "format", None) or {}).get("columns") or list(dataset.features)
+    return pa.schema([field for field in dataset.features.arrow_schema if field.name in names])
+
+
 def dataset_batches(dataset: Any, rows: int, name: str) -> Iterator[pa.RecordBatch]:
     """Yield batches of at most `rows` rows of a dataset in Arrow format (`as_arrow`); `name` is for messages.
 
@@ -97,17 +113,16 @@ def dataset_batches(dataset: Any, rows: int, name: str) -> Iterator[pa.RecordBat
         try:
             table = next(tables, None)
         except Exception as error:  # from the library, the data, or the user's own functions
-            raise unreadable(name, row, error) from error
+            raise _unreadable(name, row, error) from error
         if table is None:
             return
         yield from table.combine_chunks().to_batches()
         row += table.num_rows
 
 
-def unreadable(name: str, row: int, error: Exception) -> SourceError:
+def _unreadable(name: str, row: int, error: Exception) -> SourceError:
     """Return the `SourceError` that says that the input `name` cannot be read from `row` on, because of `error`."""
-    reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(": ")
-    return SourceError(f"{name}: cannot be read from row {row} on ({reason}); repair it")
+    return SourceError(f"{name}: cannot be read from row {row} on ({first_line(error).rstrip(': ')}); repair it")
 
 
 def as_arrow(dataset: Any, name: str = "the dataset") -> Any:
@@ -166,35 +181,13 @@ class DictSource(TableSource):
             raise SourceError(f"{name}: no item; give at least one dict")
         self.schema = schema_of(first)
         if isinstance(items, Iterator):
-            self._once = _again(first, chunks)
+            self._once = chain([first], chunks)
         super().__init__(name, name, self.schema, options or ReaderOptions())
 
     def _chunks(self, name: str) -> Iterator[list[Mapping[str, Any]]]:
-        chunk: list[Mapping[str, Any]] = []
-        for number, item in enumerate(self._iterated(name), 1):
-            if not isinstance(item, Mapping):
-                raise SourceError(f"{name}, row {number}: {type(item).__name__}, not a dict; give dicts of columns")
-            chunk.append(item)
-            if len(chunk) == self._rows:
-                yield chunk
-                chunk = []
-        if chunk:
+        items = (as_dict(item, name, row) for row, item in enumerate(guarded(self._items, name), 1))
+        while chunk := list(islice(items, self._rows)):
             yield chunk
-
-    def _iterated(self, name: str) -> Iterator[Any]:
-        """Yield the items; an error of the user's function or iterator becomes a SourceError.
-
-        But a `NopadError` passes unchanged. `name` is the name of the input, for messages.
-        """
-        row = 1
-        try:
-            for item in self._items() if callable(self._items) else self._items:
-                yield item
-                row += 1
-        except NopadError:
-            raise
-        except Exception as error:  # from the user's own code, or from a library in it
-            raise unreadable(name, row, error) from error
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield batches of at most `rows` rows, with null for values that are missing or of a wrong type."""
@@ -220,9 +213,32 @@ class DictSource(TableSource):
         return (to_batch(chunk, self._columns, self.selection) for chunk in chunks)
 
 
-def _again(first: list[Any], rest: Iterator[list[Any]]) -> Iterator[list[Any]]:
-    yield first
-    yield from rest
+def guarded(items: Iterable[Any] | Callable[[], Iterable[Any]], name: str) -> Iterator[Any]:
+    """Yield the items of an iterable, or of the iterable that a function returns; `name` is the input's, for messages.
+
+    Raises:
+        SourceError: the user's function or iterator fails; but a `NopadError` passes unchanged.
+    """
+    row = 1
+    try:
+        for item in items() if callable(items) else items:
+            yield item
+            row += 1
+    except NopadError:
+        raise
+    except Exception as error:  # from the user's own code, or from a library in it
+        raise _unreadable(name, row, error) from error
+
+
+def as_dict(item: Any, name: str, row: int) -> Mapping[str, Any]:
+    """Return the item itself if it is a dict; `name` and its number `row` (from 1) are for messages.
+
+    Raises:
+        SourceError: the item is not a dict.
+    """
+    if not isinstance(item, Mapping):
+        raise SourceError(f"{name}, row {row}: {type(item).__name__}, not a dict; give dicts of columns")
+    return item
 
 
 def schema_of(items: Sequence[Mapping[str, Any]]) -> pa.Schema:
@@ -315,6 +331,18 @@ def to_batch(
     return pa.RecordBatch.from_pydict(columns, schema=schema), bad
 
 
+def decode_dicts(
+    items: Sequence[Mapping[str, Any]], lines: Sequence[int], schema: pa.Schema, selection: Selection
+) -> Iterator[Records | BadRecord]:
+    """Yield dicts as runs of good records, with single bad ones between them, in order.
+
+    `lines` are their 1-based lines or numbers. `schema` has the types of the columns that `selection` names.
+    """
+    if items:
+        batch, bad = to_batch(items, schema, selection)
+        yield from decode_rows(batch, np.array(lines, np.int64), selection=selection, known_bad=bad)
+
+
 def _fit(values: Sequence[Any], kind: pa.DataType) -> bool:
     """Return whether all values fit the type `kind`; None always does.
 
@@ -326,26 +354,20 @@ def _fit(values: Sequence[Any], kind: pa.DataType) -> bool:
         arrays = [value for value in values if isinstance(value, np.ndarray)]
         lists = [value for value in values if value is not None and not isinstance(value, np.ndarray)]
         inside = kind.value_type
-        if not all(isinstance(value, list | tuple) for value in lists) or any(map(_hides, arrays)):
+        if not all(isinstance(value, list | tuple) for value in lists):
+            return False
+        if any(map(np.ma.is_masked, arrays)):  # Arrow would ignore the mask
             return False
         return all(array.dtype.kind in _KINDS[_kind(inside)] for array in arrays) and _fit(
             list(chain.from_iterable(lists)), inside
         )
     wanted = _TYPES.get(_kind(kind))
-    return wanted is None or all(issubclass(found, wanted) and _exact(found, kind) for found in set(map(type, values)))
-
-
-def _hides(array: np.ndarray[Any, Any]) -> bool:
-    """Return whether a masked array hides values; Arrow would ignore the mask."""
-    return isinstance(array, np.ma.MaskedArray) and bool(np.ma.getmaskarray(array).any())
-
-
-def _exact(found: type, kind: pa.DataType) -> bool:
-    """Return False if a Python type is bool and a column's type is not boolean (bool is a subclass of int); else True.
-
-    The caller checks that the Python type fits the column otherwise.
-    """
-    return not (issubclass(found, bool) and not pa.types.is_boolean(kind))
+    if wanted is None:
+        return True
+    found = set(map(type, values))
+    if bool in found and not pa.types.is_boolean(kind):  # a subclass of int
+        return False
+    return all(issubclass(one, wanted) for one in found)
 
 
 def _kind(kind: pa.DataType) -> str:

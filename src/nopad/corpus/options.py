@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from nopad.corpus.records import MAX_ID
 from nopad.errors import FormatError, OptionError
+from nopad.options import check_choice
 
 if TYPE_CHECKING:
     from nopad.corpus.tokenizer import Tokenizer
@@ -98,8 +99,7 @@ class ReaderOptions:
         if isinstance(self.suffixes, str) or not all(re.fullmatch(r"\.\w+", one) for one in self.suffixes):
             raise OptionError(f"suffixes are {self.suffixes!r}; they are a list such as ['.py', '.html']")
         object.__setattr__(self, "suffixes", tuple(one.lower() for one in self.suffixes))
-        if self.text_unit not in get_args(TextUnit):
-            raise OptionError(f"text_unit is {self.text_unit!r}; it must be 'file', 'line' or 'paragraph'")
+        check_choice("text_unit", self.text_unit, TextUnit)
         for name in ("text_field", "ids_field", "mask_field"):
             value = getattr(self, name)
             if not isinstance(value, str | None):
@@ -168,9 +168,7 @@ class CorpusOptions:
         if type(self.special_tokens) is not bool:
             raise OptionError(f"special_tokens is {self.special_tokens!r}; it must be True or False")
         for name, allowed in (("over_long", OverLong), ("empty", Empty), ("on_bad_record", OnBadRecord)):
-            value, values = getattr(self, name), get_args(allowed)
-            if value not in values:
-                raise OptionError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, values))}")
+            check_choice(name, getattr(self, name), allowed)
 
     def content_capacity(self, tokenizer: Tokenizer | None) -> int:
         """Return how many content tokens fit into a sequence, beside the special tokens of `tokenizer`.

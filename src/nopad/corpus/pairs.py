@@ -40,6 +40,10 @@ NEXT = "next_sentence_label"  # column: 0: B follows A; 1: B is of another docum
 TYPES = "token_type_ids"
 FRAME = 3  # [CLS], [SEP], [SEP]
 TOKENISED_AT_ONCE = 1 << 20  # characters
+# Columns of a pair: its document, which of the document's pairs it is, where its sides begin and end in the tokens of
+# all documents, whether the second side is of another document, and how many tokens were cut off
+DOCUMENT, NUMBER, A, A_END, B, B_END, RANDOM, CUT = range(8)
+COLUMNS = 8
 _RATE = 0.15
 
 _LENGTH = Option(default=128, low=FRAME + 2, high=MAX_LENGTH, help="most tokens of a pair")
@@ -280,9 +284,10 @@ def pairs_of(
     counts |= {"documents": there.size, "documents_empty": documents - there.size}
     made = _made(fitting, np.append(first, fitting.document.size), numbers[there], options)
     sequences = _written(made, fitting.tokens, words)
-    names = np.stack([numbers[there].view(np.int64)[made[:, 0]], made[:, 1], np.zeros(len(made), np.int64)], axis=1)
-    counts |= {"random_next": int(made[:, 6].sum()), "trimmed_tokens": int(made[:, 7].sum())}
-    return Pairs(_for_masks(sequences, names, words, options), there[made[:, 0]], counts)
+    document = made[:, DOCUMENT]
+    names = np.stack([numbers[there].view(np.int64)[document], made[:, NUMBER], np.zeros_like(document)], axis=1)
+    counts |= {"random_next": int(made[:, RANDOM].sum()), "trimmed_tokens": int(made[:, CUT].sum())}
+    return Pairs(_for_masks(sequences, names, words, options), there[document], counts)
 
 
 def _check_plain(given: Sentences, words: Vocabulary, where: str) -> None:
@@ -352,7 +357,7 @@ def _fitting(given: Sentences, options: PairOptions) -> tuple[Sentences, dict[st
 def _made(
     given: Sentences, first: NDArray[Any], numbers: NDArray[np.uint64], options: PairOptions
 ) -> NDArray[np.int64]:
-    """Make pairs of the sentences `given`; return them as rows with the columns of `_pair_kernels`.
+    """Make pairs of the sentences `given`; return them as rows with the columns `DOCUMENT` to `CUT`.
 
     The result is int64 ``[n, COLUMNS]``. Its column `NUMBER` counts the pairs of each document from 0, through all
     copies of the document. All sentences must fit into a pair. `first` has the index of the first sentence of each
@@ -364,12 +369,12 @@ def _made(
         [random.keys(numbers, options.seed, random.STREAM_PAIRS, copy) for copy in range(options.copies)], axis=1
     )
     ends = np.concatenate([[0], np.cumsum(given.lengths)])
-    out = np.empty((given.lengths.size * options.copies, _pair_kernels.COLUMNS), np.int64)
+    out = np.empty((given.lengths.size * options.copies, COLUMNS), np.int64)
     short, other = (np.uint64(min(math.floor(n * 2**64), 2**64 - 1)) for n in (options.short, options.random_next))
     count = _pair_kernels.all_pairs(first.astype(np.int64), ends, keys, _room(options), short, other, out)
     made = out[:count]
-    begins = np.flatnonzero(np.diff(made[:, 0], prepend=-1))
-    made[:, 1] = np.arange(count) - np.repeat(begins, np.diff(begins, append=count))
+    begins = np.flatnonzero(np.diff(made[:, DOCUMENT], prepend=-1))
+    made[:, NUMBER] = np.arange(count) - np.repeat(begins, np.diff(begins, append=count))
     return made
 
 
@@ -380,11 +385,12 @@ def _written(made: NDArray[np.int64], tokens: NDArray[np.int32], words: Vocabula
     """
     from nopad.corpus import _pair_kernels
 
-    lengths = (made[:, 3] - made[:, 2] + made[:, 5] - made[:, 4] + FRAME).astype(np.int32)
+    lengths = (made[:, A_END] - made[:, A] + made[:, B_END] - made[:, B] + FRAME).astype(np.int32)
     total = int(lengths.sum(dtype=np.int64))
     ids, types = np.empty(total, np.int32), np.empty(total, np.int8)
     _pair_kernels.write(made, tokens, words.start, words.middle, ids, types)
-    return Sequences(seq_lengths=lengths, tokens={"input_ids": ids, TYPES: types}, values={NEXT: made[:, 6].copy()})
+    values = {NEXT: made[:, RANDOM].copy()}
+    return Sequences(seq_lengths=lengths, tokens={"input_ids": ids, TYPES: types}, values=values)
 
 
 def _for_masks(made: Sequences, names: NDArray[np.int64], words: Vocabulary, options: PairOptions) -> Sequences:

@@ -14,7 +14,7 @@ joined with the pool before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -68,9 +68,6 @@ class _Pool:
         if isinstance(document, str):
             self.bytes += len(document)
             self.filled += bool(document) and not document.isspace()
-
-    def given(self) -> Iterator[tuple[str | dict[str, str], str]]:
-        return zip(self.documents, self.places, strict=True)
 
     def join(self, other: _Pool) -> None:
         self.documents += other.documents
@@ -136,7 +133,9 @@ class PretrainingSource(Source):
         self.names = source.names
 
     def blocks(self) -> Iterator[Block]:
-        """Yield a block for each pool (documents that are read together); a small last pool is part of the one before.
+        """Yield a block for each pool (documents that are read together).
+
+        If the last pool of a source is small, its documents are in the block of the pool before, if there is one.
 
         Raises:
             SourceError: a source has fewer than two documents that are not empty, so side B of a pair cannot come from
@@ -180,7 +179,8 @@ class PretrainingSource(Source):
     def _block(self, pool: _Pool) -> Block:
         if pool.filled < 2:
             of = f" of {pool.source}" if pool.source else ""
-            bad = next((f" ({at}: {one['bad']})" for one, at in pool.given() if isinstance(one, dict)), "")
+            each = zip(pool.documents, pool.places, strict=True)
+            bad = next((f" ({at}: {one['bad']})" for one, at in each if isinstance(one, dict)), "")
             raise SourceError(
                 f"{pool.places[0]}: {'1 document' if pool.filled else 'no document'}{of} with a text{bad}, and a "
                 "next sentence at random is drawn from another document; give at least two, or divide this one "
@@ -212,7 +212,7 @@ class PretrainingSource(Source):
         return {**self._source.settings(), **own, f"{PREFIX}tokenizer": self._tokenizer.fingerprint}
 
 
-def options_from_settings(settings: dict[str, Any] | Any) -> PairOptions | None:
+def options_from_settings(settings: Mapping[str, Any]) -> PairOptions | None:
     """Return the `PairOptions` in the settings of a `PretrainingSource`; None if these are not settings of one."""
     found = {name.removeprefix(PREFIX): value for name, value in settings.items() if name.startswith(PREFIX)}
     found.pop("tokenizer", None)

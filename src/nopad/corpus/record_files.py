@@ -1,6 +1,7 @@
-"""`RecordFile`: a source of records (dicts) from CSV, TSV and JSON arrays, and from any input with an `Encoder`.
+"""`RecordFile`: a source of records (dicts), from CSV, TSV or JSON arrays; with an `Encoder`, from any records.
 
-A JSON Lines file is read in blocks of whole lines. For any other input, a block is a run of records, written as JSON.
+An `Encoder` makes text or ids of each record. A JSON Lines file is read in blocks of whole lines. For all other
+inputs, a block is a run of records, written as JSON.
 The first thousand records decide the types of carried columns.
 """
 
@@ -19,11 +20,10 @@ import pyarrow as pa
 from nopad.corpus.encoders import Encoder
 from nopad.corpus.inputs import InputFile
 from nopad.corpus.jsonl import TYPICAL, json_lines, json_objects, no_object
-from nopad.corpus.objects import schema_of, to_batch
+from nopad.corpus.objects import decode_dicts, schema_of
 from nopad.corpus.options import WAYS, ReaderOptions
 from nopad.corpus.records import BadRecord, Origin, Records
-from nopad.corpus.rows import decode_rows
-from nopad.corpus.runs import Bad, Run
+from nopad.corpus.runs import Bad, Run, as_json
 from nopad.corpus.selection import Selection, label_column, refuse_empty_labels, select
 from nopad.corpus.source import BLOCK_BYTES, Block, Source
 from nopad.errors import OptionError, SourceError
@@ -97,29 +97,18 @@ class RecordFile(Source):
     def blocks(self) -> Iterator[Block]:
         """Yield blocks: of whole lines if the file is JSON Lines, else of one run of records each."""
         decoder = partial(_decode, lines=self._lines, encoder=self._encoder, schema=self._schema, chosen=self.selection)
+        block = partial(Block, name=self._name, decoder=decoder, path=self._path, ways=self._ways)
         if self._lines and self._file is not None:
             for data, _, line in self._file.line_blocks(self._block_bytes):
-                yield Block(
-                    name=self._name, data=data, decoder=decoder, first_line=line, path=self._path, ways=self._ways
-                )
+                yield block(data=data, first_line=line)
             return
         at = 1
         for run in self._runs():
             each = [*run.each()]
-            values = [[one.reason] if isinstance(one, Bad) else one for one in each]
-            data = json.dumps(values, separators=(",", ":"), default=_plain).encode()
             places = tuple(
                 one.place if isinstance(one, Bad) else self._place(number) for number, one in enumerate(each, at)
             )
-            yield Block(
-                name=self._name,
-                data=data,
-                decoder=decoder,
-                first_line=at,
-                path=self._path,
-                places=places,
-                ways=self._ways,
-            )
+            yield block(data=as_json(each), first_line=at, places=places)
             at += run.count
 
     def _place(self, number: int) -> str:
@@ -132,10 +121,6 @@ class RecordFile(Source):
     def read_bytes(self) -> int | None:
         """Return how many stored bytes of the file the latest pass has read; None if the input is not a file."""
         return self._file.meter.read if self._file is not None else None
-
-    def inventory(self) -> list[tuple[str, int]]:
-        """Return [(name, size in bytes)] of the file; an empty list if the input is not a file."""
-        return [(self._file.name, self._file.size)] if self._file is not None else []
 
     def files(self) -> list[InputFile] | None:
         """Return a list with the file; None if the input is not a file."""
@@ -236,7 +221,7 @@ def _made(
     `schema` has the types of the `chosen` columns.
     """
     if encoder is None:
-        yield from _in_columns(items, at, schema, chosen)
+        yield from decode_dicts(items, at, schema, chosen)
         return
     found, counts = encoder.encode(items) if items else ([], {})
     carried = [name for name in schema.names if name not in encoder.columns]
@@ -249,9 +234,9 @@ def _made(
             good += [made | beside for made in one]
             lines += [line] * len(one)
             continue
-        runs += [*_in_columns(good, lines, schema, chosen), BadRecord(line=line, reason=one)]
+        runs += [*decode_dicts(good, lines, schema, chosen), BadRecord(line=line, reason=one)]
         good, lines = [], []
-    runs += _in_columns(good, lines, schema, chosen)
+    runs += decode_dicts(good, lines, schema, chosen)
     last = 0
     for run in runs:
         if isinstance(run, Records):
@@ -271,14 +256,6 @@ def _origin(run: Records) -> Origin | None:
         return None
     record, begins = np.cumsum(first) - 1, run.ids.begins
     return Origin(record=record, start=begins - begins[first][record], of=int(record[-1]) + 1)
-
-
-def _in_columns(
-    items: Sequence[Mapping[str, Any]], lines: Sequence[int], schema: pa.Schema, chosen: Selection
-) -> Iterator[Records | BadRecord]:
-    if items:
-        batch, bad = to_batch(items, schema, chosen)
-        yield from decode_rows(batch, np.array(lines, np.int64), selection=chosen, known_bad=bad)
 
 
 class _Once:
@@ -313,7 +290,3 @@ class _Once:
 def _all(runs: Iterator[Run]) -> Iterator[dict[str, Any]]:
     """Return an iterator over all records of the runs, without the bad ones."""
     return (one for run in runs for one in run.each() if not isinstance(one, Bad))
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else repr(value)

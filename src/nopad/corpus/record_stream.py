@@ -8,7 +8,6 @@ begin at any record.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -34,7 +33,18 @@ from nopad.corpus.hub import hub_dataset
 from nopad.corpus.inputs import InputFile
 from nopad.corpus.json_array import array_runs, is_array
 from nopad.corpus.options import OnBadRecord, TextUnit
-from nopad.corpus.runs import ROWS, Bad, Run, arrow_runs, dataset_runs, jsonl_runs, object_runs, parquet_runs, text_runs
+from nopad.corpus.runs import (
+    ROWS,
+    Bad,
+    Run,
+    arrow_runs,
+    as_json,
+    dataset_runs,
+    jsonl_runs,
+    object_runs,
+    parquet_runs,
+    text_runs,
+)
 from nopad.corpus.source import BLOCK_BYTES, CHAIN_START, Block, chain
 from nopad.corpus.squad import is_squad, squad_runs
 from nopad.corpus.tables import arrow_schema, parquet_footer
@@ -332,9 +342,7 @@ def records_from_python(inputs: Any) -> RecordStream | None:
         return None
     if isinstance(inputs, Iterator):
         return RecordStream([(None, partial(object_runs, inputs, "memory"))], "objects", once=True)
-    if callable(inputs):
-        return RecordStream([(None, lambda: object_runs(inputs(), "memory"))], "objects")
-    if not isinstance(inputs, Iterable) or isinstance(inputs, bytes | bytearray):
+    if not (callable(inputs) or isinstance(inputs, Iterable)) or isinstance(inputs, bytes | bytearray):
         raise SourceError(f"{type(inputs).__name__} holds no records; give a path, a dataset, or a list of dicts")
     if isinstance(inputs, Sequence) and len(inputs) and isinstance(inputs[0], str | os.PathLike):
         return None
@@ -406,13 +414,8 @@ def _stored(file: InputFile) -> Iterator[Block]:
 def _objects_as_blocks(runs: Iterator[Run]) -> Iterator[Block]:
     for run in runs:
         records = run.each()
-        while part := [[one.reason] if isinstance(one, Bad) else one for one in islice(records, ROWS)]:
-            data = json.dumps(part, separators=(",", ":"), default=_plain).encode()
-            yield Block(name="memory", data=data, decoder=_nothing)
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else repr(value)
+        while part := list(islice(records, ROWS)):
+            yield Block(name="memory", data=as_json(part), decoder=_nothing)
 
 
 def _nothing(data: Any, line: int) -> Iterator[Any]:

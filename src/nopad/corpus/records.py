@@ -31,6 +31,7 @@ __all__ = [
     "Origin",
     "Record",
     "Records",
+    "good_and_bad",
     "ids_record",
     "run_of",
     "shown",
@@ -215,18 +216,12 @@ def within_vocabulary(run: Records, vocab_size: int | None) -> Iterator[Records 
         return
     ids, begins = run.ids.tokens["input_ids"], run.ids.begins
     ends = begins + run.ids.seq_lengths
-    at = 0
+    bad: dict[int, str] = {}
     for place in np.flatnonzero(ids >= vocab_size).tolist():
         row = int(np.searchsorted(ends, place, side="right"))
-        if row < at:
-            continue  # a further bad id of the same record
-        if row > at:
-            yield run.part(at, row)
         reason = f"token {place - begins[row]} has the id {ids[place]}, beyond the vocabulary of {vocab_size}"
-        yield BadRecord(line=int(run.lines[row]), reason=reason)
-        at = row + 1
-    if at < run.lines.size:
-        yield run.part(at, run.lines.size)
+        bad.setdefault(row, reason)
+    yield from _without(run, bad)
 
 
 def within_length(record: Record) -> Record | BadRecord:
@@ -250,17 +245,36 @@ def within_document(run: Records) -> Iterator[Records | BadRecord]:
     if run.texts is None or 4 * max(map(len, run.texts), default=0) <= DOCUMENT_BYTES:
         yield run
         return
-    at = 0
+    bad: dict[int, str] = {}
     for row, text in enumerate(run.texts):
         size = len(text) if len(text) > DOCUMENT_BYTES or text.isascii() else len(text.encode())
-        if size <= DOCUMENT_BYTES:
-            continue
+        if size > DOCUMENT_BYTES:
+            bad[row] = f"a text of {size:,} bytes{TOO_LONG}"
+    yield from _without(run, bad)
+
+
+def _without(run: Records, bad: Mapping[int, str]) -> Iterator[Records | BadRecord]:
+    """Yield a run of records with a bad record in place of each one whose index in the run is in `bad`."""
+    for begin, end, reason in good_and_bad(run.lines.size, bad):
+        yield run.part(begin, end) if reason is None else BadRecord(line=int(run.lines[begin]), reason=reason)
+
+
+def good_and_bad(rows: int, bad: Mapping[int, str]) -> Iterator[tuple[int, int, str | None]]:
+    """Yield (begin, end, None) for each run of good rows and (row, row + 1, reason) for each bad row, in order.
+
+    `bad` has the reason for each bad row.
+
+    >>> list(good_and_bad(4, {1: "odd"}))
+    [(0, 1, None), (1, 2, 'odd'), (2, 4, None)]
+    """
+    at = 0
+    for row in sorted(bad):
         if row > at:
-            yield run.part(at, row)
-        yield BadRecord(line=int(run.lines[row]), reason=f"a text of {size:,} bytes{TOO_LONG}")
+            yield at, row, None
+        yield row, row + 1, bad[row]
         at = row + 1
-    if at < run.lines.size:
-        yield run.part(at, run.lines.size)
+    if at < rows:
+        yield at, rows, None
 
 
 def text_run(texts: list[str], lines: NDArray[np.int64], label: str) -> Iterator[Records | Record | BadRecord]:

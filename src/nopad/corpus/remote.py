@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from nopad.corpus.inputs import InputFile
 from nopad.corpus.network import WAIT_S, reachable
 from nopad.errors import MissingExtraError, SourceError
+from nopad.wording import first_line
 
 __all__ = ["Remote", "find_remote", "is_url"]
 
@@ -37,12 +39,12 @@ class Remote:
         return self.filesystem.open_input_stream(self.path, compression=None)
 
     def now(self) -> tuple[int, tuple[int, int] | None]:
-        """Ask the store, and return the file's present size in bytes, and its present stamp (`stamp_of`)."""
+        """Ask the store, and return the file's present size in bytes, and its present stamp (`_stamp_of`)."""
         info = self.filesystem.get_file_info(self.path)
-        return int(info.size or 0), stamp_of(info)
+        return int(info.size or 0), _stamp_of(info)
 
 
-def stamp_of(info: Any) -> tuple[int, int] | None:
+def _stamp_of(info: Any) -> tuple[int, int] | None:
     """Return (modification time in ns, 0), by which a replaced file is noticed; None if the store has no such time.
 
     `info` is a `pyarrow.fs.FileInfo`.
@@ -59,11 +61,10 @@ def is_url(text: str) -> bool:
     return bool(_URL.match(text))
 
 
-def find_remote(url: str) -> list[tuple[str, str, int, tuple[int, int] | None, Remote]]:
+def find_remote(url: str) -> list[InputFile]:
     """List the file at a URL, or all files under it, sorted by name.
 
-    Returns a list of (url, name, size in bytes, stamp, file). The name of a file under a URL is its path relative to
-    the URL; hidden files and folders are left out. `stamp_of` describes the stamp.
+    The name of a file under a URL is its path relative to the URL; hidden files and folders are left out.
 
     Raises:
         SourceError: the host does not answer, there is nothing at the URL, or files cannot be listed, for example
@@ -80,14 +81,14 @@ def find_remote(url: str) -> list[tuple[str, str, int, tuple[int, int] | None, R
         filesystem, root = _filesystem(url, scheme)
         here = filesystem.get_file_info(root)
         if here.type == pafs.FileType.File:
-            return [(url, here.base_name, here.size, stamp_of(here), Remote(filesystem=filesystem, path=here.path))]
+            return [_found(url, here.base_name, here, filesystem)]
         inside = filesystem.get_file_info(pafs.FileSelector(root, recursive=True))
     except (MissingExtraError, SourceError):
         raise
     except FileNotFoundError as error:
         raise SourceError(f"{url}: nothing there; check the URL") from error
     except Exception as error:  # every store has errors of its own
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         reason = reason if len(reason) <= 200 else reason[:200] + "…"
         raise SourceError(
             f"{url}: cannot be opened ({reason}); check the URL, the network and your credentials for {scheme}://"
@@ -96,9 +97,14 @@ def find_remote(url: str) -> list[tuple[str, str, int, tuple[int, int] | None, R
     for info in inside:
         name = info.path[len(root) :].lstrip("/") if info.path.startswith(root) else info.path
         if info.type == pafs.FileType.File and not any(part.startswith(".") for part in name.split("/")):
-            remote = Remote(filesystem=filesystem, path=info.path)
-            found.append((f"{url.rstrip('/')}/{name}", name, info.size, stamp_of(info), remote))
-    return sorted(found, key=lambda entry: entry[1].encode())
+            found.append(_found(f"{url.rstrip('/')}/{name}", name, info, filesystem))
+    return sorted(found, key=lambda file: file.name.encode())
+
+
+def _found(url: str, name: str, info: Any, filesystem: Any) -> InputFile:
+    """Return the remote file that `info`, a `pyarrow.fs.FileInfo`, describes."""
+    remote = Remote(filesystem=filesystem, path=info.path)
+    return InputFile(path=url, name=name, size=info.size, remote=remote, stamp=_stamp_of(info))
 
 
 def _host(url: str, scheme: str) -> str | None:
@@ -113,10 +119,8 @@ def _host(url: str, scheme: str) -> str | None:
         region = asked.get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         usual = f"s3.{region}.amazonaws.com" if region else "s3.amazonaws.com"
     elif scheme in ("gs", "gcs"):
-        set_by, usual = (
-            (asked.get("endpoint_override"), os.environ.get("STORAGE_EMULATOR_HOST")),
-            "storage.googleapis.com",
-        )
+        set_by = (asked.get("endpoint_override"), os.environ.get("STORAGE_EMULATOR_HOST"))
+        usual = "storage.googleapis.com"
     else:
         return None
     given = next(filter(None, set_by), usual)

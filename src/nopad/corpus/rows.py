@@ -17,13 +17,11 @@ from numpy.typing import NDArray
 from nopad.corpus import records
 from nopad.corpus.batches import as_bytes
 from nopad.corpus.inputs import not_utf8
-from nopad.corpus.records import MAX_ID, BadRecord, Records
+from nopad.corpus.records import MAX_ID, BadRecord, Records, good_and_bad
 from nopad.corpus.selection import Selection, is_string
-from nopad.sequences import LABELS, Sequences
+from nopad.sequences import IGNORED, LABELS, Sequences
 
 __all__ = ["decode_rows", "numbers", "without_broken_text"]
-
-IGNORED = -100  # the label of a token that is not learned
 
 
 def decode_rows(
@@ -51,7 +49,7 @@ def decode_rows(
         _find_bad_sequences(batch, selection, bad)
         texts = column.to_pylist()
         carried = _sequence_columns(batch, selection)
-        for begin, end, why_not in _runs(batch.num_rows, bad):
+        for begin, end, why_not in good_and_bad(batch.num_rows, bad):
             if why_not is not None:
                 yield BadRecord(line=int(rows[begin]), reason=why_not)
             else:
@@ -91,9 +89,7 @@ def _decode_ids(
             bad.setdefault(row, reason + hint)
     _find_bad_sequences(batch, selection, bad)
     if selection.learned:
-        marks = beside[selection.learned]
-        told = f"{selection.learned}[{{}}] is {{}}; a mask holds 0 and 1"
-        _mark_first(bad, marks, np.flatnonzero((marks.values != 0) & (marks.values != 1)), told.format)
+        _find_bad_marks(beside[selection.learned], selection.learned, bad)
     begin, length = ids.begins, ids.lengths
     if selection.mask:
         begin, length = _by_mask(beside.pop(selection.mask), ids, selection.mask, bad)
@@ -101,7 +97,7 @@ def _decode_ids(
         begin, length = _by_pad_id(ids, selection.pad_id)
     carried = _sequence_columns(batch, selection)
     padded = bool(selection.mask) or selection.pad_id is not None
-    for first, end, why_not in _runs(batch.num_rows, bad):
+    for first, end, why_not in good_and_bad(batch.num_rows, bad):
         if why_not is not None:
             yield BadRecord(line=int(rows[first]), reason=why_not)
             continue
@@ -182,6 +178,12 @@ def _mark_first(bad: dict[int, str], ragged: _Ragged, places: NDArray[np.int64],
             bad.setdefault(which, reason(at, ragged.values[place]))
 
 
+def _find_bad_marks(mask: _Ragged, name: str, bad: dict[int, str]) -> None:
+    """Add to `bad`, with a reason, each row of a mask with a value other than 0 and 1; `name` is the mask's column."""
+    odd = np.flatnonzero((mask.values != 0) & (mask.values != 1))
+    _mark_first(bad, mask, odd, lambda at, value: f"{name}[{at}] is {value}; a mask holds 0 and 1")
+
+
 def _by_mask(
     mask: _Ragged, ids: _Ragged, name: str, bad: dict[int, str]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -190,10 +192,8 @@ def _by_mask(
     The content is where the row's mask is 1; without any 1, its length is 0. A mask with a hole, or with a value other
     than 0 and 1, makes its row bad: the reason is added to `bad`. `name` is the mask's column.
     """
-    values = mask.values
-    odd = np.flatnonzero((values != 0) & (values != 1))
-    _mark_first(bad, mask, odd, lambda at, value: f"{name}[{at}] is {value}; a mask holds 0 and 1")
-    ones = np.flatnonzero(values)
+    _find_bad_marks(mask, name, bad)
+    ones = np.flatnonzero(mask.values)
     # `ones` ascends, so two searches count the ones of each row; without a hole, they are adjacent.
     ends = np.searchsorted(ones, mask.begins + mask.lengths)
     starts = np.searchsorted(ones, mask.begins)
@@ -271,7 +271,7 @@ def without_broken_text(batch: pa.RecordBatch, bad: dict[int, str]) -> pa.Record
                 continue
             parts = [
                 column.slice(begin, end - begin) if reason is None else pa.nulls(1, column.type)
-                for begin, end, reason in _runs(len(column), broken)
+                for begin, end, reason in good_and_bad(len(column), broken)
             ]
             batch = batch.set_column(at, pa.field(name, column.type), pa.concat_arrays(parts))
             for row, reason in broken.items():
@@ -291,19 +291,16 @@ def _broken_text(value: Any, kind: pa.DataType, path: str) -> str | None:
             value.as_py().decode()
         except UnicodeDecodeError as error:
             return f"{path!r} is {not_utf8(value.as_py(), error, 'value')}"
-    elif pa.types.is_dictionary(kind):
+    if pa.types.is_dictionary(kind):
         return _broken_text(value.value, kind.value_type, path)
-    elif pa.types.is_struct(kind):
+    if not pa.types.is_nested(kind):
+        return None
+    if pa.types.is_struct(kind):
         inside = (_broken_text(value[at], field.type, f"{path}.{field.name}") for at, field in enumerate(kind))
-        return next(filter(None, inside), None)
-    elif pa.types.is_map(kind):
-        entry = pa.struct([kind.key_field, kind.item_field])
+    else:  # a map, or a list of some kind
+        entry = pa.struct([kind.key_field, kind.item_field]) if pa.types.is_map(kind) else kind.value_type
         inside = (_broken_text(one, entry, f"{path}[{at}]") for at, one in enumerate(value.values))
-        return next(filter(None, inside), None)
-    elif pa.types.is_nested(kind):  # a list of some kind
-        inside = (_broken_text(one, kind.value_type, f"{path}[{at}]") for at, one in enumerate(value.values))
-        return next(filter(None, inside), None)
-    return None
+    return next(filter(None, inside), None)
 
 
 def _find_bad_sequences(batch: pa.RecordBatch, selection: Selection, bad: dict[int, str]) -> None:
@@ -321,15 +318,3 @@ def _null_rows(array: pa.Array, name: str) -> dict[int, str]:
     if not array.null_count:
         return {}
     return {int(row): f"{name!r} is null" for row in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))}
-
-
-def _runs(rows: int, bad: Mapping[int, str]) -> Iterator[tuple[int, int, str | None]]:
-    """Yield (begin, end, None) for each run of good rows and (row, row + 1, reason) for each bad row, in order."""
-    at = 0
-    for row in sorted(bad):
-        if row > at:
-            yield at, row, None
-        yield row, row + 1, bad[row]
-        at = row + 1
-    if at < rows:
-        yield at, rows, None

@@ -9,6 +9,7 @@ functions raise SourceError if the input cannot be read.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,16 +21,27 @@ import pyarrow as pa
 from nopad.corpus.batches import checked, cut
 from nopad.corpus.inputs import InputFile
 from nopad.corpus.jsonl import json_lines, no_object
-from nopad.corpus.objects import as_arrow, dataset_batches, unreadable
+from nopad.corpus.objects import as_arrow, as_dict, dataset_batches, dataset_schema, guarded
 from nopad.corpus.options import TextUnit
 from nopad.corpus.records import Record
 from nopad.corpus.rows import without_broken_text
 from nopad.corpus.source import BLOCK_BYTES
 from nopad.corpus.tables import arrow_batches, arrow_schema, parquet_batches, parquet_footer
 from nopad.corpus.text import TextFile
-from nopad.errors import NopadError, RecordError, SourceError
+from nopad.errors import RecordError
 
-__all__ = ["ROWS", "Bad", "Run", "arrow_runs", "dataset_runs", "jsonl_runs", "object_runs", "parquet_runs", "text_runs"]
+__all__ = [
+    "ROWS",
+    "Bad",
+    "Run",
+    "arrow_runs",
+    "as_json",
+    "dataset_runs",
+    "jsonl_runs",
+    "object_runs",
+    "parquet_runs",
+    "text_runs",
+]
 
 ROWS = 1000  # records in a run, if runs are not cut by bytes
 
@@ -68,6 +80,19 @@ class Run:
             if isinstance(one, Bad):
                 raise one.error()
             yield one
+
+
+def as_json(records: Iterable[dict[str, Any] | Bad]) -> bytes:
+    """Return records as a JSON array; a list with the reason stands for a bad record.
+
+    What JSON cannot hold is replaced by the result of its method `tolist`, as NumPy arrays have it, or by its `repr`.
+    """
+    values = [[one.reason] if isinstance(one, Bad) else one for one in records]
+    return json.dumps(values, separators=(",", ":"), default=_plain).encode()
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else repr(value)
 
 
 def jsonl_runs(file: InputFile) -> Iterator[Run]:
@@ -131,11 +156,8 @@ def dataset_runs(dataset: Any, name: str) -> Iterator[Run]:
         SourceError: the dataset has a transform, which would not be applied; or reading it fails.
     """
     if dataset.features is None:
-        plain = dataset.with_format(None)
-        return object_runs(plain, name)
-    names = (getattr(dataset, "format", None) or {}).get("columns") or list(dataset.features)
-    schema = pa.schema([field for field in dataset.features.arrow_schema if field.name in names])
-    return _rows(dataset_batches(as_arrow(dataset, name), ROWS, name), schema, name)
+        return object_runs(dataset.with_format(None), name)
+    return _rows(dataset_batches(as_arrow(dataset, name), ROWS, name), dataset_schema(dataset), name)
 
 
 def _rows(batches: Iterator[pa.RecordBatch], schema: pa.Schema, place: str) -> Iterator[Run]:
@@ -177,33 +199,17 @@ def _row_places(count: int, first_row: int, place: str) -> Iterator[str]:
     return (f"{place}, row {row}" for row in range(first_row, first_row + count))
 
 
-def object_runs(items: Iterable[Any], name: str) -> Iterator[Run]:
-    """Yield runs of dicts from Python; `name` is for messages.
+def object_runs(items: Iterable[Any] | Callable[[], Iterable[Any]], name: str) -> Iterator[Run]:
+    """Yield runs of dicts from Python, or from a function that returns them; `name` is for messages.
 
     Raises:
-        SourceError: the user's iterator fails; or, when a run is decoded, an item is not a dict.
+        SourceError: the user's function or iterator fails; or, when a run is decoded, an item is not a dict.
     """
-    source, row = _guarded(items, name), 1
+    source, row = guarded(items, name), 1
     while part := list(islice(source, ROWS)):
         yield Run(len(part), partial(_dicts, part, row, name))
         row += len(part)
 
 
-def _guarded(items: Iterable[Any], name: str) -> Iterator[Any]:
-    """Yield the items; an error of the user's iterator becomes a SourceError, unless it is a `NopadError` already."""
-    row = 1
-    try:
-        for item in items:
-            yield item
-            row += 1
-    except NopadError:
-        raise
-    except Exception as error:  # from the user's own code, or from a library in it
-        raise unreadable(name, row, error) from error
-
-
 def _dicts(items: list[Any], first_row: int, name: str) -> Iterator[dict[str, Any]]:
-    for row, item in enumerate(items, first_row):
-        if not isinstance(item, Mapping):
-            raise SourceError(f"{name}, row {row}: {type(item).__name__}, not a dict; give dicts of columns")
-        yield dict(item)
+    return (dict(as_dict(item, name, row)) for row, item in enumerate(items, first_row))

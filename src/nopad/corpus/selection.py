@@ -156,7 +156,7 @@ def _learned(schema: pa.Schema, place: str) -> str | None:
             "name the columns to carry with carry="
         )
     kind = schema.field(ASSISTANT).type
-    if not is_list(kind) or not (pa.types.is_integer(kind.value_type) or pa.types.is_boolean(kind.value_type)):
+    if not _holds_marks(kind):
         raise SourceError(f"{place}: {ASSISTANT!r} is {kind}, not lists of 0 and 1; convert it, or remove it")
     return ASSISTANT
 
@@ -244,11 +244,10 @@ def _mask(schema: pa.Schema, field: str, place: str) -> str | None:
         SourceError: the named column is missing, occurs twice, or does not hold lists of integers or booleans.
     """
     if field == "auto":
-        found = MASK in schema.names and is_list(schema.field(MASK).type)
-        return MASK if found else None
+        return MASK if MASK in schema.names and is_list(schema.field(MASK).type) else None
     _check_once(schema, field, place)
     kind = schema.field(field).type
-    if not is_list(kind) or not (pa.types.is_integer(kind.value_type) or pa.types.is_boolean(kind.value_type)):
+    if not _holds_marks(kind):
         raise SourceError(f"{place}: the mask column {field!r} is {kind}, not lists of 0 and 1")
     return field
 
@@ -327,6 +326,11 @@ def is_list(kind: pa.DataType) -> bool:
 def is_string(kind: pa.DataType) -> bool:
     """Return whether an Arrow type is a string, large string or string view."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _holds_marks(kind: pa.DataType) -> bool:
+    """Return whether an Arrow type is one of a mask: lists of integers or booleans."""
+    return is_list(kind) and bool(pa.types.is_integer(kind.value_type) or pa.types.is_boolean(kind.value_type))
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -9,13 +9,8 @@ from typing import Any
 
 __all__ = ["SlowBackend", "SlowEncoding"]
 
-
-_WHERE_FROM = (
-    "name_or_path",
-    "is_local",
-    "local_files_only",
-    "model_max_length",
-)  # settings that do not change the token ids
+# Settings that do not change the token ids
+_WHERE_FROM = ("name_or_path", "is_local", "local_files_only", "model_max_length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +35,7 @@ class SlowBackend:
     def __init__(self, given: Any) -> None:
         """Wrap the tokenizer without changing it."""
         self._given = given
-        self.encode_special_tokens = False  # as tokenizers has it: whether names of special tokens are text
+        self.encode_special_tokens = False  # named as in tokenizers
 
     def copy(self) -> SlowBackend:
         """Return another backend that uses the same tokenizer object."""

@@ -193,9 +193,8 @@ class Source(ABC):
         parts += [f"carries {', '.join(column.name for column in self.carried)}"] if self.carried else []
         parts += [f"padding is where {self.mask} is 0"] if self.mask else []
         parts += [f"columns left out: {', '.join(self.left_out)}"] if self.left_out else []
-        parts += [f"files left out: {', '.join(self.ignored[:3])}{', ...' * bool(self.ignored[3:])}"] * bool(
-            self.ignored
-        )
+        more = ", ..." if self.ignored[3:] else ""
+        parts += [f"files left out: {', '.join(self.ignored[:3])}{more}"] if self.ignored else []
         return f"{type(self).__name__}({'; '.join(parts)})"
 
     def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
@@ -214,11 +213,11 @@ class Source(ABC):
         return None
 
     def inventory(self) -> list[tuple[str, int]]:
-        """Return (name, bytes) of each file in reading order, so that an error can name a file that changed.
+        """Return (name, stored bytes) of each file in reading order, so that an error can name a file that changed.
 
         The list is empty if the source does not list its files.
         """
-        return []
+        return [(file.name, file.size) for file in self.files() or ()]
 
     def files(self) -> list[InputFile] | None:
         """Return the files in reading order; None if some input is not a file, or a source does not list its files."""

@@ -54,10 +54,10 @@ def read_squad(source: str | os.PathLike[str] | Mapping[str, Any]) -> list[dict[
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_bytes())
     except OSError as error:
         raise SourceError(f"{path} cannot be read ({error.strerror})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"{path} is no JSON ({error})") from error
 
 
@@ -85,12 +85,7 @@ def _record(asked: Any, paragraph: Mapping[str, Any], article: Mapping[str, Any]
 
 def is_squad(file: InputFile) -> bool:
     """Return whether a JSON file begins as SQuAD's files do: with ``data``, a list of articles with ``paragraphs``."""
-    head = b""
-    for chunk in file.chunks(_HEAD):
-        head += chunk
-        if len(head) >= _HEAD:
-            break
-    return begins_as_squad(head)
+    return begins_as_squad(file.whole(_HEAD))
 
 
 def begins_as_squad(head: bytes) -> bool:
@@ -110,7 +105,7 @@ def squad_runs(file: InputFile) -> Iterator[Run]:
         records = read_squad(json.loads(b"".join(file.chunks(1 << 20))))
     except FormatError as error:
         raise FormatError(f"{file.path}: {error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"{file.path} is no JSON ({error})") from error
     for run in object_runs(records, str(file.path)):
         part, records = records[: run.count], records[run.count :]

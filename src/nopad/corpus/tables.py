@@ -25,6 +25,7 @@ from nopad.corpus.rows import decode_rows
 from nopad.corpus.selection import Selection, select
 from nopad.corpus.source import BLOCK_BYTES, Block, Source
 from nopad.errors import NopadError, SourceError
+from nopad.wording import first_line
 
 __all__ = [
     "ArrowFile",
@@ -135,10 +136,6 @@ class ParquetFile(TableSource):
         """Yield batches of about `block_bytes` bytes, and at most 65,536 rows, from each row group."""
         return parquet_batches(self._file, self._metadata, self._block_bytes, self.selection.columns)
 
-    def inventory(self) -> list[tuple[str, int]]:
-        """Return one ``(name, bytes)`` pair: this file's name, and its stored size."""
-        return [(self._file.name, self._file.size)]
-
     def files(self) -> list[InputFile]:
         """Return a list that holds only this file."""
         return [self._file]
@@ -169,10 +166,6 @@ class ArrowFile(TableSource):
     def read_bytes(self) -> int:
         """Return how many stored bytes of the file the latest pass has read."""
         return self._file.meter.read
-
-    def inventory(self) -> list[tuple[str, int]]:
-        """Return one ``(name, bytes)`` pair: this file's name, and its stored size."""
-        return [(self._file.name, self._file.size)]
 
     def files(self) -> list[InputFile]:
         """Return a list that holds only this file."""
@@ -261,7 +254,7 @@ def library_errors(file: InputFile, kind: str) -> Iterator[None]:
 
 
 def _damaged(file: InputFile, kind: str, error: Exception) -> SourceError:
-    reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    reason = first_line(error).rstrip(".")
     return SourceError(f"{file.path}: not a whole {kind} file ({reason}); make it again, or leave it out")
 
 

@@ -13,13 +13,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from nopad.corpus.inputs import InputFile, not_utf8
+from nopad.corpus.inputs import BYTE_ORDER_MARK, InputFile, not_utf8
 from nopad.corpus.options import TextUnit
 from nopad.corpus.records import DOCUMENT_BYTES, TOO_LONG, BadRecord, Kind, Record
 from nopad.corpus.source import BLOCK_BYTES, Block, Source
 from nopad.errors import SourceError
 
-BYTE_ORDER_MARK = "\ufeff"
 _WHOLE_PARAGRAPHS = re.compile(rb".*\n[ \t\r]*\n", re.DOTALL)
 
 

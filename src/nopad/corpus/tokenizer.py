@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from nopad.corpus.network import NOT_REACHED, hub_in_reach
 from nopad.corpus.slow_tokenizer import SlowBackend
 from nopad.errors import FormatError, MissingExtraError
+from nopad.wording import first_line
 
 _FEW = 1000  # tokens; `with_words` does not search a vocabulary of at least so many
 
@@ -253,8 +254,9 @@ def _from_transformers(folder: Path) -> Tokenizer:
         made = AutoTokenizer.from_pretrained(str(folder))
         tokenizer = _from_object(made)
     except Exception as error:  # the tokenizer's own code may raise anything
-        why = str(error).strip().split("\n")[0] or type(error).__name__
-        raise FormatError(f"{reason}, and transformers cannot read it either ({why}); give another one") from error
+        raise FormatError(
+            f"{reason}, and transformers cannot read it either ({first_line(error)}); give another one"
+        ) from error
     with_words(made, folder)
     return tokenizer
 
@@ -289,10 +291,9 @@ def _from_hub(name: str) -> Tokenizer:
                 "run `pip install huggingface_hub`, or give the path of a tokenizer.json"
             ) from error
         except Exception as error:  # offline, no such name, no tokenizer.json there: the hub has one class for each
-            reason = str(error).strip().split("\n")[0] or type(error).__name__
             raise FormatError(
                 f"{name!r} is no file here and could not be had from the Hugging Face hub "
-                f"({reason if online else NOT_REACHED}); "
+                f"({first_line(error) if online else NOT_REACHED}); "
                 "check the name and the network, or give the path of a tokenizer.json"
             ) from error
     return Tokenizer(inner, name=name)

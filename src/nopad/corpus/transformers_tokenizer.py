@@ -9,6 +9,7 @@ from typing import Any
 from nopad.corpus.network import NOT_REACHED, hub_in_reach
 from nopad.corpus.tokenizer import default_file, with_words
 from nopad.errors import FormatError, MissingExtraError, install
+from nopad.wording import first_line
 
 __all__ = ["load_transformers_tokenizer"]
 
@@ -42,7 +43,6 @@ def load_transformers_tokenizer(spec: str | Path | None = None) -> Any:
                 return made(tokenizer_file=str(path))
             made = transformers.AutoTokenizer.from_pretrained(str(path.parent if beside else path))
         except Exception as error:  # a damaged file or a missing package may raise anything
-            reason = (str(error).strip() or type(error).__name__).split("\n")[0]
             away = "" if online else f"; {NOT_REACHED}"
-            raise FormatError(f"{spec}: transformers cannot read this tokenizer ({reason}{away})") from error
+            raise FormatError(f"{spec}: transformers cannot read this tokenizer ({first_line(error)}{away})") from error
     return with_words(made, spec)

@@ -7,12 +7,11 @@ torch.distributed is not initialised, nothing is compared.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nopad.errors import OptionError
-from nopad.loading.ranks import Ranks
+from nopad.loading.ranks import Ranks, torch_distributed
 
 __all__ = ["check_agreement", "exchange_of"]
 
@@ -26,8 +25,8 @@ def exchange_of(ranks: Ranks) -> Exchange | None:
     the order of the processes in the group. The result is None if the group has a single process, or torch.distributed
     is not initialised.
     """
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    distributed = torch_distributed()
+    if distributed is None:
         return None
     group = ranks.group.get_group() if hasattr(ranks.group, "get_group") else ranks.group
     size = distributed.get_world_size(group)

@@ -12,7 +12,12 @@ from nopad.batch.form import Form
 from nopad.errors import BatchError
 from nopad.sequences import LABELS, Sequences
 
-__all__ = ["causal"]
+__all__ = ["causal", "plain"]
+
+
+def plain(sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> PackedBatch:
+    """Return a batch of the sequences as they are; the arguments and errors are those of `causal`."""
+    return PackedBatch.from_columns(sequences, form, per_row=per_row)
 
 
 def causal(sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> PackedBatch:

@@ -20,6 +20,7 @@ from nopad.batch.features import from_features
 from nopad.batch.form import Form, check_form
 from nopad.errors import BatchError, OptionError
 from nopad.loading.collate import causal as causal_batch
+from nopad.loading.collate import plain
 from nopad.loading.supply import Collate, EpochCollate
 from nopad.options import Option
 from nopad.sequences import Sequences
@@ -99,7 +100,7 @@ class PackCollator:
             import torch
 
             return self.masking.at(int(torch.randint(2**62, ())) if self.epoch is None else self.epoch)
-        return causal_batch if self.causal else _plain
+        return causal_batch if self.causal else plain
 
     def _sequences(self, features: Sequence[Any]) -> tuple[Sequences, NDArray[np.int64]]:
         """Return the sequences of the rows, and the number of sequences in each row, int64 ``[rows]``.
@@ -159,7 +160,3 @@ def _check_maskable(tokens: Mapping[str, Any], values: Mapping[str, Any]) -> Non
             "masks are drawn by the number of each sequence, and the rows have no seq_index; train with "
             "remove_unused_columns=False"
         )
-
-
-def _plain(sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> PackedBatch:
-    return PackedBatch.from_columns(sequences, form, per_row=per_row)

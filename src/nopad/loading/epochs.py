@@ -29,7 +29,6 @@ __all__ = ["Epochs"]
 _KEPT = 2  # how many epochs keep their shared arrays
 _NEARLY = 0.9  # the fraction of an epoch after which the next one is dealt
 
-
 # The units of an epoch, and its first leg with the key from `_which`; None: that leg is not dealt yet.
 _Begun = tuple[Units, tuple[tuple[Any, ...], Course] | None]
 
@@ -41,10 +40,8 @@ def _which(at: Position) -> tuple[Any, ...]:
 class Epochs:
     """The epochs of a feed; only one epoch is in memory at a time, besides one that is being dealt in the background.
 
-    A feed lists what is dealt in an epoch: its units.
-
     Attributes:
-        feed: lists the units (packs, rows, single sequences or groups) of each epoch.
+        feed: lists the units of each epoch.
         cost: the cost model by which ranks are balanced.
         last: what happens to units that are too few for a whole step: as in `PackedLoader`.
     """
@@ -82,7 +79,7 @@ class Epochs:
         self._forget()
 
     def units(self, epoch: int) -> Units:
-        """Return the units (packs, rows, single sequences or groups) that are dealt in an epoch.
+        """Return the units that are dealt in an epoch.
 
         They are kept in memory until the units of another epoch are asked for. If the epoch is being dealt in the
         background, this waits for the result; an error that ended the dealing is raised here.
@@ -110,9 +107,6 @@ class Epochs:
     def course(self, at: Position) -> Course:
         """Return the `Course` (the steps) of the leg to which this position belongs.
 
-        A leg is a part of an epoch in which the numbers of ranks and nodes, the size of a step and the balancing stay
-        the same.
-
         Raises:
             OptionError: the units left do not make whole steps and `last` is "refuse"; or, in the first leg of an
                 epoch, they do not make a single step; or the balance would reorder units whose order must stay
@@ -136,9 +130,8 @@ class Epochs:
     def _begun(self, at: Position) -> _Begun:
         """Return the units of the epoch that begins at `at`, and a pair ``(key, course)`` for its first leg.
 
-        A leg is a part of an epoch in which the numbers of ranks and nodes, the size of a step and the balancing stay
-        the same. `key` is the result of `_which`, and `course` holds the steps of the leg. Without a token cap, None is
-        returned in place of the pair, and the method `course` makes the steps when they are needed.
+        `key` is the result of `_which`, and `course` holds the steps of the leg. Without a token cap, None is returned
+        in place of the pair, and the method `course` makes the steps when they are needed.
         """
         units = self._made(at.epoch)
         return units, None if at.leg.token_cap is None else (_which(at), self._dealt(units, at))
@@ -167,8 +160,7 @@ class Epochs:
         """Refuse a position that lies beyond the end of its epoch.
 
         Raises:
-            FormatError: the position counts more units (packs, rows, sequences or groups) or steps than the epoch has;
-                or as in `course`.
+            FormatError: the position counts more units or steps than the epoch has; or as in `course`.
             OptionError, BalanceError: as in `course`.
         """
         taken = sum(leg.steps * leg.shape.per_step for leg in at.past if leg.token_cap is None)
@@ -193,9 +185,8 @@ class Epochs:
     def deal_ahead(self, at: Position) -> None:
         """Start dealing the next epoch in the background, if `at` lies in the last tenth of the current leg's steps.
 
-        A leg is a part of an epoch in which the numbers of ranks and nodes, the size of a step and the balancing stay
-        the same. After a call that started this, further calls do nothing until `units` is called for another epoch,
-        and so takes the result. An error in the background is raised when `units` is called for the next epoch.
+        After a call that started this, further calls do nothing until `units` is called for another epoch, and so takes
+        the result. An error in the background is raised when `units` is called for the next epoch.
         """
         if self._ahead is None and at.leg.steps >= int(_NEARLY * self.course(at).steps):
             pool = ThreadPoolExecutor(1, thread_name_prefix="nopad-deal")

@@ -89,8 +89,7 @@ class EpochSupply(Supply):
         """Return, by name, what all ranks must agree on.
 
         These are `facts`, the number of ranks and how many share a node, the size of a step, the `Balance`, the token
-        cap, `last`, the position, and the earlier legs of its epoch. A leg is a part of an epoch in which the numbers
-        of ranks and nodes, the size of a step and the balancing stay the same.
+        cap, `last`, the position, and the earlier legs of its epoch.
         """
         leg = at.leg
         return {
@@ -150,8 +149,8 @@ class EpochSupply(Supply):
     def placed(self, state: Any) -> Position:
         """Return the position that a state holds; a new leg begins there if the ranks, the step or the balance changed.
 
-        A leg is a part of an epoch in which these stay the same. If the units (packs, rows, sequences or groups) left
-        of the epoch do not make a single step, the result is the beginning of the next epoch, and a warning is logged.
+        If the units left of the epoch do not make a single step, the result is the beginning of the next epoch, and a
+        warning is logged.
 
         Raises:
             FormatError: `state` is not a state of such a loader, or it does not fit the data.

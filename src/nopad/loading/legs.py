@@ -56,9 +56,6 @@ class Leg:
 class Course:
     """The steps of the current leg: which units each rank gets in each step. Each rank computes this for all ranks.
 
-    A leg is a part of an epoch in which the numbers of ranks and nodes, the size of a step and the balancing stay the
-    same. Units are packs, rows, single sequences or groups of sequences.
-
     Attributes:
         shape, balance: the ranks and the number of units of a step; how units are drawn and dealt.
         steps: number of steps from the beginning of this leg to the end of the epoch.
@@ -219,9 +216,8 @@ def ordered(
 ) -> NDArray[Any] | None:
     """Return the units that the legs in `past` did not take, in the order in which `leg` takes them.
 
-    The result is integers ``[units left]``; None stands for all units, in the order of their numbers. Units are packs,
-    rows, single sequences or groups. A leg is a part of an epoch in which the numbers of ranks and nodes, the size of a
-    step and the balancing stay the same. This takes O(units) per leg.
+    The result is integers ``[units left]``; None stands for all units, in the order of their numbers. This takes
+    O(units) per leg.
 
     Args:
         units: the units of the epoch.
@@ -256,8 +252,6 @@ def ordered(
 
 def check_cap(units: Units, leg: Leg, unit: str) -> None:
     """Refuse a token cap that is too small for a unit; units of the data that the epoch leaves out are checked too.
-
-    Units are packs, rows, single sequences or groups.
 
     Args:
         units: the units of the data.
@@ -309,8 +303,7 @@ def _cuts(units: Units, order: NDArray[Any] | None, leg: Leg) -> NDArray[np.int6
 def _taken_by(units: Units, left: NDArray[Any], leg: Leg) -> int:
     """Return how many units a finished leg took; they are the first ones of `left`.
 
-    A leg is a part of an epoch. `left` are the units that were left when the leg began, in the order in which it took
-    them.
+    `left` are the units that were left when the leg began, in the order in which it took them.
 
     Raises:
         FormatError: the leg cannot have taken its steps from these units.
@@ -328,7 +321,7 @@ def _taken_by(units: Units, left: NDArray[Any], leg: Leg) -> int:
 
 
 def _drawn(costs: NDArray[np.int64], leg: Leg, key: int, *, resumed: bool) -> NDArray[Any]:
-    """Return the order in which a leg (a part of an epoch) takes its units, as indices into `costs`.
+    """Return the order in which a leg takes its units, as indices into `costs`.
 
     Args:
         costs: the cost of each unit that was left when the leg began; int64 ``[n]``.

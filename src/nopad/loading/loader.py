@@ -41,6 +41,7 @@ from nopad.loading.streams.supply import StreamSupply
 from nopad.loading.summary import Summary
 from nopad.loading.supply import Collate, Supply
 from nopad.options import Option
+from nopad.wording import counted
 
 if TYPE_CHECKING:
     from nopad.loading.torch import TorchLoader
@@ -250,9 +251,8 @@ class PackedLoader:
     def __repr__(self) -> str:
         """Return in one line what is loaded, for which rank, and where the loader stands."""
         return (
-            f"PackedLoader({self._supply.described()}, {self._step.accumulation:,} micro-step"
-            f"{'s' * (self._step.accumulation != 1)} per step; rank "
-            f"{self.ranks.rank} of {self.ranks.world_size}; epoch {self.epoch}, {self.steps_seen:,} steps seen)"
+            f"PackedLoader({self._supply.described()}, {counted(self._step.accumulation, 'micro-step')} per step; "
+            f"rank {self.ranks.rank} of {self.ranks.world_size}; epoch {self.epoch}, {self.steps_seen:,} steps seen)"
         )
 
     def __getitem__(self, index: Any) -> NoReturn:
@@ -299,7 +299,7 @@ class PackedLoader:
         step     2 ranks x 1 micro-step x 1 pack: 4 sequences, 8 tokens on average
         epoch    1 step: 4 sequences, 8 tokens (100.00% of the slots)
                  one sequence per row would take 2 steps: a schedule in steps sees 2.00 times as many ...
-        balance  the slowest rank of a step costs 0.00% more than the mean (floor 0.00%), by Tokens()
+        balance  the slowest rank of a step costs 0.00% more than the mean (floor 0.00%), in tokens
         """
         found: Summary | StreamSummary = self._supply.summary(self._cursor.at)
         return found

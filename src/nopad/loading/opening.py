@@ -15,10 +15,9 @@ from nopad.loading.mixture import Mixture
 from nopad.loading.sources import TokenSource, open_tokens
 from nopad.options import check_choice, check_sizes
 from nopad.store import PackedDataset, open_packed
+from nopad.store.manifest import MANIFEST
 
 __all__ = ["open_feed"]
-
-MANIFEST = "nopad.json"
 
 
 def open_feed(

@@ -15,7 +15,7 @@ from typing import Any
 from nopad.errors import OptionError
 from nopad.options import MAX_LENGTH, Option
 
-__all__ = ["Ranks"]
+__all__ = ["Ranks", "torch_distributed"]
 
 _RANK = Option(default=0, low=0, help="number of this process among those that take different data")
 _SIZE = Option(default=1, high=MAX_LENGTH, help="how many processes take different data")
@@ -145,14 +145,19 @@ def _of_program() -> tuple[int, int]:
     Raises:
         OptionError: only one of ``RANK`` and ``WORLD_SIZE`` is set, or one of them is not an integer of at least 0.
     """
-    torch = sys.modules.get("torch")
-    distributed = getattr(torch, "distributed", None)
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+    distributed = torch_distributed()
+    if distributed is not None:
         return distributed.get_rank(), distributed.get_world_size()
     rank, size = _number("RANK"), _number("WORLD_SIZE")
     if (rank is None) != (size is None):
         raise OptionError("of RANK and WORLD_SIZE the environment has only one; set both, or give rank and world_size")
     return (0, 1) if rank is None or size is None else (rank, size)
+
+
+def torch_distributed() -> Any:
+    """Return the module torch.distributed if the program has imported torch and has a process group, else None."""
+    found = getattr(sys.modules.get("torch"), "distributed", None)
+    return found if found is not None and found.is_available() and found.is_initialized() else None
 
 
 def _number(name: str) -> int | None:

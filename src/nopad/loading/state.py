@@ -17,7 +17,7 @@ from nopad.errors import FormatError, PlanMismatchError
 from nopad.loading.legs import Leg
 from nopad.loading.step import TOKEN_CAP
 
-__all__ = ["Position", "check_same", "read_state"]
+__all__ = ["Position", "check_format", "check_same", "read_state", "whole"]
 
 _FORMAT, _VERSION = "nopad.loader", 1
 _SHAPE = ("world_size", "node_size", "accumulation", "per_rank")
@@ -29,8 +29,7 @@ class Position:
 
     Attributes:
         epoch: number of the epoch, from 0.
-        past: finished legs of this epoch. A leg is a part of an epoch in which the numbers of ranks and nodes, the size
-            of a step and the balancing stay the same.
+        past: finished legs of this epoch.
         leg: the current leg, with the number of whole steps that it has taken.
         batches: number of micro-batches of the next step that each rank has taken already.
         steps_seen, sequences_seen, tokens_seen: number of whole steps since the run began, and of the sequences and
@@ -96,22 +95,29 @@ def _written(leg: Leg) -> dict[str, Any]:
     return {**shape, "balance": asdict(leg.balance), "token_cap": leg.token_cap, "steps": leg.steps}
 
 
+def check_format(state: Any, form: str, version: int, names: set[str], of: str) -> None:
+    """Refuse what is not a state with this format, version, and these keys besides; `of` says whose state it should be.
+
+    Raises:
+        FormatError: it is not such a state.
+    """
+    if not isinstance(state, Mapping) or state.get("format") != form:
+        raise FormatError(f"this is no state of {of}; give what its state_dict() returned")
+    found = state.get("format_version")
+    if type(found) is not int or found != version:
+        raise FormatError(f"this state is of format version {found!r}, and this nopad reads {version}; upgrade nopad")
+    names = names | {"format", "format_version"}
+    if set(state) != names:
+        raise FormatError(f"a state has {', '.join(sorted(names))}; this one has {', '.join(sorted(map(str, state)))}")
+
+
 def read_state(state: Any) -> tuple[Position, dict[str, Any]]:
     """Return the position and the facts in a state.
 
     Raises:
         FormatError: `state` is not a state of a loader, is of another format version, or has impossible values.
     """
-    if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
-        raise FormatError("this is no state of a nopad.PackedLoader; give what its state_dict() returned")
-    version = state.get("format_version")
-    if type(version) is not int or version != _VERSION:
-        raise FormatError(
-            f"this state is of format version {version!r}, and this nopad reads {_VERSION}; upgrade nopad"
-        )
-    names = {"format", "format_version", "same", "epoch", "legs", "batches", *_SEEN}
-    if set(state) != names:
-        raise FormatError(f"a state has {', '.join(sorted(names))}; this one has {', '.join(sorted(map(str, state)))}")
+    check_format(state, _FORMAT, _VERSION, {"same", "epoch", "legs", "batches", *_SEEN}, "a nopad.PackedLoader")
     if not isinstance(state["same"], Mapping) or not isinstance(state["legs"], list) or not state["legs"]:
         raise FormatError("a state has a dict named 'same' and a list of 'legs'; this one does not")
     legs = [_read_leg(leg, number) for number, leg in enumerate(state["legs"])]
@@ -158,11 +164,19 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(one) for one in value) if isinstance(value, list | tuple) else value
 
 
-def _count(state: Mapping[str, Any], name: str) -> int:
-    value = state[name]
+def whole(value: Any, name: str = "a number") -> int:
+    """Return a value of a state if it is an integer of at least 0 that fits into 64 bits; `name` is for the message.
+
+    Raises:
+        FormatError: the value is no such integer.
+    """
     if type(value) is not int or not 0 <= value < 2**63:
         raise FormatError(f"{name} of this state is {value!r}; expected an integer from 0")
     return value
+
+
+def _count(state: Mapping[str, Any], name: str) -> int:
+    return whole(state[name], name)
 
 
 def check_same(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from nopad.batch import Flat, PackedBatch, Rows
+from nopad.batch import Flat, Rows
 from nopad.batch.form import ALIGN, Form, check_form
 from nopad.errors import OptionError
+from nopad.loading.collate import plain
 from nopad.loading.legs import Last
 from nopad.loading.ranks import Ranks
 from nopad.loading.supply import Collate, Serving
 from nopad.options import Option, check_choice
-from nopad.sequences import Sequences
 
 __all__ = ["TOKEN_CAP", "Step"]
 
@@ -92,7 +89,7 @@ class Step:
             align=align,
             form=form,
             flat=rows is None and align == 1 if form is None else isinstance(form, Flat),
-            collate=collate or _collated,
+            collate=collate or plain,
             prefetch=prefetch,
         )
 
@@ -119,10 +116,6 @@ class Step:
             collate=self.collate,
             prefetch=self.prefetch,
         )
-
-
-def _collated(sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> PackedBatch:
-    return PackedBatch.from_columns(sequences, form, per_row=per_row)
 
 
 def _per_rank(rows: int | None, tokens: int | None, sequences: int | None, capacity: int | None) -> int:

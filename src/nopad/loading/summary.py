@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.balance import Balance, CostModel, Report, Shape, floor, needs_context_parallelism, report
+from nopad.balance import Balance, CostModel, Report, Shape, Tokens, floor, needs_context_parallelism, report
 from nopad.loading import _kernels
 from nopad.loading.legs import Course, Last
 from nopad.loading.units import Units
@@ -19,10 +19,6 @@ __all__ = ["Summary", "summarise"]
 
 _SAMPLED = 32  # at most so many steps are dealt, to see how even they are
 _NAMED = 5  # sequences that a message names
-_LAST = {
-    "fill": "filled   places of the last step that stay empty",
-    "short": "short    places that the last step does not have",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +88,12 @@ class Summary:
             left, sequences, tokens = self.left_out
             lines.append(f"left out {left:,} {units} ({sequences:,} sequences, {tokens:,} tokens): no whole step")
         if self.empty:
-            lines.append(f"{_LAST[self.last]}: {self.empty:,}")
+            whole = f"{self.empty:,} of its {counted(s.per_step, self.unit)}"
+            lines.append(
+                f"filled   the last step has {whole} empty"
+                if self.last == "fill"
+                else f"short    the last step lacks {whole}"
+            )
         if self.token_cap is not None:
             lines.append(
                 f"cap      at most {self.token_cap:,} tokens per rank and micro-step, the most looked at has "
@@ -103,7 +104,7 @@ class Summary:
         if s.world_size > 1:  # a rank alone waits for nobody
             lines.append(
                 f"balance  the slowest rank of a {where} costs {b.waste:.2%} more than the mean (floor {b.floor:.2%}), "
-                f"by {self.cost!r}"
+                + ("in tokens" if isinstance(self.cost, Tokens) else f"by {self.cost!r}")
             )
         if self.too_long:
             named = ", ".join(f"{number:,} ({tokens:,} tokens)" for number, tokens in self.too_long[:_NAMED])
@@ -128,8 +129,7 @@ def summarise(
 ) -> Summary:
     """Return the `Summary` of an epoch, or of what is left of it when its current leg begins.
 
-    A leg is a part of an epoch in which the numbers of ranks and nodes, the size of a step and the balancing stay the
-    same. This takes O(units). Up to 32 steps are dealt, to measure how evenly the ranks share the work.
+    This takes O(units). Up to 32 steps are dealt, to measure how evenly the ranks share the work.
 
     Args:
         course: the steps of the leg, at least one: which units each rank gets.

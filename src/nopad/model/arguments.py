@@ -16,6 +16,7 @@ from nopad.batch.guard import PackedMask, is_of_batch, layout_of
 from nopad.batch.layout import Layout
 from nopad.errors import BatchError
 from nopad.losses.checks import check_classes, check_places
+from nopad.model.embedded import input_embeddings
 
 __all__ = ["check_inputs", "check_labels", "check_range"]
 
@@ -132,7 +133,7 @@ def _check_side(model: Any, takes: Sequence[str], named: Mapping[str, Any], side
         raise BatchError(f"no {side}input_ids were given{made}; the batch is laid out in {list(layout.shape)}")
     if ids is not None and embeds is not None:
         raise BatchError(f"{side}input_ids and {side}inputs_embeds were both given; give one of the two")
-    table = _embeddings(model)
+    table = input_embeddings(model)
     if embeds is not None:
         width = getattr(table, "embedding_dim", None)
         fits = isinstance(embeds, Tensor) and embeds.dim() == 3 and width in (None, embeds.shape[2])
@@ -144,13 +145,6 @@ def _check_side(model: Any, takes: Sequence[str], named: Mapping[str, Any], side
     rows = getattr(table, "num_embeddings", None)
     if rows is not None and isinstance(ids, Tensor):
         check_range(f"{side}input_ids", ids, rows, "tokens", layout)
-
-
-def _embeddings(model: Any) -> Any:
-    try:
-        return model.get_input_embeddings()
-    except (AttributeError, NotImplementedError):  # the model has no input embeddings
-        return None
 
 
 def _check_per_token(name: str, value: Any, layout: Layout) -> None:

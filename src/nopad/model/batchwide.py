@@ -22,6 +22,7 @@ from torch import nn
 
 from nopad.batch.layout import Layout
 from nopad.errors import BatchError, UnsupportedModelError
+from nopad.model.embedded import input_embeddings
 from nopad.model.known import walk
 
 __all__ = ["check_arguments", "check_embeddings", "check_experts", "check_layers", "check_rope"]
@@ -50,11 +51,7 @@ def check_embeddings(model: Any) -> None:
     Raises:
         UnsupportedModelError: NEFTune's hook is on the embeddings (the trainers' option `neftune_noise_alpha`).
     """
-    try:
-        table = model.get_input_embeddings()
-    except (AttributeError, NotImplementedError):  # a model may have none
-        return
-    hooks = getattr(table, "_forward_hooks", None) or {}
+    hooks = getattr(input_embeddings(model), "_forward_hooks", None) or {}
     if any(getattr(hook, "__name__", "") == "neftune_post_forward_hook" for hook in hooks.values()):
         raise UnsupportedModelError(
             "NEFTune adds noise to embeddings that is weaker in wider rows, so what a sequence gets depends on who "

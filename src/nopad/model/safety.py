@@ -187,7 +187,12 @@ def bare(model: Any) -> Any:
     """
     seen = outermost(model)
     if not isinstance(seen, nn.Module) or not hasattr(seen, "config"):
-        raise OptionError(f"{type(model).__name__} is no transformers model; give one, bare or wrapped by PEFT")
+        own = (
+            "; a module of your own around one is proven by nopad.packed, and its training audited by nopad.audit_step"
+            if isinstance(seen, nn.Module)
+            else ""
+        )
+        raise OptionError(f"{type(model).__name__} is no transformers model; give one, bare or wrapped by PEFT{own}")
     return seen
 
 

@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nopad.errors import FormatError, LengthError, OptionError
 from nopad.histogram import as_lengths, integers
-from nopad.options import check_sizes
+from nopad.options import check_integer, check_sizes
 from nopad.packs import Packs
 from nopad.wording import numbers_of
 
@@ -83,9 +83,11 @@ class StreamPacker:
         self.capacity, self.depth = check_sizes(capacity, depth)
         if self.capacity > MAX_CAPACITY:
             raise OptionError(f"a stream's capacity is at most {MAX_CAPACITY:,}, got {capacity:,}")
-        self.buffer = _whole("buffer", buffer, MAX_BUFFER)
-        self.patience = _whole("patience", _PATIENCE * self.buffer if patience is None else patience, 2**62)
-        self.buffer_tokens = None if buffer_tokens is None else _whole("buffer_tokens", buffer_tokens, 2**62)
+        self.buffer = check_integer("buffer", buffer, high=MAX_BUFFER)
+        self.patience = check_integer("patience", _PATIENCE * self.buffer if patience is None else patience, high=2**62)
+        self.buffer_tokens = buffer_tokens
+        if buffer_tokens is not None:
+            self.buffer_tokens = check_integer("buffer_tokens", buffer_tokens, high=2**62)
         self._clear(arrived=0)
 
     def _clear(self, arrived: int) -> None:
@@ -257,12 +259,6 @@ def _stream(items: Iterator[Item], packer: StreamPacker, length: Callable[[Item]
             yield [held.pop(number) for number in pack.tolist()]
     for pack in packer.finish():
         yield [held.pop(number) for number in pack.tolist()]
-
-
-def _whole(name: str, value: int, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= most:
-        raise OptionError(f"{name} must be an integer from 1 to {most}, got {value!r}")
-    return int(value)
 
 
 def _kernels() -> Any:

@@ -13,7 +13,7 @@ from nopad.histogram import Histogram, as_lengths, exact_sum
 from nopad.options import check_sizes
 from nopad.planning.algorithm import Planned
 from nopad.planning.conditions import CONDITIONS, check_conditions, cut_strategies, even_limits, within_squares
-from nopad.planning.costs import described, even_out, load_of, spreads, within
+from nopad.planning.costs import STOPPED, described, even_out, load_of, spreads, within
 from nopad.planning.granularity import real_strategies, rounded_histogram
 from nopad.planning.optimal.budget import Budget
 from nopad.planning.plan import Plan
@@ -23,7 +23,6 @@ from nopad.planning.summary import checked, drawn_order, pack_arrivals, summaris
 __all__ = ["check_histogram", "plan"]
 
 _BEFORE = 0.5  # share of the budget for a plan with few packs, before it is made even
-_STOPPED = "evenness was stopped by its budget: a larger one (effort) may find packs more alike"
 _TIME = "stopped by the limit in seconds: another run may find another plan"
 MAX_COUNT = 2**62  # most sequences of one length; a part of them, computed as a float, still fits in 64 bits
 MAX_LISTED = 2**22  # most sequences that may fit into one pack, since a plan lists the lengths of every strategy
@@ -245,7 +244,7 @@ class _Run:
         facts["after"] = spreads(strategies)
         notes = [*made.notes, described(facts)]
         if budget.spent() and not budget.out_of_time:
-            notes.append(_STOPPED)
+            notes.append(STOPPED)
         return replace(made, strategies=strategies, facts={**made.facts, "even": facts}, notes=tuple(notes))
 
     def _by_tokens(self, depth: int | None, squares: int | None, budget: Budget) -> Planned:

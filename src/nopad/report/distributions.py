@@ -21,7 +21,7 @@ __all__ = ["alike_chart", "depth_chart", "fill_chart", "length_chart"]
 
 HEIGHT = 220
 FILLS = (0, 50, 75, 90, 95, 100)  # percent of the capacity; the last range is of packs that are full
-WIDEST = 46  # width of a bar in pixels, if there are few bars
+WIDEST = 46  # width of a bar in pixels, if there are few bars: else they would fill the whole chart
 
 
 def length_chart(subject: Subject) -> Any | None:
@@ -81,7 +81,7 @@ def depth_chart(subject: Subject) -> Any | None:
     found = subject.composition
     return (
         alt.Chart(alt.Data(values=rows))
-        .mark_bar(color=BLUE, aria=False, **_narrow(len(rows)))
+        .mark_bar(color=BLUE, aria=False, **({"size": WIDEST} if len(rows) < 8 else {}))
         .encode(
             x=alt.X("depth:N", sort=names, title="sequences in a pack", axis=_slanted(alt, names)),
             y=alt.Y("share:Q", title="share of packs", axis=alt.Axis(format="%", tickCount=5)),
@@ -204,11 +204,6 @@ def _slanted(alt: Any, names: list[str]) -> Any:
     room = sum(len(name) + 2 for name in names)
     long = room > 70 or (room > 40 and max(map(len, names)) > 3)
     return alt.Axis(labelAngle=-45 if long else 0, labelOverlap=False, ticks=False)
-
-
-def _narrow(bars: int) -> dict[str, Any]:
-    """Return the option that keeps a few bars (under 8) from filling the whole chart."""
-    return {"size": WIDEST} if bars < 8 else {}
 
 
 def _percent(alt: Any, field: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -82,15 +83,24 @@ def write_pictures(subjects: Sequence[Subject], folder: Path, settings: Settings
         StorageError: a file cannot be written.
     """
     settings = settings or Settings()
-    files = []
-    for subject in subjects:
-        stem = subject.name.replace("/", "-")
+    files: list[Path] = []
+    for subject, stem in zip(subjects, _stems(subjects), strict=True):
         files.append(folder / f"{stem}-slide.png")
         save_slide(subject, files[-1], settings)
         for name, chart in {"slots": slots_chart(subject, settings), **charts_of(subject)}.items():
             files.append(folder / f"{stem}-{name}.png")
             save_chart(styled(chart.properties(width=640, padding=12)), files[-1])
     return files
+
+
+def _stems(subjects: Sequence[Subject]) -> list[str]:
+    """Return what the names of each subject's pictures begin with: its own name, numbered where several are alike."""
+    stems: list[str] = []
+    for subject in subjects:
+        name = subject.name.replace("/", "-")
+        numbered = (f"{name}-{number}" for number in itertools.count(2))
+        stems.append(next(stem for stem in itertools.chain([name], numbered) if stem not in stems))
+    return stems
 
 
 @functools.cache

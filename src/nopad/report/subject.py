@@ -7,6 +7,7 @@ with several algorithms and depths. If a dataset has labels, up to about 2^26 of
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -188,6 +189,8 @@ def _histogram(path: Path, histogram: Histogram, capacity: int | None) -> Subjec
 def _dataset(path: Path) -> Subject:
     manifest, made = Manifest.load(path), Plan.load(path / PLAN)
     counts, split = manifest.counts, manifest.options.get("split")
+    place = Path(os.path.abspath(path))  # "." has no name
+    name = f"{place.parent.name}/{place.name}" if split else place.name
     named = {
         "records read": counts["records"],
         "sequences packed": counts["sequences"],
@@ -202,7 +205,7 @@ def _dataset(path: Path) -> Subject:
         "files of another kind": manifest.source["ignored"],
     }
     return Subject(
-        name=f"{path.resolve().parent.name}/{path.name}" if split else path.name,
+        name=name,
         kind="dataset",
         plan=made,
         comparison=compare(made.histogram, made.histogram, made.capacity, COMPARED, DEPTHS),
@@ -215,7 +218,7 @@ def _dataset(path: Path) -> Subject:
             ("columns", ", ".join(manifest.columns) or "none: an index beside its source"),
             ("made with", ", ".join(f"{name} {version}" for name, version in manifest.tool_versions.items())),
         ],
-        command=pack_command(manifest, path.resolve().parent.name if split else path.name),
+        command=pack_command(manifest, place.parent.name if split else place.name),
         notes=made.notes,
         sources=manifest.sources,
         split=split,

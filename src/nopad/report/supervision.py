@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
+from nopad.sequences import IGNORED
 from nopad.store import Manifest, open_packed
 
 __all__ = ["MASKS", "Supervised", "supervised"]
 
 LABELS = "labels"
-IGNORED = -100
 MASKS = ("assistant_masks", "completion_mask", "loss_mask")  # names in transformers and TRL
 KINDS = tuple(f"list<element: {kind}" for kind in ("bool", "int", "uint"))
 READ_SLOTS = 1 << 26

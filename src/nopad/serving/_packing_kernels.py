@@ -103,8 +103,8 @@ def most_urgent(levels: NDArray[Any], n: int) -> NDArray[Any]:
     """Return the indices of the `n` highest levels, ascending; of equal levels, the first ones.
 
     Gaps are left out, so there must be `n` levels that are no gaps. On the way, at most 2 n indices are kept. When
-    there are so many, only those of the n highest levels stay; from then on, levels that are not above these are passed
-    over.
+    there are 2 n, only those of the n highest levels stay. From then on, a level is passed over unless it is above the
+    lowest of these n.
     """
     kept = np.empty(2 * n, dtype=np.int64)
     size, least = 0, GAP

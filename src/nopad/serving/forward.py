@@ -23,6 +23,7 @@ from nopad.batch.features import from_features
 from nopad.batch.form import Form
 from nopad.errors import BatchError, InputError, LengthError, OptionError, RequestError
 from nopad.model.admission import device_of, positions_of
+from nopad.model.embedded import input_embeddings
 from nopad.model.postconditions import FREE, declared
 from nopad.model.safety import bare, state_of
 from nopad.sequences import Sequences
@@ -112,7 +113,7 @@ class Tensors(Core):
         super().__init__(model, fast)
         inner = bare(model)
         self.longest = positions_of(inner, state_of(model).family)
-        self.vocabulary = int(getattr(inner.get_input_embeddings(), "num_embeddings", 0))
+        self.vocabulary = int(getattr(input_embeddings(inner), "num_embeddings", 0))
         if not self.vocabulary or getattr(inner.config, "is_encoder_decoder", False):
             what = "has a decoder too" if self.vocabulary else "takes no token ids"
             raise OptionError(f"{type(inner).__name__} {what}, and a runner feeds ids to one stack; run it in batches")

@@ -370,7 +370,8 @@ class OnlinePacker:
     def _wake(self) -> int | None:
         """Return the time at which `poll` is to be called again, in nanoseconds; None: there is no such time.
 
-        At this time, or later, a request has waited `wait_s`, must leave to meet its deadline, or expires.
+        It is the earliest time at which a request has waited `wait_s`, must leave to meet its deadline, or expires. The
+        time may be too early, if that request has left: then `poll` may find nothing to do, and gives a new time.
         """
         head, tail, _, due, deadline, *_ = self._state.tolist()
         if head == tail:

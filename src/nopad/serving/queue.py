@@ -94,7 +94,7 @@ class RequestQueue:
         self._running: list[Part] = []
         self._closing = False
         self._died: str | None = None
-        self._answered = self._failed = self._padded = 0
+        self._answered = self._failed = self._late = self._padded = 0
         self._counts: dict[str, int] = {}
         self._times: deque[int] = deque(maxlen=_TIMES)
         self._pace = Pace()
@@ -187,9 +187,14 @@ class RequestQueue:
             before += self._packer.waiting_tokens
         left = deadline - self.clock()
         needed = self._pace.estimate(before + tokens)
-        if left <= 0 or (needed > left and not idle):  # if idle, the request is tried, whatever was slow before
+        if left <= 0:
+            self._late += 1
+            raise DeadlineError("the deadline has passed already; deadline_s counts from now, in seconds")
+        if needed > left and not idle:  # if idle, the request is tried, whatever was slow before
+            self._late += 1
             raise DeadlineError(
-                f"{left / 1e6:.1f} ms are left until the deadline, and it takes about {needed / 1e6:.1f} ms"
+                f"{left / 1e6:,.1f} ms are left until the deadline, and at the speed of recent batches an answer takes "
+                f"about {needed / 1e6:,.1f} ms; give it more time, or send fewer requests at once"
             )
         return min(round(self._pace.estimate(max(tokens, self._batching.slots))), left)
 
@@ -241,6 +246,7 @@ class RequestQueue:
                 packer=replace(seen, refused=seen.refused + self._refused),
                 answered=self._answered,
                 failed=self._failed,
+                late=self._late,
                 padded_tokens=self._padded,
                 counts=dict(self._counts),
                 us_per_token=None if (pace := self._pace.ns_per_token) is None else pace / 1e3,

@@ -40,7 +40,7 @@ from nopad.tasks.core import Core
 __all__ = ["PackRunner"]
 
 _FIXED = Option(default=None, high=MAX_LENGTH, help="places of every result per token")
-_AT_ONCE = (64, 256, 1024, 4096)  # requests of one call that are tokenised together, while the model runs earlier ones
+_AT_ONCE = (64, 4096)  # requests of one call that are tokenised together; the first ones, so that the model has work
 _NUMBER = re.compile(r"\b(record|text|request) (\d+)\b")
 
 

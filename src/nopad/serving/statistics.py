@@ -19,6 +19,7 @@ class RunnerStatistics:
         packer: totals of the runner's packer, which count sequences; only `refused` counts requests. A request is one
             sequence, except for long texts (one sequence per window) and padded arrays (one per row).
         answered, failed: number of requests that ran and got a result, and that ran and got an error.
+        late: number of requests refused because their deadline could not be met; they did not arrive.
         padded_tokens: number of tokens, padding included, that the same batches would have had if the sequences of each
             batch had been padded to its longest one.
         counts: number of requests that were truncated or left out by the task, by reason.
@@ -30,6 +31,7 @@ class RunnerStatistics:
     packer: PackerStatistics
     answered: int
     failed: int
+    late: int
     padded_tokens: int
     counts: Mapping[str, int]
     us_per_token: float | None
@@ -52,7 +54,8 @@ class RunnerStatistics:
             "failed": self.failed,
             "cancelled": packer.cancelled,
             "expired": packer.expired,
-            "refused": packer.refused,
+            "refused (full)": packer.refused,
+            "refused (too late)": self.late,
             **{reason.replace("_", " "): number for reason, number in self.counts.items()},
         }
         told = [f"{number:,} {what}" for what, number in requests.items() if number or what == "answered"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nopad.store.manifest import Manifest
+from nopad.wording import counted
 
 __all__ = ["described"]
 
@@ -22,9 +23,9 @@ def described(m: Manifest, place: str) -> str:
 
     `m` is the dataset's manifest; `place` is its folder, as the text should name it.
     """
-    packs = f"{m.packs:,} pack{'s' * (m.packs != 1)} of at most {m.capacity:,} tokens"
+    packs = f"{counted(m.packs, 'pack')} of at most {m.capacity:,} tokens"
     depth = "" if m.depth is None else f" and {m.depth:,} sequences"
-    sequences = f"{m.sequences:,} sequence{'s' * (m.sequences != 1)}, {m.tokens:,} tokens"
+    sequences = f"{counted(m.sequences, 'sequence')}, {m.tokens:,} tokens"
     parts = [f"{packs}{depth}", f"{sequences}, {1 - m.efficiency:.2%} padding"]
     for per in ("token", "sequence"):
         names = [name for name, of in m.carried.items() if of == per]

@@ -16,15 +16,13 @@ from numpy.typing import NDArray
 from nopad.arrow import list_array
 from nopad.corpus.masks import MASKABLE
 from nopad.errors import MissingExtraError, OptionError
-from nopad.sequences import Sequences, labelled
+from nopad.sequences import IGNORED, Sequences, labelled
 from nopad.store.row_groups import RowGroup
 
 if TYPE_CHECKING:
     from nopad.store.reader import PackedDataset
 
 __all__ = ["to_hf"]
-
-IGNORED = -100
 
 
 def to_hf(dataset: PackedDataset, *, causal: bool | None = None) -> Any:

@@ -26,6 +26,7 @@ from nopad.packs import Packs, packs_of
 from nopad.sequences import Sequences
 from nopad.store.manifest import Manifest, Shard
 from nopad.store.row_groups import RowGroup
+from nopad.wording import counted
 
 __all__ = ["PACKS", "SEQUENCES", "Index", "IndexFiles", "read_index", "selection", "write_index"]
 
@@ -42,20 +43,13 @@ def selection(counts: Mapping[str, int], tokenizer: object) -> str:
     >>> selection({"stripped": 13, "truncated": 1, "split": 0}, None)
     'padding was cut off 13 records, 1 was truncated'
     """
-    parts = [
-        words.format(n=f"{counts[name]:,}", records="record" if counts[name] == 1 else "records", was=was)
-        for name, words in _SELECTED.items()
-        if counts[name]
-        for was in ["was" if counts[name] == 1 else "were"]
-    ]
+    parts = []
+    if counts["stripped"]:
+        parts.append(f"padding was cut off {counted(counts['stripped'], 'record')}")
+    for name in ("truncated", "split"):
+        if counts[name]:
+            parts.append(f"{counts[name]:,} {'was' if counts[name] == 1 else 'were'} {name}")
     return ", ".join([*parts, *(["texts were tokenised, with special tokens"] if tokenizer else [])])
-
-
-_SELECTED = {
-    "stripped": "padding was cut off {n} {records}",
-    "truncated": "{n} {was} truncated",
-    "split": "{n} {was} split",
-}
 
 
 def write_index(packs: Packs, sequences: Sequences, folder: Path) -> tuple[Shard, ...]:

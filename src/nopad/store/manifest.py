@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nopad.corpus import Counts
+from nopad.corpus.finding import MANIFEST
 from nopad.errors import CorruptError, FormatError
 from nopad.files import storage_errors, write_atomic
 from nopad.seal import SEAL, sealed, unsealed
@@ -30,7 +31,6 @@ __all__ = [
     "tool_versions",
 ]
 
-MANIFEST = "nopad.json"
 PLAN = "plan.json"
 FORMAT = "nopad.packed"
 FORMAT_VERSION = 4

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any
 
 from nopad.assignment import Order
 from nopad.errors import OptionError
-from nopad.options import check_sizes
+from nopad.options import check_choice, check_sizes
 from nopad.planning.registry import check_algorithm, complete_options
 from nopad.store.choice import check_share
 from nopad.store.shards import SHARD_TOKENS
@@ -41,8 +41,7 @@ class PackOptions:
     validation: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.order not in get_args(Order):
-            raise OptionError(f"unknown order {self.order!r}; it is 'random' or 'source'")
+        check_choice("order", self.order, Order)
         if type(self.shard_tokens) is not int or self.shard_tokens < 1:
             raise OptionError(f"shard_tokens must be an integer of at least 1, got {self.shard_tokens!r}")
         if not isinstance(self.options, Mapping):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +80,10 @@ class Places:
             CorruptError: the totals in the manifest are not the sums over its shards.
         """
         self.check_totals()
-        parts = []
-        for begin, end in zip(self._first_pack_of_file, self._first_pack_of_file[1:], strict=False):
-            parts.append(np.arange(begin, end, self._rows_per_group, dtype=np.int64))
+        parts = [
+            np.arange(begin, end, self._rows_per_group, dtype=np.int64)
+            for begin, end in pairwise(self._first_pack_of_file)
+        ]
         return np.append(np.concatenate(parts), self.packs)
 
     def checked(self, numbers: ArrayLike) -> NDArray[Any]:

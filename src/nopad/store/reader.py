@@ -375,7 +375,7 @@ class PackedDataset:
             if found is not None:
                 self._cache.move_to_end(number)
                 return found
-        row_group = self._checked(self._decode(number), number)
+        row_group = self._checked(self._files.read(*self._places.of_row_group(number)), number)
         if self.manifest.kind == "packed":  # row groups of an index cost little
             self._reads.count_decoded()
         with self._lock:
@@ -383,9 +383,6 @@ class PackedDataset:
             while len(self._cache) > self._cached_row_groups:
                 self._cache.popitem(last=False)
         return row_group
-
-    def _decode(self, number: int) -> RowGroup:
-        return self._files.read(*self._places.of_row_group(number))
 
     def _checked(self, row_group: RowGroup, number: int) -> RowGroup:
         """Return row group `number`, after checking that its content, `row_group`, agrees with the manifest.

@@ -119,9 +119,7 @@ class ShardFiles:
         """Decode row groups, each given by (file, row group); yield one record batch per row group."""
         import pyarrow.dataset as ds
 
-        groups = []
-        for file, group in places:
-            groups.append(self._fragment(file).subset(row_group_ids=[group]))
+        groups = [self._fragment(file).subset(row_group_ids=[group]) for file, group in places]
         first = groups[0]
         wanted = ds.FileSystemDataset(groups, first.physical_schema, first.format, filesystem=first.filesystem)
         scanner = wanted.scanner(

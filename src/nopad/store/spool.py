@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from nopad.corpus import CHAIN_START, Block, Carried, Counts, Source, chain
 from nopad.errors import ResumeError
-from nopad.files import fsync_folder, storage_errors
+from nopad.files import fsync_path, storage_errors
 from nopad.seal import sealed_line, sealed_lines
 from nopad.sequences import Sequences
 from nopad.store.spool_files import spool_files, text_array
@@ -227,7 +227,7 @@ class Spool:
                 journal.write(self.progress.to_line())
                 journal.flush()
                 os.fsync(journal.fileno())
-            fsync_folder(self._folder)
+            fsync_path(self._folder)
         self.history.append(self.progress)
         self._begin_segment()
 

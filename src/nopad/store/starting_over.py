@@ -20,7 +20,7 @@ from nopad.errors import (
     SourceError,
     StorageError,
 )
-from nopad.files import fsync_folder, storage_errors
+from nopad.files import fsync_path, storage_errors
 from nopad.store.manifest import MANIFEST, PLAN, split_folders
 from nopad.store.workspace import JOB, WORK
 
@@ -101,9 +101,9 @@ def _replaced(out: Path, make: Callable[[Path], Made]) -> Made:
         old = (path for path in out.iterdir() if path.name not in (NEW, LOCK))
         for path in sorted(old, key=lambda path: path.name not in WHOLE):
             _remove(path)
-        fsync_folder(out)
+        fsync_path(out)
         os.replace(new, moving)  # from here on, all that is in `out` is new
-        fsync_folder(out)
+        fsync_path(out)
         _move(moving, out)
     return made
 
@@ -171,7 +171,7 @@ def _move(moving: Path, out: Path) -> None:
     """
     for path in sorted(moving.iterdir(), key=lambda path: path.name in WHOLE):
         os.replace(path, out / path.name)
-    fsync_folder(out)
+    fsync_path(out)
     moving.rmdir()
 
 

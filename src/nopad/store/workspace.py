@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nopad.errors import CorruptError, OptionError, OutputBusyError, OutputExistsError, ResumeError
-from nopad.files import PARTIAL_SUFFIX, fsync_folder, sha256_file, storage_errors, write_atomic
+from nopad.files import PARTIAL_SUFFIX, fsync_path, sha256_file, storage_errors, write_atomic
 from nopad.seal import sealed, sealed_line, sealed_lines, unsealed
 from nopad.store.manifest import MANIFEST, PLAN, Manifest
 
@@ -198,7 +198,7 @@ class Workspace:
             for name in names:
                 if (self.work / name).exists():
                     os.replace(self.work / name, self.out / name)
-            fsync_folder(self.out)
+            fsync_path(self.out)
 
     def clear(self) -> None:
         """Remove the work folder, which a finished dataset no longer needs."""

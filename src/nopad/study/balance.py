@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -40,7 +40,8 @@ from nopad.errors import BalanceError, OptionError
 from nopad.histogram import Histogram
 from nopad.options import Option
 from nopad.planning import plan
-from nopad.study.published import FIGURES_ARE_OF, TOKENS_PER_GPU, TOKENS_PER_GPU_ARE_OF, tables_for
+from nopad.study.draws import SEED, shuffled
+from nopad.study.published import TOKENS_PER_GPU, TOKENS_PER_GPU_ARE_OF, has_figures
 
 __all__ = [
     "GPUS",
@@ -59,7 +60,6 @@ GPUS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 STEPS = 500  # fewer if they take more than MOST_SEQUENCES; the least and most of a step vary by about 200 tokens
 MOST_SEQUENCES = 1 << 23
 ORDER_STEPS = 100_000
-SEED = 0
 _STEPS = Option(default=None, none=True, help="steps to simulate")
 _ORDER_STEPS = Option(default=ORDER_STEPS, low=2, help="most steps to simulate")
 _SPARE = 1.15  # more units are drawn than the steps take, since quotas leave some over
@@ -148,10 +148,6 @@ class BalanceRow:
     seconds_per_step: float
     steps: int
 
-    def summary(self) -> dict[str, Any]:
-        """Return the row as a dict of plain values, ready for JSON."""
-        return asdict(self)
-
 
 def balance_rows(
     histogram: Histogram,
@@ -237,7 +233,7 @@ class Pool:
     def _sequences(self) -> _Kinds:
         lengths = self._histogram.lengths
         costs = lengths if isinstance(self.cost, Tokens) else self.cost.of(lengths)
-        return _shuffled(self._histogram.counts, 0), lengths, costs
+        return shuffled(self._histogram.counts, 0, 0, 0), lengths, costs
 
     def _packs(self, depth: int | None) -> _Kinds:
         """Pack by best-fit (`lpfhp`) with this depth limit, and return the packs; the capacity is the longest length.
@@ -247,7 +243,7 @@ class Pool:
         made = plan(self._histogram, self._histogram.max_length, depth=depth, algorithm="lpfhp")
         tokens = Tokens().of_packs(made.indptr, made.lengths)
         costs = tokens if isinstance(self.cost, Tokens) else self.cost.of_packs(made.indptr, made.lengths)
-        return _shuffled(made.counts, 1), tokens, costs
+        return shuffled(made.counts, 0, 0, 1), tokens, costs
 
 
 def _strata(method: Studied, histogram: Histogram, cost: CostModel) -> Balance:
@@ -335,26 +331,13 @@ def _warm_up(balance: Balance) -> None:
     draw(costs, shape, Balance(draw="random" if balance.draw == "stratified" else balance.draw), 0)
 
 
-def _shuffled(counts: NDArray[np.int64], stream: int) -> NDArray[np.int32]:
-    """Return each index i of `counts` ``counts[i]`` times, in random order; int32.
-
-    `stream` chooses the random order: the same number always gives the same one.
-    """
-    from nopad import _kernels
-
-    everything = np.repeat(np.arange(counts.size, dtype=np.int32), counts)
-    _kernels.shuffle(everything, np.uint64(random.key(SEED, random.STREAM_LEG, 0, 0, stream)))
-    return everything
-
-
 def published_range(row: BalanceRow, histogram: Histogram) -> tuple[int, int] | None:
     """Return the least and most tokens per GPU that Table 5 prints for the setting of `row`.
 
     The result is None if Table 5 prints none for this setting and method, or if the histogram is not the paper's.
     """
     same = (row.gpus, row.node, row.batch) == TOKENS_PER_GPU_ARE_OF
-    known = any(table.name == FIGURES_ARE_OF for table in tables_for(histogram, histogram.max_length))
-    return TOKENS_PER_GPU.get(row.method) if same and known else None
+    return TOKENS_PER_GPU.get(row.method) if same and has_figures(histogram, histogram.max_length) else None
 
 
 def order_effect(histogram: Histogram, cost: CostModel | None = None, steps: int = ORDER_STEPS) -> dict[str, float]:
@@ -376,7 +359,7 @@ def order_effect(histogram: Histogram, cost: CostModel | None = None, steps: int
     (['random', 'sorted', 'sorted in windows of 64 steps'], True)
     """
     shape, steps = Shape(8, 8, 1, 16), _ORDER_STEPS.check("steps", steps)
-    chosen = _shuffled(histogram.counts, 2)[: steps * shape.per_step]
+    chosen = shuffled(histogram.counts, 0, 0, 2)[: steps * shape.per_step]
     costs = (cost or Tokens()).of(histogram.lengths)[chosen]
     whole = whole_steps(costs, shape, Balance())
     if whole < 2:

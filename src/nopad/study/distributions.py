@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from nopad.histogram import Histogram
 from nopad.planning import plan
+from nopad.report.wording import median_of
 
 __all__ = ["Distribution", "distribution"]
 
@@ -62,8 +63,7 @@ class Distribution:
     @property
     def median(self) -> int:
         """Median length in tokens; of two middle lengths, the shorter."""
-        middle = (self.histogram.sequences - 1) // 2
-        return int(self.histogram.lengths[np.searchsorted(np.cumsum(self.histogram.counts), middle, side="right")])
+        return median_of(self.histogram)
 
     def bars(self, bins: int) -> NDArray[np.float64]:
         """Return the share of sequences in each of `bins` equal ranges of length, from 1 to the capacity.

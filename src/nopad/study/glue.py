@@ -151,7 +151,12 @@ def redo_glue(name: str, histogram: Histogram | None, notes: Iterable[str] = ())
     """
     table = _table(name)
     if histogram is None:
-        rows = [_only_published(table, row.depth, row.name, row.printed) for row in table.rows if row.printed]
+        missing: dict[str, Any] = {"reached": None, "ours": {}, "difference": {}, "note": ""}
+        rows = [
+            Redone(table=table.name, depth=row.depth, name=row.name, published=row.printed, **missing)
+            for row in table.rows
+            if row.printed
+        ]
     else:
         rows = [redo(table, row, histogram) for row in table.rows]
         if name in _PUBLISHED and histogram.sequences != table.sequences:
@@ -168,12 +173,6 @@ def _table(name: str) -> Table:
     like = TABLE_3[0]
     rows = tuple(replace(row, printed={}, depth="max" if row.limit is None else row.depth) for row in like.rows)
     return replace(like, name=f"not in Table 3 ({name})", what=f"GLUE {name} for BERT", sequences=0, rows=rows)
-
-
-def _only_published(table: Table, depth: str, name: str, printed: Mapping[str, str]) -> Redone:
-    return Redone(
-        table=table.name, depth=depth, name=name, reached=None, published=printed, ours={}, difference={}, note=""
-    )
 
 
 def _joined(*notes: str) -> str:

@@ -24,8 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad import random
-from nopad.study.balance import SEED
+from nopad.study.draws import normal
 
 __all__ = ["BETAS", "FACTORS", "NOISES", "LambRow", "PowerRow", "lamb_rows", "powers"]
 
@@ -117,8 +116,8 @@ def lamb_rows(
 
 
 def _row(p: int, noise: float, betas: tuple[float, float]) -> LambRow:
-    signal = _normal(PARAMETERS, 0, 0)
-    gradients = signal + noise * _normal(p * STEPS * PARAMETERS, p, 1).reshape(p * STEPS, PARAMETERS)
+    signal = normal(PARAMETERS, 0, 0)
+    gradients = signal + noise * normal(p * STEPS * PARAMETERS, p, 1).reshape(p * STEPS, PARAMETERS)
     packs = gradients.reshape(STEPS, p, PARAMETERS).mean(axis=1)
     powered = betas[0] ** p, betas[1] ** p
     m, v = _moments(gradients, betas)
@@ -151,12 +150,3 @@ def _moments(gradients: Array, betas: tuple[float, float]) -> tuple[Array, Array
 
 def _size(values: Array) -> float:
     return math.sqrt(float(values @ values))
-
-
-def _normal(count: int, *parts: int) -> Array:
-    """Return `count` draws from the standard normal distribution; the same `parts` give the same draws."""
-    from scipy.special import ndtri
-
-    bits = random.keys(np.arange(count), SEED, random.STREAM_LEG, *parts)
-    made: Array = ndtri(((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53)
-    return made

@@ -20,8 +20,7 @@ Source: "Breaking MLPerf Training" (Samsung), 5.2, C.1, Figures 7 and 11.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from nopad.balance import Tokens
 from nopad.histogram import Histogram
@@ -101,17 +100,9 @@ class LatencyRow:
     exchange: float
     seconds: float
 
-    def summary(self) -> dict[str, Any]:
-        """Return the row as a dict of plain values, ready for JSON."""
-        return asdict(self)
-
 
 def latency_rows(
-    histogram: Histogram,
-    *,
-    gpus: Sequence[int] = GPUS,
-    batches: Sequence[int] = BATCHES,
-    constants: Constants | None = None,
+    histogram: Histogram, *, gpus: Sequence[int] = GPUS, batches: Sequence[int] = BATCHES
 ) -> Iterator[LatencyRow]:
     """Yield how long a step takes with padded batches, with each method of Figure 7, and with nopad's.
 
@@ -123,12 +114,10 @@ def latency_rows(
         histogram: lengths to draw from.
         gpus: the numbers of GPUs to simulate.
         batches: the batch sizes to simulate, in sequences per GPU.
-        constants: constants of the cost model; None: those of BERT-large on A100 GPUs.
 
     Raises:
         OptionError: a batch size is below 2, or a number of GPUs above 8 is not a multiple of 8, the GPUs of a node.
     """
-    constants = constants or Constants()
     packs = plan(histogram, histogram.max_length, algorithm="lpfhp").packs
     methods = [method for method in studied() if method.name in _SIMULATED]
     by_name = {method.name: method for method in methods}
@@ -136,7 +125,7 @@ def latency_rows(
         enough = [n for n in gpus if 2 * n * batch <= histogram.sequences and n * (batch // 2) <= packs]
         for n in enough:
             whole = float(batch * histogram.max_length)
-            yield _row(constants, n, batch, "padding", whole, whole, static=True, communication="none")
+            yield _row(n, batch, "padding", whole, whole, static=True, communication="none")
         for row in balance_rows(
             histogram, enough, batch=batch, cost=Tokens(), steps=STEPS, methods=_without_quotas(methods, batch)
         ):
@@ -144,7 +133,6 @@ def latency_rows(
             sequences = row.mean_tokens / (histogram.tokens / histogram.sequences)
             scale = batch / sequences if row.unit == "packs" else 1.0
             yield _row(
-                constants,
                 row.gpus,
                 batch,
                 _SIMULATED[row.method],
@@ -161,24 +149,16 @@ def _without_quotas(methods: Sequence[Studied], batch: int) -> list[Studied]:
 
 
 def _row(
-    constants: Constants,
-    gpus: int,
-    batch: int,
-    method: str,
-    mean: float,
-    most: float,
-    *,
-    static: bool,
-    communication: str,
+    gpus: int, batch: int, method: str, mean: float, most: float, *, static: bool, communication: str
 ) -> LatencyRow:
-    compute, waiting = mean * constants.token_s, (most - mean) * constants.token_s
-    launch = constants.graph_s if static and batch <= constants.graph_batch else constants.launch_s
-    reduced = 2 * constants.gradient_bytes * (gpus - 1) / gpus / constants.network_bytes_per_s
-    exposed = max(0.0, reduced - constants.hidden_share * (compute + waiting))
+    compute, waiting = mean * Constants.token_s, (most - mean) * Constants.token_s
+    launch = Constants.graph_s if static and batch <= Constants.graph_batch else Constants.launch_s
+    reduced = 2 * Constants.gradient_bytes * (gpus - 1) / gpus / Constants.network_bytes_per_s
+    exposed = max(0.0, reduced - Constants.hidden_share * (compute + waiting))
     exchange = 0.0
     if communication == "global":
-        exchange = gpus * (constants.hop_s + batch * constants.sample_bytes / constants.network_bytes_per_s)
+        exchange = gpus * (Constants.hop_s + batch * Constants.sample_bytes / Constants.network_bytes_per_s)
     elif communication == "node":
-        exchange = constants.node_s * batch / 16
+        exchange = Constants.node_s * batch / 16
     parts = {"compute": compute, "waiting": waiting, "launch": launch, "reduce": exposed, "exchange": exchange}
     return LatencyRow(gpus=gpus, batch=batch, method=method, seconds=sum(parts.values()), **parts)

@@ -50,7 +50,8 @@ from nopad.balance import (
 from nopad.errors import OptionError
 from nopad.histogram import Histogram
 from nopad.planning import plan
-from nopad.study.balance import SEED, BalanceRow, Communication
+from nopad.study.balance import BalanceRow, Communication
+from nopad.study.draws import SEED, normal, uniform
 
 __all__ = ["HIDDEN_SIZE", "WORKLOADS", "LongRow", "Workload", "long_context_rows", "too_long"]
 
@@ -79,9 +80,9 @@ class Workload:
         >>> WORKLOADS[0].lengths(3).size
         3
         """
-        part = np.searchsorted(np.cumsum([share for share, *_ in self.parts])[:-1], _uniform(sequences, 0), "right")
+        part = np.searchsorted(np.cumsum([share for share, *_ in self.parts])[:-1], uniform(sequences, 0), "right")
         _, means, sigmas = (np.array(column)[part] for column in zip(*self.parts, strict=True))
-        drawn = means * np.exp(sigmas * (_normal(sequences, 1) - sigmas / 2))
+        drawn = means * np.exp(sigmas * (normal(sequences, 1) - sigmas / 2))
         return np.asarray(np.clip(np.rint(drawn), 1, self.capacity), dtype=np.int32)
 
 
@@ -393,18 +394,3 @@ def _sums(rank_of: NDArray[np.int64], values: NDArray[np.int64] | NDArray[np.int
     sums = np.zeros(int(rank_of.max()) + 1, dtype=np.int64)
     np.add.at(sums, rank_of, values)
     return sums
-
-
-def _uniform(size: int, stream: int) -> NDArray[np.float64]:
-    """Return random numbers between 0 and 1, both excluded; float64 ``[size]``.
-
-    The same `stream` always gives the same numbers.
-    """
-    bits = random.keys(np.arange(size), SEED, random.STREAM_LEG, stream)
-    return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) / 2**53
-
-
-def _normal(size: int, stream: int) -> NDArray[np.float64]:
-    from scipy.special import ndtri
-
-    return np.asarray(ndtri(_uniform(size, stream)), dtype=np.float64)

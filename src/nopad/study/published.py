@@ -27,6 +27,7 @@ __all__ = [
     "Row",
     "Stated",
     "Table",
+    "has_figures",
     "tables_for",
     "unpublished_table",
 ]
@@ -87,6 +88,11 @@ def tables_for(histogram: Histogram, capacity: int) -> list[Table]:
     ['supplement, Table 2']
     """
     return [t for t in TABLES if (t.capacity, t.sequences) == (capacity, histogram.sequences)]
+
+
+def has_figures(histogram: Histogram, capacity: int) -> bool:
+    """Return whether the papers' residuals and tokens per GPU are those of this dataset."""
+    return any(table.name == FIGURES_ARE_OF for table in tables_for(histogram, capacity))
 
 
 def _counts(text: str) -> dict[str, str]:

@@ -21,7 +21,7 @@ from nopad.planning.enumeration import check_size, full_strategies, packing_matr
 from nopad.planning.front import check_histogram
 from nopad.planning.least_squares import nnls
 from nopad.planning.nnlshp import SHORT_TOKENS
-from nopad.study.published import FIGURES_ARE_OF, RESIDUALS, tables_for
+from nopad.study.published import RESIDUALS, has_figures
 
 __all__ = ["Compared", "Residuals", "compare", "residuals"]
 
@@ -145,7 +145,7 @@ def compare(plain: Residuals, weighted: Residuals, histogram: Histogram) -> list
     >>> [row.what for row in compare(found, found, histogram) if row.plain == 1]
     ['length 5', 'sequences left over']
     """
-    known = any(table.name == FIGURES_ARE_OF for table in tables_for(histogram, plain.values.size))
+    known = has_figures(histogram, plain.values.size)
     rows = []
     light = _figures(weighted, histogram)
     for what, ours in _figures(plain, histogram).items():

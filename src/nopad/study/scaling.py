@@ -24,17 +24,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad import random
 from nopad.balance import Balance, Shape, deal
 from nopad.histogram import Histogram
 from nopad.planning import plan
-from nopad.study.balance import SEED
+from nopad.study.draws import shuffled
 
 __all__ = [
     "ALPHA_8",
@@ -81,10 +79,6 @@ class ScalingRow:
     simulated: float | None
     balanced: float | None
     packing: float
-
-    def summary(self) -> dict[str, Any]:
-        """Return the row as a dict of plain values, ready for JSON."""
-        return asdict(self)
 
 
 def of_one_device(alpha: float = ALPHA_8, beta: float = BETA_8, devices: int = 8) -> tuple[float, float]:
@@ -142,7 +136,7 @@ def scaling(histogram: Histogram, devices: Sequence[int] = DEVICES) -> list[Scal
     >>> row.balanced > row.simulated > 1
     True
     """
-    lengths = _shuffled(histogram)
+    lengths = histogram.lengths.astype(np.int32)[shuffled(histogram.counts)]
     batches = lengths.size // BATCH
     of_batches = lengths[: batches * BATCH].reshape(batches, BATCH).sum(axis=1, dtype=np.int64)
     padded = BATCH * histogram.max_length
@@ -179,14 +173,6 @@ def _most_balanced(lengths: NDArray[np.int32], devices: int, steps: int) -> NDAr
     shape = Shape(devices, 1, 1, BATCH)
     of_steps = lengths[: steps * shape.per_step].astype(np.int64).reshape(steps, -1)
     return np.array([costs[deal(costs, shape, Balance())].sum(axis=(1, 2)).max() for costs in of_steps])
-
-
-def _shuffled(histogram: Histogram) -> NDArray[np.int32]:
-    from nopad import _kernels
-
-    lengths = np.repeat(histogram.lengths.astype(np.int32), histogram.counts)
-    _kernels.shuffle(lengths, np.uint64(random.key(SEED, random.STREAM_LEG)))
-    return lengths
 
 
 def crossing(rows: Sequence[ScalingRow], curve: str, level: float) -> float | None:

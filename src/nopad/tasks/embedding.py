@@ -21,6 +21,7 @@ from nopad.batch import PackedBatch
 from nopad.corpus.tokenizer import load_tokenizer
 from nopad.errors import BatchError, FormatError, LengthError, OptionError, RecordError, RequestError
 from nopad.model.admission import device_of, positions_of
+from nopad.model.embedded import input_embeddings
 from nopad.model.modes import evaluated
 from nopad.model.precision import Precision
 from nopad.model.safety import bare, facts_of
@@ -30,6 +31,7 @@ from nopad.tasks.core import Core, Prepared, by_length, odd_rows
 from nopad.tasks.encoding import Shown, check_encoding, given_as, progress
 from nopad.tasks.folder import Pooling, Texts, default_folder, quiet, read_folder
 from nopad.tasks.pooled import check_pooling, embed
+from nopad.wording import first_line
 
 __all__ = ["Embedder"]
 
@@ -131,7 +133,7 @@ class Embedder(Core):
             with quiet():  # the pooler's weights are left out on purpose
                 model = AutoModel.from_pretrained(path, config=config, **pooler)
         except (OSError, ValueError) as error:
-            raise FormatError(f"transformers cannot load the model in {path}: {str(error).splitlines()[0]}") from error
+            raise FormatError(f"transformers cannot load the model in {path}: {first_line(error)}") from error
         return cls(model, load_tokenizer(path), **{**read_folder(path, _positions(model)), **how})
 
     def __repr__(self) -> str:
@@ -315,7 +317,7 @@ class Embedder(Core):
             BatchError: an id is not in the vocabulary.
             RecordError: the model gives NaN for a sequence.
         """
-        words = getattr(bare(self.model).get_input_embeddings(), "num_embeddings", None)
+        words = getattr(input_embeddings(bare(self.model)), "num_embeddings", None)
         for number, ids in enumerate(sequences if words and isinstance(sequences, list | tuple) else ()):
             found = np.asarray(ids)
             if found.size and found.dtype.kind in "iu" and not 0 <= found.min() <= found.max() < words:

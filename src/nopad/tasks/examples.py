@@ -88,7 +88,7 @@ class Examples:
 
     def __str__(self) -> str:
         """Return one line: records, sequences, tokens, and what was cut or left out."""
-        return f"{self.records} records: {len(self)} sequences, {self.tokens} tokens{counted(self.counts)}"
+        return f"{self.records:,} records: {len(self):,} sequences, {self.tokens:,} tokens{counted(self.counts)}"
 
 
 _COUNTED = {"empty_skipped": "skipped as empty", "bad_skipped": "skipped as bad"}

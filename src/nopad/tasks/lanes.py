@@ -4,8 +4,8 @@ PyTorch divides each operation of a model on a CPU among its threads. Between op
 small to be divided (such as the attention of short sequences), all threads but one wait. So a batch of many sequences
 is often done sooner as several batches with a thread of their own each: MiniLM on two cores takes 0.87 times as long.
 Which way is faster depends on model and machine. So of the first large batches, some are run as one batch, and others
-are divided into 2, 4, ... smaller ones; later batches are run in the way that was fastest. No batch is run twice for
-this.
+are divided into 2, 4, ... smaller ones; later batches are run in the way that was fastest, and now and then in another
+way. No batch is run twice for this.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
+from statistics import median
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,14 +28,16 @@ import torch
 from nopad.model.admission import device_of
 from nopad.model.linear import active, shared
 from nopad.model.safety import bare
-from nopad.model.sharing import may_be_shared
+from nopad.model.sharing import Sharing
 
 __all__ = ["Lanes"]
 
 log = logging.getLogger("nopad")
 
 FEWEST_TOKENS = 256  # of a lane; smaller matrices are multiplied more slowly
-TURNS = 3  # batches that are timed in each way, after one that is not
+TURNS = 5  # comparisons of two numbers of lanes, of which the median decides
+AGAIN = 50  # batches after which another number is tried again
+BETTER = 0.97  # quotient of two times from which on the other number is taken
 Work = Callable[[list[int]], Sequence[Any]]
 _turns: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # a lock for each model that threads must not share
 _turns_lock = threading.Lock()
@@ -61,6 +65,7 @@ class Lanes:
         `model` is a pack-safe model, and `most` the largest number of lanes; None: as many as PyTorch has threads.
         """
         self._model = bare(model)
+        self._sharing = Sharing(self._model)
         self.most = 1 if device_of(self._model).type != "cpu" else most
         self._square = 1 / (6 * max(int(getattr(self._model.config, "hidden_size", 0) or 0), 64))
         self._trial: _Trial | None = None
@@ -72,7 +77,7 @@ class Lanes:
 
         If threads may share the model, the context manager does nothing. A thread that is in it may enter it again.
         """
-        if may_be_shared(self._model):
+        if self._sharing.allowed():
             return nullcontext()
         with _turns_lock:
             lock: AbstractContextManager[Any] = _turns.setdefault(self._model, threading.RLock())
@@ -171,44 +176,59 @@ def divided(costs: Sequence[float], parts: int) -> list[list[int]]:
 
 
 class _Trial:
-    """Finds the fastest number of lanes for `threads` threads of PyTorch, by timing a few batches with each number.
+    """Finds the fastest number of lanes for `threads` threads of PyTorch, while batches run.
 
-    The numbers tried are 1, 2, 4, ... and `threads` itself.
+    The numbers tried are 1, 2, 4, ... and `threads` itself. One of them is the fastest so far: 1 at first. Now and then
+    a batch runs with another number, and its time per token is divided by that of the batch before it. Only such
+    neighbours are compared, since the time per token changes with the lengths of the sequences, and with what else the
+    machine does. A number whose median quotient is below `BETTER` becomes the fastest. At first, every other batch
+    tries another number; afterwards one in `AGAIN`, so a wrong or outdated choice does not stay.
     """
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        doubled = [1 << power for power in range(threads.bit_length()) if 1 << power < threads]
-        self._times: dict[int, list[float]] = {lanes: [] for lanes in (*doubled, threads)}
-        self._best: int | None = None
+        self._best = 1
+        self._all = [*(1 << power for power in range(threads.bit_length()) if 1 << power < threads), threads]
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget all quotients, which were those of another fastest number."""
+        self._quotients = {lanes: deque[float](maxlen=TURNS) for lanes in self._all if lanes != self._best}
+        self._new = set(self._quotients)  # their first batch is not timed: it starts threads
+        self._last: float | None = None  # time per token of the last batch that ran with the fastest number
+        self._since = 0  # batches since another number was tried
 
     def lanes(self, most: int) -> int:
-        """Return the number of lanes for the next batch, at most `most`, its largest possible number.
-
-        While the fastest number is not known, this is the number that was tried least often. Afterwards, it is the
-        fastest number, or 1 if that is above `most`.
-        """
-        if self._best is None:
-            ways = [lanes for lanes in self._times if lanes <= most]
-            return min(ways, key=lambda lanes: len(self._times[lanes]))
-        return self._best if self._best <= most else 1
+        """Return the number of lanes for the next batch, at most `most`, its largest possible number."""
+        if most < max(self._all):
+            return self._best if self._best <= most else 1
+        tried = all(len(known) == TURNS for known in self._quotients.values())
+        if self._last is None or self._since < (AGAIN if tried else 1):
+            return self._best
+        return next(iter(self._quotients))
 
     def note(self, lanes: int, most: int, spent: float) -> None:
         """Record that a batch with this number of `lanes` took `spent` seconds per token.
 
         `most` is the batch's largest possible number of lanes. If it is below a number that is tried, the time is
-        ignored. Once each number has been used for four batches, the fastest number is chosen, and logged; the first
-        batch of each number does not count.
+        ignored.
         """
-        if self._best is not None or most < max(self._times):
+        if most < max(self._all):
             return
-        self._times[lanes].append(spent)
-        if min(map(len, self._times.values())) <= TURNS:
+        if lanes == self._best:
+            self._last, self._since = spent, self._since + 1
             return
-        best = {lanes: min(times[1:]) for lanes, times in self._times.items()}
-        self._best = min(best, key=lambda lanes: best[lanes])
-        each = ", ".join(f"{lanes}: {best[1] / one:.2f}" for lanes, one in best.items())
-        log.info(f"batches in several threads: {self._best} at a time; speed by their number, in one batch 1: {each}")
+        known = self._quotients.pop(lanes)
+        self._quotients[lanes] = known  # the next one to be tried is the one that was tried longest ago
+        self._since = 0
+        if lanes in self._new or self._last is None:
+            self._new.discard(lanes)
+            return
+        known.append(spent / self._last)
+        if len(known) == TURNS and (quotient := median(known)) < BETTER:
+            log.info(f"batches in several threads: {lanes} at a time, {1 / quotient:.2f} times as fast as {self._best}")
+            self._best = lanes
+            self._begin()
 
 
 class _Pool:

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from nopad.errors import OptionError, RecordError
 from nopad.files import damage_errors, replacing
-from nopad.wording import numbers_of
+from nopad.wording import first_line, numbers_of
 
 __all__ = ["NUMBER", "aligned", "array_of_cells", "schema_of_part", "table_of", "together", "write_part"]
 
@@ -111,7 +111,7 @@ def _column(
         found = pa.array(values, kind)
         return found if dtype is None else found.cast(_with(found.type, pa.from_numpy_dtype(dtype)), safe=False)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        reason = (str(error).splitlines() or [""])[0]
+        reason = first_line(error)
         raise RecordError(
             f"the column {name!r} of {numbers_of('record', first, first + len(values) - 1)} has values of no common "
             f"type ({reason}); make them alike, or do not keep it"
@@ -146,7 +146,7 @@ def together(schemas: Iterable[pa.Schema], place: str, cells: Collection[str] = 
     try:
         return pa.unify_schemas(found, promote_options="permissive")
     except (pa.ArrowException, TypeError) as error:
-        reason = (str(error).splitlines() or [""])[0]
+        reason = first_line(error)
         raise RecordError(
             f"{place} has a column of another type than the parts before ({reason}); make its values alike, or do not "
             "keep it"
@@ -182,7 +182,7 @@ def _converted(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
     try:
         return pa.array(column.to_pylist(), field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        reason = (str(error).splitlines() or [""])[0]
+        reason = first_line(error)
         raise RecordError(
             f"the column {field.name!r} is {column.type} in one part and {field.type} in others ({reason}); make its "
             "values alike, or do not keep it"

@@ -183,6 +183,7 @@ class DPO(Likely):
     """
 
     name = "dpo"
+    compares = True
     record_columns: ClassVar[tuple[str, ...]] = ("pair",)
     texts_always: ClassVar[tuple[str, ...]] = ("prompt", "chosen", "rejected", "completion")
 

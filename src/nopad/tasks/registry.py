@@ -16,11 +16,13 @@ from typing import Any
 from nopad.corpus.network import NOT_REACHED, hub_in_reach
 from nopad.corpus.tokenizer import with_words
 from nopad.errors import FormatError, NopadError, OptionError
+from nopad.files import is_model_folder
 from nopad.model.admission import positions_of
 from nopad.model.families import family_of
 from nopad.tasks.fit import UNNAMED
 from nopad.tasks.folder import quiet
 from nopad.tasks.task import Task
+from nopad.wording import first_line
 
 __all__ = ["load_task", "options_of", "task_class", "task_named", "tasks_by_name"]
 
@@ -101,10 +103,7 @@ def load_task(name: str, spec: str | Path, options: Mapping[str, Any], **how: An
             positions, or labels are given in another order or number than the model has them.
         UnsupportedModelError: nopad refuses models of this type; the message gives the reason.
     """
-    path, kind = Path(spec), task_class(name)
-    here = path.exists() or str(spec).startswith((".", "/", "~"))
-    if here and not (path / "config.json").is_file():
-        raise FormatError(f"{spec} is no folder with a model: it has no config.json")
+    path, kind, here = Path(spec), task_class(name), is_model_folder(spec)
     with nullcontext(True) if here else hub_in_reach() as online, quiet():
         try:
             import transformers
@@ -120,9 +119,10 @@ def load_task(name: str, spec: str | Path, options: Mapping[str, Any], **how: An
         except NopadError:
             raise
         except Exception as error:  # a damaged file or a missing package may raise anything
-            reason = (str(error).strip() or type(error).__name__).split("\n")[0]
             away = "" if online else f"; {NOT_REACHED}"
-            raise FormatError(f"{spec}: transformers cannot load this model for {name} ({reason}{away})") from error
+            raise FormatError(
+                f"{spec}: transformers cannot load this model for {name} ({first_line(error)}{away})"
+            ) from error
     if missing := sorted(info["missing_keys"]):
         raise FormatError(
             f"{spec} has no weights for {', '.join(missing[:4])}: this model was not trained for {name}, and would "

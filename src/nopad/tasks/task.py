@@ -100,6 +100,8 @@ class Task(ABC):
             of `encode`. If records are encoded in parts, these become numbers in the whole.
         draws: whether `encode` draws at random by the numbers of sequences. It then has a further option, ``before``:
             how many sequences were made of the parts before.
+        compares: whether the loss compares the model with a reference (`nopad.tasks.reference_logprobs`), which
+            `nopad train` computes before the first step.
         fewest: smallest number of records that `encode` should get in one call (if there are so many); above 1 for
             tasks that combine records at random.
         text_unit: what becomes one record when text files are read for training, unless the user says otherwise: a
@@ -120,6 +122,7 @@ class Task(ABC):
     dtypes: ClassVar[Mapping[str, str]] = {}
     record_columns: ClassVar[tuple[str, ...]] = ()
     draws: ClassVar[bool] = False
+    compares: ClassVar[bool] = False
     fewest: ClassVar[int] = 1
     text_unit: ClassVar[TextUnit] = "line"
     objective: Objective

@@ -24,6 +24,7 @@ __all__ = [
     "check_step",
     "check_whole",
     "forget_evaluation",
+    "is_split_stream",
 ]
 
 _PREPARED = "_is_accelerate_prepared"
@@ -67,6 +68,11 @@ def check_arguments(args: Any) -> None:
         )
 
 
+def is_split_stream(loader: PackedLoader) -> bool:
+    """Return whether each rank reads its own part of a stream, and so does not know what all ranks have seen."""
+    return loader.is_stream and loader.ranks.world_size > 1
+
+
 def check_step(trainer: Any, loader: PackedLoader) -> None:
     """Refuse options of a Trainer that contradict the loader's step, or that `check_options` refuses.
 
@@ -75,7 +81,7 @@ def check_step(trainer: Any, loader: PackedLoader) -> None:
             loader has several rows, and the model can run only one (`check_rows`).
     """
     args = trainer.args
-    if loader.is_stream and loader.ranks.world_size > 1:
+    if is_split_stream(loader):
         raise OptionError(
             "checkpoints of the Trainer hold one state, and on several ranks every rank of a stream has its own; "
             "pack the source first (`nopad pack`), or save each rank's loader.state_dict() in a loop of your own"

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from nopad.errors import FormatError, OptionError
 from nopad.loading import PackedLoader
 from nopad.loading.summary import Summary
+from nopad.training.checks import is_split_stream
 from nopad.training.schedules import Schedule
 
 __all__ = ["CountedLR", "whole"]
@@ -72,7 +73,7 @@ class CountedLR(LRScheduler):
         if schedule.counts != "steps":
             if loader is None:
                 raise OptionError(f"a schedule that counts {schedule.counts} asks a PackedLoader how many; give it one")
-            if loader.is_stream and loader.ranks.world_size > 1:
+            if is_split_stream(loader):
                 raise OptionError(
                     f"a rank of a stream knows only its own {schedule.counts}; on several ranks, count steps"
                 )

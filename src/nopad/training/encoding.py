@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.errors import FormatError, LengthError, RecordError
-from nopad.files import fsync_folder, locked, storage_errors, write_atomic
+from nopad.files import fsync_path, locked, storage_errors, write_atomic
 from nopad.random import MASK, key
 from nopad.sequences import Sequences
 from nopad.tasks import Examples, Task
@@ -116,7 +116,7 @@ def encoded(
         with placed(records):
             facts = _write(task, records, part, place, at_once)
         with storage_errors("writing", place):
-            fsync_folder(place)
+            fsync_path(place)
         write_atomic(place / _FACTS, json.dumps(facts).encode())  # last: a folder with this file is complete
         return _read(place)
 

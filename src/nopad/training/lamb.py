@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from nopad.errors import OptionError, TrainingError
+from nopad.options import is_number
 
 __all__ = ["Lamb", "decay_groups"]
 
@@ -329,7 +330,7 @@ def _check_options(group: Mapping[str, Any], number: int) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and is_number(value)
 
 
 def _check_eps(eps: float, dtype: torch.dtype, group: int) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from numpy.typing import NDArray
 
 from nopad.balance import cost_model
 from nopad.corpus.record_stream import RecordStream, open_records
@@ -142,6 +145,15 @@ class Loaders:
             settings = {**self._settings(), "read": data.settings()}
             self._examples[name] = encoded(self.task, data, self.cache, settings, part=part)
         return self._examples[name]
+
+    def add_values(self, name: str, values: Mapping[str, NDArray[Any]]) -> None:
+        """Add values per sequence to encoded examples; the loaders that are made later give them in their batches.
+
+        `name` is "train" or "eval"; `values` has arrays with one entry per sequence, by name.
+        """
+        made = self._examples[name]
+        added = replace(made.sequences, values={**made.sequences.values, **values})
+        self._examples[name] = replace(made, sequences=added)
 
     def loader(self, data: Any, name: str) -> PackedLoader:
         """Return the loader of `data`: records, or a place where tokens are stored. `name` is "train" or "eval".

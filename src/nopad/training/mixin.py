@@ -44,7 +44,7 @@ from nopad.tasks import Objective, Task
 from nopad.tasks.routing import learned_share
 from nopad.tasks.settings import write_task
 from nopad.training.checkpoint import STATE_FILE, check_same_model, saved_state, steps_of
-from nopad.training.checks import check_ranks, check_schedule, check_step, forget_evaluation
+from nopad.training.checks import check_ranks, check_schedule, check_step, forget_evaluation, is_split_stream
 from nopad.training.effects import effects, length_of
 from nopad.training.evaluating import EvaluatingMixin, each_dataset
 from nopad.training.feeding import Ahead, FedLoader, Progress
@@ -325,11 +325,7 @@ class PackedMixin(EvaluatingMixin):
         the beginning of the first epoch. For a stream on several ranks, these numbers are not known, and left out.
         """
         loader = self.train_dataset
-        if (
-            isinstance(loader, PackedLoader)
-            and "loss" in logs
-            and not (loader.is_stream and loader.ranks.world_size > 1)
-        ):
+        if isinstance(loader, PackedLoader) and "loss" in logs and not is_split_stream(loader):
             logs = {**logs, "sequences_seen": loader.sequences_seen, "tokens_seen": loader.tokens_seen}
         super().log(logs, *args, **kwargs)
 

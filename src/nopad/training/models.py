@@ -20,6 +20,7 @@ from nopad.tasks import Task
 from nopad.training.folder import last_weights
 from nopad.training.tables import Model
 from nopad.training.typed import known
+from nopad.wording import first_line
 
 __all__ = [
     "check_positions",
@@ -280,9 +281,11 @@ def _load_adapters(model: Any, path: Path) -> set[str]:
     try:
         found = model.load_adapter(str(path), "default", is_trainable=True)
     except RuntimeError as error:  # of other shapes
-        raise OptionError(f"model.init_from: {path} holds adapters of another model: {_first(error)}") from error
+        raise OptionError(f"model.init_from: {path} holds adapters of another model: {first_line(error)}") from error
     except Exception as error:
-        raise FormatError(f"model.init_from: {path} holds adapters that peft cannot read ({_first(error)})") from error
+        raise FormatError(
+            f"model.init_from: {path} holds adapters that peft cannot read ({first_line(error)})"
+        ) from error
     if odd := [*found.missing_keys, *found.unexpected_keys]:
         raise OptionError(
             f"model.init_from: {path} holds adapters of another model: {', '.join(odd[:_SHOWN])} are on one side only"
@@ -320,7 +323,7 @@ def _adapted(model: Any, table: Model) -> Any:
     try:
         return peft.get_peft_model(model, peft.LoraConfig(**{"task_type": kind, **table.lora}))
     except (ValueError, TypeError) as error:
-        raise OptionError(f"model.lora: {_first(error)}") from error
+        raise OptionError(f"model.lora: {first_line(error)}") from error
 
 
 @contextmanager
@@ -333,7 +336,7 @@ def _head(table: Model, config: Any, auto: str | None) -> Iterator[None]:
     except Exception as error:
         raise OptionError(
             f"{table.name or table.init_from} ({config.model_type}) cannot be made with the head of "
-            f"{auto or config.architectures}: {_first(error)}"
+            f"{auto or config.architectures}: {first_line(error)}"
         ) from error
 
 
@@ -354,13 +357,8 @@ def _reading(name: str, what: str) -> Iterator[None]:
         raise
     except Exception as error:  # a damaged file, a missing package, a hub that does not answer: anything
         if Path(name).exists():
-            raise FormatError(f"{name}: transformers cannot read its {what} ({_first(error)})") from error
+            raise FormatError(f"{name}: transformers cannot read its {what} ({first_line(error)})") from error
         raise FormatError(
-            f"{name!r} is no folder here, and its {what} could not be had from the Hugging Face hub ({_first(error)}); "
-            "check the name and the network, or give the path of a folder"
+            f"{name!r} is no folder here, and its {what} could not be had from the Hugging Face hub "
+            f"({first_line(error)}); check the name and the network, or give the path of a folder"
         ) from error
-
-
-def _first(error: BaseException) -> str:
-    lines: list[str] = str(error).strip().split("\n")
-    return lines[0] or type(error).__name__

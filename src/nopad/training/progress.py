@@ -12,6 +12,7 @@ from typing import Any
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 
 from nopad.loading import PackedLoader
+from nopad.training.checks import is_split_stream
 from nopad.training.folder import append_line
 
 __all__ = ["Logged", "Metrics", "is_metric"]
@@ -104,7 +105,7 @@ class Metrics(TrainerCallback):
 
     @property
     def _counts(self) -> bool:
-        return not (self.loader.is_stream and self.loader.ranks.world_size > 1)
+        return not is_split_stream(self.loader)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Count the time of a step, and, on the first rank, call `step`.

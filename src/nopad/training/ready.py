@@ -7,6 +7,7 @@ trains.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,9 @@ from nopad.training.models import (
 from nopad.training.saving import save_each_epoch, saves, steps_of_run
 from nopad.training.scaling import Scaled
 from nopad.training.tables import Optimizer, TrainConfig
+from nopad.wording import counted
 
-__all__ = ["Prepared", "arguments", "first_line", "optimizer_of", "prepare"]
+__all__ = ["Prepared", "arguments", "in_one_line", "optimizer_of", "prepare"]
 
 _lib: Any = transformers
 _USUAL = {"logging_steps": 10, "report_to": "none", "log_level": "error", "log_level_replica": "error"}
@@ -59,6 +61,8 @@ class Prepared:
         model_config: the model's configuration.
         objective: computes the loss and its metrics.
         auto: name of the Auto class with the head; None: the head that the model's configuration names.
+        loaders: makes the loaders of the run, from encoded data.
+        records: the training and evaluation data, by the names "train" and "eval", as `find_data` returns them.
         train, evaluation: the loaders of training and evaluation data; None: there is no evaluation.
         scaled: the correction of hyper-parameters for packing; None: no correction was asked for.
         total: length of training in the unit that the schedule counts; None: there is no schedule.
@@ -76,6 +80,8 @@ class Prepared:
     model_config: Any
     objective: Objective
     auto: str | None
+    loaders: Loaders
+    records: Mapping[str, Any]
     train: PackedLoader
     evaluation: PackedLoader | None
     memory: Estimate
@@ -114,7 +120,7 @@ class Prepared:
             lines.append(effects(summary, self.args, *told))
             if (steps := self.steps) is not None and self.args.max_steps <= 0:
                 epochs = f"{self.args.num_train_epochs:g} epoch{'s' * (self.args.num_train_epochs != 1)}"
-                lines.append(f"training {epochs}, about {steps:,} step{'s' * (steps != 1)}")
+                lines.append(f"training {epochs}, about {counted(steps, 'step')}")
         if self.config.optimizer is not None:
             lines.append(f"optimise {_optimiser_line(self.config.optimizer, self.args)}")
         share = f", {self.memory.trained:,} of them trained" if self.memory.trained < self.memory.total else ""
@@ -188,6 +194,8 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
         model_config=model_config,
         objective=objective,
         auto=auto,
+        loaders=made,
+        records=records,
         train=train,
         evaluation=evaluation,
         memory=memory,
@@ -268,9 +276,9 @@ def arguments(config: TrainConfig) -> Any:
     try:
         return _lib.TrainingArguments(**given, **own)
     except ImportError as error:
-        raise MissingExtraError(f"[trainer]: {first_line(error)}") from error
+        raise MissingExtraError(f"[trainer]: {in_one_line(error)}") from error
     except (ValueError, TypeError, NotImplementedError) as error:
-        raise OptionError(f"[trainer]: {first_line(error)}") from error
+        raise OptionError(f"[trainer]: {in_one_line(error)}") from error
 
 
 def _tokenizer(config: TrainConfig, *, needed: bool) -> Any:
@@ -309,7 +317,7 @@ def _has_length(config: TrainConfig, kind: type[Task]) -> bool:
     return config.task.options.get("max_length", options_of(kind)["max_length"].default) is not None
 
 
-def first_line(error: BaseException) -> str:
+def in_one_line(error: BaseException) -> str:
     """Return the message of an error in one line."""
     return " ".join(str(error).strip().split()) or type(error).__name__
 

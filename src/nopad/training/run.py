@@ -15,7 +15,8 @@ from nopad.training.folder import METRICS_FILE, RunFolder, kept_lines, last_chec
 from nopad.training.longer import Longer
 from nopad.training.models import load_model
 from nopad.training.progress import Logged, Metrics
-from nopad.training.ready import Prepared, first_line, optimizer_of
+from nopad.training.ready import Prepared, in_one_line, optimizer_of
+from nopad.training.reference import referenced
 from nopad.training.trouble import enough_room
 
 __all__ = ["train"]
@@ -58,6 +59,7 @@ def train(
         say(f"new      weights that the checkpoint does not have: {', '.join(new[:8])}{', ...' if new[8:] else ''}")
     if resume and first:
         say(f"resume   from {checkpoint}" if checkpoint else "resume   from the beginning: there was no checkpoint yet")
+    prepared = referenced(prepared, model, folder.cache, resume=resume, say=say if first else _silent)
     metrics = Metrics(
         prepared.train,
         slots=prepared.slots,
@@ -142,4 +144,4 @@ def _refused(begun: Callable[[], bool] = lambda: False) -> Iterator[None]:
         missing = isinstance(error, ImportError) or "to be installed" in str(error)
         if begun() or not (missing or isinstance(error, ValueError)):
             raise
-        raise (MissingExtraError if missing else OptionError)(f"[trainer]: {first_line(error)}") from error
+        raise (MissingExtraError if missing else OptionError)(f"[trainer]: {in_one_line(error)}") from error

@@ -114,6 +114,24 @@ def test_results_of_another_study_are_refused(done):
         prepare(replace(TOY, samples=96), [BASE], 1, folder)
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"7", "line 2 is no result of a study; choose another folder"),
+        (b'{"curve": 7}', "line 2 is no result"),
+        (b'{"tuned": "packed"}', "line 2 is no result"),
+        (b"{}", "line 2 is no result"),
+        (b'"\xff"', "is not of this study: 'utf-8' codec"),
+    ],
+)
+def test_results_that_are_damaged_are_refused(done, tmp_path, line, message):
+    folder, prepared, *_ = done
+    header = (folder / RESULTS).read_bytes().splitlines(keepends=True)[0]
+    (tmp_path / RESULTS).write_bytes(header + line + b"\n")
+    with pytest.raises(FormatError, match=message):
+        study_learning(prepared, tmp_path)
+
+
 def test_a_recipe_of_the_same_name_with_other_settings_is_not_done(done):
     folder, prepared, *_ = done
     other = replace(RIGHT, rate=2.0)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from nopad.auditing.fixes.fix import Change
 from nopad.auditing.probes import Places, find
 from nopad.batch import PackedBatch
-from nopad.model.safety import bare
+from nopad.model.safety import outermost
 
 __all__ = [
     "LOSS",
@@ -172,7 +172,7 @@ class Changed:
         batch = self.collate(features)
         if isinstance(batch, PackedBatch) or not isinstance(batch, Mapping):
             return batch
-        told: dict[str, Any] = {"batch": dict(batch), "features": given, "model": bare(self.model), "torch": torch}
+        told: dict[str, Any] = {"batch": dict(batch), "features": given, "model": outermost(self.model), "torch": torch}
         for change in self.changes:
             if _GIVEN in change.code:
                 told["number"] = _numbers(batch, given)
@@ -198,7 +198,7 @@ def changed_model(model: Any, changes: Sequence[Change]) -> None:
     """Run the code of those changes that belong to a model; this changes `model` itself."""
     for change in changes:
         if change.where == "model":
-            exec(change.code, {"model": bare(model)})
+            exec(change.code, {"model": outermost(model)})
 
 
 def _numbers(batch: Mapping[str, Any], features: Sequence[Mapping[str, Any]]) -> Tensor:
@@ -231,10 +231,11 @@ def groups_for(model: Any, batch: Mapping[str, Any], layout: Layout, causal: boo
     `batch` is a batch of the collator without changes, and `layout` its layout. `causal`: whether a token attends to
     earlier tokens only.
     """
-    inner = bare(model)
+    inner = outermost(model)
+    config = getattr(inner, "config", None)  # a module of your own has none
     takes = set(inspect.signature(type(inner).forward).parameters)
-    cached = "use_cache" in takes and getattr(inner.config, "use_cache", None) is not False
-    own = getattr(inner.config, "_attn_implementation", None)
+    cached = "use_cache" in takes and getattr(config, "use_cache", None) is not False
+    own = getattr(config, "_attn_implementation", None)
     attentions = [
         Change("attention implementation", _ATTENTION, f'model.set_attn_implementation("{name}")', "model")
         for name in ("sdpa", "eager")

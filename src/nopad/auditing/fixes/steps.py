@@ -28,12 +28,12 @@ from nopad.auditing.fixes.fix import Change, Fix
 from nopad.auditing.fixes.search import Search
 from nopad.auditing.probes import find
 from nopad.auditing.steps import StepVerdict, audit_step
-from nopad.auditing.steps.examples import examples_of, shifts_labels
+from nopad.auditing.steps.examples import examples_of, predicts_next, shifts_labels
 from nopad.auditing.steps.loop import Collate, Loss
 from nopad.auditing.steps.quiet import inner
 from nopad.batch import PackedBatch
 from nopad.errors import FOREIGN
-from nopad.model.safety import bare, is_packed, packed
+from nopad.model.safety import is_packed
 from nopad.store.monitor import Monitor, Silent
 
 __all__ = ["find_step_fix"]
@@ -105,6 +105,14 @@ class _Step:
     ) -> None:
         self.model, self.sequences, self.collate, self.loss = model, sequences, collate, loss
         self.trainer, self.options = trainer, options
+        self.causal = self._causal()
+
+    def _causal(self) -> bool:
+        """Return whether a label is predicted by the token before it, as `audit_step` takes it."""
+        given = self.options.get("causal")
+        if given is not None or self.trainer is not None:
+            return shifts_labels(self._model()) if given is None else bool(given)
+        return predicts_next(self.model, examples_of(self.sequences))
 
     def audited(self, changes: Sequence[Change]) -> StepVerdict:
         """Audit the step with these changes, which may be none, and return the verdict."""
@@ -115,6 +123,8 @@ class _Step:
             return audit_step(self.model, self.sequences, self.collate, self.loss, **self.options)
         loss = changed_loss(changes) or self.loss
         if any(change.name == OURS for change in changes):
+            from nopad.admitting import packed  # which audits models itself
+
             safe = self.model if is_packed(self.model) else packed(copy.deepcopy(self.model))
             return audit_step(safe, self.sequences, None, loss, **self.options)
         model = self.model
@@ -138,8 +148,8 @@ class _Step:
         if sample is not None:
             batch, layout = sample
             if not is_packed(model):
-                groups += groups_for(model, batch, layout, shifts_labels(model))
-            if isinstance(batch.get("labels"), torch.Tensor) and shifts_labels(model):
+                groups += groups_for(model, batch, layout, self.causal)
+            if isinstance(batch.get("labels"), torch.Tensor) and self.causal:
                 groups.append([without_first_labels(layout)])
         if self.trainer is not None:
             return [kept for group in groups if (kept := [change for change in group if change.where == "collator"])]
@@ -153,14 +163,14 @@ class _Step:
         """
         if self.trainer is not None:
             return []
-        ours = nopads_own(shifts_labels(self.model), is_packed(self.model))
+        ours = nopads_own(self.causal, is_packed(self.model))
         return [(ours,), *((ours, loss) for loss in self._losses())]
 
     def _model(self) -> Any:
         return inner(self.trainer.model) if self.trainer is not None else self.model
 
     def _losses(self) -> list[Change]:
-        return [LOSS] * (self.loss is not None) + [SUMMED] * (not shifts_labels(self.model))
+        return [LOSS] * (self.loss is not None) + [SUMMED] * (not self.causal)
 
     def _sample(self) -> tuple[Mapping[str, Any], Layout] | None:
         """Return the collator's batch of the first 4 sequences, and its layout.
@@ -193,7 +203,7 @@ class _Step:
         """
         own = self.trainer.data_collator
         if changes:
-            self.trainer.data_collator = Changed(own, changes, bare(self.trainer.model))
+            self.trainer.data_collator = Changed(own, changes, self.trainer.model)
         try:
             yield
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,9 +13,9 @@ from torch import Tensor
 
 from nopad.auditing.steps.quiet import inner
 from nopad.batch.images import GRIDS, PIXELS, one_row
-from nopad.errors import BatchError, LengthError
+from nopad.errors import FOREIGN, BatchError, LengthError
 
-__all__ = ["IGNORED", "Example", "examples_of", "merged", "shifts_labels"]
+__all__ = ["IGNORED", "Example", "examples_of", "loss_of", "merged", "predicts_next", "shifts_labels"]
 
 IGNORED = -100
 LABELS = ("label", "label_ids")
@@ -162,6 +163,40 @@ def shifts_labels(model: Any) -> bool:
         return False
     loss = LOSS_MAPPING.get(getattr(named, "loss_type", None) or "")
     return loss is ForCausalLMLoss or type(named).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+
+
+def predicts_next(model: Any, examples: Sequence[Example]) -> bool:
+    """Return whether a label is predicted by the token before it, in the loss of the model's ``forward``.
+
+    Classes of transformers are known (`shifts_labels`). For others, this is measured on a copy of the model: a loss
+    that shifts labels does not depend on the first one. Without a fitting example, or if the copy fails, the class
+    decides.
+    """
+    known = shifts_labels(model)
+    if known or type(_named(model)).__module__.startswith("transformers."):
+        return known
+    for example in examples:
+        labels = example.labels
+        if labels is None or "labels" not in example.per_token or labels.is_floating_point():
+            continue
+        if len(labels) < 3 or int(labels[0]) == IGNORED or int((labels[1:] != IGNORED).sum()) == 0:
+            continue
+        others = torch.cat([torch.full_like(labels[:1], IGNORED), labels[1:]])
+        try:
+            alone = copy.deepcopy(inner(model)).eval()
+            with torch.no_grad():
+                losses = [
+                    loss_of(alone(**one.inputs(alone))) for one in (example, example.with_columns({"labels": others}))
+                ]
+        except FOREIGN:  # of the user's model
+            return known
+        return losses[0] is not None and bool(torch.equal(losses[0], losses[1]))
+    return known
+
+
+def loss_of(output: Any) -> Any:
+    """Return the loss in a model's output, a dict or an object with a `loss`; None: there is none."""
+    return output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
 
 
 def _named(model: Any) -> Any:

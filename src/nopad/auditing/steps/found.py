@@ -312,10 +312,10 @@ def _labels(batch: Mapping[str, Any]) -> Tensor | None:
 
 
 def _sequence_labels(micro: Micro) -> None:
-    """If examples have no labels, take labels per sequence from the batch into `micro.made`.
+    """Take labels per sequence from the batch into `micro.made`, for examples without labels.
 
-    Otherwise add a finding for labels per sequence that are missing or changed, or a suspect for labels in another
-    order.
+    If all examples have one label each, compare the batch's labels with these instead. Another number of labels, or
+    other labels, are a finding; another order is a suspect. A batch without labels is not checked.
     """
     labels = micro.batch.get("labels")
     if not isinstance(labels, Tensor) or labels.dim() == 0:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from nopad.auditing.failure import ModelFailedError
-from nopad.auditing.steps.examples import examples_of, shifts_labels
+from nopad.auditing.steps.examples import examples_of, predicts_next, shifts_labels
 from nopad.auditing.steps.judged import Plan, failed, judged
 from nopad.auditing.steps.loop import Collate, Loop, Loss, as_trainer, collated, made_of
 from nopad.auditing.steps.quiet import inner
@@ -109,10 +109,9 @@ def audit_step(
         _check_given(model, sequences, {"collate": collate, "loss": loss})
         assert sequences is not None
         accumulation = _ACCUMULATION.check("accumulation", 2 if accumulation is None else accumulation)
-        causal = shifts_labels(model) if causal is None else causal
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            return _of_parts(model, list(sequences), collate or _nopad(causal), loss, accumulation, causal, how)
+            return _of_parts(model, list(sequences), collate, loss, accumulation, causal, how)
     for name, value in {"model": model, "sequences": sequences, "collate": collate, "loss": loss}.items():
         if value is not None:
             raise OptionError(f"{name} and trainer are given; the trainer has its own: leave {name} out")
@@ -139,10 +138,10 @@ class _How(NamedTuple):
 def _of_parts(
     model: Any,
     features: list[Any],
-    collate: Collate,
+    collate: Collate | None,
     loss: Loss | None,
     accumulation: int,
-    causal: bool,
+    causal: bool | None,
     how: _How,
 ) -> StepVerdict:
     """Audit a step that is made of the user's own collate and loss functions; return the verdict.
@@ -154,6 +153,8 @@ def _of_parts(
     examples = examples_of(features)
     if len(examples) != len(features):
         raise OptionError("a dict has seq_lengths, so it holds several sequences; give one dict per sequence")
+    causal = predicts_next(model, examples) if causal is None else causal
+    collate = collate or _nopad(causal)
     said = made_of([collate, loss or "as a Trainer"], how.ranks, accumulation)
     try:
         micros = collated(features, examples, collate, how.ranks, accumulation)
@@ -172,9 +173,10 @@ def _of_trainer(trainer: Any, causal: bool | None, how: _How) -> StepVerdict:
 
     model, accumulation = inner(trainer.model), int(trainer.args.gradient_accumulation_steps)
     how = how._replace(alone=how.alone or getattr(getattr(trainer, "objective", None), "alone", None))
-    causal = shifts_labels(model) if causal is None else causal
     try:
         with opened(trainer, how.ranks) as (micros, taker, said, notes):
+            if causal is None:
+                causal = predicts_next(model, [one for micro in micros for one in micro.examples])
             step = Plan(
                 model, micros, taker, how.alone, how.ranks, accumulation, how.per, causal, how.seed, said, notes
             )

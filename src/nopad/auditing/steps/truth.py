@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from nopad.auditing.failure import inside_model
-from nopad.auditing.steps.examples import IGNORED, Example
+from nopad.auditing.steps.examples import IGNORED, Example, loss_of
 from nopad.auditing.steps.quiet import parameters_of
 from nopad.errors import BatchError, OptionError
 
@@ -172,7 +172,7 @@ def sum_alone(
         return None, 0
     with inside_model(f"sequence {number} alone"):
         output = model(**example.inputs(model))
-    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    loss = loss_of(output)
     if loss is None or loss.numel() != 1:
         raise BatchError(
             f"{type(model).__name__} gives no loss of sequence {number} alone, from {', '.join(example.columns)}; add "

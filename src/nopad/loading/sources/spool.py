@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from nopad.corpus.inputs import reading
 from nopad.errors import SourceError
-from nopad.files import fsync_folder, fsync_path, locked, storage_errors, write_atomic
+from nopad.files import fsync_path, locked, storage_errors, write_atomic
 from nopad.loading.sources.arrays import ArrayTokens, memory_tokens
 from nopad.loading.sources.mapped import MappedArray, MappedFile
 from nopad.seal import sealed, unsealed
@@ -134,9 +134,9 @@ def _write(parts: Iterable[Sequences], partial: Path, place: Path, name: str) ->
             tokens = _described(partial, columns, name)
             description = {"format": FORMAT, "columns": columns, "fingerprint": tokens.fingerprint}
             write_atomic(partial / DESCRIPTION, json.dumps(sealed(description), indent=1).encode())
-            fsync_folder(partial)
+            fsync_path(partial)
             os.replace(partial, place)
-            fsync_folder(place.parent)
+            fsync_path(place.parent)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise

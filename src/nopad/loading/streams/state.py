@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from nopad.corpus.options import Counts
 from nopad.errors import FormatError
+from nopad.loading.state import check_format, whole
 from nopad.loading.streams.deal import Deal, Left
 from nopad.loading.streams.packing import Packing
 from nopad.loading.streams.place import Held, StreamPlace
@@ -38,20 +39,7 @@ _NUMBERS = (
     "left_sequences",
     "left_tokens",
 )
-_WAIT = ("waiting", "drawn")
-_NAMES = {
-    "format",
-    "format_version",
-    "same",
-    "world_size",
-    "rank",
-    "cursor",
-    "held",
-    "ready",
-    "counts",
-    *_WAIT,
-    *_NUMBERS,
-}
+_NAMES = {"same", "world_size", "rank", "cursor", "waiting", "drawn", "held", "ready", "counts", *_NUMBERS}
 
 
 def written(place: StreamPlace, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,21 +101,13 @@ def read_state(state: Any, packing: Packing) -> tuple[StreamPlace, dict[str, Any
         FormatError: `state` is not a state of a loader over a stream, is of another format version, or has impossible
             values, for example sequences that do not fit `packing`.
     """
-    if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
-        raise FormatError("this is no state of a nopad.PackedLoader over a stream; give what its state_dict() returned")
-    version = state.get("format_version")
-    if type(version) is not int or version != _VERSION:
-        raise FormatError(
-            f"this state is of format version {version!r}, and this nopad reads {_VERSION}; upgrade nopad"
-        )
-    if set(state) != _NAMES:
-        raise FormatError(f"a state has {', '.join(sorted(_NAMES))}; this one has {', '.join(sorted(map(str, state)))}")
+    check_format(state, _FORMAT, _VERSION, _NAMES, "a nopad.PackedLoader over a stream")
     try:
         place = StreamPlace(
             cursor=_cursor(state["cursor"], _count(state, "world_size"), _count(state, "rank")),
             buffer=Buffer.of(_read_columns(state["waiting"]), _count(state, "drawn")),
             held=_read_held(state["held"]),
-            ready=tuple(tuple(_whole(number) for number in pack) for pack in state["ready"]),
+            ready=tuple(tuple(whole(number) for number in pack) for pack in state["ready"]),
             counts=Counts.from_dict(state["counts"]),
             **{name: _count(state, name) for name in _NUMBERS},
         )
@@ -170,7 +150,7 @@ def _cursor(given: Mapping[str, Any], world_size: int, rank: int) -> Cursor:
         Left(
             world_size=_count(one, "world_size"),
             count=_count(one, "count"),
-            reached=tuple(_whole(number) for number in one["reached"]),
+            reached=tuple(whole(number) for number in one["reached"]),
         )
         for one in given["deal"]["before"]
     )
@@ -178,7 +158,7 @@ def _cursor(given: Mapping[str, Any], world_size: int, rank: int) -> Cursor:
         raise FormatError("this state is damaged: 'mark' is a string, and 'ended' True or False")
     return Cursor(
         **{name: _count(given, name) for name in ("passes", "began", "first", "record")},
-        at=tuple(_whole(number) for number in given["at"]),
+        at=tuple(whole(number) for number in given["at"]),
         mark=given["mark"],
         length=None if given["length"] is None else _count(given, "length"),
         ended=given["ended"],
@@ -188,14 +168,14 @@ def _cursor(given: Mapping[str, Any], world_size: int, rank: int) -> Cursor:
 
 def _read_held(given: Mapping[str, Any]) -> Held:
     found = _read_columns(given)
-    numbers = np.array([_whole(number) for number in given["numbers"]], dtype=np.int64)
+    numbers = np.array([whole(number) for number in given["numbers"]], dtype=np.int64)
     if numbers.size != len(found):
         raise FormatError("this state is damaged: there is not one length per sequence that it holds")
     return Held(found, numbers, np.ones(numbers.size, dtype=np.bool_)) if numbers.size else Held.none()
 
 
 def _read_columns(given: Mapping[str, Any]) -> Sequences:
-    lengths = np.array([_whole(length) for length in given["lengths"]], dtype=np.int32)
+    lengths = np.array([whole(length) for length in given["lengths"]], dtype=np.int32)
     if (lengths < 1).any():
         raise FormatError("this state is damaged: a sequence that it holds has no token")
     if not lengths.size:
@@ -217,10 +197,4 @@ def _unpacked(column: Mapping[str, str], name: str, size: int) -> NDArray[Any]:
 
 
 def _count(given: Mapping[str, Any], name: str) -> int:
-    return _whole(given[name], name)
-
-
-def _whole(value: Any, name: str = "a number") -> int:
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise FormatError(f"{name} of this state is {value!r}; expected an integer from 0")
-    return value
+    return whole(given[name], name)

@@ -11,12 +11,23 @@ from collections.abc import Callable
 from nopad.histogram import Histogram
 from nopad.planning.algorithm import Planned, Strategies
 from nopad.planning.cost_certificate import CostCertificate
-from nopad.planning.costs.even import broken_evenness, described, even_out, spreads
+from nopad.planning.costs.even import EVEN, STOPPED, broken_evenness, described, even_out, spreads
 from nopad.planning.costs.guide import FILLING, MOST_CAPACITY, MOST_FILLED, Guide, certify, fill, fits_memory, guide
 from nopad.planning.costs.spread import Load, Packed, bound_of, load_of, spread
 from nopad.planning.optimal.budget import Budget
 
-__all__ = ["Packed", "bound_of", "broken_evenness", "described", "even_out", "load_of", "spreads", "within"]
+__all__ = [
+    "EVEN",
+    "STOPPED",
+    "Packed",
+    "bound_of",
+    "broken_evenness",
+    "described",
+    "even_out",
+    "load_of",
+    "spreads",
+    "within",
+]
 
 _NEAR = 10_000  # `auto` ends at 1 + bound // _NEAR packs above the bound
 _GOOD = 2_000  # no slower method is tried for a plan at most bound // _GOOD packs above the bound

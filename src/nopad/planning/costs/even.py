@@ -20,9 +20,12 @@ from nopad.planning.algorithm import Strategies
 from nopad.planning.costs.guide import FILLING, fill, fits_memory, guide
 from nopad.planning.costs.spread import Load, bound_of, spread
 from nopad.planning.optimal.budget import Budget
+from nopad.wording import counted
 
-__all__ = ["broken_evenness", "described", "even_out", "least_cap", "packs_allowed", "spreads"]
+__all__ = ["EVEN", "STOPPED", "broken_evenness", "described", "even_out", "least_cap", "packs_allowed", "spreads"]
 
+EVEN = "even packs"  # the first words of the note on evenness
+STOPPED = "evenness was stopped by its budget: a larger one (effort) may find packs more alike"
 _ALLOWED = 1000  # an even plan may have one pack more for every 1,000 packs of the plan before
 _MOST = 2**127  # the costs of all packs of a plan add up to less: facts with larger numbers are wrong
 _LOOK = 200  # operations per distinct length for one lower bound
@@ -235,11 +238,12 @@ def described(facts: Mapping[str, Any]) -> str:
     """
     before, after = facts["before"], facts["after"]
     least = max(1.0, after["cost_to_mean"] * facts["least_cap"] / after["cap"])
+    more = after["packs"] - before["packs"]
     return (
-        f"even packs: the highest cost of a pack is {after['cost_to_mean']:.4g} times the mean (before: "
-        f"{before['cost_to_mean']:.4g}; with {facts['most_packs']:,} packs it cannot be below {least:.4g}), the most "
-        f"sequences in a pack are {after['depth']:,} (before: {before['depth']:,}); this takes "
-        f"{after['packs'] - before['packs']:,} packs more"
+        f"{EVEN}: the highest cost of a pack (the sum of its squared lengths) is {after['cost_to_mean']:.4g} times the "
+        f"mean (before: {before['cost_to_mean']:.4g}; with {counted(facts['most_packs'], 'pack')} it cannot be below "
+        f"{least:.4g}), the most sequences in a pack are {after['depth']:,} (before: {before['depth']:,}); this takes "
+        f"{counted(more, 'more pack') if more else 'no more packs'}"
     )
 
 

@@ -89,12 +89,12 @@ def auto(
 def nearly(histogram: Histogram, capacity: int, depth: int | None, *, budget: Budget, share: float) -> Strategies:
     """Return the first plan found that is near its lower bound, or the best plan found if none is near.
 
-    A plan is near its bound if it has at most one pack more than the bound, or at most `share` (0 to 1) times the lower
-    bound that is known before any linear program is solved. If the budget allows it, the search then tries to remove
-    the packs above the bound (`Search.last_pack`). Unlike in `optimal`, smaller depths are not tried, so a larger depth
-    may need a few packs more than a smaller one. If the linear program over the exact lengths is probably too slow,
-    rounded lengths are tried first (`Search.guided`); the full search then follows only if that plan is at most 64
-    packs above the bound.
+    A plan is near its bound if it has at most k packs more than the bound. Here k is `share` (0 to 1) times the lower
+    bound that is known before any linear program is solved, and at least 1. If the budget allows it, the search then
+    tries to remove the packs above the bound (`Search.last_pack`). Unlike in `optimal`, smaller depths are not tried,
+    so a larger depth may need a few packs more than a smaller one. If the linear program over the exact lengths is
+    probably too slow, rounded lengths are tried first (`Search.guided`). The full search then follows only if that plan
+    is at most 64 packs above the bound.
     """
     search = Search(histogram, capacity, depth, budget, within=1, less=False)
     search.within = max(1, int(share * search.bound))

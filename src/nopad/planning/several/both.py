@@ -47,8 +47,8 @@ def pack_both(task: Task, j: int, budget: Budget) -> Packing:
     """Return packs of capacity `j` for all sequences of `task`: of two ways to make them, the one with fewer packs.
 
     The first way, `_by_one`, deals sequences out to a plan for the tighter kind of size. It is not tried if there are
-    too many sequences for it. The second way, `_spread`, is tried if the first was not, or if the result of the first
-    is not near the lower bound; in the latter case, only if the budget is not spent.
+    too many sequences for it. The second way, `_spread`, is tried if the first was not. It is also tried if the result
+    of the first is not near the lower bound, and the budget is not spent.
     """
     limits = task.capacities[j].clip(1)  # a limit of 0 becomes 1, since limits are divided by
     loads = [load / limit for load, limit in zip(task.loads, limits.tolist(), strict=True)]

@@ -50,13 +50,19 @@ def file_problems(folder: Path, m: Manifest, monitor: Monitor) -> tuple[list[str
             problems += found
             whole = whole and readable
         monitor.advance(shard.bytes)
+    return problems + _total_problems(m), whole
+
+
+def _total_problems(m: Manifest) -> list[str]:
+    """Return how the totals in the manifest differ from what it states of its files; one sentence each."""
+    problems: list[str] = []
     for name in ("packs", "sequences", "tokens"):
-        parts = [getattr(shard, name) for shard in m.shards]
-        if m.kind == "packed" and sum(parts) != getattr(m, name):
-            problems.append(f"{MANIFEST} states {getattr(m, name):,} {name}, its shards add up to {sum(parts):,}")
-        if m.kind == "index" and set(parts) != {getattr(m, name)}:
-            problems.append(f"{MANIFEST} states {getattr(m, name):,} {name}, and for its files {parts}")
-    return problems, whole
+        total, parts = getattr(m, name), [getattr(shard, name) for shard in m.shards]
+        if m.kind == "packed" and sum(parts) != total:
+            problems.append(f"{MANIFEST} states {total:,} {name}, its shards add up to {sum(parts):,}")
+        if m.kind == "index" and set(parts) != {total}:
+            problems.append(f"{MANIFEST} states {total:,} {name}, and for its files {parts}")
+    return problems
 
 
 def _footer_problems(folder: Path, m: Manifest, shard: Shard) -> tuple[list[str], bool]:
@@ -65,7 +71,6 @@ def _footer_problems(folder: Path, m: Manifest, shard: Shard) -> tuple[list[str]
     The differences are sentences. The packs cannot be read if Parquet cannot open the file, or if its columns are not
     those of the manifest; then nothing further is compared.
     """
-    problems: list[str] = []
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -73,13 +78,11 @@ def _footer_problems(folder: Path, m: Manifest, shard: Shard) -> tuple[list[str]
         with pq.ParquetFile((folder / shard.file).absolute()) as file:
             metadata, schema = file.metadata, file.schema_arrow
     except (OSError, pa.ArrowException) as error:
-        problems.append(f"{shard.file} cannot be read: {error}")
-        return problems, False
+        return [f"{shard.file} cannot be read: {error}"], False
     if {field.name: str(field.type) for field in schema} != m.columns:
-        problems.append(
-            f"{shard.file} has the columns {', '.join(schema.names)}, or types, that {MANIFEST} does not state"
-        )
-        return problems, False
+        names = ", ".join(schema.names)
+        return [f"{shard.file} has the columns {names}, or types, that {MANIFEST} does not state"], False
+    problems: list[str] = []
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     rest = metadata.num_rows % m.rows_per_group if shard is m.shards[-1] else 0
     regular = [m.rows_per_group] * (metadata.num_rows // m.rows_per_group) + [rest] * bool(rest)

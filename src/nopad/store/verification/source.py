@@ -40,15 +40,21 @@ def source_problems(
         FormatError: the tokenizer cannot encode a text.
         OptionError: the source holds text, and `tokenizer` is None; or the tokenizer of its chats cannot encode them.
     """
-    problems: list[str] = []
-    lengths = content.sequences.seq_lengths
     chosen = Chosen(m)
     if isinstance(source, LengthsFile):
         given = np.asarray(source.lengths)
         chosen.add(np.arange(given.size), given)
-        if not np.array_equal(lengths, given[chosen.numbers({"": Counts(records=given.size)})]):
-            problems.append("the lengths in the packs are not those of the source")
-        return problems
+        same = np.array_equal(content.sequences.seq_lengths, given[chosen.numbers({"": Counts(records=given.size)})])
+        return [] if same else ["the lengths in the packs are not those of the source"]
+    tokenizer = None if source.kind == "ids" else tokenizer
+    return _setting_problems(m, source, tokenizer) or _content_problems(content, m, source, tokenizer, chosen, monitor)
+
+
+def _setting_problems(m: Manifest, source: Source, tokenizer: Tokenizer | None) -> list[str]:
+    """Return a list with the first setting that differs from those with which the dataset was packed; [] if none does.
+
+    The settings are how the source is read, which columns are carried, and the tokenizer.
+    """
     opened = {name: (m.options.get(name), value) for name, value in source.settings().items()}
     other = [f"{name} was {was}, now {now}" for name, (was, now) in opened.items() if was != now]
     if other:
@@ -58,15 +64,23 @@ def source_problems(
         return [
             f"other columns were carried when it was packed: {_listed(m.carried)}; this source has {_listed(carried)}"
         ]
-    if source.kind == "ids":
-        tokenizer = None
     expected = m.tokenizer and m.tokenizer["sha256"]
     if tokenizer is not None and tokenizer.fingerprint != expected:
-        problems.append(
+        return [
             f"packed with another tokenizer than {tokenizer.name}: SHA-256 {expected}, this one has "
             f"{tokenizer.fingerprint}; give the one it was packed with (tokenizer=)"
-        )
-        return problems
+        ]
+    return []
+
+
+def _content_problems(
+    content: Content, m: Manifest, source: Source, tokenizer: Tokenizer | None, chosen: Chosen, monitor: Monitor
+) -> list[str]:
+    """Make all sequences from the source again, and return how they and the manifest's counts differ from the dataset.
+
+    `chosen` collects the sequences; the other arguments are those of `source_problems`.
+    """
+    problems: list[str] = []
     options = CorpusOptions(capacity=m.capacity, **{name: m.options[name] for name in POLICIES})
     monitor.stage("comparing with the source", source.total_bytes, "bytes")
     digest, at, size, by_source = CHAIN_START, 0, 0, dict.fromkeys(source.names, Counts())
@@ -78,19 +92,8 @@ def source_problems(
             monitor.advance(block.progress)
         chosen.add(group.batch.values["seq_index"], group.batch.seq_lengths)
         batch = chosen.present(group.batch, content, at)
-        here = slice(at, at + len(batch))
-        pairs: list[tuple[NDArray[Any], NDArray[Any]]] = [
-            (content.record(here), batch.values["seq_index"]),
-            (content.start(here), batch.values["seq_start"]),
-            (lengths[here], batch.seq_lengths),
-        ]
-        for i in _first_difference(pairs):
-            problems.append(_differs(batch, i, "the tokens"))
-            return problems
-        for name, hashes in hashes_of(batch).items() if content.hashes else ():
-            for i in _first_difference([(content.hashes[name][here], hashes)]):
-                problems.append(_differs(batch, i, "the tokens" if name == "input_ids" else f"the values of {name!r}"))
-                return problems
+        if difference := _difference(content, batch, at):
+            return [difference]
         at += len(batch)
     if at != len(content):
         problems.append(f"the source gives {at:,} sequences, the packs hold {len(content):,}")
@@ -101,6 +104,26 @@ def source_problems(
             f"{agree}this is not the source that was packed: fingerprint {digest.hex()}, expected {m.source['sha256']}"
         )
     return problems or _count_problems(content, m, chosen, by_source, size)
+
+
+def _difference(content: Content, batch: Sequences, at: int) -> str:
+    """Return the first difference between a batch and the sequences of `content` from number `at` on; "" if none."""
+    here = slice(at, at + len(batch))
+    records: list[tuple[NDArray[Any], NDArray[Any]]] = [
+        (content.record(here), batch.values["seq_index"]),
+        (content.start(here), batch.values["seq_start"]),
+        (content.sequences.seq_lengths[here], batch.seq_lengths),
+    ]
+    compared = {"the tokens": records}
+    for name, hashes in hashes_of(batch).items() if content.hashes else ():
+        what = "the tokens" if name == "input_ids" else f"the values of {name!r}"
+        compared.setdefault(what, []).append((content.hashes[name][here], hashes))
+    for what, pairs in compared.items():
+        i = _first_difference(pairs)
+        if i is not None:
+            record, start = batch.values["seq_index"][i], batch.values["seq_start"][i]
+            return f"record {record}, piece from token {start}: not {what} that this source gives"
+    return ""
 
 
 def _listed(columns: Mapping[str, str]) -> str:
@@ -136,11 +159,6 @@ def _count_problems(
     return problems
 
 
-def _differs(batch: Sequences, i: int, what: str) -> str:
-    record, start = batch.values["seq_index"][i], batch.values["seq_start"][i]
-    return f"record {record}, piece from token {start}: not {what} that this source gives"
-
-
 def _groups(
     source: Source, tokenizer: Tokenizer | None, options: CorpusOptions, problems: list[str]
 ) -> Iterator[Group]:
@@ -154,12 +172,11 @@ def _groups(
         problems.append(f"this is not the source that was packed: {error}")
 
 
-def _first_difference(pairs: list[tuple[NDArray[Any], NDArray[Any]]]) -> Iterator[int]:
-    """Yield the smallest index at which the two arrays of any pair differ; nothing if all pairs are equal."""
+def _first_difference(pairs: list[tuple[NDArray[Any], NDArray[Any]]]) -> int | None:
+    """Return the smallest index at which the two arrays of any pair differ; None if all pairs are equal."""
     n = min(packed.size for packed, _ in pairs)
     different = np.zeros(pairs[0][1].size, dtype=bool)
     different[n:] = True
     for packed, made in pairs:
         different[:n] |= packed[:n] != made[:n]
-    if different.any():
-        yield int(different.argmax())
+    return int(different.argmax()) if different.any() else None

@@ -265,9 +265,9 @@ def _begin(path: Path, size: Size, factor: float) -> None:
         write_atomic(path, (json.dumps(_header(size, factor)) + "\n").encode())
         return
     with storage_errors("reading", path):
-        text = path.read_text(encoding="utf-8")
-    if text and not text.endswith("\n"):
-        write_atomic(path, text[: text.rfind("\n") + 1].encode())
+        content = path.read_bytes()
+    if content and not content.endswith(b"\n"):
+        write_atomic(path, content[: content.rfind(b"\n") + 1])
 
 
 def _kept(folder: Path | None, size: Size, factor: float, seeds: int, recipes: Sequence[Recipe]) -> Learning:
@@ -285,22 +285,25 @@ def _kept(folder: Path | None, size: Size, factor: float, seeds: int, recipes: S
         return found
     path = folder / RESULTS
     with storage_errors("reading", path):
-        text = path.read_text(encoding="utf-8")
+        content = path.read_bytes()
     try:
-        lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        lines = [json.loads(line) for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
     except ValueError as error:
         raise FormatError(f"{path} is not of this study: {error}; choose another folder") from error
     if not lines or lines[0] != _header(size, factor):
         raise FormatError(f"{path} is of a study of another size, or of other texts; choose another folder")
     known = {one.name: asdict(one) for one in recipes}
-    for line in lines[1:]:
-        ran = line.get("recipe")
-        if "curve" in line and ran != known.get(line["curve"]["recipe"], ran):
-            raise FormatError(
-                f"{path} has a run of the recipe {line['curve']['recipe']!r} with other settings; give the recipe "
-                "another name, or choose another folder"
-            )
-        _take(line, found, seeds)
+    for number, line in enumerate(lines[1:], 2):
+        try:
+            ran = line.get("recipe")
+            if "curve" in line and ran != known.get(line["curve"]["recipe"], ran):
+                raise FormatError(
+                    f"{path} has a run of the recipe {line['curve']['recipe']!r} with other settings; give the recipe "
+                    "another name, or choose another folder"
+                )
+            _take(line, found, seeds)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise FormatError(f"{path}: line {number} is no result of a study; choose another folder") from error
     return found
 
 

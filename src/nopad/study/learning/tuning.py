@@ -71,18 +71,16 @@ def tuned(weights: dict[str, torch.Tensor], sets: Sets, material: Material, size
     nopad.packed(model, backend="mask")
     loader = PackedLoader(learned, material.capacity, rows=8, seed=seed, last="fill", prefetch=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
-    total = EPOCHS * len(loader)
-    for step in range(EPOCHS):
-        for number, batch in enumerate(loader):
-            for group in optimizer.param_groups:
-                group["lr"] = RATE * (1 - (step * len(loader) + number) / total)
-            objective = task.objective
-            loss, _ = objective.step(model, batch, objective.count(batch).clamp_min(1))
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            optimizer.zero_grad()
-    meter = task.objective.meter()
+    objective, total = task.objective, EPOCHS * len(loader)
+    for step, batch in enumerate(batch for _ in range(EPOCHS) for batch in loader):
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * (1 - step / total)
+        loss, _ = objective.step(model, batch, objective.count(batch).clamp_min(1))
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+    meter = objective.meter()
     with torch.no_grad():
         for batch in PackedLoader(tested, material.capacity, rows=16, last="fill", prefetch=1):
-            meter.add(task.objective.outputs(model, batch), batch)
+            meter.add(objective.outputs(model, batch), batch)
     return float(meter.values()["accuracy"])

@@ -1,0 +1,51 @@
+"""What the commands of ``nopad study`` have in common: options, reading a histogram, printing below tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nopad.cli.render import console
+from nopad.errors import OptionError
+from nopad.histogram import Histogram, read_histogram
+from nopad.report.drawing import CHART_KINDS
+
+__all__ = ["AsJson", "Plot", "print_notes", "print_saved", "read_filled"]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Plot = Annotated[
+    Path | None,
+    typer.Option(
+        "--plot", metavar="FILE", help=f"Save a picture too: {', '.join(CHART_KINDS)}. Needs the extra report."
+    ),
+]
+
+
+def read_filled(file: Path) -> tuple[Histogram, int | None]:
+    """Read a histogram with at least one sequence, and the capacity that its file states.
+
+    Raises:
+        FormatError: the file cannot be read, or is no histogram.
+        LengthError: a length or count in it is not an integer, or is out of range.
+        OptionError: the file holds no sequences.
+    """
+    histogram, capacity = read_histogram(file)
+    if not histogram.sequences:
+        raise OptionError(f"{file} holds no sequences")
+    return histogram, capacity
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Print indented lines below a table."""
+    screen = console()
+    for note in notes:
+        screen.print(f"  {note}", style="dim", markup=False, soft_wrap=True)
+
+
+def print_saved(plot: Path | None) -> None:
+    """Say which picture was saved, if any."""
+    if plot is not None:
+        console().print(f"saved {plot}", markup=False, soft_wrap=True)
