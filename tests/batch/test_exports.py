@@ -75,6 +75,8 @@ def test_what_has_no_such_names_is_refused():
     batch = PackedBatch.from_sequences([[7, 8], [9]], columns={"labels": [[1, 2], [3]]})
     with pytest.raises(OptionError, match="names has 'inputs', which is no column of this batch: input_ids, labels"):
         batch.as_grain({"inputs": "x"})
+    with pytest.raises(OptionError, match=r"names has 'attention_mask', which is no column of this batch: input_ids"):
+        batch.as_grain({"attention_mask": "mask"})
     with pytest.raises(OptionError, match="two columns would be called 'labels'"):
         batch.as_grain({"input_ids": "labels"})
     with pytest.raises(OptionError, match="names are of type list"):
@@ -110,3 +112,10 @@ def test_as_transformers_collator_names_them():
             assert ours[name].dtype == value.dtype, name
         else:
             assert ours[name] == value
+
+
+def test_embeddings_in_bfloat16_become_float32_as_numpy_has_none():
+    vectors = torch.tensor([[1.5, 2.0], [3.0, 4.0]], dtype=torch.bfloat16, requires_grad=True)
+    found = PackedBatch.from_embeddings([vectors]).as_grain()
+    assert found["inputs_embeds"].dtype == np.float32
+    assert found["inputs_embeds"].tolist() == [[[1.5, 2.0], [3.0, 4.0]]]

@@ -31,6 +31,9 @@ TOUCHES = {
     "times": lambda mask: mask * 2.0,
     "tensor times": lambda mask: torch.ones(2) * mask,
     "compare": lambda mask: mask > 0,
+    "equal": lambda mask: mask == 0,
+    "not equal": lambda mask: (mask != 0) * -1e9,
+    "equal to a tensor": lambda mask: mask == torch.zeros(3),
     "truth": lambda mask: bool(mask),
     "membership": lambda mask: 0 in mask,
     "length": lambda mask: len(mask),
@@ -49,6 +52,14 @@ def test_every_touch_is_told(mask, touch):
 
 def test_the_number_of_tokens_is_no_secret(mask):
     assert mask.sum() == 3
+
+
+def test_a_mask_equals_itself_only(mask):
+    same = mask
+    assert mask == same
+    assert mask != PackedMask(Layout.flat(np.array([2, 1])))
+    assert mask != None  # noqa: E711
+    assert len({mask, mask}) == 1
 
 
 def test_what_asks_politely_gets_a_no(mask):

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from nopad.admitting.marks import mark_of, settings_of
 from nopad.admitting.modes import in_mode
 from nopad.admitting.probing import length_for
-from nopad.admitting.small import ran, uncached
+from nopad.admitting.small import ran, two_rows, uncached
 from nopad.errors import UnsupportedModelError
 from nopad.model.batchwide import check_experts
 from nopad.model.own import is_own_call
@@ -158,7 +158,8 @@ def check_steady(model: Any) -> None:
         UnsupportedModelError: the two results differ, so the model draws random numbers; the message names the module.
     """
     tokens = list(range(5, 5 + length_for(model)))
-    name = _first_apart(model, partial(ran, model, tokens), partial(ran, model, tokens), _same)
+    alone = partial(ran, model, tokens)
+    name = _first_apart(model, alone, alone, _same)
     if name is not None:
         raise UnsupportedModelError(
             f"{_place(model, name)} gives one sequence two results in evaluation mode: it draws random numbers, so "
@@ -218,10 +219,8 @@ def check_rows_apart(model: Any, close: float) -> None:
         UnsupportedModelError: results differ, or the model does not run on two rows; the message names the module or
             the error.
     """
-    length = length_for(model)
-    rows = [[5 + 3 * at + number for at in range(length)] for number in range(2)]
-    vocabulary = getattr(model.config.get_text_config(), "vocab_size", None) or 97
-    ids = torch.tensor(rows) % vocabulary
+    ids = two_rows(model, length_for(model))
+    alone = partial(ran, model, ids[0].tolist())
 
     def together(place: int) -> Any:
         with torch.no_grad():
@@ -229,11 +228,11 @@ def check_rows_apart(model: Any, close: float) -> None:
 
     for training, place in product((False, True), (0, 1)):  # a row may change only those after it
         with in_mode(model, training):
-            if training and _first_apart(model, partial(ran, model, rows[0]), partial(ran, model, rows[0]), _same):
+            if training and _first_apart(model, alone, alone, _same):
                 return  # random in training, by more than dropout: nothing can be compared
             try:
                 alike = partial(_row, close, place)
-                name = _first_apart(model, partial(ran, model, rows[0]), partial(together, place), alike)
+                name = _first_apart(model, alone, partial(together, place), alike)
             except Exception as error:  # a model's code may raise anything
                 raise UnsupportedModelError(
                     f"{type(model).__name__} does not run on two rows ({type(error).__name__}: {error}); is there a "

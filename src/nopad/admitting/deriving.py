@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from nopad.admitting.narrowing import LAYER_COUNTS
 from nopad.admitting.probing import length_for, probe, unsteady
 from nopad.admitting.search import Probed, Seen, beside, moved
 from nopad.admitting.small import ran
@@ -25,6 +24,7 @@ from nopad.model.calls import parameters
 from nopad.model.families import Family, Pooled
 from nopad.model.known import class_of
 from nopad.model.own import is_own
+from nopad.model.postconditions import LAYERS
 
 __all__ = ["Derived", "Times", "base_of", "derive", "most_tokens"]
 
@@ -264,7 +264,7 @@ def _with_counts(line: Family, config: Any, probed: Probed) -> tuple[Family, dic
 def _layers(config: Any) -> int:
     """Return the number of layers that a configuration states, times `inner_group_num` (ALBERT); 0: it states none."""
     text = config.get_text_config()
-    layers = next((int(getattr(text, name)) for name in LAYER_COUNTS[:4] if getattr(text, name, None) is not None), 0)
+    layers = next((int(getattr(text, name)) for name in LAYERS if getattr(text, name, None) is not None), 0)
     return layers * int(getattr(text, "inner_group_num", 1))
 
 

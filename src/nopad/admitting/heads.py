@@ -15,7 +15,7 @@ from nopad.errors import UnsupportedModelError
 from nopad.model.calls import parameters
 from nopad.model.known import class_of, is_stock
 
-__all__ = ["head_for"]
+__all__ = ["CLOSE", "head_for", "same_loss"]
 
 CLOSE = 1e-5  # relative; losses are often computed in float32
 
@@ -69,9 +69,9 @@ def _by_loss(model: Any, tokens: list[int], logits: Tensor, causal: bool) -> str
     if loss is None:
         return "causal" if causal else "tokens"
     flat, wanted = logits[0].double(), labels[0]
-    if _close(loss, cross_entropy(flat[:-1], wanted[1:])):
+    if same_loss(loss, cross_entropy(flat[:-1], wanted[1:])):
         return "causal"
-    if _close(loss, cross_entropy(flat, wanted)):
+    if same_loss(loss, cross_entropy(flat, wanted)):
         return "tokens"
     raise UnsupportedModelError(
         f"the loss of {type(model).__name__} is not the mean cross entropy of its labels, shifted or not, so nopad "
@@ -80,5 +80,6 @@ def _by_loss(model: Any, tokens: list[int], logits: Tensor, causal: bool) -> str
     )
 
 
-def _close(loss: Tensor, wanted: Tensor) -> bool:
+def same_loss(loss: Tensor, wanted: Tensor) -> bool:
+    """Return whether a loss is the wanted one, up to rounding in float32."""
     return abs(float(loss) - float(wanted)) <= CLOSE * max(abs(float(wanted)), 1e-30)

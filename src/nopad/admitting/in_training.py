@@ -15,7 +15,7 @@ from torch import Tensor
 from nopad.admitting.bad import outputs_of
 from nopad.admitting.modes import in_mode
 from nopad.admitting.probing import length_for
-from nopad.admitting.small import uncached
+from nopad.admitting.small import two_rows, uncached
 from nopad.errors import UnsupportedModelError
 
 __all__ = ["check_training"]
@@ -28,9 +28,7 @@ def check_training(model: Any) -> None:
         UnsupportedModelError: a layer does so; the message names the parameter that gets the gradient, or the buffer
             that holds the statistics.
     """
-    length = length_for(model)
-    vocabulary = getattr(model.config.get_text_config(), "vocab_size", None) or 97
-    rows = torch.tensor([[5 + 3 * at + number for at in range(length)] for number in range(2)]) % vocabulary
+    rows = two_rows(model, length_for(model))
     name = _moved_by_nothing(copy.deepcopy(model), rows)  # states that it keeps would have a history of gradients
     if name is not None:
         raise UnsupportedModelError(

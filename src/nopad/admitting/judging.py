@@ -8,6 +8,7 @@ model may compute something else in training.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from nopad.errors import NopadError, UnsupportedModelError
 from nopad.model.families import Family
 from nopad.model.safety import packed, unpacked
 
-__all__ = ["Judge"]
+__all__ = ["Judge", "split"]
 
 LENGTHS = (13, 1, 29, 6)
 FAR = 150  # tokens of a sequence that is longer than windows of a small copy
@@ -169,9 +170,7 @@ class Judge:
             made = outputs_of(model(**batch))
         found: Outputs = [{} for _ in self.sequences]
         for name, value in made.items():
-            per_token = tuple(value.shape[:2]) == batch.layout.shape
-            parts = (batch.unpack_tokens if per_token else batch.unpack_sequences)(value)
-            for one, part in zip(found, parts, strict=False):
+            for one, part in zip(found, split(batch, value), strict=False):
                 one[name] = part
         return found
 
@@ -184,6 +183,12 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += 1
         return function(*args, **(kwargs or {}))
+
+
+def split(batch: PackedBatch, value: Tensor) -> Sequence[Tensor]:
+    """Return the part of an output, per token or per sequence, that belongs to each sequence of a batch."""
+    per_token = tuple(value.shape[:2]) == batch.layout.shape
+    return (batch.unpack_tokens if per_token else batch.unpack_sequences)(value)
 
 
 def _worst(wanted: Outputs, found: Outputs, sequences: list[list[int]], limit: float = 0.0) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from nopad.model.postconditions import LAYERS
+
 __all__ = [
     "LAYER_COUNTS",
     "SIZES",
@@ -28,7 +30,7 @@ __all__ = [
 
 VOCABULARY, POSITIONS = 97, 600
 MOST_LAYERS = 10  # of a copy
-LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_blocks", "depth")
+LAYER_COUNTS = (*LAYERS, "num_blocks", "depth")
 POSITION_COUNTS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_seq_length", "max_length")
 
 SIZES: dict[str, int] = {

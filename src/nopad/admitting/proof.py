@@ -30,7 +30,7 @@ from nopad.model.families import FAMILIES, Family, family_of
 from nopad.model.own import foreign
 from nopad.model.safety import packed, unpacked
 
-__all__ = ["LONG", "SHORT", "Proof", "audited", "prove", "why"]
+__all__ = ["LONG", "SHORT", "Proof", "audited", "prove", "room_of", "why"]
 
 log = logging.getLogger("nopad")
 
@@ -185,12 +185,17 @@ def _audited(small: Any, line: Family, head: str | None, judge: Judge) -> list[V
     second audit is left out if the model runs too many operations, or has too few positions for longer sequences.
     """
     packed(small, head=head, family=line)
-    limit = positions_of(small, line)
-    room = limit // 3 if line.narrow and limit is not None else LONG  # a flat row holds less than 3 times the longest
+    room = room_of(small, line)
     many = judge.operations > MANY
     short = min(room, TINY if many else SHORT)
     long = 0 if many else min(room, LOOPED if judge.looped else LONG)
     return audited(small, short, long)
+
+
+def room_of(model: Any, family: Family) -> int:
+    """Return how many tokens a sequence of an audit may have, so that flat rows have enough positions; at most 400."""
+    limit = positions_of(model, family)
+    return min(limit // 3, LONG) if family.narrow and limit is not None else LONG  # rows hold less than 3 times that
 
 
 def audited(safe: Any, short: int, long: int) -> list[Verdict]:

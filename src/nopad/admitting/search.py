@@ -294,8 +294,4 @@ def moved(before: Any, after: Any, length: int, close: float) -> set[int]:
 
 def _plain(value: Any) -> Any:
     """Return a model's output as a dict, which PyTorch's tree functions can walk through; other values as they are."""
-    return (
-        dict(value.items())
-        if hasattr(value, "items") and not isinstance(value, dict)
-        else (dict(value) if isinstance(value, dict) else value)
-    )
+    return dict(value.items()) if hasattr(value, "items") else value

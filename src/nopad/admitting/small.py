@@ -33,7 +33,7 @@ from nopad.model.hooks import Hook
 from nopad.model.known import class_of
 from nopad.model.own import is_own
 
-__all__ = ["deep_copy", "own_parts", "ran", "shake", "short_model", "small_copy", "uncached"]
+__all__ = ["deep_copy", "own_parts", "ran", "shake", "short_model", "small_copy", "two_rows", "uncached"]
 
 MOST_OWN_LAYERS = 32  # of a narrow copy in which the user's own code is looked into
 # What libraries put in place of layers or around them, and modules that give each token what depends on it alone.
@@ -144,11 +144,20 @@ def ran(model: Any, tokens: list[int], **more: Any) -> Any:
 
     Ids beyond the vocabulary are taken modulo its size. `more` are further arguments of the model.
     """
-    vocabulary = getattr(model.config.get_text_config(), "vocab_size", None) or VOCABULARY
+    vocabulary = _vocabulary(model)
     more |= uncached(model)
     device = next(model.parameters()).device
     with torch.no_grad():
         return model(input_ids=torch.tensor([[token % vocabulary for token in tokens]], device=device), **more)
+
+
+def two_rows(model: Any, length: int) -> Tensor:
+    """Return two rows of `length` token ids of a model's vocabulary, int64 ``[2, length]``."""
+    return torch.stack([5 + 3 * torch.arange(length) + number for number in range(2)]) % _vocabulary(model)
+
+
+def _vocabulary(model: Any) -> int:
+    return getattr(model.config.get_text_config(), "vocab_size", None) or VOCABULARY
 
 
 def uncached(model: Any) -> dict[str, Any]:

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from nopad.admitting.heads import CLOSE, same_loss
 from nopad.admitting.local import Run, crossing, varying
 from nopad.admitting.modes import in_mode
 from nopad.admitting.substitute import Substitute
 from nopad.batch import Flat, PackedBatch, Rows
 from nopad.errors import NopadError, UnsupportedModelError
+from nopad.losses.checks import IGNORED
 from nopad.model.wrapper_parts import Admitted
 
 __all__ = ["with_labels"]
 
-IGNORED = -100
-CLOSE = 1e-5  # relative; losses are often computed in float32
 LENGTHS = (7, 12, 5)
 KINDS = {3: ("tokens", "causal"), 2: ("classification",)}  # by the dimensions of the scores
 
@@ -94,7 +94,9 @@ class Losses:
                     kinds = set()
                     break
                 loss = _loss_of(name, before, after)
-                kinds &= {kind for kind in kinds if _close(loss, _wanted(before[scores], labels, kind))}
+                kinds &= {
+                    kind for kind in kinds if same_loss(loss.detach(), _wanted(before[scores], labels, kind).detach())
+                }
             if len(kinds) == 1:
                 return kinds.pop()
         raise UnsupportedModelError(
@@ -128,7 +130,7 @@ class Losses:
                     slopes = [_slopes(one, safe) for one in (loss, wanted)]
                 scale = max(float(one.abs().max()) for one in slopes[1] if one is not None)
                 alike = all(_alike(one, two, scale) for one, two in zip(*slopes, strict=True))
-                if not _close(loss, wanted) or not alike:
+                if not same_loss(loss.detach(), wanted.detach()) or not alike:
                     raise UnsupportedModelError(
                         "its loss on packs is not the mean cross entropy of all labels, as on the padded batch"
                     )
@@ -174,10 +176,6 @@ def _wanted(scores: Tensor, labels: Tensor, kind: str) -> Tensor:
     if kind == "causal":
         scores, labels = scores[:, :-1], labels[:, 1:]
     return cross_entropy(scores.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
-
-
-def _close(loss: Tensor, wanted: Tensor) -> bool:
-    return abs(float(loss.detach()) - float(wanted.detach())) <= CLOSE * max(abs(float(wanted.detach())), 1e-30)
 
 
 def _slopes(loss: Tensor, model: Any) -> list[Tensor | None]:

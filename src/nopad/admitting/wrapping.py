@@ -15,16 +15,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nopad.admitting.bad import check_forgets, check_modules, check_parts, check_rows_apart, check_steady
 from nopad.admitting.following import WAY_OUT, Traced
 from nopad.admitting.in_training import check_training
-from nopad.admitting.judging import Judge
+from nopad.admitting.judging import Judge, split
 from nopad.admitting.local import Run
 from nopad.admitting.modes import NoDropout
 from nopad.admitting.probing import length_for
-from nopad.admitting.proof import LONG, SHORT, audited, why
+from nopad.admitting.proof import LONG, SHORT, audited, room_of, why
 from nopad.admitting.substitute import NAME, Substitute, substitute
 from nopad.admitting.wrapper_losses import with_labels
 from nopad.auditing.failure import ModelFailedError, inside_model
@@ -33,7 +33,6 @@ from nopad.auditing.subject import subject_of
 from nopad.auditing.verdict import Verdict
 from nopad.batch import Flat, PackedBatch, Rows
 from nopad.errors import NopadError, UnsupportedModelError
-from nopad.model.admission import positions_of
 from nopad.model.batchwide import check_experts
 from nopad.model.safety import STATE, outermost, state_of, unpacked
 from nopad.model.wrapper_parts import Admitted, accepted, bases_of, outer_modules
@@ -234,7 +233,7 @@ def _with_types(exact: Substitute, safe: Substitute, judge: Judge) -> str:
     for form in (Flat(), Rows(max(map(len, types)) + 10)):
         batch = PackedBatch.from_sequences(judge.sequences, form=form, columns={"token_type_ids": types})
         with torch.no_grad():
-            made = {name: _split(batch, value) for name, value in safe(**batch).items()}
+            made = {name: split(batch, value) for name, value in safe(**batch).items()}
             for number, (ids, given) in enumerate(zip(judge.sequences, types, strict=True)):
                 alone = exact(input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([given]))
                 for name, value in alone.items():
@@ -243,19 +242,11 @@ def _with_types(exact: Substitute, safe: Substitute, judge: Judge) -> str:
     return ""
 
 
-def _split(batch: PackedBatch, value: Tensor) -> list[Tensor]:
-    per_token = tuple(value.shape[:2]) == batch.layout.shape
-    return list((batch.unpack_tokens if per_token else batch.unpack_sequences)(value))
-
-
 def _audited(small: Substitute, admitted: Admitted, make: MakeBase) -> list[Verdict]:
     """Return the verdicts of audits of a pack-safe copy of `small`: on short sequences and then on longer ones.
 
     The second audit is left out if the first fails, or if the model has too few positions for longer sequences.
     """
     safe = _safe(copy.deepcopy(small), admitted, make)
-    family = state_of(safe).family
-    limit = positions_of(safe.base, family)
-    room = limit // 3 if family.narrow and limit is not None else LONG  # a flat row holds less than 3 times the longest
-    short, long = min(room, SHORT), min(room, LONG)
-    return audited(safe, short, long)
+    room = room_of(safe.base, state_of(safe).family)
+    return audited(safe, min(room, SHORT), min(room, LONG))

@@ -19,6 +19,7 @@ from nopad.auditing.comparison import Found
 from nopad.auditing.failure import ModelFailedError
 from nopad.auditing.limits import apart, largest_finite, named
 from nopad.auditing.probes import Places
+from nopad.auditing.shortened import layer_count
 from nopad.auditing.trial import Kinds, Trial, per_sequence
 from nopad.auditing.verdict import Check
 from nopad.errors import UnsupportedModelError
@@ -27,7 +28,7 @@ from nopad.model.hooked import part_of
 from nopad.model.postconditions import mixed
 from nopad.model.safety import STATE, bare, state_of
 
-__all__ = ["Poisoned", "once_a_layer", "poison", "unseen"]
+__all__ = ["Poisoned", "keeps_nan_apart", "once_a_layer", "poison", "unseen"]
 
 SCALE = {torch.float16: 1e3}  # float16 cannot represent 1e6
 ROUNDINGS = 4  # allowed change in units of eps: on other devices than the CPU, or per layer if routing changes
@@ -60,8 +61,8 @@ def poison(alone: Alone, dtype: torch.dtype) -> Found:
         ("other tokens", poisoned.others, None),
         (f"embeddings x {huge:.0e}", trial.sequences, huge),
     ]
-    backend = getattr(getattr(bare(trial.model), STATE, None), "backend", "")
-    if ("segments" if backend == "auto" else backend) in SHARED_NAN and trial.collator is None:
+    state = getattr(bare(trial.model), STATE, None)
+    if state is not None and trial.collator is None and keeps_nan_apart(state.backend):
         tries.append(("NaN", trial.sequences, float("nan")))
     for what, sequences, factor in tries:
         name = f"{named(dtype)} poison, {what}"
@@ -72,6 +73,11 @@ def poison(alone: Alone, dtype: torch.dtype) -> Found:
 
         found.attempt(name, measure)
     return found
+
+
+def keeps_nan_apart(backend: str) -> bool:
+    """Return whether NaN in one sequence reaches no other with this backend of a pack-safe model."""
+    return backend in ("auto", *SHARED_NAN)
 
 
 def unseen(alone: Alone, dtype: torch.dtype) -> bool:
@@ -281,7 +287,7 @@ def _embeddings(model: Any) -> nn.Module:
 
 def _layers(trial: Trial) -> int:
     config = bare(trial.model).config.get_text_config()
-    layers = int(getattr(config, "num_hidden_layers", 0) or getattr(config, "num_layers", 0) or 0)
+    layers = layer_count(config)
     if trial.targets is not None:  # a decoder layer has two attentions: to the target and to the encoder
         layers += 2 * int(getattr(config, "num_decoder_layers", 0) or config.decoder_layers)
     return layers

@@ -17,7 +17,7 @@ from nopad.batch.guard import PackedMask, layout_of
 from nopad.batch.layout import Layout
 from nopad.errors import BatchError
 
-__all__ = ["Places", "find", "lengths_for"]
+__all__ = ["Places", "find", "lengths_for", "slots_of"]
 
 
 def lengths_for(capacity: int, longest: int) -> list[int]:
@@ -74,7 +74,7 @@ class Places:
         return values.dim() >= 2 and tuple(values.shape[:2]) == places.shape
 
 
-def _of_layout(at: Layout) -> list[NDArray[np.int64]]:
+def slots_of(at: Layout) -> list[NDArray[np.int64]]:
     """Return, for each sequence, the positions of its tokens in the concatenated rows.
 
     Sequences are in the order in which the batch was given them.
@@ -99,9 +99,8 @@ def find(batch: Mapping[str, Any], sequences: Sequence[Sequence[int]]) -> Places
     if isinstance(batch, PackedBatch):
         guard = batch.get("decoder_attention_mask")
         target = layout_of(guard) if isinstance(guard, PackedMask) else None
-        return Places(
-            shape, _of_layout(batch.layout), batch, None if target is None else Places(target.shape, _of_layout(target))
-        )
+        answers = None if target is None else Places(target.shape, slots_of(target))
+        return Places(shape, slots_of(batch.layout), batch, answers)
     flat = np.asarray(ids.cpu()).reshape(-1)
     mask = batch.get("attention_mask")
     free = np.ones(flat.size, dtype=bool)

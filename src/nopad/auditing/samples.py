@@ -22,7 +22,7 @@ from nopad.auditing.alone import Gradients, weighed
 from nopad.auditing.failure import ModelFailedError, inside_model
 from nopad.auditing.gradients import Truth, judged
 from nopad.auditing.limits import apart, largest_finite, limit_of, named
-from nopad.auditing.poison import ROUNDINGS, SCALE, SHARED_NAN
+from nopad.auditing.poison import ROUNDINGS, SCALE, keeps_nan_apart
 from nopad.auditing.steadiness import Singles
 from nopad.auditing.verdict import Check, Verdict
 from nopad.errors import BatchError, OptionError
@@ -261,8 +261,7 @@ class _Task:
         The backends of all pack-safe parts of the model decide this. The result is True if the model has no pack-safe
         part.
         """
-        backends = [vars(part)[STATE].backend for part in self.model.modules() if STATE in vars(part)]
-        return all(("segments" if one == "auto" else one) in SHARED_NAN for one in backends)
+        return all(keeps_nan_apart(vars(part)[STATE].backend) for part in self.model.modules() if STATE in vars(part))
 
     def _copied(self, dtype: torch.dtype) -> nn.Module:
         with inside_model(f"{type(self.model).__name__} cannot be copied in {dtype}"):

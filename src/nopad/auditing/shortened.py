@@ -9,17 +9,16 @@ import torch
 
 from nopad.errors import OptionError, UnsupportedModelError
 from nopad.model.hooks import Hook
+from nopad.model.postconditions import LAYERS
 from nopad.model.safety import STATE, bare, packed
 
 __all__ = ["layer_count", "missing_kinds", "shortened", "window_of"]
-
-COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 
 
 def layer_count(config: Any) -> int:
     """Return the number of layers that a configuration states; 0 if it states none."""
     text = config.get_text_config()
-    return next((int(getattr(text, name)) for name in COUNTS if getattr(text, name, None)), 0)
+    return next((int(getattr(text, name)) for name in LAYERS if getattr(text, name, None)), 0)
 
 
 def missing_kinds(model: Any, layers: int) -> str:
@@ -105,7 +104,7 @@ def _fewer(config: Any, there: int, layers: int) -> Any:
     for name, value in list(vars(text).items()):
         if isinstance(value, list) and len(value) == there:
             setattr(text, name, value[:layers])
-    for name in COUNTS:
+    for name in LAYERS:
         if getattr(text, name, None) == there:
             setattr(text, name, layers)
     return config

@@ -20,7 +20,7 @@ from nopad.model.calls import takes
 from nopad.model.hooked import part_of
 from nopad.model.safety import STATE, bare
 
-__all__ = ["Collator", "Kinds", "Trial", "kinds_of", "longest_of", "per_sequence"]
+__all__ = ["Collator", "Kinds", "Trial", "fitted", "kinds_of", "longest_of", "per_sequence"]
 
 Collator = Callable[[list[dict[str, Any]]], Mapping[str, Any]]
 Kinds = dict[str, Literal["token", "target", "sequence"]]
@@ -145,7 +145,7 @@ class Trial:
             packed_batch = batch.to(parameter.device)
             packed_batch.pop("labels", None)
             return packed_batch, places
-        return {n: _moved(v, parameter) for n, v in batch.items() if n != "labels"}, places
+        return {n: fitted(v, parameter) for n, v in batch.items() if n != "labels"}, places
 
     @staticmethod
     def _collated(collate: Collator, sequences: Sequence[Sequence[int]]) -> Mapping[str, Any]:
@@ -209,17 +209,17 @@ def longest_of(config: Any, capacity: int) -> int:
     return min(capacity, max(int(limit) - 2, 1)) if limit > 0 else capacity
 
 
-def _moved(value: Any, parameter: Tensor) -> Any:
+def fitted(value: Any, parameter: Tensor) -> Any:
     """Return a tensor on the device of `parameter`, a parameter of the model; other values are returned as they are.
 
     Tensors of floats, such as additive masks, are cast to the model's dtype. Finite values beyond its range become its
-    largest or smallest value.
+    largest or smallest value; infinity and NaN stay.
     """
     if not isinstance(value, Tensor):
         return value
     if value.is_floating_point():
         most = torch.finfo(parameter.dtype).max
-        wide = value.double()
+        wide = value.double()  # clamp keeps NaN
         value = torch.where(wide.isinf(), wide, wide.clamp(-most, most)).to(parameter.dtype)
     return value.to(parameter.device)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from nopad.auditing.inputs import UNSEEN, input_of
 
-__all__ = ["Check", "Verdict"]
+__all__ = ["Check", "Verdict", "lines_of", "plain", "short"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,14 +97,6 @@ class Verdict:
 
     def to_json(self) -> str:
         """Return the verdict as JSON; a number that is infinite or NaN becomes null."""
-
-        def plain(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {name: plain(each) for name, each in value.items()}
-            if isinstance(value, list | tuple):
-                return [plain(each) for each in value]
-            return None if isinstance(value, float) and not math.isfinite(value) else value
-
         return json.dumps(
             plain({**asdict(self), "outcome": self.outcome, "reason": self.reason}), indent=1, allow_nan=False
         )
@@ -123,14 +115,28 @@ class Verdict:
             head += f" at {self.first_difference}"
         if self.reason:
             head += f": {self.reason}"
-        width = max((len(check.name) for check in self.checks), default=0)
-        lines = [
-            f"  {'✓' if c.passed else '✗'} {c.name:<{width}}  {_shown(c.value, 1):>7}  (at most {_shown(c.limit, 0)})"
-            + (f"  {c.detail}" if c.detail else "")
-            for c in self.checks
-        ]
-        return "\n".join([head, *lines, *(f"  {note}" for note in self.notes)])
+        return "\n".join([head, *lines_of(self.checks), *(f"  {note}" for note in self.notes)])
 
 
-def _shown(value: float, digits: int) -> str:
+def lines_of(checks: Sequence[Check]) -> list[str]:
+    """Return a line of text for each check."""
+    width = max((len(check.name) for check in checks), default=0)
+    return [
+        f"  {'✓' if c.passed else '✗'} {c.name:<{width}}  {short(c.value):>7}  (at most {short(c.limit, 0)})"
+        + (f"  {c.detail}" if c.detail else "")
+        for c in checks
+    ]
+
+
+def short(value: float, digits: int = 1) -> str:
+    """Return a number in scientific notation, or "0"."""
     return f"{value:.{digits}e}" if value else "0"
+
+
+def plain(value: Any) -> Any:
+    """Return a value for JSON: numbers that are infinite or NaN become None, also in dicts, lists and tuples."""
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.batch.filling import MASK
+from nopad.batch.filling import MASK, TARGETS
 from nopad.batch.guard import PackedMask, layout_of
 from nopad.errors import BatchError, OptionError
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["flash_kwargs", "grain_arrays"]
 
-_TARGETS = ("decoder_input_ids", "labels")
 _FLASH = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
@@ -51,21 +50,23 @@ def grain_arrays(batch: PackedBatch, fields: Mapping[str, Any], names: Mapping[s
 
     Raises:
         BatchError: rows are filled end to end.
-        OptionError: `names` has a column that the batch lacks, or ``position_ids``, which is replaced by the positions
-            of each column; or two columns would get the same name.
+        OptionError: `names` has a column that the batch lacks, ``position_ids`` (which the positions of each column
+            replace) or a mask; or two columns would get the same name.
     """
-    odd = [name for name in names if name not in fields or name == "position_ids"]
+    columns = [name for name, value in fields.items() if not isinstance(value, PackedMask) and name != "position_ids"]
+    odd = [name for name in names if name not in columns]
     if odd:
-        known = ", ".join(name for name, value in fields.items() if not isinstance(value, PackedMask))
-        raise OptionError(f"names has {odd[0]!r}, which is no column of this batch: {known}")
-    target = fields.get("decoder_attention_mask")
+        raise OptionError(f"names has {odd[0]!r}, which is no column of this batch: {', '.join(columns)}")
+    target = fields.get(f"decoder_{MASK}")
     out: dict[str, NDArray[Any]] = {}
-    for name, value in fields.items():
-        if isinstance(value, PackedMask) or name == "position_ids":
-            continue
-        array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    for name in columns:
+        value = fields[name]
+        if hasattr(value, "detach"):
+            value = value.detach().cpu()
+            value = value.float() if str(value.dtype) == "torch.bfloat16" else value  # which NumPy does not have
+        array = np.asarray(value)
         feature = names.get(name, name)
-        layout = layout_of(target) if target is not None and name in _TARGETS else batch.layout
+        layout = layout_of(target) if target is not None and name in TARGETS else batch.layout
         made = {feature: array}
         if array.shape == layout.shape:
             segments = np.zeros_like(layout.segment_ids) if layout.stand_in else layout.segment_ids

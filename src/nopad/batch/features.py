@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from nopad.batch.arrays import converted, flat_array, is_list, joined, listed, signed, wide
 from nopad.batch.columns import LENGTHS, RECORDS, Records, from_sequences, without_positions
+from nopad.batch.filling import MASK
 from nopad.batch.images import Images, one_row, take_images
 from nopad.batch.layout import checked
 from nopad.errors import BatchError, LengthError
@@ -21,7 +22,6 @@ from nopad.sequences import Sequences, labelled
 __all__ = ["from_features"]
 
 OWN = (LENGTHS, *RECORDS)  # columns that nopad adds to the content
-MASK = "attention_mask"
 
 
 def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Records, Images | None]:

@@ -14,9 +14,10 @@ from nopad.batch.values import check_fill, named
 from nopad.errors import BatchError, OptionError
 from nopad.sequences import Sequences
 
-__all__ = ["MASK", "filled", "without_first"]
+__all__ = ["MASK", "TARGETS", "filled", "without_first"]
 
 MASK = "attention_mask"
+TARGETS = ("decoder_input_ids", "labels", f"decoder_{MASK}")  # what a batch with targets has of them
 
 
 def without_first(stacked: Sequences, layout: Layout) -> tuple[Sequences, Layout]:

@@ -50,6 +50,14 @@ class PackedMask:
     def __getattr__(self, name: str) -> NoReturn:
         raise NotPackSafeError(_SAYS.format(what=f".{name}"))
 
+    def __eq__(self, other: object) -> bool:
+        """Return whether `other` is this very mask; a comparison with numbers or tensors raises NotPackSafeError."""
+        if other is None or isinstance(other, PackedMask):
+            return self is other
+        raise NotPackSafeError(_SAYS.format(what="comparing"))
+
+    __hash__ = object.__hash__
+
     def sum(self, *dims: Any, **how: Any) -> Any:
         """Return the number of real tokens as a torch tensor with no dimension; TRL's training loop calls this.
 

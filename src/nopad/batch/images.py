@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nopad.batch.values import told
 from nopad.errors import BatchError
 
 if TYPE_CHECKING:
@@ -222,13 +223,9 @@ def _check_like(given: tuple[Any, Any], first: tuple[Any, Any], n: int, other: i
             continue
         if type(one) is not type(two) or one.shape[1:] != two.shape[1:] or one.dtype != two.dtype:
             raise BatchError(
-                f"{name} of feature {n} are {_told(one)}, and those of feature {other} {_told(two)}; images of a batch "
+                f"{name} of feature {n} are {told(one)}, and those of feature {other} {told(two)}; images of a batch "
                 "have one size, dtype and kind of array"
             )
-
-
-def _told(value: Any) -> str:
-    return f"{type(value).__name__} {list(value.shape)} of {value.dtype}"
 
 
 def _joined(values: Sequence[Any]) -> Any:

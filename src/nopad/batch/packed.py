@@ -19,7 +19,7 @@ from nopad.batch.columns import from_columns, from_rows, from_sequences, per_seq
 from nopad.batch.decoder import shifted
 from nopad.batch.exports import flash_kwargs, grain_arrays
 from nopad.batch.features import from_features
-from nopad.batch.filling import MASK, filled, without_first
+from nopad.batch.filling import MASK, TARGETS, filled, without_first
 from nopad.batch.form import Flat, Form, check_form
 from nopad.batch.guard import PackedMask, layout_of
 from nopad.batch.items import Items
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["PackedBatch"]
 
 FLAT = Flat()
-TARGETS = ("decoder_input_ids", "labels", f"decoder_{MASK}")
 
 
 class PackedBatch(Items):
@@ -421,7 +420,7 @@ class PackedBatch(Items):
         the number of each token's sequence within its row, from 1; and ``<column>_positions``, the position of each
         token in its sequence, from 0. Other columns, such as those per sequence ``[S, ...]``, are returned alone.
         ``position_ids`` and the mask are left out. Labels lie where their tokens lie, not shifted. In a stand-in
-        (`weight` 0), all segment ids are 0, as in padding. Torch is not imported.
+        (`weight` 0), all segment ids are 0, as in padding. Columns in bfloat16 become float32. Torch is not imported.
 
         Args:
             names: new names of columns, by their names in the batch, such as ``{"input_ids": "inputs"}``; columns that

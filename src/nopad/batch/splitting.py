@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from nopad.batch.layout import Layout
-from nopad.batch.values import index_like, joined, shape_of
+from nopad.batch.values import joined, shape_of
 from nopad.errors import BatchError
 
 __all__ = ["laid_out", "split"]
@@ -40,7 +40,7 @@ def split(values: Any, at: Layout, target: Layout | None) -> list[Any]:
         )
     stream = values.reshape(at.slots, *values.shape[2:])
     if at.form != "flat":
-        stream = stream[index_like(stream, at.index)]
+        stream = stream[_index(stream, at)]
     out: list[Any] = [None] * at.sequences
     for number, (begin, end) in zip(at.order.tolist(), pairwise(at.cu_seqlens.tolist()), strict=True):
         out[number] = stream[begin:end]
@@ -64,9 +64,18 @@ def laid_out(values: Sequence[Any], at: Layout) -> Any:
     shape = (*at.shape, *stream.shape[1:])
     if at.form == "flat":
         return stream.reshape(shape)
-    index = index_like(stream, at.index)
+    index = _index(stream, at)
     if isinstance(stream, np.ndarray):
         rows = np.zeros((at.slots, *stream.shape[1:]), dtype=stream.dtype)
         rows[index] = stream
         return rows.reshape(shape)
     return stream.new_zeros(at.slots, *stream.shape[1:]).index_copy(0, index, stream).reshape(shape)
+
+
+def _index(stream: Any, at: Layout) -> Any:
+    """Return `Layout.index` as an array of the library of `stream` (NumPy or torch), on its device."""
+    if isinstance(stream, np.ndarray):
+        return at.index
+    import torch
+
+    return torch.from_numpy(at.index).to(stream.device)

@@ -6,23 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nopad.errors import BatchError, LengthError, OptionError
 
 if TYPE_CHECKING:
     from nopad.batch.layout import Layout
 
-__all__ = ["check_embeddings", "check_fill", "ignored", "index_like", "joined", "named", "shape_of"]
-
-
-def index_like(stream: Any, index: NDArray[np.int64]) -> Any:
-    """Return `index` as an array of the same library as `stream` (NumPy or torch), on the device of `stream`."""
-    if isinstance(stream, np.ndarray):
-        return index
-    import torch
-
-    return torch.from_numpy(index).to(stream.device)
+__all__ = ["check_embeddings", "check_fill", "ignored", "joined", "named", "shape_of", "told"]
 
 
 def shape_of(values: Any) -> Any:
@@ -98,19 +88,19 @@ def check_embeddings(given: Any) -> None:
     import torch
 
     if not isinstance(given, Sequence) or isinstance(given, str | bytes) or not given:
-        raise BatchError(f"embeddings are {_told(given)}; expected a list of tensors [length, H], one per sequence")
+        raise BatchError(f"embeddings are {told(given)}; expected a list of tensors [length, H], one per sequence")
     for number, one in enumerate(given):
         if not isinstance(one, torch.Tensor) or one.dim() != 2 or not one.is_floating_point():
             raise BatchError(
-                f"the embeddings of sequence {number} are {_told(one)}; expected a float tensor [length, H]"
+                f"the embeddings of sequence {number} are {told(one)}; expected a float tensor [length, H]"
             )
         if not len(one):
             raise LengthError(f"sequence {number} has no token; leave empty ones out")
         first = given[0]
         if (one.shape[1], one.dtype, one.device) != (first.shape[1], first.dtype, first.device):
             raise BatchError(
-                f"the embeddings of sequence {number} are {_told(one)} on {one.device}, and those of sequence 0 "
-                f"{_told(first)} on {first.device}; make them of one width, dtype and device"
+                f"the embeddings of sequence {number} are {told(one)} on {one.device}, and those of sequence 0 "
+                f"{told(first)} on {first.device}; make them of one width, dtype and device"
             )
 
 
@@ -124,7 +114,7 @@ def joined(values: Any, layout: Layout) -> Any:
             differ in type or in the dimensions after the first.
     """
     if not isinstance(values, Sequence) or isinstance(values, str | bytes) or len(values) != layout.sequences:
-        said = f"{len(values)} of them" if isinstance(values, Sequence) else _told(values)
+        said = f"{len(values)} of them" if isinstance(values, Sequence) else told(values)
         raise BatchError(
             f"values to lay out are {said}; expected a list of arrays [length, ...], one for each of the "
             f"{layout.sequences} sequences"
@@ -133,7 +123,7 @@ def joined(values: Any, layout: Layout) -> Any:
         shape, first = tuple(shape_of(one)), tuple(shape_of(values[0]))
         if shape[:1] != (length,) or shape[1:] != first[1:] or type(one) is not type(values[0]):
             raise BatchError(
-                f"values of sequence {number} are {_told(one)}; expected {[length, *first[1:]]} of "
+                f"values of sequence {number} are {told(one)}; expected {[length, *first[1:]]} of "
                 f"{type(values[0]).__name__}, one value per token"
             )
     parts = [values[number] for number in layout.order.tolist()]
@@ -144,7 +134,8 @@ def joined(values: Any, layout: Layout) -> Any:
     return torch.cat(parts)
 
 
-def _told(value: Any) -> str:
+def told(value: Any) -> str:
+    """Return words for a value in an error message: its type and, of an array, its shape and dtype."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{type(value).__name__} {list(value.shape)} of {value.dtype}"
     return f"a {type(value).__name__}" if not isinstance(value, list | tuple) or value else "empty"

@@ -13,13 +13,12 @@ from torch import Tensor
 
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError, OptionError
-from nopad.options import check_number, is_number
+from nopad.options import check_number
 
 __all__ = [
     "IGNORED",
     "check_batch",
     "check_classes",
-    "check_denominator",
     "check_floating",
     "check_per",
     "check_places",
@@ -127,15 +126,3 @@ def check_places(**given: Tensor) -> None:
     for name, value in given.items():
         if value.is_floating_point() or value.dtype == torch.bool:
             raise BatchError(f"{name} are {value.dtype}; expected places in the sequence, integers")
-
-
-def check_denominator(denominator: Any) -> None:
-    """Refuse a denominator that is not a number, a tensor with one element, or None.
-
-    Raises:
-        BatchError: the denominator is something else.
-    """
-    single = isinstance(denominator, Tensor) and denominator.numel() == 1
-    if not (denominator is None or single or is_number(denominator)):
-        shape = f" of shape {list(denominator.shape)}" if isinstance(denominator, Tensor) else ""
-        raise BatchError(f"the denominator is a {type(denominator).__name__}{shape}; expected one number")

@@ -20,8 +20,20 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from nopad.errors import BatchError
+from nopad.losses.slots import wide
 
-__all__ = ["ANCHOR", "NEGATIVE", "POSITIVE", "Pairs", "Same", "contrastive_sum", "gathered", "gathered_rows", "paired"]
+__all__ = [
+    "ANCHOR",
+    "NEGATIVE",
+    "POSITIVE",
+    "Pairs",
+    "Same",
+    "contrastive_sum",
+    "false_negatives",
+    "gathered",
+    "gathered_rows",
+    "paired",
+]
 
 ANCHOR, POSITIVE, NEGATIVE = 0, 1, 2
 Same = Literal["mask", "keep"]
@@ -40,6 +52,11 @@ class Pairs:
     anchors: Tensor
     positives: Tensor
     negatives: Tensor
+
+    @property
+    def candidates(self) -> Tensor:
+        """Indices of what anchors are compared with: all positives, then all hard negatives; int64 ``[p + q]``."""
+        return torch.cat([self.positives, self.negatives])
 
 
 def paired(roles: Tensor, pairs: Tensor, where: Tensor) -> Pairs:
@@ -104,33 +121,33 @@ def contrastive_sum(
             another anchor, if both anchors have the same tokens. With `symmetric`, the same is done with the anchors
             that are false negatives of a positive.
     """
-    vectors = vectors.float() if vectors.dtype.itemsize < 4 else vectors
+    vectors = wide(vectors)
     wanted = mine.nonzero()[:, 0]
-    own, other = contents[found.anchors], contents[found.positives]
-    candidates = torch.cat([found.positives, found.negatives])
-    # Contents of the anchor whose positive a candidate is; hard negatives have 0, and `positive` excludes them
-    answers = torch.cat([own, own.new_zeros(found.negatives.numel())])
-    positive = torch.arange(candidates.numel(), device=own.device) < own.numel()
-    equal = _equal(contents[candidates], own[wanted], other[wanted]) | ((answers == own[wanted, None]) & positive)
-    total = _sum(vectors[found.anchors[wanted]], vectors[candidates], wanted, equal, scale, same)
+    total = _sum(vectors, found, contents, wanted, scale, same)
     if not symmetric:
         return total
-    equal = _equal(own, own[wanted], other[wanted]) | (other == other[wanted, None])
-    back = _sum(vectors[found.positives[wanted]], vectors[found.anchors], wanted, equal, scale, same)
-    return (total + back) / 2
+    turned = Pairs(found.positives, found.anchors, found.negatives[:0])
+    return (total + _sum(vectors, turned, contents, wanted, scale, same)) / 2
 
 
-def _equal(contents: Tensor, own: Tensor, other: Tensor) -> Tensor:
-    return (contents == own[:, None]) | (contents == other[:, None])
-
-
-def _sum(left: Tensor, right: Tensor, wanted: Tensor, equal: Tensor, scale: float, same: Same) -> Tensor:
-    logits = (left @ right.T) * scale
+def _sum(vectors: Tensor, found: Pairs, contents: Tensor, wanted: Tensor, scale: float, same: Same) -> Tensor:
+    logits = (vectors[found.anchors[wanted]] @ vectors[found.candidates].T) * scale
     if same == "mask":
-        rows = torch.arange(wanted.numel(), device=wanted.device)
-        equal = equal.index_put((rows, wanted), torch.tensor(False, device=equal.device))
-        logits = logits.masked_fill(equal, float("-inf"))
+        logits = logits.masked_fill(false_negatives(found, contents, wanted), float("-inf"))
     return cross_entropy(logits, wanted, reduction="sum")
+
+
+def false_negatives(found: Pairs, contents: Tensor, wanted: Tensor) -> Tensor:
+    """Return which candidates are false negatives of the anchors numbered `wanted`; bool ``[wanted, candidates]``.
+
+    These are the candidates with the same tokens as the anchor or its positive, and the positives of other anchors with
+    the same tokens as this one. The anchor's own positive is none of them. `contents` is that of `contrastive_sum`.
+    """
+    own, other, candidates = contents[found.anchors], contents[found.positives], contents[found.candidates]
+    equal = (candidates == own[wanted, None]) | (candidates == other[wanted, None])
+    equal[:, : own.numel()] |= own == own[wanted, None]
+    equal[torch.arange(wanted.numel(), device=wanted.device), wanted] = False
+    return equal
 
 
 def gathered(mine: Tensor, group: Any = None) -> tuple[Tensor, Tensor]:

@@ -31,12 +31,11 @@ from nopad.losses.checks import (
     IGNORED,
     check_batch,
     check_classes,
-    check_denominator,
     check_places,
     check_smoothing,
     check_tensors,
 )
-from nopad.losses.slots import check_logits, labelled, slot_weights, wide
+from nopad.losses.slots import check_logits, divided, labelled, slot_weights, wide
 
 __all__ = [
     "over_ranks",
@@ -299,12 +298,9 @@ def _mean(each: Tensor, scale: Tensor, denominator: float | Tensor | None) -> Te
     Raises:
         BatchError: `denominator` is not one number.
     """
-    check_denominator(denominator)
-    if isinstance(denominator, Tensor):
-        denominator = denominator.reshape(())
     # Not a plain product, since 0 * inf would be NaN.
     total = torch.where(scale == 0, torch.zeros_like(each), each * scale.to(each)).sum()
-    return (total / (scale.sum() if denominator is None else denominator)).to(each.dtype)
+    return divided(total, denominator, scale.sum())
 
 
 def _sequence_scale(labels: Tensor, weights: Tensor | None) -> Tensor:
@@ -315,8 +311,7 @@ def _sequence_scale(labels: Tensor, weights: Tensor | None) -> Tensor:
     """
     if labels.is_floating_point():
         return _weighted(labels.new_ones(len(labels), dtype=torch.double), weights)
-    counts = (labels != IGNORED).double()
-    return _weighted(counts, weights)
+    return _weighted((labels != IGNORED).double(), weights)
 
 
 def _weighted(counts: Tensor, weights: Tensor | None) -> Tensor:

@@ -17,7 +17,7 @@ from nopad.losses.means import Per, over_ranks
 from nopad.losses.slots import check_logits, labelled, slot_weights
 from nopad.options import Option
 
-__all__ = ["Accuracy", "Confusion", "Spans", "best_spans"]
+__all__ = ["Accuracy", "Confusion", "Spans", "best_spans", "span_scores"]
 
 
 CLASSES = Option(default=2, help="classes")
@@ -188,17 +188,17 @@ class Spans(_Counts):
         """
         given = {"starts": starts, "ends": ends, "true_starts": true_starts, "true_ends": true_ends}
         check_tensors(**given)
-        if len({tuple(side.shape) for side in (starts, ends, true_starts, true_ends)}) > 1:
-            shapes = [list(side.shape) for side in (starts, ends, true_starts, true_ends)]
+        shapes = [list(side.shape) for side in given.values()]
+        if any(shape != shapes[0] for shape in shapes):
             raise BatchError(f"starts, ends and the true ones have the shapes {shapes}; expected one shape")
         check_places(**given)
         known = (true_starts >= 0) & (true_ends >= 0)
-        starts, ends, true_starts, true_ends = (side[known] for side in (starts, ends, true_starts, true_ends))
+        starts, ends, true_starts, true_ends = (side[known] for side in given.values())
         common = (torch.minimum(ends, true_ends) - torch.maximum(starts, true_starts) + 1).clamp(min=0)
         tokens = (ends - starts + 1).clamp(min=0) + (true_ends - true_starts + 1).clamp(min=0)
         exact = (starts == true_starts) & (ends == true_ends)
         f1 = torch.where(exact, 1.0, 2 * common.double() / tokens.clamp(min=1))
-        self._add(torch.stack([exact.sum().double(), f1.sum(), exact.new_ones(()).double() * exact.numel()]))
+        self._add(torch.stack([exact.sum().double(), f1.sum(), known.sum().double()]))
 
     @property
     def exact(self) -> float:
@@ -240,12 +240,18 @@ def best_spans(start_logits: Tensor, end_logits: Tensor, longest: int = 30) -> t
     if start_logits.dim() != 2 or start_logits.shape != end_logits.shape or not start_logits.shape[1]:
         shapes = [list(side.shape) for side in (start_logits, end_logits)]
         raise BatchError(f"start_logits and end_logits have the shapes {shapes}; expected [S, L] both")
-    width = start_logits.shape[1]
-    longest = min(longest, width)
-    # ends[s, i, k]: the score of an answer that begins at i and has k + 1 tokens
-    # Minus infinity rules out ends beyond the row.
+    scores = span_scores(start_logits, end_logits, longest)
+    best = scores.flatten(1).argmax(1)
+    starts = best // scores.shape[2]
+    return starts, starts + best % scores.shape[2]
+
+
+def span_scores(start_logits: Tensor, end_logits: Tensor, longest: int) -> Tensor:
+    """Return the score of each span of 1 to `longest` tokens (at most L): its start logit plus its end logit.
+
+    `start_logits` and `end_logits` are ``[S, L]``. Entry ``[s, i, k]`` of the result is the score of the span of k + 1
+    tokens that begins at token i; it is minus infinity if the span ends beyond the row.
+    """
+    longest = min(longest, start_logits.shape[1])
     behind = torch.nn.functional.pad(end_logits, (0, longest - 1), value=-torch.inf)
-    scores = start_logits[:, :, None] + behind.unfold(1, longest, 1)
-    best = scores.reshape(len(scores), width * longest).argmax(1)
-    starts = best // longest
-    return starts, starts + best % longest
+    return start_logits[:, :, None] + behind.unfold(1, longest, 1)

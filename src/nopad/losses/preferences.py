@@ -19,8 +19,8 @@ from torch.nn.functional import cross_entropy, logsigmoid
 
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError, OptionError
-from nopad.losses.checks import IGNORED, check_denominator, check_floating, check_tensors
-from nopad.losses.slots import check_logits, labelled, wide
+from nopad.losses.checks import IGNORED, check_floating, check_tensors
+from nopad.losses.slots import check_logits, divided, labelled, wide
 from nopad.options import check_choice, check_number
 
 __all__ = ["PreferenceLoss", "label_logprobs", "preference_loss", "reward_loss"]
@@ -114,7 +114,7 @@ def reward_loss(
     each = -logsigmoid(apart)
     if center:
         each = each + center * (chosen + rejected).square()
-    return _summed(each, denominator)
+    return divided(each.sum(), denominator, len(each))
 
 
 def preference_loss(
@@ -168,7 +168,7 @@ def preference_loss(
             each = ((1 - label_smoothing) * right - label_smoothing * flipped) / (1 - 2 * label_smoothing)
         else:
             each = (1 - label_smoothing) * right + label_smoothing * flipped if label_smoothing else right
-    return _summed(each, denominator)
+    return divided(each.sum(), denominator, len(each))
 
 
 def check_preferences(beta: Any, kind: Any, label_smoothing: Any, name: str = "kind") -> tuple[float, float]:
@@ -185,13 +185,6 @@ def check_preferences(beta: Any, kind: Any, label_smoothing: Any, name: str = "k
     if label_smoothing and kind == "ipo":
         raise OptionError(f"label_smoothing is not for {name} 'ipo'; leave it at 0")
     return beta, label_smoothing
-
-
-def _summed(each: Tensor, denominator: Denominator) -> Tensor:
-    check_denominator(denominator)
-    if isinstance(denominator, Tensor):
-        denominator = denominator.reshape(())
-    return (each.sum() / (len(each) if denominator is None else denominator)).to(each.dtype)
 
 
 def _check_pairs(**given: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Logits and labels of the slots of a batch: which label a slot's logits predict, and how much its loss counts.
+"""What losses share: which label the logits of a slot predict, how much a slot's loss counts, and the division.
 
 A slot holds a token or padding.
 """
@@ -11,8 +11,9 @@ from torch import Tensor
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError
 from nopad.losses.checks import IGNORED, check_batch, check_classes, check_floating, check_per, check_tensors
+from nopad.options import is_number
 
-__all__ = ["check_logits", "labelled", "slot_weights", "wide"]
+__all__ = ["check_logits", "divided", "labelled", "slot_weights", "wide"]
 
 
 def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, Tensor]:
@@ -90,3 +91,19 @@ def wide(logits: Tensor) -> Tensor:
     """
     check_floating(logits=logits)
     return logits.float() if logits.dtype.itemsize < 4 else logits
+
+
+def divided(total: Tensor, denominator: float | Tensor | None, usual: float | Tensor) -> Tensor:
+    """Return `total`, a scalar, divided by `denominator`, or by `usual` if that is None; in the dtype of `total`.
+
+    Raises:
+        BatchError: `denominator` is not one number.
+    """
+    if denominator is None:
+        denominator = usual
+    elif isinstance(denominator, Tensor) and denominator.numel() == 1:
+        denominator = denominator.reshape(())
+    elif not is_number(denominator):
+        shape = f" of shape {list(denominator.shape)}" if isinstance(denominator, Tensor) else ""
+        raise BatchError(f"the denominator is a {type(denominator).__name__}{shape}; expected one number")
+    return (total / denominator).to(total.dtype)

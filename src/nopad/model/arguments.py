@@ -15,7 +15,7 @@ from torch import Tensor
 from nopad.batch.guard import PackedMask, is_of_batch, layout_of
 from nopad.batch.layout import Layout
 from nopad.errors import BatchError
-from nopad.losses.checks import check_classes
+from nopad.losses.checks import check_classes, check_places
 from nopad.model.embedded import input_embeddings
 
 __all__ = ["check_inputs", "check_labels", "check_range"]
@@ -199,8 +199,7 @@ def check_labels(model: Any, by_token: bool, named: dict[str, Any]) -> None:
         if not value.is_floating_point() and value.dtype != torch.bool:
             value = named[name] = value.long()  # losses, and a model's choice of a loss, accept no other integers
         if name in ("start_positions", "end_positions"):
-            if value.is_floating_point() or value.dtype == torch.bool:
-                raise BatchError(f"{name} are {value.dtype}; expected places in the sequence, integers")
+            check_places(**{name: value})
         elif name in ("next_sentence_label", "sentence_order_label"):
             check_classes(value, 2, name)
         elif by_token:

@@ -82,16 +82,23 @@ def packed_attention(
             f"{type(module).__name__} does not say whether it attends causally (is_causal), and nopad does not guess; "
             "run its sequences padded, without nopad.packed"
         )
+    heads = Heads(
+        scaling=scaling,
+        causal=bool(causal),
+        window=sliding_window,
+        dropout=dropout,
+        bias=position_bias,
+        softcap=softcap,
+        sinks=others.get("s_aux"),
+    )
     # nopad's masks are int32, int16 or int8, others are bool, float or int64, so the dtype tells them apart.
-    packed = attention_mask is not None and attention_mask.dtype in (NUMBERS, OPAQUE, DENSE)
-    if not packed:
+    if attention_mask is None or attention_mask.dtype not in (NUMBERS, OPAQUE, DENSE):
         if inside() is not None:
             raise lost(module)
+        if softcap is not None or heads.sinks is not None:  # SDPA has neither; such models run eagerly
+            return _eager(query, key, value, attention_mask, heads), None
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        if softcap is not None or others.get("s_aux") is not None:  # SDPA has neither; such models run eagerly
-            heads = Heads(scaling, bool(causal), sliding_window, dropout, position_bias, softcap, others.get("s_aux"))
-            return _eager(query, key, value, attention_mask, heads), None
         alone: tuple[Tensor, None] = sdpa_attention_forward(
             module,
             query,
@@ -106,8 +113,24 @@ def packed_attention(
             **others,
         )
         return alone
+    _check_layer(module, heads, others)
+    if not torch.compiler.is_compiling():
+        tell(module)
+    placed = None if torch.compiler.is_compiling() else carried_by(attention_mask)
+    if placed is None:  # compiled graphs and copied masks keep only the mask's numbers
+        keep = _keep_of(module, attention_mask, query, key, heads)
+        return attend(query, key, value, keep, heads).transpose(1, 2), None
+    return backend_of(placed.backend)(query, key, value, placed, heads).contiguous(), None
+
+
+def _check_layer(module: nn.Module, heads: Heads, others: dict[str, Any]) -> None:
+    """Check that a layer of a packed call passes on its sliding window, and no tensors that nopad does not know.
+
+    Raises:
+        UnsupportedModelError: it does not.
+    """
     kinds, layer = getattr(getattr(module, "config", None), "layer_types", None), getattr(module, "layer_idx", None)
-    if kinds and layer is not None and kinds[layer] == "sliding_attention" and sliding_window is None:
+    if kinds and layer is not None and kinds[layer] == "sliding_attention" and heads.window is None:
         raise UnsupportedModelError(
             f"{type(module).__name__} of layer {layer} attends within a window and does not tell its attention of it; "
             "run its sequences padded, without nopad.packed"
@@ -119,23 +142,6 @@ def packed_attention(
             f"{type(module).__name__} hands {', '.join(unknown)} to its attention, of which nopad's knows nothing; run "
             "its sequences padded, without nopad.packed"
         )
-    if not torch.compiler.is_compiling():
-        tell(module)
-    heads = Heads(
-        scaling=scaling,
-        causal=bool(causal),
-        window=sliding_window,
-        dropout=dropout,
-        bias=position_bias,
-        softcap=softcap,
-        sinks=others.get("s_aux"),
-    )
-    assert attention_mask is not None
-    placed = None if torch.compiler.is_compiling() else carried_by(attention_mask)
-    if placed is None:  # compiled graphs and copied masks keep only the mask's numbers
-        keep = _keep_of(module, attention_mask, query, key, heads)
-        return attend(query, key, value, keep, heads).transpose(1, 2), None
-    return backend_of(placed.backend)(query, key, value, placed, heads).contiguous(), None
 
 
 def _keep_of(module: nn.Module, mask: Tensor, query: Tensor, key: Tensor, heads: Heads) -> Tensor:

@@ -13,7 +13,7 @@ These features are refused, each with an error that names it:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch import nn
 from nopad.batch.layout import Layout
 from nopad.errors import BatchError, UnsupportedModelError
 from nopad.model.embedded import input_embeddings
+from nopad.model.known import walk
 
 __all__ = ["check_arguments", "check_embeddings", "check_experts", "check_layers", "check_rope"]
 
@@ -119,7 +120,7 @@ def check_layers(model: nn.Module) -> None:
             are first removed from all layers, so that they are not there in the next call.
     """
     why, given = None, dict[str, None]()
-    for module in _modules(model):
+    for module in walk(model):
         given.update(dict.fromkeys(_per_row(module).values()))
         if why is not None:
             continue
@@ -130,7 +131,7 @@ def check_layers(model: nn.Module) -> None:
         if reason is not None:
             why = f"{type(module).__name__} {reason}"
     if given:
-        for module in _modules(model):  # PEFT removes them only after calls without an error
+        for module in walk(model):  # PEFT removes them only after calls without an error
             for number in _per_row(module):
                 del module._forward_pre_hooks[number]
         raise UnsupportedModelError(
@@ -176,7 +177,7 @@ def _check_side(layout: Layout, switch: int) -> None:
 
 def _reset_frequencies(model: nn.Module) -> None:
     """Reset the rotary frequencies of a model's modules to those that they had before dynamic rope stretched them."""
-    for module in _modules(model):
+    for module in walk(model):
         for name in [name for name in (*vars(module), *module._buffers) if name.endswith("original_inv_freq")]:
             first, prefix = getattr(module, name), name.removesuffix("original_inv_freq")
             now = getattr(module, f"{prefix}inv_freq")
@@ -187,16 +188,6 @@ def _reset_frequencies(model: nn.Module) -> None:
             ):
                 module.register_buffer(f"{prefix}inv_freq", first.to(now.device), persistent=False)
                 setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
-
-
-def _modules(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield all modules of a model, a shared module more than once; faster than ``model.modules()``."""
-    waiting: list[nn.Module | None] = [model]
-    while waiting:
-        module = waiting.pop()
-        if module is not None:
-            yield module
-            waiting.extend(module._modules.values())
 
 
 @lru_cache(maxsize=1024)

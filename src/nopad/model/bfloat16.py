@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from nopad.errors import OptionError
 from nopad.model.linear import is_hooked, is_plain_layer
+from nopad.model.modes import evaluated
 from nopad.model.replacing import names_of_children, replace_modules
 
 __all__ = ["Bfloat16Linear", "formula_of", "fused"]
@@ -218,18 +219,12 @@ def _is_near(found: Tensor | None, before: Tensor | None) -> bool:
 def _probed(module: nn.Module, states: Tensor) -> Tensor | None:
     """Return a module's result on `states` in evaluation mode, as float32.
 
-    The result is None in three cases. The module raises TypeError, ValueError, RuntimeError, IndexError or
-    AttributeError, since it may take other arguments. It returns something else than a tensor. Or its result has NaN or
-    infinity.
+    The result is None if the module raises an error (it may take other arguments), returns something else than a
+    tensor, or returns NaN or infinity.
     """
-    was = {one: one.training for one in module.modules()}
-    module.eval()
     try:
-        with torch.inference_mode():
+        with evaluated(module), torch.inference_mode():
             found = module(states)
     except Exception:  # it is transformers' own code, given what it may not expect
         return None
-    finally:
-        for one, training in was.items():
-            one.training = training
     return found.float() if isinstance(found, Tensor) and bool(found.isfinite().all()) else None

@@ -120,8 +120,8 @@ class Calls(local):
     def __init__(self) -> None:
         self.stack: list[Call | None] = []
         self.static = Static()
-        self.again: Placement | None = None  # the layout of the checkpointed layer that runs now, perhaps again
-        self.ended = False  # whether the call that ended last was a packed one, and none began since
+        self.again: Placement | None = None
+        self.ended = False
 
     def begin(self) -> list[Call | None]:
         """Begin a call: put None on the stack, since a call counts as an ordinary one at first; return the stack.

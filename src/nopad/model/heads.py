@@ -16,16 +16,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from nopad.errors import BatchError, UnsupportedModelError
+from nopad.losses.checks import IGNORED
 from nopad.model.calls import Call, Cell
 from nopad.model.families import Family
 from nopad.model.hooks import Feed, Hook, Keep, unwrapped
 from nopad.model.known import class_of, head_name, is_stock
 from nopad.model.last_token import eos_tokens, last_tokens, static_last_tokens
-from nopad.model.pooling import mine, pool
+from nopad.model.pooling import last_true, mine, pool
 
 __all__ = ["Causal", "Head", "head_of"]
-
-IGNORED = -100
 
 
 class Head:
@@ -192,8 +191,7 @@ class _Classifier(Head):
         yield from found
 
     def enter(self, call: Call, named: dict[str, Any]) -> None:
-        s, n = call.placed.layout.sequences, self.model.config.num_labels
-        _check_shape(named, "labels", [(s,), (s, n)] if n > 1 else [(s,), (s, 1)])
+        _check_sequence_labels(self.model, call, named)
 
 
 class _LastToken(Head):
@@ -215,8 +213,7 @@ class _LastToken(Head):
         yield module, Keep(cell, name, name="logits")
 
     def enter(self, call: Call, named: dict[str, Any]) -> None:
-        s, n = call.placed.layout.sequences, self.model.config.num_labels
-        _check_shape(named, "labels", [(s,), (s, n)] if n > 1 else [(s,), (s, 1)])
+        _check_sequence_labels(self.model, call, named)
         call.labels = {"labels": named.pop("labels", None)}
         if self.pooling() == "last":
             call.seen["last"] = last_tokens(
@@ -398,10 +395,8 @@ def _takes_last(scores: Tensor, call: Call, output: Any) -> bool:
     """
     real = call.placed.ids != 0
     rows = torch.arange(real.shape[0], device=real.device)[real.any(1)]
-    # argmax finds the first True, so on a flipped row it finds the last real slot.
-    last = real.shape[1] - 1 - real.flip(1).int().argmax(1)
     logits = output.get("logits") if isinstance(output, Mapping) else None
-    return logits is not None and torch.equal(logits[rows], scores[rows, last[rows]])
+    return logits is not None and torch.equal(logits[rows], scores[rows, last_true(real)[rows]])
 
 
 def _static_padded(values: Tensor, ids: Tensor, most: int) -> Tensor:
@@ -413,6 +408,11 @@ def _static_padded(values: Tensor, ids: Tensor, most: int) -> Tensor:
     places = torch.arange(ids.shape[-1], device=ids.device) + owned.int().argmax(1)[:, None]
     places = places.clamp(max=owned.shape[1] - 1)
     return values.reshape(-1)[places].masked_fill(~owned.gather(1, places), -torch.inf)
+
+
+def _check_sequence_labels(model: Any, call: Call, named: dict[str, Any]) -> None:
+    sequences = call.placed.layout.sequences
+    _check_shape(named, "labels", [(sequences,), (sequences, max(model.config.num_labels, 1))])
 
 
 def _check_shape(named: dict[str, Any], name: str, wanted: list[tuple[int, ...]]) -> None:

@@ -32,15 +32,15 @@ from nopad.model.hooks import (
     attach,
     take_off,
 )
-from nopad.model.images import TOWER, Ran, attending_part, image_parts
-from nopad.model.known import class_of
+from nopad.model.images import TOWER, Ran, image_parts
+from nopad.model.known import class_of, walk
 from nopad.model.later import Watch, take_off_judges
 from nopad.model.mixers import Cut, Join, mixing_hooks, release
 from nopad.model.own import changes, foreign, own_modules
 from nopad.model.proven import Proven
 from nopad.model.unguarded import check_rows
 
-__all__ = ["HookedModel", "part_of"]
+__all__ = ["Enter", "HookedModel", "Leave", "part_of"]
 
 
 @dataclass(eq=False)
@@ -93,7 +93,7 @@ class HookedModel:
     @property
     def attending(self) -> Any:
         """The part of the model that gets nopad's attention: the model itself, or its text part if it takes images."""
-        return attending_part(self.model, self.head.base, self.family)
+        return self.model if self.family.images is None else image_parts(self.head.base, self.family)[1]
 
     def install(self) -> None:
         """Make the model pack-safe: register nopad's attention, make the model use it, and attach all hooks.
@@ -142,7 +142,7 @@ class HookedModel:
         from transformers import PreTrainedModel
 
         whole = self.attending
-        for part in _walk(whole):
+        for part in walk(whole):
             own = getattr(getattr(part, "config", None), "_attn_implementation", attention.NAME)
             if own != attention.NAME and isinstance(part, PreTrainedModel):
                 whole.set_attn_implementation(self.before)
@@ -153,10 +153,10 @@ class HookedModel:
 
     def remove(self) -> None:
         """Remove all of nopad's hooks from the model, and restore the attention implementation that it had before."""
-        for module in {*_walk(self.model), *self.modules}:
+        for module in {*walk(self.model), *self.modules}:
             take_off(module, self.cell)
-        release(_walk(self.model))
-        take_off_judges(_walk(self.model))
+        release(walk(self.model))
+        take_off_judges(walk(self.model))
         if self.before:
             self.attending.set_attn_implementation(self.before)
 
@@ -167,7 +167,7 @@ class HookedModel:
             UnsupportedModelError: as for `_hooks`, or a module of the user's own class was put into the model after it
                 was made pack-safe.
         """
-        modules = tuple(_walk(self.model))
+        modules = tuple(walk(self.model))
         if len(modules) == len(self.modules) and all(map(is_, modules, self.modules)):
             return
         self.cell.owned = True  # also for a cell that came with a copied model
@@ -238,7 +238,7 @@ class HookedModel:
                     yield module, PackAgain(cell)
         encoder = part_of(model, "encoder")
         inside = set() if encoder is None else set(encoder.modules())
-        for module in _walk(model):
+        for module in walk(model):
             if type(module).__name__ == "BartLearnedPositionalEmbedding":
                 yield module, NoPositions(cell)
                 yield module, Positions(cell, f"{'encoder' if module in inside else 'decoder'} positions")
@@ -247,7 +247,7 @@ class HookedModel:
                 if name.rpartition(".")[2] == table and isinstance(module, nn.Embedding):
                     yield module, NoLookup(cell)
                     yield module, Lookup(cell, f"positions of {table}", offset=offset)
-        yield from mixing_hooks(cell, _walk(model), family)
+        yield from mixing_hooks(cell, walk(model), family)
         yield from self.head.hooks(cell)
 
     def _entries(self) -> list[tuple[str, nn.Module]]:
@@ -261,23 +261,23 @@ class HookedModel:
 
 @dataclass(eq=False)
 class Enter(Hook):
-    """The hook that begins each call of the whole model (`State.enter`)."""
+    """The hook that begins each call of a whole model or wrapper (`State.enter`, `Wrapper.enter`)."""
 
     state: Any = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return what `State.enter` returns: the model's new arguments, or None if they stay as they are."""
+        """Return what `enter` of the state returns: the new arguments, or None if they stay as they are."""
         return self.state.enter(module, args, kwargs, None if torch.compiler.is_compiling() else sys._getframe(1))
 
 
 @dataclass(eq=False)
 class Leave(Hook):
-    """The hook that ends each call of the whole model, also after an exception (`State.leave`)."""
+    """The hook that ends each call of a whole model or wrapper, also after an exception (`State.leave`)."""
 
     state: Any = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """Return what `State.leave` returns: the model's new output, or None if it stays as it is."""
+        """Return what `leave` of the state returns: the new output, or None if it stays as it is."""
         return self.state.leave(module, args, kwargs, output)
 
 
@@ -288,15 +288,3 @@ def part_of(model: Any, name: str) -> Any:
         if isinstance(found, nn.Module):
             return found
     return None
-
-
-def _walk(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield all modules of a model, a shared one more than once, in any order.
-
-    This runs at each call, and is faster than ``model.modules()``.
-    """
-    stack = [model]
-    while stack:
-        module = stack.pop()
-        yield module
-        stack.extend(child for child in module._modules.values() if child is not None)

@@ -19,7 +19,7 @@ from nopad.errors import UnsupportedModelError
 from nopad.model.backends.mask import dense_cross
 from nopad.model.calls import Call, Cell, bound, parameters, takes
 from nopad.model.encoders import encoder_mask, pack_again, unpack_first
-from nopad.model.pooling import pool, static_pooled
+from nopad.model.pooling import last_true, pool, static_pooled
 
 __all__ = [
     "Count",
@@ -192,7 +192,6 @@ class NoPositions(Hook):
         """
         if self.cell.call is None:
             return None
-        # One position keeps the lookup inside the table; `Positions` replaces its result.
         return args, {**kwargs, "position_ids": torch.zeros(1, dtype=torch.long, device=module.weight.device)}
 
 
@@ -318,7 +317,7 @@ def _pooled_so(given: Tensor, states: Tensor, real: Tensor, how: str) -> bool:
     ``[R, L, H]``, and `real` says which slots hold tokens, bool ``[R, L]``.
     """
     rows = torch.arange(len(states), device=states.device)[real.any(1)]
-    last = states.shape[1] - 1 - real.flip(1).int().argmax(1)
+    last = last_true(real)
     counts = real.sum(1, keepdim=True).clamp(min=1)
     ways = {
         "first": [states[:, 0]],

@@ -29,7 +29,7 @@ from nopad.errors import BatchError, UnsupportedModelError
 from nopad.model.families import Family
 from nopad.model.hooks import Hook
 
-__all__ = ["TOWER", "Ran", "attending_part", "check_images", "image_parts", "ordinary_arguments", "refuse_others"]
+__all__ = ["TOWER", "Ran", "check_images", "image_parts", "ordinary_arguments", "refuse_others"]
 
 TOWER = "vision tower"
 TYPES = "mm_token_type_ids"
@@ -71,11 +71,6 @@ def image_parts(base: Any, family: Family) -> tuple[nn.Module, nn.Module]:
             raise UnsupportedModelError(f"{type(base).__name__} has no {name!r}, as transformers' own has")
         found.append(part)
     return found[0], found[1]
-
-
-def attending_part(model: Any, base: Any, family: Family) -> Any:
-    """Return the part of a model that gets nopad's attention: the text part, or the model if it takes no images."""
-    return model if family.images is None else image_parts(base, family)[1]
 
 
 def ordinary_arguments(takes: tuple[str, ...], family: Family) -> tuple[str, ...]:

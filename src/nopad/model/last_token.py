@@ -15,6 +15,7 @@ from torch import Tensor
 
 from nopad.batch.device import Placement
 from nopad.errors import BatchError
+from nopad.model.pooling import mine
 
 __all__ = ["eos_tokens", "last_tokens", "static_last_tokens"]
 
@@ -78,9 +79,8 @@ def static_last_tokens(config: Any, ids: Tensor | None, sequence_ids: Tensor, mo
         most: largest number of sequences that a batch may have; entries after the batch's last sequence are 0.
     """
     padding = config.get_text_config().pad_token_id
-    numbers = torch.arange(1, most + 1, device=sequence_ids.device, dtype=sequence_ids.dtype)
-    mine = sequence_ids.reshape(1, -1) == numbers[:, None]
-    places = torch.arange(mine.shape[1], device=mine.device)
-    first = mine.int().argmax(1)
-    real = mine if ids is None or padding is None else mine & (ids.reshape(1, -1) != padding)
+    owned = mine(sequence_ids, most)
+    places = torch.arange(owned.shape[1], device=owned.device)
+    first = owned.int().argmax(1)
+    real = owned if ids is None or padding is None else owned & (ids.reshape(1, -1) != padding)
     return torch.maximum(torch.where(real, places, 0).amax(1), first)

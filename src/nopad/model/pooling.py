@@ -15,7 +15,7 @@ from nopad.losses.checks import check_batch, check_tensors
 if TYPE_CHECKING:
     from nopad.batch import PackedBatch
 
-__all__ = ["mine", "pool", "pooled", "static_pooled"]
+__all__ = ["last_true", "mine", "pool", "pooled", "static_pooled"]
 
 
 def pooled(states: Tensor, batch: PackedBatch, how: str = "mean") -> Tensor:
@@ -87,7 +87,7 @@ def static_pooled(states: Tensor, ids: Tensor, most: int, how: str) -> Tensor:
         return (shares @ flat.reshape(flat.shape[0], -1)).reshape(most, *flat.shape[1:])
     if how == "first":
         return flat[owned.int().argmax(1)]
-    return flat[owned.shape[1] - 1 - owned.flip(1).int().argmax(1)]
+    return flat[last_true(owned)]
 
 
 def mine(ids: Tensor, most: int) -> Tensor:
@@ -97,3 +97,8 @@ def mine(ids: Tensor, most: int) -> Tensor:
     """
     numbers = torch.arange(1, most + 1, device=ids.device, dtype=ids.dtype)
     return ids.reshape(1, -1) == numbers[:, None]
+
+
+def last_true(real: Tensor) -> Tensor:
+    """Return where the last True is in each row of a bool tensor ``[n, L]``, int64 ``[n]``; L - 1 if there is none."""
+    return real.shape[1] - 1 - real.flip(1).int().argmax(1)  # argmax finds the first True

@@ -25,7 +25,7 @@ from nopad.model.families import Family
 from nopad.model.heads import Head
 from nopad.model.images import TOWER
 
-__all__ = ["check_attended", "check_output", "check_ran", "check_static", "mixed"]
+__all__ = ["LAYERS", "check_attended", "check_output", "check_ran", "check_static", "mixed"]
 
 WAY_OUT = "run the base model, and pool its states with nopad.model.pooled"
 # Outputs that are not checked: they are neither per token nor per sequence (features of images), or empty.

@@ -21,7 +21,7 @@ from nopad.model.arguments import check_labels
 from nopad.model.backends import AUTOMATIC
 from nopad.model.backends.varlen import HALF, autocast_dtype, on_kernel
 from nopad.model.calls import Call, bound, parameters
-from nopad.model.fronts import STATES, blank, check_raw, refuse_static_front
+from nopad.model.fronts import STATES, blank, check_raw
 from nopad.model.heads import Head
 from nopad.model.hooked import HookedModel, part_of
 from nopad.model.images import check_images, ordinary_arguments, refuse_others
@@ -65,8 +65,6 @@ class State(HookedModel):
             arguments = bound(module, args, kwargs)
             numbers: Any = arguments.get("attention_mask")
             if is_static(numbers):
-                refuse_static_front(module, self.family)
-                refuse_compiled(module, self.family)
                 enter_static(self.cell, self.head, arguments, None)
             elif not isinstance(numbers, PackedMask):  # a `PackedMask` raises its own error while compiling
                 refuse_marked(arguments)
@@ -80,15 +78,27 @@ class State(HookedModel):
         if self.family.route == "interface":
             refuse_attentions(module, named)
         if is_static(guard):
-            refuse_static_front(module, self.family)
-            refuse_compiled(module, self.family)
-            stack.pop()
             enter_static(self.cell, self.head, named, frame)
             return None
         if not isinstance(guard, PackedMask):
             if attention.inside() is None:  # otherwise this model is a part of a pack-safe model and gets its tensors
                 refuse_unguarded(named)
             return None
+        call = self._begun(module, guard, named)
+        call.frame = frame
+        self.cell.count(1)
+        stack[-1] = call
+        call.token = attention.begin(call)
+        call.given = (module, kept(named)) if came_before(module) else None
+        return (), named
+
+    def _begun(self, module: nn.Module, guard: PackedMask, named: dict[str, Any]) -> Call:
+        """Return the `Call` for a packed batch; `named`, its items by name, become the model's own arguments.
+
+        Raises:
+            BatchError: the batch does not fit the model.
+            UnsupportedModelError: the model cannot run this batch, or was changed after it was made pack-safe.
+        """
         now = self.attending.config._attn_implementation
         if self.before and now != attention.NAME:
             raise UnsupportedModelError(
@@ -113,12 +123,7 @@ class State(HookedModel):
         self._fit(named, call, axes)
         check_labels(self.model, self.head.by_token, named)
         self.head.enter(call, named)
-        call.frame = frame
-        self.cell.count(1)
-        stack[-1] = call
-        call.token = attention.begin(call)
-        call.given = (module, kept(named)) if came_before(module) else None
-        return (), named
+        return call
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """End a packed call: check that hooks and layers ran as they must, and return the output.

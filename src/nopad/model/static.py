@@ -15,7 +15,9 @@ import torch
 from nopad.errors import BatchError
 from nopad.model.batchwide import check_arguments
 from nopad.model.calls import Cell
+from nopad.model.fronts import refuse_static_front
 from nopad.model.heads import Head
+from nopad.model.mixers import refuse_compiled
 from nopad.model.postconditions import check_static
 from nopad.model.routers import refuse_static_routers
 
@@ -25,15 +27,18 @@ __all__ = ["enter_static", "leave_static"]
 def enter_static(cell: Cell, head: Head, named: Mapping[str, Any], frame: FrameType | None) -> None:
     """Begin a call with static shapes and the arguments `named`; its state is kept in `cell.static`.
 
-    `frame` is the Python frame that calls the module; None while compiling.
+    `frame` is the Python frame that calls the module; None while compiling. An eager call is on the stack of calls
+    already (`Calls.begin`).
 
     Raises:
+        UnsupportedModelError: the model cannot be compiled whole on packs.
         BatchError: the arguments include a cache or the denominator of a loss, they ask for logits of routers, or the
             mask's shape does not fit the tokens.
     """
     static, numbers = cell.static, named["attention_mask"]
+    refuse_static_front(head.model, head.family)
+    refuse_compiled(head.model, head.family)
     if not torch.compiler.is_compiling():
-        cell.calls.stack.append(None)  # before anything may raise: the leaving hook takes it off
         static.frame = frame
     check_arguments(named)
     if head.by_token:

@@ -93,22 +93,18 @@ def leaves_of(output: Any) -> Iterator[tuple[str, Any]]:
 
     Names are keys and indices, such as "output 0" for the first entry of a tuple.
     """
-    named = output.items() if isinstance(output, Mapping) else [("output 0", output)]
-    if isinstance(output, tuple | list):
-        named = [(f"output {at}", one) for at, one in enumerate(output)]
-    for key, value in named:
-        yield from _inside(str(key), value)
+    if isinstance(output, Mapping):
+        yield from _inside("", output)
+    else:
+        yield from _inside("output", output if isinstance(output, tuple | list) else [output])
 
 
 def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from _inside(f"{name} {key}", one)
-    elif isinstance(value, tuple | list):
-        for at, one in enumerate(value):
-            yield from _inside(f"{name} {at}", one)
-    else:
+    if not isinstance(value, Mapping | tuple | list):
         yield name, value
+        return
+    for key, one in value.items() if isinstance(value, Mapping) else enumerate(value):
+        yield from _inside(f"{name} {key}".lstrip(), one)
 
 
 def accepted(model: nn.Module, base: nn.Module) -> tuple[str, ...]:

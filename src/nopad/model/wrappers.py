@@ -9,7 +9,6 @@ of its outputs are checked.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import FrameType
@@ -22,10 +21,11 @@ from nopad.batch.device import is_static
 from nopad.batch.guard import PackedMask, is_of_batch, layout_of, mark
 from nopad.batch.layout import Layout
 from nopad.errors import BatchError, UnsupportedModelError
-from nopad.losses.checks import check_classes
+from nopad.losses.checks import IGNORED, check_classes
 from nopad.model.admission import device_of, leave_columns
 from nopad.model.arguments import check_inputs
 from nopad.model.calls import Cell, bound
+from nopad.model.hooked import Enter, Leave
 from nopad.model.hooks import Hook, attach, take_off
 from nopad.model.known import class_of
 from nopad.model.later import Watch, came_before, check_given, take_off_judges
@@ -37,8 +37,6 @@ from nopad.model.unguarded import refuse_unguarded
 from nopad.model.wrapper_parts import PLAIN, Admitted, accepted, bases_of, leaves_of, outer_modules
 
 __all__ = ["Wrapper", "wrap"]
-
-IGNORED = -100
 
 
 @dataclass
@@ -107,8 +105,8 @@ class Wrapper:
         self.proven = Proven.of(list(outer_modules(self.model).values()), self.base.config)
         self.watch = Watch([call for _, call in changes(self.model)])
         self.cell.owned = True
-        attach(self.model, _Enter(self.cell, "enter", state=self))
-        attach(self.model, _Leave(self.cell, "leave", "after", state=self))
+        attach(self.model, Enter(self.cell, "enter", state=self))
+        attach(self.model, Leave(self.cell, "leave", "after", state=self))
         hook = _Hand(self.cell, "hand on", state=self)  # before the base's own hooks, which need the batch's mask
         self.base.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
         attach(self.base, _Got(self.cell, "got", "after", state=self))
@@ -123,7 +121,7 @@ class Wrapper:
             state.remove()
             object.__delattr__(self.base, STATE)
 
-    def enter(self, args: Any, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
+    def enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
         """Begin a call; return the new ``(args, kwargs)`` of a packed call.
 
         The result is None for an ordinary call, and while compiling. `frame` is the Python frame that calls the
@@ -140,15 +138,14 @@ class Wrapper:
         self.cell.owned = True  # also for a cell that came with a copied model
         self.cell.settle()
         stack = self.cell.calls.begin()
-        name = type(self.model).__name__
         if args and isinstance(args[0], Mapping):
             raise BatchError("a batch was given as one argument; call model(**batch)")
-        named = bound(self.model, args, kwargs)
+        named = bound(module, args, kwargs)
         guard: Any = named.get("attention_mask")
         if is_static(guard):
             raise UnsupportedModelError(
-                f"{name} is a class of your own, and what it hands on cannot be checked in a compiled graph; compile "
-                "the layers of its base one by one instead, each with layer.compile()"
+                f"{type(module).__name__} is a class of your own, and what it hands on cannot be checked in a compiled "
+                "graph; compile the layers of its base one by one instead, each with layer.compile()"
             )
         if not isinstance(guard, PackedMask):
             refuse_unguarded(named)
@@ -166,7 +163,7 @@ class Wrapper:
         self._set_labels(named, call)
         self.cell.count(1)
         stack[-1] = call
-        call.given = (self.model, kept(named)) if came_before(self.model) else None
+        call.given = (module, kept(named)) if came_before(module) else None
         return (), named
 
     def hand_on(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -209,7 +206,7 @@ class Wrapper:
         if call is not None:
             call.own += [one for _, one in leaves_of(output) if isinstance(one, Tensor)]
 
-    def leave(self, given: Mapping[str, Any], output: Any) -> None:
+    def leave(self, module: nn.Module, args: Any, given: Mapping[str, Any], output: Any) -> None:
         """End a call. After a packed one, check that the base ran once, and the shapes of what the wrapper returned.
 
         `given` are the wrapper's arguments by name. Some outputs are not checked: plain values (`PLAIN`), tensors that
@@ -229,8 +226,8 @@ class Wrapper:
         call.frame = None
         if output is None:  # the forward call raised
             return
-        check_given(self.model, call, given)
-        name = type(self.model).__name__
+        check_given(module, call, given)
+        name = type(module).__name__
         if call.ran != 1:
             raise UnsupportedModelError(
                 f"{type(self.base).__name__} of {name} was to run once in a packed call, and did not run"
@@ -368,28 +365,6 @@ def _same_mask(given: Any, mask: Tensor) -> bool:
     The two masks may have different dtypes.
     """
     return isinstance(given, Tensor) and given.shape == mask.shape and torch.equal((given != 0).long(), mask)
-
-
-@dataclass(eq=False)
-class _Enter(Hook):
-    """The hook that begins each call of a wrapper."""
-
-    state: Any = None
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return what `Wrapper.enter` returns: the wrapper's new arguments, or None if they stay as they are."""
-        return self.state.enter(args, kwargs, None if torch.compiler.is_compiling() else sys._getframe(1))
-
-
-@dataclass(eq=False)
-class _Leave(Hook):
-    """The hook that ends each call of a wrapper, also after an exception."""
-
-    state: Any = None
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """Check the wrapper's output (`Wrapper.leave`), and leave it unchanged."""
-        self.state.leave(kwargs, output)
 
 
 @dataclass(eq=False)

@@ -51,8 +51,8 @@ def compiled_rows(core: Core, batching: Batching, mode: bool | Mode) -> Compiled
             f"a compiled model takes rows of one shape, and batches are flat; give batching=Batching("
             f"capacity={min(batching.capacity, 512)}, rows=8), or any other number of rows"
         )
-    model = core.model if already else torch.compile(core.model, mode=_mode(mode), fullgraph=True, dynamic=False)
-    found = CompiledRows(model)
+    how = None if isinstance(mode, bool) else mode
+    found = CompiledRows(core.model if already else torch.compile(core.model, mode=how, fullgraph=True, dynamic=False))
     if routes(bare(core.model).config):
         raise OptionError(
             f"the configuration of this {name} asks for the logits of routers ({ASKED}), which a compiled model cannot "
@@ -61,10 +61,6 @@ def compiled_rows(core: Core, batching: Batching, mode: bool | Mode) -> Compiled
     if isinstance(core, Tensors):
         _check_pooler(core)
     return found
-
-
-def _mode(mode: bool | Mode) -> str | None:
-    return None if isinstance(mode, bool) else mode
 
 
 def _check_pooler(core: Tensors) -> None:

@@ -30,7 +30,6 @@ __all__ = ["Decision", "OnlineBatch", "OnlinePacker", "PackerStatistics"]
 
 PRIORITIES = 1000  # from -PRIORITIES to PRIORITIES
 LAST_NS = 2**61  # the latest time
-_NEVER = 2**62
 _COLUMNS = 6
 _PLACES = 256  # requests that the table has room for at first
 
@@ -168,19 +167,22 @@ class OnlinePacker:
     def __init__(self, batching: Batching) -> None:
         """Create a packer in which nothing waits."""
         self.batching = batching
+        from nopad.serving import _packing_kernels as kernels  # here, since importing Numba takes long
+
+        self._kernels: Any = kernels
         self._limits = batching.limits()
-        self._state = np.array([0, 0, 0, _NEVER, _NEVER, 0, 0], dtype=np.int64)
+        self._state = np.zeros(7, dtype=np.int64)
+        self._state[[kernels.NEXT_DUE, kernels.NEXT_DEADLINE]] = kernels.NEVER
         self._table = np.zeros((_PLACES, _COLUMNS), dtype=np.int64, order="F")  # columns are scanned
         self._new = array("q")  # requests that are not in the table yet, as rows of the table one after another
         self._tokens = 0  # in all requests that wait, in the table or not yet
         self._now = 0
-        self._kernels = _kernels()
         self._counts = dict.fromkeys(("arrived", "packed", "cancelled", "expired", "refused", "tokens", "slots"), 0)
         self._flushes: dict[Reason, int] = dict.fromkeys(REASONS, 0)
 
     def __len__(self) -> int:
         """Return the number of requests that wait."""
-        head, tail, *_, gaps = self._state.tolist()
+        head, tail, *_, gaps = self._state.tolist()  # in Python, which is faster than calling `waiting_of`
         return int(tail - head - gaps + len(self._new) // _COLUMNS)
 
     @property
@@ -220,7 +222,7 @@ class OnlinePacker:
         if type(length) is not int:
             length = _integer(length, "length", LengthError)
         self._check_length(length)
-        due, deadline = _NEVER, _NEVER
+        due = deadline = self._kernels.NEVER
         lead = 0 if type(lead_ns) is int and lead_ns == 0 else _integer(lead_ns, "lead_ns", OptionError, 0, LAST_NS)
         if deadline_ns is not None:
             deadline = _integer(deadline_ns, "deadline_ns", OptionError, 0, LAST_NS)
@@ -290,7 +292,7 @@ class OnlinePacker:
         number = _integer(number, "number", OptionError)
         self._settle()
         found = bool(self._kernels.cancel(self._state, self._table, number))
-        self._tokens = int(self._state[2])
+        self._tokens = int(self._state[self._kernels.TOKENS])
         self._counts["cancelled"] += found
         return found
 
@@ -310,11 +312,11 @@ class OnlinePacker:
         now = self._at(now_ns)
         self._settle()
         state = self._state
-        expired = self._expire(now) if state[4] <= now else np.empty(0, dtype=np.int64)
+        expired = self._expire(now) if state[self._kernels.NEXT_DEADLINE] <= now else np.empty(0, dtype=np.int64)
         waiting = len(self)
         if not waiting:
             return Decision(None, expired, None)
-        most = min(waiting, self.batching.slots, int(self._limits[4]))
+        most = min(waiting, self.batching.slots, self.batching.max_sequences or waiting)
         made = np.empty((4, most), dtype=np.int64)
         why, n, tokens = self._kernels.decide(state, self._table, self._limits, now, int(idle), int(draining), made)
         batch = self._leave(REASONS[why - 1], made[:, :n].copy(), tokens) if why else None
@@ -352,7 +354,7 @@ class OnlinePacker:
         numbers = np.empty(len(self), dtype=np.int64)
         expired = numbers[: self._kernels.expire(self._state, self._table, now, numbers)].copy()
         self._counts["expired"] += expired.size
-        self._tokens = int(self._state[2])
+        self._tokens = int(self._state[self._kernels.TOKENS])
         return expired
 
     def _leave(self, reason: Reason, made: NDArray[np.int64], tokens: int) -> OnlineBatch:
@@ -374,9 +376,9 @@ class OnlinePacker:
         head, tail, _, due, deadline, *_ = self._state.tolist()
         if head == tail:
             return None
-        timeout = int(self._table[head, 2]) + int(self._limits[8])
+        timeout = int(self._table[head, self._kernels.ARRIVED]) + int(self._limits[self._kernels.WAIT])
         wake: int = min(timeout, due, deadline)
-        return None if wake >= _NEVER else wake
+        return None if wake >= self._kernels.NEVER else wake
 
 
 def _integer(value: Any, name: str, error: type[Exception], low: int = -(2**62), high: int = 2**62) -> int:
@@ -388,13 +390,3 @@ def _integer(value: Any, name: str, error: type[Exception], low: int = -(2**62),
     if type(number) is not int or not low <= number <= high:
         raise error(f"{name} must be an integer from {low} to {high}, got {value!r}")
     return number
-
-
-def _kernels() -> Any:
-    """Return the module of compiled loops.
-
-    It is imported only when the first packer is made, since importing Numba takes long.
-    """
-    from nopad.serving import _packing_kernels
-
-    return _packing_kernels

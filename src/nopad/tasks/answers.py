@@ -20,6 +20,7 @@ from nopad.batch import PackedBatch
 from nopad.corpus.options import OverLong
 from nopad.errors import BatchError, OptionError, RecordError
 from nopad.losses.checks import IGNORED
+from nopad.losses.metrics import span_scores
 from nopad.options import Option, check_choice, is_number
 from nopad.tasks.examples import Examples, field_of, numbered, paired, stacked
 from nopad.tasks.objectives import OfSpans
@@ -86,10 +87,7 @@ class Answers(Task):
 
     name = "answer"
     auto: ClassVar[str] = "AutoModelForQuestionAnswering"
-    texts_by: ClassVar[tuple[str, ...]] = (
-        "question",
-        "context",
-    )
+    texts_by: ClassVar[tuple[str, ...]] = ("question", "context")
     policies: ClassVar[tuple[OverLong, ...]] = ("split", "error", "truncate", "drop")
 
     def __init__(
@@ -151,7 +149,7 @@ class Answers(Task):
             if not len(piece.offsets):
                 raise RecordError(f"record {number}: {self.context} has no token: {contexts[number][:60]!r}")
             span = _tokens(piece, spans[number], contexts[number], number) if labels else None
-            for begin, end in self._windows(piece, number, counts):
+            for begin, end in cut(self, piece, number, counts, self.stride):
                 part, kinds = piece.part(begin, end)
                 null = part.index(self.tokenizer.cls_token_id) if self.tokenizer.cls_token_id in part else 0
                 first = piece.first
@@ -175,17 +173,6 @@ class Answers(Task):
             records=len(questions),
             counts=counts,
             details=details,
-        )
-
-    def _windows(self, piece: Framed, number: int, counts: dict[str, int]) -> list[tuple[int, int]]:
-        return cut(
-            piece,
-            number,
-            counts,
-            max_length=self.max_length,
-            over_long=self.over_long,
-            policies=self.policies,
-            stride=self.stride,
         )
 
     def _read(
@@ -242,14 +229,12 @@ class Answers(Task):
         Raises:
             BatchError: the highest score or ``null`` of a window is NaN or infinite.
         """
-        width = start.shape[1]
-        longest = min(self.max_answer, width)
-        at = torch.arange(width, device=start.device)
+        at = torch.arange(start.shape[1], device=start.device)
         outside = (at < places[:, :1]) | (at >= places[:, 1:2])
         null = (start + end).gather(1, places[:, 2:])[:, 0]
         start, end = start.masked_fill(outside, -torch.inf), end.masked_fill(outside, -torch.inf)
-        behind = torch.nn.functional.pad(end, (0, longest - 1), value=-torch.inf)
-        scores = (start[:, :, None] + behind.unfold(1, longest, 1)).flatten(1)  # [i, k]: k + 1 tokens from i
+        scores = span_scores(start, end, self.max_answer)
+        longest, scores = scores.shape[2], scores.flatten(1)
         best, which = scores.topk(min(self.n_best, scores.shape[1]), 1)
         if not bool((best[:, 0] + null).isfinite().all()):
             raise BatchError("the model's logits are NaN or infinite, so no answer is the best; look at its weights")

@@ -173,10 +173,7 @@ class Chat(Likely):
     """
 
     name = "chat"
-    texts_always: ClassVar[tuple[str, ...]] = (
-        "prompt",
-        "completion",
-    )
+    texts_always: ClassVar[tuple[str, ...]] = ("prompt", "completion")
 
     def __init__(
         self,

@@ -20,7 +20,18 @@ from torch import Tensor
 from nopad.batch import PackedBatch
 from nopad.corpus.framing import Tokenised, tokenised
 from nopad.errors import RecordError
-from nopad.losses.contrast import ANCHOR, NEGATIVE, POSITIVE, Same, contrastive_sum, gathered, gathered_rows, paired
+from nopad.losses.contrast import (
+    ANCHOR,
+    NEGATIVE,
+    POSITIVE,
+    Same,
+    contrastive_sum,
+    false_negatives,
+    gathered,
+    gathered_rows,
+    paired,
+)
+from nopad.losses.slots import wide
 from nopad.options import check_choice, check_number
 from nopad.tasks.examples import Examples, field_of, numbered, stacked
 from nopad.tasks.folder import Pooling
@@ -142,10 +153,7 @@ class _Nearness(Meter):
         """Add the outputs for a batch: ``embeddings`` ``[S, H]``. The batch says which sequences are anchors."""
         columns = [batch[name] for name in self.objective.targets]
         table = torch.stack([*columns, torch.full_like(columns[0], self.batches)], 1)
-        vectors = outputs["embeddings"].detach()
-        self.parts.append(
-            ((vectors.float() if vectors.dtype.itemsize < 4 else vectors).cpu().numpy(), table.cpu().numpy())
-        )
+        self.parts.append((wide(outputs["embeddings"].detach()).cpu().numpy(), table.cpu().numpy()))
         self.batches += 1
 
     def reduce(self) -> None:
@@ -166,23 +174,18 @@ class _Nearness(Meter):
         vectors = torch.from_numpy(np.concatenate([one for one, _ in self.parts]))
         table = torch.from_numpy(np.concatenate([one for _, one in self.parts]))
         found = paired(table[:, 0], table[:, 1], table[:, 3])
-        candidates = vectors[torch.cat([found.positives, found.negatives])]
-        contents = table[:, 2]
-        of_candidates = contents[torch.cat([found.positives, found.negatives])]
+        candidates, anchors = vectors[found.candidates], found.anchors.numel()
         first, turned = 0.0, 0.0
-        own, other = contents[found.anchors], contents[found.positives]
-        for begin in range(0, own.numel(), _ROWS):
-            at = torch.arange(begin, min(begin + _ROWS, own.numel()))
+        for begin in range(0, anchors, _ROWS):
+            at = torch.arange(begin, min(begin + _ROWS, anchors))
             scores = vectors[found.anchors[at]] @ candidates.T
-            right = scores[torch.arange(at.numel()), at]
-            equal = (of_candidates == own[at, None]) | (of_candidates == other[at, None])
-            equal[:, : own.numel()] |= own == own[at, None]
-            better = ((scores >= right[:, None]) & ~equal).sum(1) if self.objective.same == "mask" else None
-            if better is None:
-                better = (scores >= right[:, None]).sum(1) - 1
-            first += float((better == 0).sum())
-            turned += float((1 / (better + 1).double()).sum())
-        return {"accuracy_at_1": first / own.numel(), "mrr": turned / own.numel()}
+            nearer = scores >= scores[torch.arange(at.numel()), at][:, None]
+            if self.objective.same == "mask":
+                nearer &= ~false_negatives(found, table[:, 2], at)
+            places = nearer.sum(1)  # from 1, since the positive is as near as itself
+            first += float((places == 1).sum())
+            turned += float((1 / places.double()).sum())
+        return {"accuracy_at_1": first / anchors, "mrr": turned / anchors}
 
 
 class Contrastive(Task):
@@ -217,11 +220,7 @@ class Contrastive(Task):
 
     name = "contrast"
     auto = "AutoModel"
-    texts_by: ClassVar[tuple[str, ...]] = (
-        "anchor",
-        "positive",
-        "negative",
-    )
+    texts_by: ClassVar[tuple[str, ...]] = ("anchor", "positive", "negative")
     dtypes: ClassVar[Mapping[str, str]] = {"embedding": "float32"}
     record_columns: ClassVar[tuple[str, ...]] = ("pairs",)
 

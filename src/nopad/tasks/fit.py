@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from nopad.tasks.objective import Objective
     from nopad.tasks.task import Task
 
-__all__ = ["check_head", "check_outputs", "check_rows", "fit"]
+__all__ = ["UNNAMED", "check_head", "check_outputs", "check_rows", "fit"]
 
-_UNNAMED = "LABEL_"  # how transformers calls classes that nobody named
+UNNAMED = "LABEL_"  # how transformers calls classes that nobody named
 _HEADS = {
     "tokens": "one result per token (masked language models, token classification), or none",
     "causal": "a causal language model's",
@@ -139,7 +139,7 @@ def fit(task: Task, model: Any) -> None:
         return
     theirs = [config.id2label[one] for one in sorted(config.id2label)]
     one, other = ([str(name).casefold() for name in side] for side in (names, theirs))
-    if one != other and sorted(one) == sorted(other) and not all(str(name).startswith(_UNNAMED) for name in theirs):
+    if one != other and sorted(one) == sorted(other) and not all(str(name).startswith(UNNAMED) for name in theirs):
         raise OptionError(
             f"the task's labels are {', '.join(names[:20])}, and the model has them as {', '.join(theirs[:20])}; give "
             "them in the model's order"

@@ -119,8 +119,7 @@ class MaskedLM(OfTexts):
                 leave_out(number, texts[number], counts, self.empty)
                 continue
             of_words = aligned(words_in(texts[number]), piece.offsets)[0] if labels and self.whole_words else None
-            options: Any = {"max_length": self.max_length, "over_long": self.over_long, "policies": self.policies}
-            for begin, end in cut(piece, number, counts, **options):
+            for begin, end in cut(self, piece, number, counts):
                 part, kind = piece.part(begin, end)
                 ids.append(part)
                 types += [kind] if kind else []

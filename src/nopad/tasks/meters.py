@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nopad.batch import PackedBatch
-from nopad.losses import Accuracy, Confusion, Spans, best_spans
+from nopad.losses import Accuracy, Confusion, Spans, best_spans, over_ranks
 from nopad.losses.means import Per
 from nopad.tasks.objective import Meter
 
@@ -91,13 +91,11 @@ class SeveralMeter(Meter):
         """
         guess, labels = outputs["logits"] > 0, batch["labels"] > 0.5
         right = (guess == labels).all(1)
-        added = [(guess & labels).sum(), guess.sum(), labels.sum(), right.sum(), right.new_ones(right.shape).sum()]
+        added = [(guess & labels).sum(), guess.sum(), labels.sum(), right.sum(), torch.ones_like(right).sum()]
         self.counts = self.counts.to(right.device) + torch.stack(added).double()
 
     def reduce(self) -> None:
         """Sum the counts over all ranks; every rank must call this."""
-        from nopad.losses import over_ranks
-
         self.counts = over_ranks(self.counts)
 
     def values(self) -> dict[str, float]:

@@ -126,8 +126,9 @@ class _PretrainingMeter(Meter):
         self.sums = self.sums.to(sums.device) + torch.stack([sums.double(), counts.double()])
         if self.objective.next_sentence:
             labels = batch[NEXT]
-            right = (outputs[FOLLOWS].argmax(-1) == labels)[labels != IGNORED]
-            self.follows = self.follows.to(right.device) + torch.stack([right.sum(), right.new_ones(len(right)).sum()])
+            known = labels != IGNORED
+            right = (outputs[FOLLOWS].argmax(-1) == labels) & known
+            self.follows = self.follows.to(right.device) + torch.stack([right.sum(), known.sum()])
 
     def reduce(self) -> None:
         """Sum the counts over all ranks; every rank must call this."""

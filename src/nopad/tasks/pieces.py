@@ -14,13 +14,15 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.corpus.options import OverLong
 from nopad.errors import LengthError, OptionError
+
+if TYPE_CHECKING:
+    from nopad.tasks.task import Task
 
 __all__ = ["Framed", "aligned", "check_offsets", "cut", "framed", "trimmed", "words_in"]
 
@@ -99,27 +101,16 @@ def framed(tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None = N
             )
 
 
-def cut(
-    text: Framed,
-    number: int,
-    counts: dict[str, int],
-    *,
-    max_length: int | None,
-    over_long: OverLong,
-    policies: Sequence[OverLong],
-    stride: int = 0,
-) -> list[tuple[int, int]]:
+def cut(task: Task, text: Framed, number: int, counts: dict[str, int], stride: int = 0) -> list[tuple[int, int]]:
     """Cut a text's content into the parts that become sequences; return (first token, last token (exclusive)) of each.
 
     If the text is dropped, the result is an empty list.
 
     Args:
+        task: the task, with its `max_length` and `over_long`.
         text: the text.
         number: the number of its record, for messages.
         counts: number of records so far that were ``split``, ``truncated`` or ``dropped``; updated in place.
-        max_length: most tokens of a sequence, with the tokens around its content; None: no limit.
-        over_long: what happens to a text with more tokens: "error", "truncate", "split" or "drop".
-        policies: the values of `over_long` that the task accepts, for messages.
         stride: number of tokens that two consecutive parts share.
 
     Raises:
@@ -127,7 +118,7 @@ def cut(
             and too little room is left for content: `max_length` minus the tokens around it is below 1 or, with
             "split", not above `stride`.
     """
-    size = len(text.offsets)
+    size, max_length, over_long = len(text.offsets), task.max_length, task.over_long
     if not text.ids:
         raise LengthError(f"record {number} has no token; leave it out")
     if max_length is None or size + text.around <= max_length:
@@ -135,7 +126,7 @@ def cut(
     if over_long == "error":
         raise LengthError(
             f"record {number} has {size + text.around} tokens, and max_length is {max_length}; raise it, or choose "
-            f"over_long={' or '.join(repr(one) for one in policies if one != 'error')}"
+            f"over_long={' or '.join(repr(one) for one in task.policies if one != 'error')}"
         )
     counted = {"split": "split", "truncate": "truncated", "drop": "dropped"}[over_long]
     counts[counted] = counts.get(counted, 0) + 1

@@ -14,6 +14,7 @@ from nopad.batch.device import place
 from nopad.batch.filling import MASK
 from nopad.errors import LengthError, OptionError
 from nopad.losses.checks import check_batch
+from nopad.losses.slots import wide
 from nopad.model.pooling import pool
 from nopad.model.safety import bare, state_of
 from nopad.tasks.folder import Pooling
@@ -86,7 +87,7 @@ def embed(
     placed = place(guard, states.device, "segments")
     found = _mean_behind(states, placed, skipped) if leaves_out else pool(states, placed, pooling)
     if normalize:
-        found = torch.nn.functional.normalize(found.float() if found.dtype.itemsize < 4 else found, dim=-1)
+        found = torch.nn.functional.normalize(wide(found), dim=-1)
     return found
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
 from nopad.corpus.record_stream import RecordStream, open_records
 from nopad.corpus.runs import Bad
@@ -410,8 +411,6 @@ def model_fingerprint(model: Any) -> str:
     config = {name: value for name, value in inner.config.to_dict().items() if not name.startswith("_")}
     config.pop("transformers_version", None)
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-    import torch
-
     for name, tensor in sorted(model.state_dict().items()):
         if not isinstance(tensor, torch.Tensor):
             continue

@@ -58,11 +58,7 @@ class Pairs(Task):
 
     name = "reward"
     texts_by: ClassVar[tuple[str, ...]] = ("text",)
-    texts_always: ClassVar[tuple[str, ...]] = (
-        "prompt",
-        "chosen",
-        "rejected",
-    )
+    texts_always: ClassVar[tuple[str, ...]] = ("prompt", "chosen", "rejected")
     auto: ClassVar[str] = "AutoModelForSequenceClassification"
     record_columns: ClassVar[tuple[str, ...]] = ("pair",)
 
@@ -189,12 +185,7 @@ class DPO(Likely):
     name = "dpo"
     compares = True
     record_columns: ClassVar[tuple[str, ...]] = ("pair",)
-    texts_always: ClassVar[tuple[str, ...]] = (
-        "prompt",
-        "chosen",
-        "rejected",
-        "completion",
-    )
+    texts_always: ClassVar[tuple[str, ...]] = ("prompt", "chosen", "rejected", "completion")
 
     def __init__(
         self,

@@ -18,13 +18,12 @@ from nopad.batch import PackedBatch, Rows
 from nopad.errors import BatchError, OptionError
 from nopad.loading import causal
 from nopad.losses import label_logprobs
-from nopad.model.heads import Causal
 from nopad.model.modes import evaluated
-from nopad.model.safety import bare, state_of
 from nopad.options import Option
 from nopad.tasks.examples import Examples
 from nopad.tasks.meters import over_all_ranks
 from nopad.tasks.pairing import REFERENCE
+from nopad.tasks.scores import check_causal
 
 __all__ = ["reference_logprobs"]
 
@@ -60,8 +59,7 @@ def reference_logprobs(model: Any, examples: Examples, capacity: int | None = No
     >>> examples.sequences.values["reference_logp"].shape
     (2,)
     """
-    if not isinstance(state_of(model).head, Causal):
-        raise OptionError(f"{type(bare(model)).__name__} is no causal language model, so it predicts no next token")
+    check_causal(model)
     sequences = examples.sequences
     if "labels" not in sequences.tokens:
         raise OptionError("the examples have no labels, so what the answers are is not known; encode them with DPO")

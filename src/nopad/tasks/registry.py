@@ -19,13 +19,12 @@ from nopad.errors import FormatError, NopadError, OptionError
 from nopad.files import is_model_folder
 from nopad.model.admission import positions_of
 from nopad.model.families import family_of
+from nopad.tasks.fit import UNNAMED
 from nopad.tasks.folder import quiet
 from nopad.tasks.task import Task
 from nopad.wording import first_line
 
 __all__ = ["load_task", "options_of", "task_class", "task_named", "tasks_by_name"]
-
-_UNNAMED = "LABEL_"  # how transformers calls classes that nobody named
 
 
 def tasks_by_name() -> dict[str, type[Task]]:
@@ -165,7 +164,7 @@ def _labels(given: Any, config: Any, spec: Any) -> Any:
         raise OptionError(
             f"{count} labels are given, and the model in {spec} has {len(names)}: {', '.join(names[:20])}"
         )
-    named = not all(label.startswith(_UNNAMED) for label in names)
+    named = not all(label.startswith(UNNAMED) for label in names)
     if isinstance(given, int):
         return names
     if named and list(given) != names and set(given) == set(names):

@@ -13,7 +13,7 @@ from nopad.losses.checks import check_batch
 from nopad.model.heads import Causal
 from nopad.model.safety import bare, state_of
 
-__all__ = ["sequence_logprobs"]
+__all__ = ["check_causal", "sequence_logprobs"]
 
 
 def sequence_logprobs(model: Any, batch: PackedBatch, *, mean: bool = False) -> Tensor:
@@ -34,9 +34,18 @@ def sequence_logprobs(model: Any, batch: PackedBatch, *, mean: bool = False) -> 
     >>> sequence_logprobs(model, nopad.PackedBatch.from_sequences([[5, 6, 7], [8]])).shape
     torch.Size([2])
     """
-    if not isinstance(state_of(model).head, Causal):
-        raise OptionError(f"{type(bare(model)).__name__} is no causal language model, so it predicts no next token")
+    check_causal(model)
     check_batch(batch)
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     total, counts = label_logprobs(model(**inputs).logits, batch["input_ids"], batch)
     return total / counts.to(total).clamp(min=1) if mean else total
+
+
+def check_causal(model: Any) -> None:
+    """Refuse a model that is not a causal language model.
+
+    Raises:
+        OptionError: the model has another head, or is not pack-safe.
+    """
+    if not isinstance(state_of(model).head, Causal):
+        raise OptionError(f"{type(bare(model)).__name__} is no causal language model, so it predicts no next token")

@@ -140,9 +140,7 @@ class TokenClassification(Task):
         and ``first``, int64 ``[2, n]``: for the n words in the sequence, their numbers in the record, and the positions
         of their first tokens in the sequence.
         """
-        given = [
-            self._of_text(*one, labels) if self.text else self._of_words(*one, labels) for one in numbered(records)
-        ]
+        given = [self._read(*one, labels) for one in numbered(records)]
         ids: list[list[int]] = []
         columns: dict[str, list[list[int]]] = {"token_type_ids": [], "labels": []}
         details: dict[str, list[Any]] = {"text": [], "words": [], "first": []}
@@ -156,8 +154,7 @@ class TokenClassification(Task):
             if not owned.all():
                 counts["words_without_a_token"] = counts.get("words_without_a_token", 0) + int((~owned).sum())
             targets = self._targets(mine.tags, word_of, first_of, owned) if labels else np.zeros(0, np.int64)
-            options: Any = {"max_length": self.max_length, "over_long": self.over_long, "policies": self.policies}
-            for begin, end in cut(piece, number, counts, **options):
+            for begin, end in cut(self, piece, number, counts):
                 part, types = piece.part(begin, end)
                 ids.append(part)
                 if types:
@@ -197,6 +194,9 @@ class TokenClassification(Task):
             found[known] = np.array(inner)[named[word_of[known]]]
         found[first_of[owned]] = named[owned]
         return found
+
+    def _read(self, number: int, record: Mapping[str, Any], labels: bool) -> _Words:
+        return (self._of_text if self.text else self._of_words)(number, record, labels)
 
     def _of_words(self, number: int, record: Mapping[str, Any], labels: bool) -> _Words:
         words = _listed(record, self.words, number, "words")
@@ -342,7 +342,7 @@ class TokenClassification(Task):
         right, words = 0, 0
         counts = np.zeros(3)
         for number, record, prediction in paired(predictions, records):
-            given = self._of_text(number, record, True) if self.text else self._of_words(number, record, True)
+            given = self._read(number, record, True)
             wanted = [self.names[tag] for tag in given.tags]
             tags = [None] * len(wanted) if prediction is None else prediction["tags"]
             right += sum(one == other for one, other in zip(tags, wanted, strict=True))

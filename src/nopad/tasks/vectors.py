@@ -20,7 +20,7 @@ from nopad.errors import OptionError
 from nopad.options import check_choice
 from nopad.tasks.examples import Examples, field_of, numbered
 from nopad.tasks.folder import Pooling, Texts, read_folder
-from nopad.tasks.objective import Meter, Objective
+from nopad.tasks.objective import Objective
 from nopad.tasks.pooled import embed
 from nopad.tasks.texts import OfTexts, encoded
 
@@ -62,15 +62,19 @@ class _OnlyVectors(Vectors):
         Raises:
             OptionError: always.
         """
-        raise OptionError("the task embed has nothing to learn from; train embeddings with nopad.tasks.Contrastive")
+        _refuse()
 
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> NoReturn:
         """Refuse to train, as `denominator` does."""
-        self.denominator(batch)
+        _refuse()
 
-    def meter(self) -> Meter:
+    def meter(self) -> NoReturn:
         """Refuse to evaluate, as `denominator` does."""
-        self.denominator(PackedBatch.from_sequences([[0]]))
+        _refuse()
+
+
+def _refuse() -> NoReturn:
+    raise OptionError("the task embed has nothing to learn from; train embeddings with nopad.tasks.Contrastive")
 
 
 class Embedding(OfTexts):

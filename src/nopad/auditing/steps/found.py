@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nopad.auditing.probes import slots_of
 from nopad.auditing.steps.examples import IGNORED, Example
 from nopad.auditing.steps.verdict import Finding
 from nopad.batch import PackedBatch
@@ -133,11 +134,7 @@ def told(batch: Mapping[str, Any]) -> list[Places]:
     its padding is one sequence.
     """
     if isinstance(batch, PackedBatch):
-        at = batch.layout
-        places: list[Any] = [None] * at.sequences
-        for number, (begin, end) in zip(at.order.tolist(), pairwise(at.cu_seqlens.tolist()), strict=True):
-            places[number] = at.index[begin:end]
-        return places
+        return slots_of(batch.layout)
     rows, width = (int(size) for size in batch["input_ids"].shape)
     ends = batch.get("cu_seq_lens_q")
     if ends is not None:

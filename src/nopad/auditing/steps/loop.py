@@ -20,11 +20,12 @@ from nopad.auditing.steps.found import Micro
 from nopad.auditing.steps.quiet import Exact, inner
 from nopad.auditing.steps.ranks import Step, World
 from nopad.auditing.steps.truth import Gradients, taken
+from nopad.auditing.trial import fitted
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError, NopadError, OptionError
 from nopad.wording import numbers_of
 
-__all__ = ["Collate", "Loop", "Loss", "Runner", "as_trainer", "collated", "dealt", "moved", "whole_step"]
+__all__ = ["Collate", "Loop", "Loss", "Runner", "as_trainer", "collated", "dealt", "made_of", "moved", "whole_step"]
 
 Collate = Callable[[list[Any]], Any]
 Loss = Callable[..., Any]
@@ -209,14 +210,15 @@ def moved(batch: Any, parameter: Tensor) -> Any:
         return copy.deepcopy(batch)
     for name, value in list(made.items()):
         if isinstance(value, Tensor):
-            if value.is_floating_point():
-                most = torch.finfo(parameter.dtype).max
-                wide = value.double()
-                wide = torch.where(wide.isinf() | wide.isnan(), wide, wide.clamp(-most, most))
-                made[name] = wide.to(parameter.dtype).to(parameter.device)
-            else:
-                made[name] = value.to(parameter.device)
+            made[name] = fitted(value, parameter)
     return made
+
+
+def made_of(functions: Sequence[Any], ranks: int, accumulation: int) -> str:
+    """Return in words what a step is made of: functions (or the words for one), ranks and micro-batches."""
+    names = [one if isinstance(one, str) else str(getattr(one, "__name__", type(one).__name__)) for one in functions]
+    times = f"{ranks} rank{'s' * (ranks > 1)} x {accumulation} micro-batch{'es' * (accumulation > 1)}"
+    return ", ".join([*names, times])
 
 
 def _labels_counted(batch: Any, shifts: bool) -> int | None:

@@ -7,8 +7,7 @@ takes 8 bytes per parameter, and 16 with its gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +15,7 @@ import torch
 from nopad.auditing.failure import ModelFailedError
 from nopad.auditing.steps.examples import examples_of, predicts_next, shifts_labels
 from nopad.auditing.steps.judged import Plan, failed, judged
-from nopad.auditing.steps.loop import Collate, Loop, Loss, as_trainer, collated
+from nopad.auditing.steps.loop import Collate, Loop, Loss, as_trainer, collated, made_of
 from nopad.auditing.steps.quiet import inner
 from nopad.auditing.steps.truth import Alone
 from nopad.auditing.steps.verdict import StepVerdict
@@ -110,7 +109,7 @@ def audit_step(
         _check_given(model, sequences, {"collate": collate, "loss": loss})
         assert sequences is not None
         accumulation = _ACCUMULATION.check("accumulation", 2 if accumulation is None else accumulation)
-        with _random_kept():
+        with torch.random.fork_rng():
             torch.manual_seed(seed)
             return _of_parts(model, list(sequences), collate, loss, accumulation, causal, how)
     for name, value in {"model": model, "sequences": sequences, "collate": collate, "loss": loss}.items():
@@ -123,7 +122,7 @@ def audit_step(
             f"accumulation is {accumulation}, and the trainer's gradient_accumulation_steps is "
             f"{trainer.args.gradient_accumulation_steps}; leave accumulation out"
         )
-    with _random_kept():
+    with torch.random.fork_rng():
         return _of_trainer(trainer, causal, how)
 
 
@@ -156,7 +155,7 @@ def _of_parts(
         raise OptionError("a dict has seq_lengths, so it holds several sequences; give one dict per sequence")
     causal = predicts_next(model, examples) if causal is None else causal
     collate = collate or _nopad(causal)
-    said = f"{_name(collate)}, {'as a Trainer' if loss is None else _name(loss)}, {_times(how.ranks, accumulation)}"
+    said = made_of([collate, loss or "as a Trainer"], how.ranks, accumulation)
     try:
         micros = collated(features, examples, collate, how.ranks, accumulation)
     except ModelFailedError as error:
@@ -185,7 +184,7 @@ def _of_trainer(trainer: Any, causal: bool | None, how: _How) -> StepVerdict:
             step.ends = frozenset() if end is None else frozenset([end])
             return judged(step)
     except ModelFailedError as error:
-        said = f"{type(trainer).__name__}, {_times(how.ranks, accumulation)}"
+        said = made_of([type(trainer)], how.ranks, accumulation)
         return failed(model, said, how.per, error, [])
 
 
@@ -213,23 +212,8 @@ def _check_functions(functions: Mapping[str, Any]) -> None:
             raise OptionError(f"{name} is {type(value).__name__}, which cannot be called; give a function")
 
 
-@contextmanager
-def _random_kept() -> Iterator[None]:
-    """Restore the state of torch's random generators at the end of a ``with`` block."""
-    with torch.random.fork_rng():
-        yield
-
-
 def _nopad(causal: bool) -> Collate:
     def from_features(features: list[Any]) -> PackedBatch:
         return PackedBatch.from_features(features, causal=causal)
 
     return from_features
-
-
-def _times(ranks: int, accumulation: int) -> str:
-    return f"{ranks} rank{'s' * (ranks > 1)} x {accumulation} micro-batch{'es' * (accumulation > 1)}"
-
-
-def _name(function: Any) -> str:
-    return str(getattr(function, "__name__", type(function).__name__))

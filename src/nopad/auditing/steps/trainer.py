@@ -20,7 +20,7 @@ from torch import Tensor
 from nopad.auditing.failure import inside_model
 from nopad.auditing.steps.examples import Example, examples_of
 from nopad.auditing.steps.found import Micro, told
-from nopad.auditing.steps.loop import moved
+from nopad.auditing.steps.loop import made_of, moved
 from nopad.auditing.steps.ranks import World
 from nopad.batch import PackedBatch
 from nopad.batch.images import GRIDS, PIXELS, images_of
@@ -148,9 +148,8 @@ def opened(trainer: Any, ranks: int) -> Iterator[tuple[list[Micro], _TrainerStep
         trainer.current_gradient_accumulation_steps = accumulation
         notes = _remarks(trainer)
         micros = _micros(batches, noting.given, accumulation)
-        collator = "its loader's batches" if not noting.given else _name(noting.collate)
-        plural = "s" * (ranks > 1), "es" * (accumulation > 1)
-        how = f"{type(trainer).__name__}, {collator}, {ranks} rank{plural[0]} x {accumulation} micro-batch{plural[1]}"
+        collator = noting.collate if noting.given else "its loader's batches"
+        how = made_of([type(trainer), collator], ranks, accumulation)
         yield micros, _TrainerStep(trainer, batches, accumulation, ranked), how, notes
     finally:
         trainer.__dict__.clear()
@@ -289,7 +288,3 @@ def _is_loader(value: Any) -> bool:
     from nopad.loading import PackedLoader
 
     return isinstance(value, PackedLoader)
-
-
-def _name(function: Any) -> str:
-    return str(getattr(function, "__name__", type(function).__name__))

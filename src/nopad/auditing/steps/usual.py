@@ -128,14 +128,13 @@ def _ways(sequences: Sequence[Counted], per: str) -> Iterator[_Way]:
         text = "the sum over labelled items, divided by a number that counts first tokens, which nothing predicts"
         yield _Way("first token counted", text, totals, counts, ones)
     if any(one.border is not None for one in sequences):
-        inner = [count + (one.border is not None) for count, one in zip(items, sequences, strict=True)]
+        inside = [count + (one.border is not None) for count, one in zip(items, sequences, strict=True)]
         text = "the sum over labelled items, divided by a number that counts first tokens, but not those of rows"
-        yield _Way("first token counted", text, totals, inner, ones)
+        yield _Way("first token counted", text, totals, inside, ones)
         values = [total + (one.border or 0.0) for total, one in zip(totals, sequences, strict=True)]
-        more = [count + (one.border is not None) for count, one in zip(items, sequences, strict=True)]
         every = [count + one.first for count, one in zip(items, sequences, strict=True)]
         text = "a loss in which the last token of a sequence predicts the first label of the next one"
-        for counts in (more, items, every):
+        for counts in (inside, items, every):
             yield _Way("label across a border", text, values, counts, None)
     for kind, text, counts in (
         ("wrong denominator", "the sum divided by all tokens, labelled or not", [float(o.tokens) for o in sequences]),

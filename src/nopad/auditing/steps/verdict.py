@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nopad.auditing.junit import Failure, junit
-from nopad.auditing.verdict import Check
+from nopad.auditing.verdict import Check, lines_of, plain, short
 
 __all__ = ["Finding", "MicroBatch", "ModuleGradients", "StepVerdict"]
 
@@ -136,7 +136,7 @@ class StepVerdict:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all attributes and properties as plain dicts and lists; numbers that are not finite become None."""
-        found: dict[str, Any] = _plain(
+        found: dict[str, Any] = plain(
             {**asdict(self), "diagnosis": self.diagnosis, "difference": self.difference, "outcome": self.outcome}
         )
         return found
@@ -170,13 +170,9 @@ class StepVerdict:
             lines.append(
                 f"  loss {self.loss:.12g}{used}; alone {self.loss_alone:.12g}, over {self.denominator:g} {per}"
             )
-        width = max((len(check.name) for check in self.checks), default=0)
-        lines += [
-            f"  {'✓' if c.passed else '✗'} {c.name:<{width}}  {_short(c.value):>7}  (at most {_short(c.limit, 0)})"
-            + (f"  {c.detail}" if c.detail else "")
-            for c in self.checks
-        ]
-        return "\n".join([*lines, *self._batches(), *self._table(), *(f"  {note}" for note in self.notes)])
+        return "\n".join(
+            [*lines, *lines_of(self.checks), *self._batches(), *self._table(), *(f"  {note}" for note in self.notes)]
+        )
 
     def _batches(self) -> list[str]:
         if not self.batches:
@@ -199,19 +195,7 @@ class StepVerdict:
         return [
             head,
             *(
-                f"  {m.name:<{width}}  {m.norm_alone:9.3e}  {m.norm:9.3e}  {m.cosine:12.9f}  {_short(m.difference):>15}"
+                f"  {m.name:<{width}}  {m.norm_alone:9.3e}  {m.norm:9.3e}  {m.cosine:12.9f}  {short(m.difference):>15}"
                 for m in self.modules
             ),
         ]
-
-
-def _short(value: float, digits: int = 1) -> str:
-    return f"{value:.{digits}e}" if value else "0"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
