@@ -206,7 +206,7 @@ def check_cover(plan: Plan, lengths: NDArray[np.int32]) -> None:
 
 
 def _check_order(order: str) -> None:
-    if order not in get_args(Order):
+    if not isinstance(order, str) or order not in get_args(Order):
         raise OptionError(f"unknown order {order!r}; it is 'random' or 'source'")
 
 

@@ -169,7 +169,7 @@ class CorpusOptions:
             raise OptionError(f"special_tokens is {self.special_tokens!r}; it must be True or False")
         for name, allowed in (("over_long", OverLong), ("empty", Empty), ("on_bad_record", OnBadRecord)):
             value, values = getattr(self, name), get_args(allowed)
-            if value not in values:
+            if not isinstance(value, str) or value not in values:
                 raise OptionError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, values))}")
 
     def content_capacity(self, tokenizer: Tokenizer | None) -> int:

@@ -41,7 +41,7 @@ class PackOptions:
     validation: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.order not in get_args(Order):
+        if not isinstance(self.order, str) or self.order not in get_args(Order):
             raise OptionError(f"unknown order {self.order!r}; it is 'random' or 'source'")
         if type(self.shard_tokens) is not int or self.shard_tokens < 1:
             raise OptionError(f"shard_tokens must be an integer of at least 1, got {self.shard_tokens!r}")
