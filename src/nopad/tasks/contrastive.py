@@ -21,7 +21,7 @@ from nopad.batch import PackedBatch
 from nopad.corpus.framing import Tokenised, tokenised
 from nopad.errors import RecordError
 from nopad.losses.contrast import ANCHOR, NEGATIVE, POSITIVE, Same, contrastive_sum, gathered, gathered_rows, paired
-from nopad.options import check_choice, check_number
+from nopad.options import BOOLEAN, Option, check_choice, check_number
 from nopad.tasks.examples import Examples, field_of, numbered, stacked
 from nopad.tasks.folder import Pooling
 from nopad.tasks.meters import over_all_ranks
@@ -31,6 +31,8 @@ from nopad.tasks.texts import encoded
 from nopad.tasks.vectors import Vectors, base_model
 
 __all__ = ["Contrastive", "InBatch"]
+
+_SYMMETRIC = Option(default=False, choices=BOOLEAN, help="whether positives are compared with anchors too")
 
 _ROWS = 1024  # anchors compared at a time, when metrics are computed
 
@@ -72,7 +74,11 @@ class InBatch(Vectors):
         group: Any = None,
     ) -> None:
         super().__init__(pooling, normalize=normalize)
-        self.scale, self.symmetric, self.group = check_number("scale", scale, above=0), bool(symmetric), group
+        self.scale, self.symmetric, self.group = (
+            check_number("scale", scale, above=0),
+            _SYMMETRIC.check("symmetric", symmetric),
+            group,
+        )
         self.same: Same = check_choice("same", same, Same)
 
     def denominator(self, batch: PackedBatch) -> Tensor:
