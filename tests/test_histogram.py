@@ -237,6 +237,14 @@ class TestBadLengths:
         with pytest.raises(LengthError, match=r"lengths must be one-dimensional: .*inhomogeneous"):
             read([[1], [2, 3]])
 
+    def test_no_array(self, read):
+        class Elsewhere:
+            def __array__(self, dtype=None, copy=None):
+                raise TypeError("can't convert a tensor on device cuda:0")
+
+        with pytest.raises(LengthError, match=r"lengths cannot be read \(can't convert .*\); give a list or an array"):
+            read(Elsewhere())
+
     @pytest.mark.parametrize("length", [0, -4])
     def test_below_one(self, refuses, read, length):
         with refuses(LengthError, f"length {length} at index 2; every sequence has at least 1 token: leave it out"):

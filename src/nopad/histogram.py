@@ -283,6 +283,8 @@ def integers(lengths: ArrayLike, name: str = "lengths") -> NDArray[Any]:
         array = np.asarray(lengths)
     except ValueError as error:  # rows of unequal sizes
         raise LengthError(f"{name} must be one-dimensional: {error}") from error
+    except (TypeError, RuntimeError) as error:  # a tensor with gradients, or on another device
+        raise LengthError(f"{name} cannot be read ({error}); give a list or an array of integers") from error
     if array.ndim != 1:
         raise LengthError(f"{name} must be one-dimensional, got shape {array.shape}")
     if array.size == 0:

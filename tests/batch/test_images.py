@@ -127,6 +127,10 @@ REFUSED = {
     ),
     "an empty grid": ({"pixel_values": PIXELS, "image_grid_thw": [[0, 2, 2]]}, "expected integers .* from 1"),
     "texts": ({"pixel_values": ["cat.png"], "image_grid_thw": GRIDS}, "pixel_values of feature 1 are of <U7"),
+    "beyond float32": (
+        {"pixel_values": [[1e39, 0.0]] * 4, "image_grid_thw": GRIDS},
+        r"'pixel_values' holds 1e\+39, which is beyond float32",
+    ),
     "ragged": ({"pixel_values": [[1.0], [1.0, 2.0]]}, "pixel_values of feature 1 are no array of numbers"),
     "rows": (
         {"pixel_values": PIXELS, "image_grid_thw": GRIDS, "seq_lengths": [1, 1]},

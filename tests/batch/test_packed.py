@@ -303,6 +303,11 @@ def test_flash_arguments():
             BatchError,
             r"values per sequence have the shape \[3, 3\]; expected \[1, ...\]",
         ),
+        (
+            lambda: PackedBatch.from_columns([[1, 2]]),
+            BatchError,
+            "sequences are of type list; expected nopad.sequences",
+        ),
         (lambda: PackedBatch({"input_ids": 1}), BatchError, "made of the fields of another one"),
         (
             lambda: PackedBatch.from_sequences([[1], [2]]).with_decoder([[1]], 0),

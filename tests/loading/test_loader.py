@@ -235,6 +235,12 @@ def test_groups_of_any_sizes_share_a_pack(fleet):
         ({"sequences": 2, "balance": "even"}, "unknown method of balance 'even'"),
         ({"sequences": 0}, "sequences must be an integer from 1"),
         ({"sequences": 2, "accumulation": 0}, "accumulation must be an integer from 1"),
+        ({"sequences": 2, "cost": 0}, "cost is 0; it is a nopad.balance.CostModel"),
+        ({"sequences": 2, "cost": np.ones(300)}, "it is a nopad.balance.CostModel"),
+        ({"sequences": 2, "collate": False}, "collate is False; it is a function that makes a nopad.PackedBatch"),
+        ({"sequences": 2, "collate": [1, 2]}, r"collate is \[1, 2\]; it is a function"),
+        ({"rows": 2, "capacity": 99, "plan": [[0, 1]]}, "plan is a list; it is what nopad.plan returns"),
+        ({"rows": 2, "capacity": 99, "algorithm": np.array(["auto", "ffd"])}, "unknown algorithm"),
     ],
 )
 def test_what_cannot_be_is_refused_before_any_work(options, message):

@@ -147,6 +147,8 @@ def test_a_state_of_other_shares_or_sources_is_refused_by_name():
         ({"weights": {"text": 1, "code": 1, "chat": 1, "web": 1}}, "a weight for 'web', and no such source"),
         ({"weights": {"text": 1, "code": 0, "chat": 1}}, "the weight of 'code' is 0"),
         ({"weights": {"text": 1, "code": float("nan"), "chat": 1}}, "the weight of 'code' is nan"),
+        ({"weights": [1, 2, 3]}, "weights are .1, 2, 3.; give a dict with a number for each of text, code, chat"),
+        ({"weights": np.ones(3)}, "give a dict with a number for each of"),
         ({"exhausted": "cycle"}, "it is 'repeat', 'drop' or 'stop'"),
         ({"sources": {"a": [[1]], "b": [{"input_ids": [1], "labels": [2]}]}}, "'b' has input_ids per token, labels"),
     ],

@@ -560,6 +560,18 @@ def test_a_source_that_gives_nothing_is_an_error_and_no_endless_loop(tmp_path):
         next(iter(PackedLoader(IterableSource([]), 40, rows=1, exhausted="repeat")))
 
 
+def test_records_that_former_ranks_have_read_are_no_reason_to_stop():
+    options = {"capacity": 4, "rows": 1, "exhausted": "repeat", "buffer": 16}
+    ranks = [PackedLoader(IterableSource([[1, 2, 3]]), **options, rank=rank, world_size=3) for rank in range(3)]
+    for rank in ranks:
+        for _ in itertools.islice(rank, 2):
+            pass
+    alone = PackedLoader(IterableSource([[1, 2, 3]]), **options)
+    states = [rank.state_dict() for rank in ranks]
+    alone.load_state_dict(states)  # whatever it reads first is a record that the others have read already
+    assert [batch.input_ids.tolist() for batch in itertools.islice(alone, 40)] == [[[1, 2, 3, 0]]] * 40
+
+
 @pytest.mark.parametrize("changed", [[*range(399, 99, -1)], [*range(100, 250), 251, 250, *range(252, 400)]])
 def test_a_source_that_changes_is_refused(tmp_path, changed):
     def write(numbers):
@@ -626,6 +638,8 @@ def test_worker_processes_are_not_needed_and_refused():
         ({"exhausted": "repeat", "seed": 1}, "seed say how an epoch is dealt"),
         ({"exhausted": "repeat", "balance": "sorted"}, "balance say how an epoch is dealt"),
         ({"exhausted": "repeat", "groups": 2}, "groups say how an epoch is dealt"),
+        ({"exhausted": "repeat", "groups": np.arange(4)}, "groups say how an epoch is dealt"),
+        ({"exhausted": "repeat", "over_long": np.array(["drop", "error"])}, "over_long is array"),
         ({"exhausted": "repeat", "algorithm": "lpfhp"}, "algorithm is no option of a stream"),
         ({"exhausted": "repeat", "buffer": 0}, "buffer must be an integer from 1"),
         ({"exhausted": "repeat", "capacity": 0}, "capacity must be an integer from 1"),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nopad.batch.arrays import narrow
 from nopad.batch.values import told
 from nopad.errors import BatchError
 
@@ -192,7 +193,7 @@ def _array(value: Any, name: str, n: int) -> Any:
     and `n`, the index of the feature, are for error messages.
 
     Raises:
-        BatchError: the value is not an array of numbers.
+        BatchError: the value is not an array of numbers, or holds a Python float beyond float32.
     """
     if value is None or hasattr(value, "detach"):
         return value
@@ -203,7 +204,7 @@ def _array(value: Any, name: str, n: int) -> Any:
     if found.dtype.kind not in "biuf":
         raise BatchError(f"{name} of feature {n} are of {found.dtype}; expected numbers")
     if found.dtype == np.float64 and not hasattr(value, "dtype"):
-        found = found.astype(np.float32)  # Python floats, as in `nopad.batch.arrays`
+        found = narrow(found, name)
     return found if found.size else None
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from nopad.errors import OptionError
 
 __all__ = ["refuse_dealing", "refuse_torchs"]
@@ -30,6 +32,11 @@ def refuse_torchs(options: Mapping[str, Any]) -> None:
         raise OptionError(f"{name} is an option of torch's DataLoader, and not of PackedLoader: {_TORCHS[name]}")
 
 
+def _is_usual(value: Any, usual: Any) -> bool:
+    """Return whether `value` is the default `usual`; no array is, nor anything else of another type."""
+    return value is usual or (isinstance(value, str | int | np.integer) and value == usual)
+
+
 def refuse_dealing(**given: Any) -> None:
     """Refuse, for a stream, the arguments that only an epoch of known size can honour, such as `balance` and `groups`.
 
@@ -40,7 +47,7 @@ def refuse_dealing(**given: Any) -> None:
     """
     usual = {"balance": "karmarkar_karp", "cost": None, "seed": 0, "groups": None, "together": "rank", "align": 1}
     usual["host_dir"] = None
-    odd = [name for name, value in given.items() if value is not usual[name] and value != usual[name]]
+    odd = [name for name, value in given.items() if not _is_usual(value, usual[name])]
     if odd:
         raise OptionError(
             f"{', '.join(odd)} say how an epoch is dealt; a stream is dealt as it comes, record after record, and its "

@@ -225,6 +225,8 @@ def planned(
         raise OptionError(
             f"a plan is given, and {', '.join(options)} as well, which are for a new one; give one of both"
         )
+    if not isinstance(plan, Plan):
+        raise OptionError(f"plan is a {type(plan).__name__}; it is what nopad.plan returns")
     if plan.capacity != capacity:
         raise PlanMismatchError(f"the plan is for a capacity of {plan.capacity:,}, and {capacity:,} is given")
     check_cover(plan, as_lengths(lengths))

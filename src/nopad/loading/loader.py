@@ -185,7 +185,7 @@ class PackedLoader:
                 options["align"] = step.align
             feed = open_feed(data, step.capacity, groups=groups, together=together, **how, **options)
             self._capacity = None if step.unpacked else feed.capacity
-            epochs = Epochs(feed, cost or Tokens(), step.last, shared(self.ranks, feed, host_dir))
+            epochs = Epochs(feed, Tokens() if cost is None else cost, step.last, shared(self.ranks, feed, host_dir))
             serving = step.serving(self.ranks, feed.capacity, feed.group_size)
             self._supply = EpochSupply(epochs, serving, Balance.named(balance))
         self._cursor = Cursor(self._supply, self.ranks)

@@ -65,9 +65,9 @@ class Mixture:
         exhausted: the argument of this name.
 
     Raises:
-        OptionError: `sources` is not a dict or is empty; a weight names no source, is missing, or is not a finite
-            number above 0; `exhausted` has another value; the sources do not have the same columns; or an epoch would
-            take more than 2^31 - 1 sequences from one source.
+        OptionError: `sources` is not a dict or is empty; `weights` are not a dict; a weight names no source, is
+            missing, or is not a finite number above 0; `exhausted` has another value; the sources do not have the same
+            columns; or an epoch would take more than 2^31 - 1 sequences from one source.
         SourceError, FormatError, CorruptError, RecordError, LengthError, StorageError, MissingExtraError: a source
             cannot be opened, as for `open_tokens`.
 
@@ -274,10 +274,12 @@ def _shares(weights: Mapping[str, float] | None, names: tuple[str, ...], tokens:
     `tokens` are the numbers of tokens of the sources; without `weights`, the shares are in proportion to them.
 
     Raises:
-        OptionError: a weight names no source, is missing, or is not a finite number above 0.
+        OptionError: `weights` are no dict; or a weight names no source, is missing, or is not a finite number above 0.
     """
     if weights is None:
         return [Fraction(count, sum(tokens)) for count in tokens]
+    if not isinstance(weights, Mapping):
+        raise OptionError(f"weights are {weights!r}; give a dict with a number for each of {', '.join(names)}")
     for name in weights:
         if name not in names:
             raise OptionError(f"there is a weight for {name!r}, and no such source; there are {', '.join(names)}")

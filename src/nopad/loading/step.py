@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from nopad.batch import Flat, Rows
 from nopad.batch.form import ALIGN, Form, check_form
@@ -10,7 +11,7 @@ from nopad.errors import OptionError
 from nopad.loading.collate import plain
 from nopad.loading.legs import Last
 from nopad.loading.ranks import Ranks
-from nopad.loading.supply import Collate, Serving
+from nopad.loading.supply import Collate, EpochCollate, Serving
 from nopad.options import Option, check_choice
 
 __all__ = ["TOKEN_CAP", "Step"]
@@ -89,7 +90,7 @@ class Step:
             align=align,
             form=form,
             flat=rows is None and align == 1 if form is None else isinstance(form, Flat),
-            collate=collate or plain,
+            collate=plain if collate is None else _called(collate),
             prefetch=prefetch,
         )
 
@@ -190,6 +191,17 @@ def _capped(token_cap: int | None, form: Form | None, *, unpacked: bool, stream:
     if not (form is None or isinstance(form, Flat)):
         raise OptionError(f"token_cap counts tokens, and {form} adds padding; leave form or token_cap out")
     return int(cap)
+
+
+def _called(collate: Any) -> Any:
+    """Return `collate` after checking that it can make batches.
+
+    Raises:
+        OptionError: it is neither a function nor an `EpochCollate`.
+    """
+    if not callable(collate) and not isinstance(collate, EpochCollate):
+        raise OptionError(f"collate is {collate!r}; it is a function that makes a nopad.PackedBatch, or None")
+    return collate
 
 
 def _groups_per_rank(per_rank: int, size: int) -> int:

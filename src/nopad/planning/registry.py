@@ -119,7 +119,7 @@ def check_algorithm(algorithm: str) -> None:
     Raises:
         OptionError: there is no such algorithm; the message gives similar names, and all names.
     """
-    if algorithm not in ALGORITHMS:
+    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
         near = difflib.get_close_matches(str(algorithm).lower(), ALGORITHMS, n=2)
         meant = f"; did you mean {' or '.join(near)}?" if near else ""
         raise OptionError(f"unknown algorithm {algorithm!r}{meant} (there are: {', '.join(ALGORITHMS)})")

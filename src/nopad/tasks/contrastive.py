@@ -32,7 +32,7 @@ from nopad.losses.contrast import (
     paired,
 )
 from nopad.losses.slots import wide
-from nopad.options import check_choice, check_number
+from nopad.options import BOOLEAN, Option, check_choice, check_number
 from nopad.tasks.examples import Examples, field_of, numbered, stacked
 from nopad.tasks.folder import Pooling
 from nopad.tasks.meters import over_all_ranks
@@ -42,6 +42,8 @@ from nopad.tasks.texts import encoded
 from nopad.tasks.vectors import Vectors, base_model
 
 __all__ = ["Contrastive", "InBatch"]
+
+_SYMMETRIC = Option(default=False, choices=BOOLEAN, help="whether positives are compared with anchors too")
 
 _ROWS = 1024  # anchors compared at a time, when metrics are computed
 
@@ -83,7 +85,11 @@ class InBatch(Vectors):
         group: Any = None,
     ) -> None:
         super().__init__(pooling, normalize=normalize)
-        self.scale, self.symmetric, self.group = check_number("scale", scale, above=0), bool(symmetric), group
+        self.scale, self.symmetric, self.group = (
+            check_number("scale", scale, above=0),
+            _SYMMETRIC.check("symmetric", symmetric),
+            group,
+        )
         self.same: Same = check_choice("same", same, Same)
 
     def denominator(self, batch: PackedBatch) -> Tensor:

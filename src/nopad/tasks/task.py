@@ -21,7 +21,7 @@ from nopad.corpus.record_stream import RecordStream
 from nopad.errors import LengthError, OptionError
 from nopad.loading import PackedLoader
 from nopad.loading.supply import Collate
-from nopad.options import MAX_LENGTH, Option
+from nopad.options import BOOLEAN, MAX_LENGTH, Option
 from nopad.tasks.examples import Examples, encoded_part, placed, readable
 from nopad.tasks.objective import Objective
 
@@ -34,17 +34,20 @@ def _noting(constructor: Callable[..., None]) -> Callable[..., None]:
     """Return a constructor that stores its arguments in the object's `options`, and then calls `constructor`.
 
     Only arguments that the caller gives are stored, not defaults, and never the tokenizer. If the object has `options`
-    already, since the constructor of a subclass stored them before it called this one, they are not changed.
+    already, since the constructor of a subclass stored them before it called this one, they are not changed. Arguments
+    that are annotated as booleans or texts are checked first (`_check_kind`).
     """
     signature = inspect.signature(constructor)
 
     @functools.wraps(constructor)
     def noted(self: Any, *args: Any, **kwargs: Any) -> None:
+        given: dict[str, Any] = {}
+        with suppress(TypeError):  # for wrong arguments, the constructor's own error is clearer
+            given = signature.bind(self, *args, **kwargs).arguments
+        for name, value in given.items():
+            _check_kind(name, value, signature.parameters[name].annotation)
         if "options" not in vars(self):
             self.options = {}
-            given: dict[str, Any] = {}
-            with suppress(TypeError):  # for wrong arguments, the constructor's own error is clearer
-                given = signature.bind(self, *args, **kwargs).arguments
             for name, value in list(given.items())[1:]:
                 several = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
                 self.options.update(value if several else {name: value})
@@ -52,6 +55,25 @@ def _noting(constructor: Callable[..., None]) -> Callable[..., None]:
         constructor(self, *args, **kwargs)
 
     return noted
+
+
+def _check_kind(name: str, value: Any, annotation: Any) -> None:
+    """Check an argument of a constructor whose annotation says that it is a boolean or a text; a text may be None.
+
+    So a task need not check these itself: "no" would be true as a boolean, and a list of columns is no name of one.
+
+    Raises:
+        OptionError: the argument is something else.
+    """
+    if annotation in _BOOLEANS:
+        _BOOLEAN.check(name, value)
+    elif annotation in _TEXTS and not isinstance(value, str | None):
+        raise OptionError(f"{name} is {value!r}; it is a text")
+
+
+# As annotations are: texts, where a module has `from __future__ import annotations`
+_BOOLEANS, _TEXTS = (bool, "bool"), (str, "str", str | None, "str | None")
+_BOOLEAN = Option(default=False, choices=BOOLEAN, help="")
 
 
 def _placing(encode: Callable[..., Examples]) -> Callable[..., Examples]:

@@ -69,9 +69,13 @@ def trainer_state(folder: Path) -> TrainerState:
     if not path.is_file():
         raise FormatError(f"{folder} has no {_TRAINER_STATE}, so it is no whole checkpoint; give another one")
     try:
-        return TrainerState(**_object(path))
+        found = TrainerState(**_object(path))
     except TypeError as error:  # a field that it does not have
         raise FormatError(f"{path} is not what transformers' Trainer writes: {error}") from error
+    for name in ("global_step", "max_steps"):
+        if type(steps := getattr(found, name)) is not int:
+            raise FormatError(f"{path} has {steps!r} as {name}, which is a number of steps")
+    return found
 
 
 def steps_of(folder: Path) -> int:
@@ -80,10 +84,7 @@ def steps_of(folder: Path) -> int:
     Raises:
         FormatError: as for `trainer_state`.
     """
-    steps = trainer_state(folder).global_step
-    if type(steps) is not int:
-        raise FormatError(f"{folder / _TRAINER_STATE} has {steps!r} as global_step, which is a number of steps")
-    return steps
+    return int(trainer_state(folder).global_step)
 
 
 def _read(path: Path) -> Any:

@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 
 from nopad.errors import OutputBusyError, OutputExistsError, ResumeError
 from nopad.files import PARTIAL_SUFFIX, local_path, storage_errors, write_atomic
+from nopad.options import is_number
 from nopad.training.checkpoint import STATE_FILE
 from nopad.training.longer import LENGTHS, compared
 from nopad.training.tables import TrainConfig
@@ -248,11 +249,13 @@ class RunFolder:
             ResumeError: the stored file is damaged.
         """
         try:
-            return tomllib.loads((self.path / CONFIG_FILE).read_text(encoding="utf-8"))
+            found = tomllib.loads((self.path / CONFIG_FILE).read_text(encoding="utf-8"))
+            _check_tables(found)
         except ValueError as error:
             raise ResumeError(
                 f"{self.path / CONFIG_FILE} is damaged ({error}); begin anew in another folder"
             ) from error
+        return found
 
     def is_longer(self, config: TrainConfig) -> bool:
         """Return whether this configuration gives a resumed run more epochs or steps than it had before.
@@ -275,11 +278,9 @@ class RunFolder:
 
     def facts(self) -> dict[str, Any]:
         """Return the content of ``nopad_run.json``; {} if it is missing or damaged."""
-        try:
-            found = json.loads((self.path / RUN_FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        found = _read(self.path / RUN_FILE)
+        sound = isinstance(found, dict) and isinstance(found.get("finished"), int | None)
+        return found if sound else {}
 
     def note(self, **facts: Any) -> None:
         """Add fields to ``nopad_run.json``, or replace them.
@@ -301,6 +302,20 @@ class RunFolder:
         for number, path in _checkpoints(self.path):
             if last is None or number > int(last.name.removeprefix(_PREFIX)):
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _check_tables(config: Mapping[str, Any]) -> None:
+    """Check that a configuration consists of tables, and that a length of the training in it is a number.
+
+    Raises:
+        ValueError: it is not so.
+    """
+    for name, table in config.items():
+        if not isinstance(table, dict):
+            raise ValueError(f"{name} is no table")
+    for name in LENGTHS:
+        if not is_number(config.get("trainer", {}).get(name, 0)):
+            raise ValueError(f"trainer.{name} is no number")
 
 
 def _is_free(table: str, name: str) -> bool:
@@ -370,10 +385,21 @@ def _is_complete(path: Path) -> bool:
     state, loader = _state(path), _read(path / STATE_FILE)
     if state is None or loader is None or not _optimizer(path) or not (path / "scheduler.pt").is_file():
         return False
-    ranks = loader["legs"][-1]["world_size"] if loader.get("legs") else 1
-    names = ["rng_state.pth"] if ranks == 1 else [f"rng_state_{rank}.pth" for rank in range(ranks)]
-    archives = [path / name for name in (*names, "scheduler.pt")] + [*path.glob("optimizer.pt")]
-    return all(zipfile.is_zipfile(one) for one in archives)
+    archives = [path / "scheduler.pt", *path.glob("optimizer.pt")]
+    return all(map(zipfile.is_zipfile, archives)) and _has_random_states(path, loader)
+
+
+def _has_random_states(path: Path, loader: Any) -> bool:
+    """Return whether a checkpoint has the random state of each rank, whose number the state of the loader gives.
+
+    It has not, if that is no state of a loader.
+    """
+    try:
+        ranks = loader["legs"][-1]["world_size"] if loader.get("legs") else 1
+        names = ("rng_state.pth" if ranks == 1 else f"rng_state_{rank}.pth" for rank in range(ranks))
+        return ranks > 0 and all(zipfile.is_zipfile(path / name) for name in names)
+    except (AttributeError, LookupError, TypeError):
+        return False
 
 
 def _state(path: Path) -> Any:
@@ -383,7 +409,7 @@ def _state(path: Path) -> Any:
 def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
@@ -410,7 +436,7 @@ def append_line(path: Path, document: Mapping[str, Any]) -> None:
 def kept_lines(path: Path, step: int) -> None:
     """Keep the lines of a metrics file up to step number `step`, and remove those of later steps.
 
-    Lines that are no whole JSON object are removed too.
+    Lines that are no whole JSON object with a number of the step are removed too.
 
     Raises:
         StorageError: the file cannot be written.
@@ -421,8 +447,8 @@ def kept_lines(path: Path, step: int) -> None:
     for line in path.read_bytes().split(b"\n"):
         try:
             found = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(found, dict) and found.get("step", 0) <= step:
+        if isinstance(found, dict) and is_number(taken := found.get("step", 0)) and taken <= step:
             kept.append(line + b"\n")
     write_atomic(path, b"".join(kept))
