@@ -7,7 +7,7 @@ from typing import Any
 
 from nopad.errors import OptionError
 
-__all__ = ["refuse_dealing", "refuse_torchs"]
+__all__ = ["refuse_dealing", "refuse_images", "refuse_torchs"]
 
 # Options of torch's DataLoader, and the arguments that replace them here
 _TORCHS = {
@@ -28,6 +28,19 @@ def refuse_torchs(options: Mapping[str, Any]) -> None:
     """
     for name in _TORCHS.keys() & options.keys():
         raise OptionError(f"{name} is an option of torch's DataLoader, and not of PackedLoader: {_TORCHS[name]}")
+
+
+def refuse_images(images: int | None) -> None:
+    """Refuse, for a stream, a limit of images per pack.
+
+    Raises:
+        OptionError: `images` is not None.
+    """
+    if images is not None:
+        raise OptionError(
+            f"images is {images}, and a stream holds no images; give the records themselves, a list of dicts or a "
+            "datasets.Dataset with pixel_values"
+        )
 
 
 def refuse_dealing(**given: Any) -> None:
