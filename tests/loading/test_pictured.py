@@ -189,6 +189,19 @@ def test_states_and_processes():
         nopad.PackedLoader(SAMPLES, **{**given, "images": 5}).load_state_dict(loader.state_dict())
     sent = pickle.loads(pickle.dumps(nopad.PackedLoader(SAMPLES, **given)))
     assert [list(plain(batch)) for batch in sent] == [list(one) for one in whole]
+    worker = nopad.PackedLoader(SAMPLES, **given).dataloader(num_workers=1)
+    assert [list(plain(batch)) for batch in worker] == [list(one) for one in whole]
+
+
+def test_ranks_share_the_sequences():
+    ranks = [
+        nopad.PackedLoader(SAMPLES, capacity=32, images=3, rows=1, last="short", rank=rank, world_size=2)
+        for rank in range(2)
+    ]
+    given = [plain(batch) for loader in ranks for batch in loader if batch.weight]
+    numbers = [number for one in given for number in one]
+    assert sorted(numbers) == list(range(len(SAMPLES)))
+    assert sum(len(images.get("image_grid_thw", ())) for one in given for *_, images in one.values()) == 8
 
 
 def test_other_images_are_other_data():
