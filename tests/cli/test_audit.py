@@ -35,6 +35,47 @@ def test_isolated(bert, call):
     assert "2 times in 2 layers" in out
 
 
+@pytest.fixture(scope="module")
+def pictured(tmp_path_factory):
+    """A folder with a small model that takes images beside its tokens; it has no processor."""
+    folder = tmp_path_factory.mktemp("llava")
+    text = {"model_type": "llama", "vocab_size": 60, "num_key_value_heads": 1, "max_position_embeddings": 96, **SIZES}
+    eye = {"model_type": "clip_vision_model", "image_size": 16, "patch_size": 4, **SIZES}
+    config = transformers.LlavaConfig(vision_config=eye, text_config=text, image_token_index=50)
+    transformers.LlavaForConditionalGeneration(config).save_pretrained(folder)
+    return str(folder)
+
+
+def test_models_with_images(pictured, call):
+    out = call("audit", pictured)
+    assert out.code == 0
+    assert out.startswith("LlavaForConditionalGeneration, nopad, backend 'auto': isolated")
+    assert "its images were drawn by its configuration" in out
+    found = json.loads(call("audit", pictured, "--backend", "mask", "--no-gradients", "--seed", "3", "--json"))
+    assert found["outcome"] == "isolated"
+    assert not any("gradients" in check["name"] for check in found["checks"])
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--layers", "1"], "layers is 1, and LlavaForConditionalGeneration takes images"),
+        (["--capacity", "32"], "capacity is 32, and LlavaForConditionalGeneration takes images"),
+        (["--collator", "flattening"], "takes images, which are drawn only if nopad builds the batches"),
+    ],
+)
+def test_what_is_not_done_with_images(pictured, call, given, says):
+    out = call("audit", pictured, *given)
+    assert out.code == 2
+    assert says in " ".join(out.err.split())
+
+
+def test_no_trace_of_a_model_with_images(pictured, call):
+    out = call("audit", pictured, "--trace", "--no-gradients")
+    assert out.code == 0
+    assert "no trace: LlavaForConditionalGeneration takes images" in " ".join(out.split())
+
+
 def test_contaminated_as_json(bert, call):
     out = call("audit", bert, "--collator", "flattening", "--json", "--no-gradients", "--layers", "1")
     found = json.loads(out)

@@ -7,7 +7,7 @@ import torch
 import transformers as t
 
 import nopad
-from nopad.errors import BatchError, OptionError, UnsupportedModelError
+from nopad.errors import BatchError, UnsupportedModelError
 from nopad.model import static_inputs
 from nopad.model.families import FAMILIES, FRONTS
 
@@ -123,8 +123,6 @@ def test_what_is_refused():
     model = nopad.packed(build("vit"))
     with pytest.raises(UnsupportedModelError, match="not compiled whole on packs"):
         static_inputs(model, _states(model))
-    with pytest.raises(OptionError, match=r"takes images and no tokens.*nopad\.audit_samples"):
-        nopad.audit(model)
     with pytest.raises(UnsupportedModelError, match="head of ViTForMaskedImageModeling"):
         nopad.packed(build("vit", "ForMaskedImageModeling"))
 

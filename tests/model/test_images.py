@@ -21,7 +21,7 @@ from pictures import CLASSES, CONFIGS, PARTS, alone, build, samples
 from zoo import let
 
 import nopad
-from nopad.errors import BatchError, NotPackSafeError, OptionError, UnsupportedModelError
+from nopad.errors import BatchError, NotPackSafeError, UnsupportedModelError
 from nopad.model import attention, static_inputs
 from nopad.model.families import FAMILIES, FRONTS, IMAGES, TEXTS, TOWERS
 
@@ -514,8 +514,6 @@ class TestRefused:
         model, batch = nopad.packed(build("qwen2_vl")), laid("qwen2_vl")
         with pytest.raises(UnsupportedModelError, match="not compiled whole on packs, since its images differ"):
             static_inputs(model, batch)
-        with pytest.raises(OptionError, match=r"takes images beside its tokens.*nopad\.audit_samples"):
-            nopad.audit(model)
         with pytest.raises(BatchError, match="this batch has images, and a model may count the positions"):
             laid("qwen2_vl", nopad.Flat()).as_flash_kwargs()
         model.set_attn_implementation("sdpa")

@@ -21,6 +21,7 @@ __all__ = [
     "WIDTHS",
     "layer_count",
     "layers_of",
+    "list_counts",
     "narrowed",
     "shares",
     "values_of",
@@ -172,28 +173,48 @@ def layers_of(kind: type, config: Any) -> list[int]:
     """Return the numbers of the layers that a small copy keeps, ascending: few, but some of each kind of layer.
 
     `kind` is the model's class. Layers are of one kind if they have the same entries in the configuration's lists, and
-    modules of the same classes and settings. All layers from the first one on are kept, until each kind has occurred,
-    and at least two. If these are more than `MOST_LAYERS`, only the first layer of each kind is kept, and of these at
-    most `MOST_LAYERS`.
+    modules of the same classes and settings; what only numbers the layers (`layer_idx`) does not count. All layers from
+    the first one on are kept, until each kind has occurred, and at least two. If these are more than `MOST_LAYERS`,
+    only the first layer of each kind is kept, and of these at most `MOST_LAYERS`. If the class cannot be built with
+    these layers, two of each kind are kept: some classes share weights between layers of one kind (Zamba). If that is
+    not possible either, the first `MOST_LAYERS` are kept.
     """
     there = layer_count(config)
     if there <= 2:
         return list(range(there))
-    given = _per_layer(config, there)
-    kinds = [repr([value[at] for value in given.values()]) for at in range(there)]
+    telling = [value for value in _per_layer(config, there).values() if not _is_index(value)]
+    listed = [repr([value[at] for value in telling]) for at in range(there)]
+    kinds = listed
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            built = kind(config)
-        lists = [one for one in built.modules() if isinstance(one, nn.ModuleList)]
-        stacks = [one for one in lists if len(one) == there]
-        kinds = [one + repr(signs) for one, signs in zip(kinds, _signatures(stacks, there), strict=True)]
+        built = _on_no_device(kind, config)
     except Exception:  # not every model can be built on no device; lists of the configuration have to do
-        pass
+        return _first(kinds)
+    stacks = [one for one in built.modules() if isinstance(one, nn.ModuleList) and len(one) == there]
+    kinds = [one + repr(signs) for one, signs in zip(kinds, _signatures(stacks, there), strict=True)]
+    ways = [_first(kinds)]
+    if len(set(kinds)) == len(set(listed)):  # else a layer's kind may follow from its number
+        ways.append([at for at, one in enumerate(kinds) if kinds[:at].count(one) < 2][:MOST_LAYERS])
+    for layers in ways:
+        try:
+            _on_no_device(kind, with_layers(config, layers, False))
+        except Exception:  # a class may raise anything
+            continue
+        return layers
+    return list(range(min(there, MOST_LAYERS)))
+
+
+def _first(kinds: list[str]) -> list[int]:
+    """Return the numbers of the layers that `layers_of` keeps first; `kinds` has the kind of each layer."""
     first = sorted({kinds.index(one) for one in set(kinds)})
     prefix = max(first[-1] + 1, 2)
-    if prefix <= MOST_LAYERS:
-        return list(range(prefix))
-    return first[:MOST_LAYERS]
+    return list(range(prefix)) if prefix <= MOST_LAYERS else first[:MOST_LAYERS]
+
+
+def _on_no_device(kind: type, config: Any) -> nn.Module:
+    """Build a model of the class `kind` without weights, on the device "meta"; the class may raise anything."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        built: nn.Module = kind(config)
+    return built
 
 
 def _signatures(stacks: list[nn.ModuleList], there: int) -> list[list[Any]]:
@@ -213,8 +234,51 @@ def _signatures(stacks: list[nn.ModuleList], there: int) -> list[list[Any]]:
                         signs[f"{number} {name} {field}"] = value
         found.append(signs)
     names = sorted({name for signs in found for name in signs})
-    telling = [name for name in names if len({repr(signs.get(name)) for signs in found}) < max(there, 3)]
+    columns = {name: [signs.get(name) for signs in found] for name in names}
+    telling = [name for name in names if len(set(map(repr, columns[name]))) < max(there, 3)]
+    telling = [name for name in telling if not _is_index(columns[name])]
     return [[(name, signs.get(name)) for name in telling] for signs in found]
+
+
+def _is_index(values: list[Any]) -> bool:
+    """Return whether the values of one setting, one for each layer, only number the layers (`layer_idx`).
+
+    None stands for a layer without the setting. Each of the others, and there are at least two, is its layer's index,
+    or they count from 0.
+    """
+    there = [(at, value) for at, value in enumerate(values) if value is not None]
+    if len(there) < 2 or any(type(value) is not int for _, value in there):
+        return False
+    return all(at == value for at, value in there) or [value for _, value in there] == list(range(len(there)))
+
+
+def list_counts(kind: type, config: Any) -> dict[str, int]:
+    """Return smaller lengths for the other lists of layers of a model, by the names of their fields.
+
+    `kind` is the model's class. The fields are those whose names have "layer" or "block" in them, except those in
+    `LAYER_COUNTS`, and whose number is the length of a list of modules: ``num_layers_per_stack`` of a model that runs
+    two stacks of layers again and again. Some layers of each kind are kept, as by `layers_of`, and at least two.
+    """
+    counts = {
+        name: value
+        for name, value in values_of(config).items()
+        if type(value) is int and value > 2 and name not in LAYER_COUNTS and ("layer" in name or "block" in name)
+    }
+    if not counts:
+        return {}
+    try:
+        built = _on_no_device(kind, config)
+    except Exception:  # not every model can be built on no device: its lists stay as long as they are
+        return {}
+    lists = [one for one in built.modules() if isinstance(one, nn.ModuleList)]
+    found: dict[str, int] = {}
+    for name, there in counts.items():
+        stacks = [one for one in lists if len(one) == there]
+        kinds = list(map(repr, _signatures(stacks, there))) if stacks and there != layer_count(config) else []
+        fewest = max((kinds.index(one) + 1 for one in kinds), default=there)
+        if max(fewest, 2) < there:
+            found[name] = max(fewest, 2)
+    return found
 
 
 def _per_layer(config: Any, there: int) -> dict[str, list[Any]]:

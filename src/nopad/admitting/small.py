@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from nopad.admitting.narrowing import (
     WIDTHS,
     layer_count,
     layers_of,
+    list_counts,
     narrowed,
     shares,
     values_of,
@@ -235,15 +237,23 @@ def _attempts(config: Any) -> Iterator[tuple[str, Callable[[type], Any]]]:
         (f"few layers, 1/{share} as wide", {**SIZES, **shares(config, share)}),
         ("few layers", SIZES),
     ):
-        known: dict[str, list[int]] = {}
-        for again in (False, True):
+        known: dict[str, Any] = {}
+        for again, shorter in product((False, True), (True, False)):
+            if not shorter and not known.get("lists"):
+                continue  # all lists of layers were as long already
 
             def make(
-                kind: type, widths: dict[str, int] = widths, again: bool = again, known: dict[str, list[int]] = known
+                kind: type,
+                widths: dict[str, int] = widths,
+                again: bool = again,
+                shorter: bool = shorter,
+                known: dict[str, Any] = known,
             ) -> Any:
                 narrow = narrowed(config, widths, again)
                 known["layers"] = known.get("layers") or layers_of(kind, narrow)
-                return with_layers(narrow, known["layers"], again)
+                made = with_layers(narrow, known["layers"], again)
+                known["lists"] = list_counts(kind, made) if shorter else {}
+                return with_values(made, known["lists"], again) if known["lists"] else made
 
             yield how, make
 

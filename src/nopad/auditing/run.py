@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from nopad.auditing.comparison import Found, compare
 from nopad.auditing.failure import ModelFailedError
 from nopad.auditing.gradients import Truth
 from nopad.auditing.limits import PARTLY_SINGLE, named
+from nopad.auditing.pictured import audit_pictured, takes_pictures
 from nopad.auditing.poison import once_a_layer, poison, unseen
 from nopad.auditing.shortened import layer_count, missing_kinds, shortened, window_of
 from nopad.auditing.steadiness import looked_for, steady
@@ -28,7 +30,6 @@ from nopad.auditing.trial import Collator, Trial
 from nopad.auditing.verdict import Verdict
 from nopad.errors import BatchError, OptionError
 from nopad.model.backends import BACKENDS
-from nopad.model.families import FRONTS, IMAGES
 from nopad.model.safety import bare, is_packed, state_of
 from nopad.options import BOOLEAN, Option
 
@@ -60,7 +61,7 @@ def audit(
 
     Args:
         model: a transformers model; the audit runs copies of it. Without a collator, the copies are made pack-safe if
-            the model is not.
+            the model is not. If it takes images, the audit draws some, by its configuration.
         collator: any function from features to the arguments of a forward call. Features are dicts with ``input_ids``
             and ``labels``; if the function fails on labels, they have ``input_ids`` alone. With a collator, the model
             is audited as it is, in batches of this collator. None: nopad builds the batches.
@@ -81,8 +82,9 @@ def audit(
             reason.
         BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens.
         OptionError: an option is not valid (an unknown backend, a capacity below 4, `layers` below 1 or more than the
-            model has); or the model is not one of transformers, is already pack-safe with another backend, takes
-            images, has no vocabulary to draw from, or is random even in evaluation mode.
+            model has); the model is not one of transformers, is already pack-safe with another backend, has no
+            vocabulary to draw from, or is random even in evaluation mode; or it takes images, and `collator`,
+            `capacity` or `layers` is given.
 
     nopad keeps the sequences apart. With the collator of transformers, they see each other in the first attention
     layer, since the default attention of this model ignores where sequences begin:
@@ -101,6 +103,10 @@ def audit(
     for name, value in given.items():
         OPTIONS[name].check(name, value)
     inner = bare(model)
+    if takes_pictures(model) and collator is None:
+        _check_pictured(model, backend, layers, capacity)
+        chosen = partial(backend_for, model, backend)
+        return audit_pictured(model, chosen, gradients, seed, how_of(model, None, backend))
     check_model(model, backend)
     notes = []
     if layers is not None:
@@ -130,25 +136,43 @@ def audit(
 
 
 def check_model(model: Any, backend: str) -> None:
-    """Check that `audit` can audit this model with this backend.
+    """Check that a model can be run on token ids alone, and with this backend.
 
     Raises:
-        OptionError: the model takes images (the audit draws only token ids); or it is pack-safe with another backend
-            than `backend`, and `backend` is not "auto".
+        OptionError: the model takes images; or it is pack-safe with another backend than `backend`, and `backend` is
+            not "auto".
     """
+    _check_backend(model, backend)
+    if takes_pictures(model):
+        raise OptionError(
+            f"{type(bare(model)).__name__} takes images, which are drawn only if nopad builds the batches "
+            "(nopad.audit(model), without a collator); else give nopad.audit_samples some images, and how they are run "
+            "alone and packed"
+        )
+
+
+def _check_backend(model: Any, backend: str) -> None:
+    """Raise an `OptionError` if a model is pack-safe with another backend than `backend`, which is not "auto"."""
     if is_packed(model) and backend not in ("auto", state_of(model).backend):
         raise OptionError(
             f"this model is pack-safe by backend {state_of(model).backend!r}, and {backend!r} is asked; leave it "
             "out, or undo it first with nopad.unpacked(model)"
         )
-    model = bare(model)
-    kind = getattr(model.config, "model_type", "")
-    if kind in FRONTS or kind in IMAGES:
-        what = "images and no tokens, which" if kind in FRONTS else "images beside its tokens, and only tokens are what"
-        raise OptionError(
-            f"{type(model).__name__} takes {what} this audit would draw; give nopad.audit_samples some images, and how "
-            "they are run alone and packed"
-        )
+
+
+def _check_pictured(model: Any, backend: str, layers: int | None, capacity: int | None) -> None:
+    """Check the options of an audit of a model that takes images.
+
+    Raises:
+        OptionError: `layers` or `capacity` is given, which say nothing of images; or the backend is another one.
+    """
+    _check_backend(model, backend)
+    for name, value in {"layers": layers, "capacity": capacity}.items():
+        if value is not None:
+            raise OptionError(
+                f"{name} is {value}, and {type(bare(model)).__name__} takes images: it is audited whole, on samples of "
+                f"fixed sizes; leave {name} out"
+            )
 
 
 def backend_for(model: Any, backend: str, dtype: torch.dtype) -> str:

@@ -29,7 +29,7 @@ from nopad.errors import BatchError, OptionError
 from nopad.model.safety import STATE
 from nopad.options import BOOLEAN, Option
 
-__all__ = ["audit_samples"]
+__all__ = ["LEAST", "audit_samples", "compared"]
 
 OPTIONS = {
     "gradients": Option(default=True, help="compare those too", choices=BOOLEAN),
@@ -97,7 +97,29 @@ def audit_samples(
             raise OptionError(f"{name} is a {type(function).__name__}; expected a function (model, samples)")
     if not isinstance(samples, Sequence) or len(samples) < LEAST:
         raise OptionError(f"at least {LEAST} samples are audited, in a list: one by itself has no neighbours")
-    task = _Task(model, list(samples), alone, packed, gradients, seed)
+    how = f"{len(samples)} samples, packed by {getattr(packed, '__name__', type(packed).__name__)}"
+    return compared(model, samples, alone, packed, gradients, seed, how)
+
+
+def compared(
+    model: nn.Module,
+    samples: Sequence[Any],
+    alone: AloneFunction,
+    packed: PackedFunction,
+    gradients: bool,
+    seed: int,
+    how: str,
+    other: Any = None,
+) -> Verdict:
+    """Compare samples packed and alone; the arguments are those of `audit_samples`, already checked, and two more.
+
+    `how` says in words what keeps samples apart. `other` is a sample that also replaces the middle one, which must not
+    change the results of the others; its integers may differ too, such as its tokens. None: there is none.
+
+    Raises:
+        OptionError: the results alone differ from one run to the next.
+    """
+    task = _Task(model, list(samples), alone, packed, gradients, seed, other)
     with torch.random.fork_rng(devices=[]):
         task.run()
     return Verdict(
@@ -105,7 +127,7 @@ def audit_samples(
         max_abs_diff=task.worst,
         first_difference=None,
         model=type(model).__name__,
-        how=f"{len(samples)} samples, packed by {getattr(packed, '__name__', type(packed).__name__)}",
+        how=how,
         checks=tuple(task.checks),
         notes=tuple(task.notes),
     )
@@ -116,7 +138,7 @@ class _Task:
     """The arguments and state of one audit.
 
     Attributes:
-        model, samples, alone, packed, gradients, seed: as in `audit_samples`.
+        model, samples, alone, packed, gradients, seed, other: as in `compared`.
         checks, notes, worst: the results so far, as in `Found`.
         partly: whether the model computes some results in float32, even in float64.
         truth: float64 gradients of the samples, each run alone; None: not computed yet.
@@ -128,6 +150,7 @@ class _Task:
     packed: PackedFunction
     gradients: bool
     seed: int
+    other: Any = None
     checks: list[Check] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     worst: float = 0.0
@@ -210,9 +233,10 @@ class _Task:
     def _poison(self, model: nn.Module, samples: list[Any], single: Parts, dtype: torch.dtype) -> None:
         """Change one sample, and measure how far its neighbours' results move.
 
-        The sample in the middle of `samples` gets random values, then very large values, then NaN if the backend keeps
-        NaN apart. A check is added to `checks` for each of these. If this sample holds no floats, only a note is added.
-        `single` are the results of the samples alone.
+        The sample in the middle of `samples` is replaced by `other`, if there is one. Then it gets random values, then
+        very large values, then NaN if the backend keeps NaN apart. A check is added to `checks` for each of these. If
+        this sample holds no floats, its values stay as they are, and a note is added. `single` are the results of the
+        samples alone.
         """
         victim = len(samples) // 2
         generator = torch.Generator().manual_seed(self.seed)
@@ -232,12 +256,17 @@ class _Task:
                 "NaN was not tried: this backend multiplies a neighbour's values by 0, and 0 x NaN is NaN"
             )
         order = list(range(len(samples)))
-        for what, change in tries.items():
+        others: dict[str, Any] = {} if self.other is None else {"another sample": self._as(self.other, dtype, model)}
+        if any(_is_float(leaf) for leaf in tree_leaves(samples[victim])):
+            for what, change in tries.items():
+                others[what] = tree_map(lambda v, change=change: change(v) if _is_float(v) else v, samples[victim])
+        elif self.other is None:
+            self.notes.append("no sample was poisoned: they hold no floats")
+        for what, sample in others.items():
             name = f"{named(dtype)} poison, {what}"
 
-            def measure(name: str = name, change: Callable[[Tensor], Tensor] = change) -> None:
-                changed = list(samples)
-                changed[victim] = tree_map(lambda v: change(v) if _is_float(v) else v, samples[victim])
+            def measure(name: str = name, sample: Any = sample) -> None:
+                changed = [sample if number == victim else one for number, one in enumerate(samples)]
                 with torch.no_grad():
                     clean = self._together(model, samples, "packed", single, order)
                     moved = self._together(model, changed, f"packed, with {name}", single, order)
@@ -250,9 +279,6 @@ class _Task:
                     Check(name=name, passed=worst / scale <= limit, value=worst / scale, limit=limit, detail=detail)
                 )
 
-            if not any(_is_float(leaf) for leaf in tree_leaves(samples[victim])):
-                self.notes.append("no sample was poisoned: they hold no floats")
-                return
             self._attempt(name, measure)
 
     def _promises_nan(self) -> bool:

@@ -8,7 +8,7 @@ number of images of each sequence. From these numbers, `nopad.model.images` know
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from nopad.batch.arrays import narrow
 from nopad.batch.values import told
 from nopad.errors import BatchError
+from nopad.sequences import Sequences
 
 if TYPE_CHECKING:
     from nopad.batch.packed import PackedBatch
 
-__all__ = ["GRIDS", "PIXELS", "Images", "images_of", "one_row", "take_images"]
+__all__ = ["GRIDS", "PIXELS", "Images", "columns_of_images", "images_of", "one_row", "take_images"]
 
 PIXELS, GRIDS = "pixel_values", "image_grid_thw"
 IDS = "input_ids"
@@ -109,6 +110,24 @@ def _row(value: Any) -> int | None:
     if type(value) is list and len(value) == 1 and isinstance(value[0], list | np.ndarray):
         return len(value[0])
     return None
+
+
+def columns_of_images(sequences: Sequences) -> tuple[Sequences, Images | None]:
+    """Split sequences in columns into their other columns and their images.
+
+    The images are in the per-sequence columns ``pixel_values`` and ``image_grid_thw``, arrays of objects: for each
+    sequence an array, or None. The images are None if there are no such columns, or if no sequence has an image.
+
+    Raises:
+        BatchError: as for `take_images`.
+    """
+    names = [name for name in (PIXELS, GRIDS) if name in sequences.values]
+    if not names:
+        return sequences, None
+    rows = zip(*(sequences.values[name] for name in names), strict=True)
+    _, images = take_images([dict(zip(names, row, strict=True)) for row in rows])
+    kept = {name: column for name, column in sequences.values.items() if name not in names}
+    return replace(sequences, values=kept), images
 
 
 def take_images(features: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], Images | None]:

@@ -22,6 +22,7 @@ from nopad.batch.features import from_features
 from nopad.batch.filling import MASK, TARGETS, filled, without_first
 from nopad.batch.form import Flat, Form, check_form
 from nopad.batch.guard import PackedMask, layout_of
+from nopad.batch.images import columns_of_images
 from nopad.batch.items import Items
 from nopad.batch.splitting import laid_out, split
 from nopad.batch.values import check_embeddings, ignored, named, shape_of
@@ -204,7 +205,8 @@ class PackedBatch(Items):
 
         Args:
             sequences: the sequences; their columns ``seq_index``, ``seq_start`` and ``seq_source`` become the batch's
-                `records`.
+                `records`. Images are in the columns ``pixel_values`` and ``image_grid_thw``: arrays of objects, with an
+                array for each sequence, or None.
             form: `nopad.Flat()`, one stream without padding, or `nopad.Rows(capacity)`.
             per_row: with `Rows`, how many sequences each row takes, int64 ``[R]``, in the order given. None: `form`
                 decides. The flat form ignores it.
@@ -218,14 +220,15 @@ class PackedBatch(Items):
                 `depth`, `packs` or `end_to_end`, which would move sequences to other rows; or `fill` is invalid.
             BatchError: there is no sequence, there are no ``input_ids``, a column of ``sequences.tokens`` does not have
                 one value per token, an integer does not fit into int64, there are both ``label`` and ``label_ids`` but
-                no ``labels``, or ``position_ids`` do not count from 0 in each sequence.
+                no ``labels``, ``position_ids`` do not count from 0 in each sequence, or images have wrong shapes.
         """
         form = check_form(form)
+        sequences, images = columns_of_images(sequences)
         stacked, records = from_columns(sequences)
         lens = stacked.seq_lengths
         layout = form.layout(lens) if per_row is None else form.keep(lens, per_row)
         stacked, layout = without_first(stacked, layout) if causal else (stacked, layout)
-        return cls(filled(stacked, layout, pad_id, fill, records))
+        return cls(filled(stacked, layout, pad_id, fill, records, images))
 
     @classmethod
     def from_embeddings(

@@ -9,7 +9,7 @@ import numpy as np
 
 from nopad.errors import OptionError
 
-__all__ = ["refuse_dealing", "refuse_torchs"]
+__all__ = ["refuse_dealing", "refuse_images", "refuse_torchs"]
 
 # Options of torch's DataLoader, and the arguments that replace them here
 _TORCHS = {
@@ -35,6 +35,19 @@ def refuse_torchs(options: Mapping[str, Any]) -> None:
 def _is_usual(value: Any, usual: Any) -> bool:
     """Return whether `value` is the default `usual`; no array is, nor anything else of another type."""
     return value is usual or (isinstance(value, str | int | np.integer) and value == usual)
+
+
+def refuse_images(images: int | None) -> None:
+    """Refuse, for a stream, a limit of images per pack.
+
+    Raises:
+        OptionError: `images` is not None.
+    """
+    if images is not None:
+        raise OptionError(
+            f"images is {images}, and a stream holds no images; give the records themselves, a list of dicts or a "
+            "datasets.Dataset with pixel_values"
+        )
 
 
 def refuse_dealing(**given: Any) -> None:

@@ -31,7 +31,7 @@ from nopad.sequences import Sequences
 from nopad.store import PackedDataset
 from nopad.store.manifest import Manifest
 
-__all__ = ["Feed", "StoredRows", "StoredTokens", "check_fits", "planned"]
+__all__ = ["Feed", "StoredRows", "StoredTokens", "check_fits", "numbered", "planned"]
 
 
 class Feed(ABC):
@@ -176,9 +176,7 @@ class StoredTokens(Feed):
 
     def gather(self, taken: Taken) -> Sequences:
         """Return the sequences of these units, unit after unit; see `Feed.gather`."""
-        found = self._source.gather(taken.sequences, wide=True)
-        values = {"seq_index": taken.sequences.copy(), **found.values}  # copied, since the step keeps `taken`
-        return Sequences(seq_lengths=found.seq_lengths, tokens=found.tokens, values=values, begin=found.begin)
+        return numbered(self._source, taken)
 
     def check_unchanged(self) -> None:
         """Refuse tokens that changed since the source was opened.
@@ -187,6 +185,13 @@ class StoredTokens(Feed):
             SourceError: a file changed; the message names it.
         """
         self._source.check_unchanged()
+
+
+def numbered(source: TokenSource, taken: Taken) -> Sequences:
+    """Return the sequences of some units from a source, unit after unit, with ``seq_index``; see `Feed.gather`."""
+    found = source.gather(taken.sequences, wide=True)
+    values = {"seq_index": taken.sequences.copy(), **found.values}  # copied, since the step keeps `taken`
+    return Sequences(seq_lengths=found.seq_lengths, tokens=found.tokens, values=values, begin=found.begin)
 
 
 def planned(

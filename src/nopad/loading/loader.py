@@ -25,7 +25,7 @@ from nopad.balance import Balance, CostModel, Tokens
 from nopad.batch import PackedBatch
 from nopad.batch.form import Form
 from nopad.errors import OptionError
-from nopad.loading.arguments import refuse_dealing, refuse_torchs
+from nopad.loading.arguments import refuse_dealing, refuse_images, refuse_torchs
 from nopad.loading.cursor import Cursor
 from nopad.loading.epochs import Epochs
 from nopad.loading.finite import EpochSupply
@@ -58,11 +58,13 @@ class PackedLoader:
     epoch. ``len(loader)`` is the number of batches that a rank takes in a whole epoch.
 
     Args:
-        data: a packed dataset or its folder; tokens already stored, in any form that
+        data: a packed dataset or its folder; tokens already stored, also with images, in any form that
             `nopad.loading.sources.open_tokens` takes; a `nopad.loading.Mixture` of several of these; or a stream (see
             `options`).
         capacity: with `rows`, most tokens per pack; the sequences are packed anew every epoch. None: the rows of a
             packed dataset are used as stored.
+        images: most images per pack, for sequences with images; packs then have two limits, tokens and images. None: no
+            limit.
         rows: number of packs per rank and micro-step. Give exactly one of `rows`, `tokens` and `sequences`.
         tokens: most tokens per rank and micro-step: one pack, as one flat row without padding; replaces `rows` and
             `capacity`.
@@ -132,6 +134,7 @@ class PackedLoader:
         data: Any,
         capacity: int | None = None,
         *,
+        images: int | None = None,
         rows: int | None = None,
         tokens: int | None = None,
         sequences: int | None = None,
@@ -176,6 +179,7 @@ class PackedLoader:
         if stream:
             dealing = {"balance": balance, "cost": cost, "groups": groups, "together": together}
             shuffled = options.get("shuffle_buffer") is not None
+            refuse_images(images)
             refuse_dealing(**dealing, align=step.align, host_dir=host_dir, seed=0 if shuffled else seed)
             opened = open_stream(data, step.capacity, options, **how)
             self._capacity = opened[1].capacity
@@ -183,7 +187,7 @@ class PackedLoader:
         else:
             if step.align > 1:
                 options["align"] = step.align
-            feed = open_feed(data, step.capacity, groups=groups, together=together, **how, **options)
+            feed = open_feed(data, step.capacity, groups=groups, together=together, images=images, **how, **options)
             self._capacity = None if step.unpacked else feed.capacity
             epochs = Epochs(feed, Tokens() if cost is None else cost, step.last, shared(self.ranks, feed, host_dir))
             serving = step.serving(self.ranks, feed.capacity, feed.group_size)

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from nopad.errors import OptionError
 from nopad.loading.feeds import Feed, StoredRows, StoredTokens, planned
 from nopad.loading.groups import Groups, Together
+from nopad.loading.limited import IMAGES, PackedImages
 from nopad.loading.mixed import MixedTokens
 from nopad.loading.mixture import Mixture
 from nopad.loading.sources import TokenSource, open_tokens
@@ -28,12 +29,13 @@ def open_feed(
     seed: int,
     groups: int | ArrayLike | None = None,
     together: Together = "rank",
+    images: int | None = None,
     **options: Any,
 ) -> Feed:
     """Return the feed of `data`: what a loader deals in an epoch.
 
     It deals packs, if a `capacity` is given; single sequences or groups, if `unpacked` is True; otherwise the rows of a
-    packed dataset, as they are stored. `groups`, `together` and `options` are as in `PackedLoader`.
+    packed dataset, as they are stored. `groups`, `together`, `images` and `options` are as in `PackedLoader`.
 
     Raises:
         OptionError: one of these:
@@ -43,6 +45,7 @@ def open_feed(
             * `together` is given, and no groups
             * `unpacked` is True, and `together` is "pack", or the groups differ in size
             * groups are given for stored rows; or groups or a plan are given for a mixture
+            * `images` is given with groups, `align` or a mixture, for data without images, or where nothing is packed
             * an option has an invalid value
         LengthError: a sequence or group is longer than `capacity`, or a sequence has no token.
         PlanMismatchError: as for `nopad.loading.feeds.planned`.
@@ -54,6 +57,9 @@ def open_feed(
     together = check_choice("together", together, Together)
     if together != "rank" and groups is None:
         raise OptionError(f"together is {together!r}, and is about groups of sequences; give groups, or leave it out")
+    if images is not None:
+        images = int(IMAGES.check("images", images))
+        _check_images(data, capacity, groups, options)
     if isinstance(data, Mixture):
         if groups is not None or (capacity is None and not unpacked):
             raise OptionError("a mixture is packed anew in every epoch, without groups: give a capacity, or sequences")
@@ -64,6 +70,8 @@ def open_feed(
         return MixedTokens(data, capacity, seed=seed, **options)
     if capacity is not None or unpacked:
         source = data if isinstance(data, TokenSource) else open_tokens(data)
+        if images is not None and capacity is not None:
+            return PackedImages(source, capacity, images, seed=seed, **options)
         grouped = None if groups is None else Groups.of(groups, len(source))
         if unpacked and together == "pack":
             raise OptionError("together is 'pack', and sequences are not packed; choose 'rank' or 'step'")
@@ -81,6 +89,19 @@ def open_feed(
     if not isinstance(data, PackedDataset):
         raise OptionError("rows of what capacity? Give one; only the rows of a packed dataset have theirs")
     return StoredRows(data, seed=seed)
+
+
+def _check_images(data: Any, capacity: int | None, groups: Any, options: dict[str, Any]) -> None:
+    """Check that packs can have a limit of images.
+
+    Raises:
+        OptionError: nothing is packed, the data are a mixture, or there are groups or an `align`.
+    """
+    if capacity is None:
+        raise OptionError("images limits the images of a pack, and nothing is packed here; leave it out")
+    if isinstance(data, Mixture) or groups is not None or "align" in options:
+        what = "a mixture" if isinstance(data, Mixture) else "align" if groups is None else "groups"
+        raise OptionError(f"images limits the images of a pack, and does not go with {what}; leave one of both out")
 
 
 def _refuse(options: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ from nopad.errors import BatchError, UnsupportedModelError
 from nopad.model.families import Family
 from nopad.model.hooks import Hook
 
-__all__ = ["TOWER", "Ran", "check_images", "image_parts", "ordinary_arguments", "refuse_others"]
+__all__ = ["TOWER", "Ran", "check_images", "image_parts", "ordinary_arguments", "refuse_others", "tokens_of_image"]
 
 TOWER = "vision tower"
 TYPES = "mm_token_type_ids"
@@ -190,9 +190,18 @@ def _sizes_of_pixels(model: Any, named: Mapping[str, Any], images: int) -> NDArr
             f"{PIXELS} are {list(pixels.shape)}, and the batch has {images} images; {type(model).__name__} takes "
             f"{[images, config.num_channels, side, side]}"
         )
-    strategy = named.get("vision_feature_select_strategy") or model.config.vision_feature_select_strategy
-    first = int(config.model_type == "clip_vision_model") - int(strategy == "default")  # [CLS]; the first left out
-    return np.full(images, (side // int(config.patch_size)) ** 2 + first, dtype=np.int64)
+    return np.full(images, tokens_of_image(model.config, named.get("vision_feature_select_strategy")), dtype=np.int64)
+
+
+def tokens_of_image(config: Any, strategy: str | None = None) -> int:
+    """Return how many tokens an image gives to a model whose images have one size.
+
+    `config` is the model's configuration, and `strategy` the value of ``vision_feature_select_strategy`` in a call;
+    None: that of the configuration.
+    """
+    tower, strategy = config.vision_config, strategy or config.vision_feature_select_strategy
+    first = int(tower.model_type == "clip_vision_model") - int(strategy == "default")  # [CLS]; the first left out
+    return int((int(tower.image_size) // int(tower.patch_size)) ** 2 + first)
 
 
 def _check_tokens(

@@ -21,6 +21,7 @@ from nopad.loading.sources.arrow import dataset_tokens, file_tokens
 from nopad.loading.sources.corpora import corpus_tokens
 from nopad.loading.sources.megatron import UNIT, MegatronTokens, megatron_prefix
 from nopad.loading.sources.packed import IndexTokens, packed_tokens
+from nopad.loading.sources.pictured import has_pictures, pictured_tokens
 from nopad.loading.sources.source import EMPTY, TokenSource
 from nopad.sequences import Sequences
 from nopad.store.reader import PackedDataset
@@ -45,8 +46,9 @@ def open_tokens(
         inputs: a folder with ``ids.npy`` and ``offsets.npy``; a Megatron pair, given as ``NAME``, ``NAME.bin`` or
             ``NAME.idx``; a `datasets.Dataset`, the folder of a saved one, or Arrow files; a packed dataset of nopad
             or its folder; other ready-made ids that `nopad.open_source` reads (Parquet, JSON Lines, lists of ids,
-            lists of dicts), or a source that it returned; `nopad.sequences.Sequences` in memory; or an open
-            `TokenSource`, which is returned as it is.
+            lists of dicts), or a source that it returned; `nopad.sequences.Sequences` in memory; an open
+            `TokenSource`, which is returned as it is; or sequences with images: a list of dicts or a
+            `datasets.Dataset` with ``pixel_values``, as for `PackedBatch.from_features`.
         options: which columns of tables and records are read; None: the defaults of `ReaderOptions`.
         empty: what to do with sequences that have no token: "refuse" raises LengthError; "skip" leaves them out
             (`TokenSource.skipped` counts them).
@@ -85,6 +87,9 @@ def open_tokens(
     if isinstance(inputs, Sequences):
         _refuse("sequences in memory", unused)
         return _exact(memory_tokens(inputs, empty=empty))
+    if has_pictures(inputs):
+        _refuse("records with images", unused)
+        return pictured_tokens(inputs, empty=empty)
     if hasattr(inputs, "with_format"):
         _refuse("a dataset", unused, "options")
         return dataset_tokens(inputs, options, empty=empty)

@@ -118,10 +118,12 @@ class TokenSource(ABC):
             lists of numbers.
         exact: whether columns of float64 keep this dtype in batches, as for arrays that the user gave; if False, they
             become float32.
+        images: number of images of each sequence, int64 ``[n]``; None: the source holds no images.
     """
 
     left_out: tuple[str, ...] = ()
     exact = False
+    images: NDArray[np.int64] | None = None
 
     def __init__(self, name: str, *, empty: str = "refuse", files: Sequence[MappedFile] = ()) -> None:
         """Read the lengths of all stored sequences (`stored_lengths`); O(n).

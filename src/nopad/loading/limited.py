@@ -1,0 +1,107 @@
+"""The feed of sequences with images: packs with two limits, tokens and images; planned once, filled anew each epoch."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad import random
+from nopad.errors import LengthError, OptionError
+from nopad.loading.feeds import Feed, check_fits, numbered
+from nopad.loading.sources import TokenSource
+from nopad.loading.units import Taken, Units, narrow
+from nopad.options import Option
+from nopad.packs import index_dtype
+from nopad.planning.several import plan_several
+from nopad.sequences import Sequences
+
+__all__ = ["IMAGES", "PackedImages"]
+
+IMAGES = Option(default=None, none=True, help="most images per pack")
+
+
+class PackedImages(Feed):
+    """The feed of stored sequences with images, in packs that hold at most so many tokens and so many images.
+
+    The plan is the same in all epochs; which sequences of equal sizes share a pack is chosen anew in each epoch.
+    """
+
+    unit = "pack"
+
+    def __init__(self, source: TokenSource, capacity: int, images: int, *, seed: int = 0, **options: Any) -> None:
+        """Plan the packs.
+
+        Args:
+            source: the tokens, with images.
+            capacity: most tokens per pack.
+            images: most images per pack.
+            seed: the seed of all random choices.
+            options: ``effort``, as in `nopad.plan_several`.
+
+        Raises:
+            LengthError: a sequence has more tokens or images than a pack may hold.
+            OptionError: the sequences have no images, or an option is not one of a plan with two limits.
+        """
+        if source.images is None:
+            raise OptionError(
+                f"images is {images}, and {source.name} holds no images: they are pixel_values of each record, in a "
+                "list of dicts or a datasets.Dataset; leave images out"
+            )
+        odd = sorted(options.keys() - {"effort"})
+        if odd:
+            raise OptionError(f"{', '.join(odd)}: not for a plan with two limits, tokens and images; leave that out")
+        check_fits(source.seq_lengths, capacity, "sequence")
+        over = np.flatnonzero(source.images > images)
+        if over.size:
+            raise LengthError(
+                f"{over.size:,} of {len(source):,} sequences have more than {images:,} images, the first is sequence "
+                f"{over[0]:,} with {source.images[over[0]]:,}; give a limit of at least {source.images.max():,}"
+            )
+        self._source, self._images, self.seed = source, images, seed
+        self._plan = plan_several(self._sizes(), [(capacity, images)], **options)
+        self.capacity, self.sequences = capacity, len(source)
+        self.packs = sum(self._plan.packs.values())
+        self.tokens = int(source.seq_lengths.sum(dtype=np.int64))
+
+    def _sizes(self) -> NDArray[np.int64]:
+        """Return the numbers of tokens and of images of each sequence; int64 ``[n, 2]``."""
+        assert self._source.images is not None
+        return np.stack([self._source.seq_lengths.astype(np.int64), self._source.images], axis=1)
+
+    def facts(self) -> dict[str, Any]:
+        """Return, by name, what a saved run and the run that resumes it must share.
+
+        This is what is dealt, the seed, the fingerprint of the data, both limits and a fingerprint of the plan.
+        """
+        plan = hashlib.sha256(self._plan.to_json().encode()).hexdigest()
+        limits = {"capacity": self.capacity, "images": self._images}
+        return {"unit": self.unit, "seed": self.seed, "data": self._source.fingerprint, **limits, "plan": plan}
+
+    def notes(self, epoch: int) -> tuple[str, ...]:
+        """Return a line that says how many images the packs hold; they are the same in every epoch."""
+        assert self._source.images is not None
+        held = int(self._source.images.sum())
+        return (f"{held:,} images, {held / (self.packs or 1):.1f} per pack, at most {self._images:,}",)
+
+    def units(self, epoch: int) -> Units:
+        """Return the packs of an epoch, filled anew."""
+        key = random.key(self.seed, random.STREAM_EPOCH, epoch)
+        packs = self._plan.assign(self._sizes(), seed=key)[self.capacity, self._images]
+        dtype = index_dtype(len(self._source))
+        lengths = narrow(self._source.seq_lengths)
+        return Units(seq_lengths=lengths, indptr=packs.indptr.astype(dtype), sequence=packs.sequence.astype(dtype))
+
+    def gather(self, taken: Taken) -> Sequences:
+        """Return the sequences of these packs with their images, pack after pack; see `Feed.gather`."""
+        return numbered(self._source, taken)
+
+    def check_unchanged(self) -> None:
+        """Refuse data that changed since they were opened.
+
+        Raises:
+            SourceError: a file changed; the message names it.
+        """
+        self._source.check_unchanged()
