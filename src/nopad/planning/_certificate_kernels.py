@@ -31,6 +31,21 @@ def most_valuable(lengths: NDArray[Any], values: NDArray[Any], capacity: int) ->
 
 
 @njit(cache=True, nogil=True)
+def most_valuable_within(lengths: NDArray[Any], values: NDArray[Any], capacity: int, depth: int) -> int:
+    """Return what `most_valuable` returns, but of at most `depth` lengths; the other arguments are the same."""
+    worth = np.zeros(capacity + 1, dtype=np.int64)  # worth[room]: highest total value of the lengths placed so far
+    following = np.zeros(capacity + 1, dtype=np.int64)
+    for _ in range(depth):
+        for i in range(lengths.shape[0]):
+            length, value = lengths[i], values[i]
+            for room in range(length, capacity + 1):
+                following[room] = max(following[room], worth[room - length] + value)
+        for room in range(capacity + 1):
+            worth[room] = following[room]
+    return int(worth[capacity])
+
+
+@njit(cache=True, nogil=True)
 def most_valuable_of_two(sizes: NDArray[Any], values: NDArray[Any], rooms: int, places: int) -> Any:
     """Return a table: ``worth[r, p]`` is the highest total value of items that fit into the two limits r and p.
 
