@@ -25,7 +25,7 @@ _SLICE = 2_000  # most iterations at a time, whose operations are charged togeth
 _SAMPLES = 5  # rows of the inverse of the basis that are looked at
 _BEGIN_STEPS, _ENTRY_STEPS = 70_000, 90  # operations of beginning to solve; and for each entry of the matrix
 _ITERATION_STEPS, _PASSED_STEPS = 7_000, 2.2  # operations of a simplex iteration; and for each entry of the matrix
-_FILLED_STEPS = 75  # further operations, for each entry in a row of the inverse of the basis
+_FILLED_STEPS, _DENSE_STEPS = 75, 0.05  # further ones for each entry in a row of the basis' inverse; per its square
 _PERTURBATIONS = ("dual_simplex_cost_perturbation_multiplier", "primal_simplex_bound_perturbation_multiplier")
 
 
@@ -115,7 +115,8 @@ def _iteration_steps(model: highspy.Highs, filled: float) -> int:
     `filled` is the mean number of entries in a row of the inverse of the basis. The time of an iteration depends on it
     more than on anything else: it may differ tenfold between two programs with the same number of rows.
     """
-    return int(_ITERATION_STEPS + _FILLED_STEPS * filled + _PASSED_STEPS * model.getNumNz())
+    basis = filled * (_FILLED_STEPS + _DENSE_STEPS * filled)
+    return int(_ITERATION_STEPS + basis + _PASSED_STEPS * model.getNumNz())
 
 
 def _filled(model: highspy.Highs) -> float:
