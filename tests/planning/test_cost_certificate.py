@@ -21,14 +21,14 @@ def certificates(draw):
     lengths = sorted(draw(st.sets(st.integers(1, 12), min_size=1, max_size=4)))
     values = sorted(draw(st.sets(st.integers(1, 30), min_size=len(lengths), max_size=len(lengths))))
     units = draw(st.tuples(st.integers(1, 40), st.integers(1, 40)))
-    return CostCertificate(tuple(zip(lengths, values, strict=True)), units)
+    return CostCertificate(tuple(zip(lengths, values, strict=True)), units, draw(st.booleans()))
 
 
-def most_valuable(proof, capacity, squares):
-    """By trying every multiset of lengths."""
+def most_valuable(proof, capacity, squares, depth=None):
+    """By trying every multiset of at most `depth` lengths."""
     worth = {n: max((v for start, v in proof.steps if start <= n), default=0) for n in range(1, capacity + 1)}
     best = 0
-    for size in range(1, capacity + 1):
+    for size in range(1, (capacity if depth is None else min(depth, capacity)) + 1):
         for held in combinations_with_replacement(range(1, capacity + 1), size):
             if sum(held) <= capacity and sum(n * n for n in held) <= squares:
                 best = max(best, sum(worth[n] for n in held))
@@ -44,12 +44,65 @@ def test_no_pack_is_worth_more(proof, capacity, squares):
             proof.best(capacity, squares)
 
 
+@given(certificates(), st.integers(1, 8), st.integers(1, 64), st.integers(1, 9))
+def test_no_pack_of_a_depth_is_worth_more(proof, capacity, squares, depth):
+    if proof.problem(capacity, squares, depth=depth) is None:
+        best = proof.best(capacity, squares, depth=depth)
+        assert best >= most_valuable(proof, capacity, squares, depth)
+        if proof.problem(capacity, squares) is None:
+            assert best <= proof.best(capacity, squares)  # a depth can only lower it
+            if not proof.by_depth:
+                assert best == proof.best(capacity, squares)
+    else:
+        with pytest.raises(FormatError):
+            proof.best(capacity, squares, depth=depth)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 20)), min_size=1, max_size=4, unique_by=lambda one: one[0]),
+    st.integers(1, 9),
+    st.integers(1, 81),
+    st.integers(1, 5),
+)
+def test_a_depth_counts_exactly(pairs, capacity, squares, depth):
+    """With units of one token and of one square, nothing is rounded."""
+    steps, value = [], 0
+    for length, rise in sorted(pairs):
+        value += rise
+        steps.append((length, value))
+    proof = CostCertificate(tuple(steps), (capacity, squares), by_depth=True)
+    assert proof.best(capacity, squares, depth=depth) == most_valuable(proof, capacity, squares, depth)
+    assert proof.work(capacity, squares, depth=depth) >= proof.work(capacity, squares)
+
+
 @pytest.mark.slow
-@given(certificates(), st.lists(st.integers(1, 12), min_size=1, max_size=8), st.integers(144, 200))
-def test_never_above_the_truth(proof, lengths, squares):
-    if proof.problem(24, squares) is None:
-        possible = plan(lengths, 24, max_squares=squares, algorithm="optimal").packs
-        assert proof.bound(Histogram.from_lengths(lengths), 24, squares) <= possible
+@given(
+    certificates(),
+    st.lists(st.integers(1, 12), min_size=1, max_size=8),
+    st.integers(144, 200),
+    st.none() | st.integers(1, 5),
+)
+def test_never_above_the_truth(fewest, proof, lengths, squares, depth):
+    if proof.problem(24, squares, depth=depth) is None:
+        possible = fewest(lengths, 24, depth, squares, 1)
+        assert proof.bound(Histogram.from_lengths(lengths), 24, squares, depth=depth) <= possible
+
+
+def test_a_depth_proves_more():
+    """Forty sequences of one token: a pack has room for ten, and place for four."""
+    proof, histogram = CostCertificate(((1, 1),), (10, 10), by_depth=True), Histogram.from_counts({1: 40})
+    assert proof.bound(histogram, 10, 10) == 4
+    assert proof.bound(histogram, 10, 10, depth=4) == 10
+    coarse = CostCertificate(((1, 1),), (5, 5), by_depth=True)  # a length of 1 weighs nothing
+    assert coarse.bound(histogram, 10, 10, depth=4) == 10
+    assert "weigh 0 units of tokens" in coarse.problem(10, 10)
+    assert CostCertificate(((1, 1),), (10, 10)).bound(histogram, 10, 10, depth=4) == 4
+
+
+def test_steps_with_equal_weights_are_checked_once():
+    proof = CostCertificate(((40, 2), (41, 3), (47, 5), (80, 9)), (10, 10))
+    assert proof._weights(100, 10_000, 1) == [(4, 1, 3), (4, 2, 5), (8, 6, 9)]
+    assert proof.best(100, 10_000) == 10
 
 
 @pytest.mark.parametrize(
@@ -117,6 +170,8 @@ def test_proven_again_from_the_file(tmp_path, proven):
         (lambda d: d["cost_certificate"].update(units=[3]), "damaged"),
         (lambda d: d["cost_certificate"].update(steps=[[1, "2"]]), "damaged"),
         (lambda d: d["cost_certificate"].update(units=[True, 4]), "damaged"),
+        (lambda d: d["cost_certificate"].update(by_depth=1), "damaged"),
+        (lambda d: d["cost_certificate"].pop("by_depth"), "damaged"),
         (lambda d: d.update(certificate=[[1, 1]]), "one certificate"),
     ],
 )

@@ -118,6 +118,13 @@ def files():
             {"max_squares": 110},
             CostCertificate(((3, 2), (6, 4), (8, 6)), (16, 80)),
         ),
+        "depth, cost certificate": certified(
+            [3] * 4 + [5] * 3 + [6] * 2,
+            13,
+            3,
+            {"max_squares": 100},
+            CostCertificate(((3, 4), (5, 5), (6, 6)), (13, 100), by_depth=True),
+        ),
     }
 
 
@@ -178,7 +185,7 @@ def test_the_originals_hold(originals):
         assert Plan.from_json(json.dumps(document)).problems() == []
         claims(document)
     proofs = [document["lower_bound"]["proof"] for name, document in originals.items() if "certificate" in name]
-    assert proofs == ["certificate", "certificate", "cost certificate"]
+    assert proofs == ["certificate", "certificate", "cost certificate", "cost certificate"]
 
 
 def test_three_thousand_mutations(originals):

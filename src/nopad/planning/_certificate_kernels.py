@@ -31,6 +31,21 @@ def most_valuable(lengths: NDArray[Any], values: NDArray[Any], capacity: int) ->
 
 
 @njit(cache=True, nogil=True)
+def most_valuable_within(lengths: NDArray[Any], values: NDArray[Any], capacity: int, depth: int) -> int:
+    """Return what `most_valuable` returns, but of at most `depth` lengths; the other arguments are the same."""
+    worth = np.zeros(capacity + 1, dtype=np.int64)  # worth[room]: highest total value of the lengths placed so far
+    following = np.zeros(capacity + 1, dtype=np.int64)
+    for _ in range(depth):
+        for i in range(lengths.shape[0]):
+            length, value = lengths[i], values[i]
+            for room in range(length, capacity + 1):
+                following[room] = max(following[room], worth[room - length] + value)
+        for room in range(capacity + 1):
+            worth[room] = following[room]
+    return int(worth[capacity])
+
+
+@njit(cache=True, nogil=True)
 def most_valuable_of_two(sizes: NDArray[Any], values: NDArray[Any], rooms: int, places: int) -> Any:
     """Return a table: ``worth[r, p]`` is the highest total value of items that fit into the two limits r and p.
 
@@ -47,3 +62,25 @@ def most_valuable_of_two(sizes: NDArray[Any], values: NDArray[Any], rooms: int, 
             for p in range(place, places + 1):
                 own[p] = max(own[p], rest[p - place] + value)
     return worth
+
+
+@njit(cache=True, nogil=True)
+def most_valuable_of_two_within(sizes: NDArray[Any], values: NDArray[Any], rooms: int, places: int, depth: int) -> int:
+    """Return the highest total value of at most `depth` items whose sizes add up to at most `rooms` and `places`.
+
+    Item i has the two sizes ``sizes[i]`` (integers from 0 on, ``[m, 2]``), is worth ``values[i]`` (at least 0), and may
+    be used repeatedly.
+    """
+    worth = np.zeros((rooms + 1, places + 1), dtype=np.int64)  # of the items placed so far
+    following = np.zeros((rooms + 1, places + 1), dtype=np.int64)
+    for _ in range(depth):
+        for i in range(sizes.shape[0]):
+            room, place, value = sizes[i, 0], sizes[i, 1], values[i]
+            for r in range(room, rooms + 1):
+                rest, own = worth[r - room], following[r]
+                for p in range(place, places + 1):
+                    own[p] = max(own[p], rest[p - place] + value)
+        for r in range(rooms + 1):
+            for p in range(places + 1):
+                worth[r, p] = following[r, p]
+    return int(worth[rooms, places])

@@ -122,7 +122,7 @@ def bound_under(
         if needed > bound.packs:
             bound = Bound(needed, "max_squares", bound.certificate)
         if isinstance(certificate, CostCertificate):
-            proven = certificate.bound(histogram, capacity, squares, align)
+            proven = certificate.bound(histogram, capacity, squares, align, depth)
             if proven > bound.packs:
                 bound = Bound(proven, "cost certificate", certificate)
     if bound.packs % multiple:
@@ -141,7 +141,7 @@ def unchecked(
     if isinstance(certificate, CostCertificate):
         if squares is None:
             return "the plan has a cost certificate, and no max_squares to check it with"
-        return certificate.problem(capacity, squares, align)
+        return certificate.problem(capacity, squares, align, depth)
     return None if certificate is None else certificate.problem(capacity, depth)
 
 

@@ -5,14 +5,15 @@ sum of its squared lengths. These limits are divided into T units of tokens and 
 ``floor(length * T / capacity)`` units of tokens (where the length is first rounded up to a multiple of `align`) and
 ``floor(length^2 * S / squares)`` units of squares. Since both weights are rounded down, the weights in a pack add up to
 at most T and S. So a knapsack with the capacities T and S finds a value, `best`, that no pack exceeds. The sequences
-need at least as many packs as their total value, divided by `best`. The depth is ignored, which can only lower the
-bound. The check takes O(steps x T x S).
+need at least as many packs as their total value, divided by `best`. If the certificate says so, a depth that can limit
+a pack counts too: the knapsack then takes at most so many lengths. Of the steps with equal weights, only the one with
+the highest value is tried. The check takes O(weights x T x S), times the depth if it counts.
 
 A certificate is refused in these cases:
 
 * checking it takes more than `MAX_WORK` comparisons (half a minute), or a table of more than `MAX_TABLE` numbers
 * the values in one pack might add up to 2^62 or more
-* a length with a value weighs 0 units of tokens
+* a length with a value weighs 0 units of tokens, and no depth counts
 
 Source: dual feasible functions for vector packing, Alves, Valerio de Carvalho, Clautiaux, Rietz, "Multidimensional
 dual-feasible functions and fast lower bounds for the vector packing problem", 2014.
@@ -47,6 +48,8 @@ class CostCertificate:
             that begins at or below it, and 0 if there is none.
         units: ``(T, S)``: the numbers of units into which a pack's limits on tokens and on squared lengths are divided.
             The check counts the weights of lengths in these units, rounded down.
+        by_depth: whether the check counts a depth limit too, which takes as many times as long; otherwise the bound
+            holds for any depth.
 
     Raises:
         ValueError: a number is not an integer; a length is below 1; a value is outside 1 to 2^40; lengths or values do
@@ -64,6 +67,7 @@ class CostCertificate:
 
     steps: tuple[tuple[int, int], ...]
     units: tuple[int, int]
+    by_depth: bool = False
 
     def __post_init__(self) -> None:
         """Check the steps and units.
@@ -71,8 +75,9 @@ class CostCertificate:
         Raises:
             ValueError: a number is not an integer, lengths or values do not rise, or a number is out of range.
         """
-        if any(type(number) is not int for pair in (*self.steps, self.units) for number in pair):
-            raise ValueError("a cost certificate needs integers")
+        numbers = [number for pair in (*self.steps, self.units) for number in pair]
+        if any(type(number) is not int for number in numbers) or type(self.by_depth) is not bool:
+            raise ValueError("a cost certificate needs integers, and true or false for by_depth")
         rising = all(a[0] < b[0] and a[1] < b[1] for a, b in itertools.pairwise(self.steps))
         if not rising or (self.steps and (min(self.steps[0]) < 1 or self.steps[-1][1] > MAX_VALUE)):
             raise ValueError(f"cost certificate: steps must rise, from length 1 and value 1 up to {MAX_VALUE}")
@@ -80,11 +85,13 @@ class CostCertificate:
             raise ValueError(f"cost certificate: units are from 1 to {MAX_UNITS}")
 
     @classmethod
-    def of(cls, values: Iterable[tuple[int, int]], units: tuple[int, int]) -> CostCertificate:
+    def of(
+        cls, values: Iterable[tuple[int, int]], units: tuple[int, int], *, by_depth: bool = False
+    ) -> CostCertificate:
         """Make a certificate from ``(length, value)`` pairs in ascending order of length.
 
         A pair is dropped if its value is not above 0, or not above the value of a shorter length: it begins no new
-        step. `units` are ``(T, S)``.
+        step. `units` and `by_depth` are those of the class.
 
         Raises:
             ValueError: as for the class.
@@ -93,66 +100,89 @@ class CostCertificate:
         for length, value in values:
             if value > (steps[-1][1] if steps else 0):
                 steps.append((length, value))
-        return cls(tuple(steps), units)
+        return cls(tuple(steps), units, by_depth)
 
     def _weights(self, capacity: int, squares: int, align: int) -> list[tuple[int, int, int]]:
-        """Return ``(units of tokens, units of squares, value)`` of each step whose first length fits into a pack.
+        """Return ``(units of tokens, units of squares, value)`` of the steps whose first length fits into a pack.
 
         The units are the weights of this first length. To count its tokens, the length is rounded up to a multiple of
-        `align`.
+        `align`. Of the steps with the same weights, only the last one, which has the highest value, is returned.
         """
         room, most = self.units
-        return [
-            (-(-length // align) * align * room // capacity, length * length * most // squares, value)
+        heaviest = {
+            (-(-length // align) * align * room // capacity, length * length * most // squares): value
             for length, value in self.steps
             if length <= capacity and length * length <= squares
-        ]
+        }
+        return [(*weights, value) for weights, value in heaviest.items()]
 
-    def problem(self, capacity: int, squares: int, align: int = 1) -> str | None:
+    def _layers(self, weights: list[tuple[int, int, int]], depth: int | None) -> int:
+        """Return how many lengths the knapsack takes at most; 0 if the depth does not count, or cannot limit a pack."""
+        lightest = weights[0][0]
+        if not self.by_depth or depth is None or (lightest and depth >= self.units[0] // lightest):
+            return 0
+        return depth
+
+    def work(self, capacity: int, squares: int, align: int = 1, depth: int | None = None) -> int:
+        """Return the number of comparisons that `best` makes, about a third of a nanosecond each.
+
+        The limits of a pack are as for `problem`.
+        """
+        weights = self._weights(capacity, squares, align)
+        if not weights:
+            return 0
+        return len(weights) * (self.units[0] + 1) * (self.units[1] + 1) * max(1, self._layers(weights, depth))
+
+    def problem(self, capacity: int, squares: int, align: int = 1, depth: int | None = None) -> str | None:
         """Return why this certificate cannot be checked under these limits, as text; None if it can be checked.
 
-        A pack holds at most `capacity` tokens, with each length rounded up to a multiple of `align`, and its squared
-        lengths add up to at most `squares`.
+        A pack holds at most `capacity` tokens, with each length rounded up to a multiple of `align`, and at most
+        `depth` sequences (None: unlimited). Its squared lengths add up to at most `squares`.
         """
         weights = self._weights(capacity, squares, align)
         if not weights:
             return None
-        (room, most), lightest = self.units, weights[0][0]
-        table = (room + 1) * (most + 1)
-        if lightest < 1:
+        (room, most), lightest, layers = self.units, weights[0][0], self._layers(weights, depth)
+        table = (room + 1) * (most + 1) * (2 if layers else 1)
+        work = self.work(capacity, squares, align, depth)
+        if not lightest and not layers:
             return (
                 f"the cost certificate gives a value to lengths that weigh 0 units of tokens (it has {room} for a "
                 f"capacity of {capacity})"
             )
-        if table > MAX_TABLE or table * len(weights) > MAX_WORK:
+        if table > MAX_TABLE or work > MAX_WORK:
             return (
-                f"checking the cost certificate takes {table * len(weights):,} comparisons of {table:,} numbers; "
+                f"checking the cost certificate takes {work:,} comparisons of {table:,} numbers; "
                 f"nopad makes at most {MAX_WORK:,} of {MAX_TABLE:,}"
             )
-        if room // lightest * weights[-1][2] >= _MAX_WORTH:
+        pieces = layers or room // lightest
+        if pieces * weights[-1][2] >= _MAX_WORTH:
             return (
                 f"the values of the cost certificate, up to {weights[-1][2]}, add up to more than 64 bits in one pack"
             )
         return None
 
-    def best(self, capacity: int, squares: int, align: int = 1) -> int:
+    def best(self, capacity: int, squares: int, align: int = 1, depth: int | None = None) -> int:
         """Return an upper bound on the total value of one pack, an integer; the limits of a pack are as for `problem`.
 
         Raises:
             FormatError: the certificate cannot be checked; `problem` says why.
         """
-        problem = self.problem(capacity, squares, align)
+        problem = self.problem(capacity, squares, align, depth)
         if problem is not None:
             raise FormatError(problem)
         weights = self._weights(capacity, squares, align)
         if not weights:
             return 0
-        from nopad.planning._certificate_kernels import most_valuable_of_two
+        from nopad.planning._certificate_kernels import most_valuable_of_two, most_valuable_of_two_within
 
-        table = np.array(weights, dtype=np.int64)
-        return int(most_valuable_of_two(table[:, :2].copy(), table[:, 2].copy(), *self.units)[self.units])
+        table, layers = np.array(weights, dtype=np.int64), self._layers(weights, depth)
+        sizes, values = table[:, :2].copy(), table[:, 2].copy()
+        if layers:
+            return int(most_valuable_of_two_within(sizes, values, *self.units, layers))
+        return int(most_valuable_of_two(sizes, values, *self.units)[self.units])
 
-    def bound(self, histogram: Histogram, capacity: int, squares: int, align: int = 1) -> int:
+    def bound(self, histogram: Histogram, capacity: int, squares: int, align: int = 1, depth: int | None = None) -> int:
         """Return the number of packs that this certificate proves to be necessary for the sequences of `histogram`.
 
         The limits of a pack are as for `problem`. The result is 0 if no length that fits into a pack has a value.
@@ -160,7 +190,7 @@ class CostCertificate:
         Raises:
             FormatError: the certificate cannot be checked; `problem` says why.
         """
-        best = self.best(capacity, squares, align)
+        best = self.best(capacity, squares, align, depth)
         starts = np.array([length for length, _ in self.steps], dtype=np.int64)
         values = [0, *(value for _, value in self.steps)]
         at = np.searchsorted(starts, histogram.lengths, side="right").tolist()

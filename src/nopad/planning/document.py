@@ -147,7 +147,7 @@ def _certificate(document: Mapping[str, Any]) -> Certificate | CostCertificate |
     if steps is not None:
         raise ValueError("a plan has one certificate")
     (units,) = _pairs("cost_certificate units", [both["units"]])
-    return CostCertificate(_pairs("cost_certificate", both["steps"]), units)
+    return CostCertificate(_pairs("cost_certificate", both["steps"]), units, both["by_depth"])
 
 
 def _pairs(name: str, steps: Any) -> tuple[tuple[int, int], ...]:

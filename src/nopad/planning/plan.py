@@ -309,7 +309,11 @@ class Plan:
         }
         proof = self.bound.certificate
         if isinstance(proof, CostCertificate):
-            head["cost_certificate"] = {"units": list(proof.units), "steps": [list(step) for step in proof.steps]}
+            head["cost_certificate"] = {
+                "units": list(proof.units),
+                "by_depth": proof.by_depth,
+                "steps": [list(step) for step in proof.steps],
+            }
         elif proof is not None:
             head["certificate"] = [list(step) for step in proof.steps]
         lines = [f'    {{"count": {count}, "lengths": {list(lengths)}}}' for count, lengths in self.strategies]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nopad import Histogram, plan
-from nopad.planning.optimal import auto, depth, optimal
+from nopad.planning.optimal import auto, closing, depth, optimal
 from nopad.planning.optimal.budget import Budget
 
 DEPTHS = (1, 2, 3, 4, 8, 16, None)
@@ -42,3 +42,31 @@ def test_other_depths_keep_to_the_budget(run):
     made = run(Histogram.from_lengths(lengths), 160, 4, effort=0.2, budget=budget)
     assert budget.left > -(2 * 10**8)
     assert sum(count for count, _ in made.strategies) >= -(-int(lengths.sum()) // 160)
+
+
+def test_a_plan_that_could_not_be_closed_is_not_closed_again(monkeypatch):
+    tried = []
+    monkeypatch.setattr(closing, "pack_again", lambda packs, *rest: tried.append(packs))
+    histogram = Histogram.from_lengths([6, 6, 6, 4, 4, 4, 3, 3, 3])
+    search = depth.Search(histogram, 10, None, Budget(1), within=0)
+    search.best, search.bound = search.best, search.best.packs - 1
+    for _ in range(3):
+        search._close()
+    assert len(tried) == 1
+    with search.budget.at_most(10**8):
+        search._close()
+    assert len(tried) == 1
+    search.budget = Budget(4)  # four times as much may find what was missed
+    search._close()
+    assert len(tried) == 2
+
+
+def test_a_proof_whose_check_takes_too_long_is_not_begun():
+    histogram = Histogram(np.arange(1000, 3000), np.full(2000, 3))
+    search = depth.Search(histogram, 2**16, 5, Budget(1), within=0)
+    search._exact()  # 2,000 lengths x 65,536 tokens x 5 sequences, and half a second
+    assert search.master is None
+    assert search.budget.left == 10**9
+    search.budget = Budget(2)
+    search._exact()
+    assert search.master is not None

@@ -51,6 +51,32 @@ def test_everything_is_packed_and_no_bound_is_above_it(items):
     assert solved.bound <= solved.packing.total() <= best_fit(items, items.demand).total()
 
 
+def test_a_program_ends_as_soon_as_its_bound_is_hopeless():
+    items = items_of(np.clip(np.random.default_rng(0).normal(60, 15, 3000), 5, 160).astype(int).tolist(), 160)
+    programs = [Master(items), Master(items)]
+    for master in programs:
+        master.add(best_fit(items, items.demand))
+    whole = relax(programs[0], Budget(5))
+    assert whole is not None
+    least = -(-int(items.sizes @ items.demand) // 160) - 20
+    soon = relax(programs[1], Budget(5), hopeless=least)
+    assert soon is not None
+    assert least <= soon.bound <= whole.bound
+    assert not soon.converged
+    assert len(programs[1].patterns) < len(programs[0].patterns)
+
+
+def test_no_pricing_begins_that_the_budget_does_not_allow():
+    items = items_of(np.arange(20, 400).tolist(), 1000, 3)
+    master = Master(items)
+    master.add(best_fit(items, items.demand))
+    assert relax(master, Budget(master.pricing / 10**9 / 2)) is None
+    worthless = np.zeros(380, dtype=np.int64)  # so pricing finds nothing without the depth, and would observe it next
+    assert master.improve(worthless, 10, Budget(master.pricing * 1.5 / 10**9)) == (0, -1)
+    assert master.improve(worthless, 10, Budget(1)) == (0, 0)
+    assert master.pricing == items.steps()
+
+
 @given(ITEMS)
 def test_the_bound_meets_the_program(items):
     master = Master(items)

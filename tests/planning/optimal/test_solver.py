@@ -74,3 +74,35 @@ def test_a_program_that_stalls_is_solved_on_with_perturbation(monkeypatch):
     assert [model.getOptionValue(name)[1] for name in solver._PERTURBATIONS] == [
         OPTIONS[n] for n in solver._PERTURBATIONS
     ]
+
+
+def test_the_entries_of_the_inverse_of_a_basis_are_counted():
+    items = Items.of(np.arange(5, 80), np.full(75, 40), 160, None)
+    program = Master(items)
+    assert solver._filled(program._highs) == 75 / 4  # no inverse yet
+    program.add([*best_fit(items, items.demand), *((item,) for item in range(75))])
+    program.solve(Budget(9))
+    rows = [(2 * sample + 1) * 75 // 10 for sample in range(5)]
+    inverse = [np.count_nonzero(program._highs.getBasisInverseRow(row)[1]) for row in rows]
+    assert solver._filled(program._highs) == np.mean(inverse)
+
+
+@pytest.mark.parametrize("effort", [0.0005, 0.002, 0.01, 0.5])
+def test_a_program_gets_no_more_iterations_than_its_budget_allows(monkeypatch, effort):
+    items = Items.of(np.arange(50, 800), np.full(750, 40), 1600, None)
+    program, budget, made = Master(items), Budget(effort), []
+    program.add([*best_fit(items, items.demand), *((item,) for item in range(750))])
+    run = solver.run
+
+    def watched(model):
+        run(model)
+        made.append(model.getInfo().simplex_iteration_count)
+
+    monkeypatch.setattr(solver, "run", watched)
+    monkeypatch.setattr(solver, "_SLICE", 50)
+    solved = program.solve(budget)
+    assert (solved is None) == budget.spent()
+    assert max(made) <= 50
+    before_last = sum(made[:-1]) * solver._ITERATION_STEPS
+    assert before_last < effort * 10**9  # each slice but the last one left something of the budget
+    assert budget.left > -(2 * 10**7)

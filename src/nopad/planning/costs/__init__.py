@@ -33,7 +33,9 @@ _NEAR = 10_000  # `auto` ends at 1 + bound // _NEAR packs above the bound
 _GOOD = 2_000  # no slower method is tried for a plan at most bound // _GOOD packs above the bound
 _WORTHWHILE = 2_000  # a certificate is made where the linear program needs bound // _WORTHWHILE packs above the bound
 _FAR = 100  # `by_tokens` is tried where `spread` needs bound // _FAR packs more: then few sequences share a pack
+_LOOSE = 1.4  # a limit of at least so many times the mean cost is loose: few packs of a plan by tokens are above it
 _SPREADING, _BY_TOKENS, _GUIDING, _CERTIFYING = 0.3, 0.35, 0.65, 0.9  # shares of the budget left as a method begins
+_LOOSELY = 0.8  # the same share for `by_tokens`, where the limit is loose
 
 
 def within(
@@ -56,7 +58,8 @@ def within(
     1. `spread`, which opens all packs at the start. It ends when its plan is near the bound: with `exact`, no pack
        above it, otherwise at most ``1 + bound // 10,000`` packs above it. It also ends when its share of the budget is
        used.
-    2. `by_tokens`, if the plan of the first method is more than ``bound // 100`` packs above the bound.
+    2. `by_tokens`, if the plan of the first method is more than ``bound // 100`` packs above the bound, or ``bound //
+       2,000`` if `squares` is at least 1.4 times the mean cost of a pack.
     3. column generation, if the best plan is not good: with `exact`, any packs above the bound, otherwise more than
        ``bound // 2,000`` and more than ``1 + bound // 10,000``. The capacity and the number of sequences must be small
        enough for the memory of this method. It may also prove a higher bound; the result then has the certificate.
@@ -88,8 +91,11 @@ def within(
     certificate: CostCertificate | None = None
     notes: list[str] = []
     good = bound if exact else bound + max(near, bound // _GOOD)
-    if packs > bound + bound // _FAR and by_tokens is not None and not budget.spent():
-        with budget.part(_BY_TOKENS):
+    loose = squares * bound >= _LOOSE * sum(
+        cost * count for cost, count in zip(load.costs.tolist(), load.counts.tolist(), strict=True)
+    )
+    if packs > bound + bound // (_GOOD if loose else _FAR) and by_tokens is not None and not budget.spent():
+        with budget.part(_LOOSELY if loose else _BY_TOKENS):
             cut = by_tokens()
         if (total := sum(count for count, _ in cut)) < packs:
             best, packs, method = cut, total, "by tokens, then cut"

@@ -116,11 +116,14 @@ def _planned(
     """
     search = Search(histogram, capacity, depth, budget, within)
     _run(search)
+    search.last_pack()
     if search.best.packs > search.bound:
+        before = search.best
         last = _OTHER_DEPTHS if depth is None and search.good() else max(budget.left, 0)
         with budget.at_most(last):
             _at_less(search, effort)
-        search.last_pack()
+        if search.best is not before:
+            search.last_pack()
     return Planned(
         strategies=search.best.strategies(),
         certificate=search.certificate,

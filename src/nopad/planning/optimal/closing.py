@@ -114,7 +114,7 @@ def patterns_above(items: Items, values: NDArray[np.int64], least: int, budget: 
     from nopad.planning.optimal import _kernels
 
     shape = (2 if items.unlimited else items.depth + 1, items.capacity + 1)
-    if shape[0] * shape[1] > _MOST_TABLE:
+    if shape[0] * shape[1] > _MOST_TABLE or items.steps() > budget.most:
         return None
     table = np.empty(shape, dtype=np.int64)
     _kernels.knapsack(items.sizes, values, items.unlimited, table)

@@ -38,6 +38,7 @@ _UNLIKE = 1e-2  # a plan above the bound by more than this share is not improved
 _PARTS = (10, 25, 5, 60, 15, 40, 8, 100)  # `parts` of `dive_through`, one value for each dive from the exact program
 _FINER = 16  # a program in twice as many units is begun if this many times the operations of the last one are left
 _GATHERING = 0.5  # share of the budget to gather free space before the exact program
+_MORE_CLOSING = 4  # `_close` is tried again for the same plan if this many times as many operations are left
 _SMALL = 400  # a plan of at most this many packs is packed again as a whole (`residuals`), which often helps
 _CLOSING = 0.25  # share of the budget to pack some packs again before the other steps
 _CONTINUING = 0.8  # share of the budget for the exact program after the one in units; the rest is to gather free space
@@ -89,6 +90,8 @@ class Search:
         dives: number of further dives that the current call of `_steps` allows.
         gathered: the best plan right after the last `_gather`; this plan need not be gathered again.
         streamed: whether the packs of `streamed` were offered already.
+        rounded: the result of the last dive, if `_close_stages` was not tried for it yet.
+        closed: the plan for which `_close` failed last, and the number of operations that it was then allowed.
     """
 
     histogram: Histogram
@@ -103,6 +106,8 @@ class Search:
     master: Master | None = None
     gathered: Listed | None = None
     streamed: bool = False
+    rounded: Solved | None = None
+    closed: tuple[Listed, int] | None = None
     solved: bool = False
     dived: int = 0
     dives: int = 1
@@ -171,6 +176,7 @@ class Search:
     def _prove(self, certificate: Certificate) -> None:
         if certificate.problem(self.capacity, self.depth) is not None:
             return  # a certificate that cannot be checked proves nothing
+        self.budget.charge(certificate.work(self.capacity, self.depth))  # half of it here, half when the plan is made
         bound = certificate.bound(self.histogram, self.capacity, self.depth)
         if bound > self.bound:
             self.bound, self.certificate = bound, certificate
@@ -185,7 +191,7 @@ class Search:
             self.budget.charge(_QUICK_STEPS * self.histogram.lengths.size)
             packs = max(self.bound, lower_bound(self.histogram, self.capacity, depth).packs)
             self.offer(spread(self.histogram, self.capacity, depth, packs))
-            if self.best.packs <= self.bound:
+            if self.best.packs <= self.bound or self.budget.spent():
                 break
 
     def go_on(self) -> None:
@@ -225,6 +231,7 @@ class Search:
         within, self.within = self.within, 0
         try:
             with self.budget.at_most(_LAST):
+                self._close_stages()
                 self._close()
         except SolverError as error:
             self.budget.trouble = str(error)
@@ -313,26 +320,34 @@ class Search:
 
         A later call continues the program of an earlier one. Once the program is solved to optimality, each dive rounds
         it with the next value in `_PARTS`, and `dives` limits the number of dives. If not `whole`, an unsolved program
-        is not rounded. Nothing is done if no dive is allowed, or if the pricing table would be too large.
+        is not rounded. Nothing is done in these cases:
+
+        * no dive is allowed
+        * the pricing table would be too large
+        * checking the proof of the bound would take more than half of the budget
         """
         from nopad.planning.optimal.search import relax, round_off
 
-        if not self.dives or self.capacity * (self._most_used() + 1) > _MOST_TABLE:
+        lengths, most = self.histogram.lengths, self._most_used()
+        if not self.dives or self.capacity * (most + 1) > _MOST_TABLE:
             return
-        master, lengths = self._exact_master(), self.histogram.lengths
+        if 2 * lengths.size * self.capacity * most > self.budget.most:
+            return
+        master = self._exact_master()
         with self.budget.part(_RELAXING):
-            relaxed = relax(master, self.budget, enough=self.bound)
+            relaxed = relax(master, self.budget, enough=self.bound, hopeless=self.fewer)
         if relaxed is None:
             return
         self._prove(Certificate.of(zip(lengths.tolist(), relaxed.values.tolist(), strict=True)))
-        if not whole and not relaxed.converged:
+        if self._hopeless() or not (whole or relaxed.converged):
             return
         self.solved = relaxed.converged
         while relaxed is not None:
             parts = _PARTS[self.dived]
             solved = round_off(master, relaxed, max(self.bound, relaxed.bound), self.budget, parts=parts)
             self.offer(Listed.of(_named(solved.packing, lengths)))
-            self._close_stages(solved)
+            self.rounded = solved
+            self._close_stages()
             if not self.solved:
                 break
             self.dived += 1
@@ -361,16 +376,20 @@ class Search:
             self.master.add(tuple(number[length] for length in strategy) for _, strategy in strategies)
         return self.master
 
-    def _close_stages(self, solved: Solved) -> None:
-        """Pack again, by `close`, the sequences that a dive had left at its stages (`dive_through`).
+    def _close_stages(self) -> None:
+        """Pack again, by `close`, the sequences that the last dive had left at its stages (`dive_through`).
 
-        The last stage comes first; stages with more than 500 sequences left are not tried. The target of `close` is the
-        bound, less the packs that the dive had made before that stage.
+        This is done once for each dive, and only while the plan is not good. The last stage comes first; stages with
+        more than 500 sequences left are not tried. The target of `close` is the bound, less the packs that the dive had
+        made before that stage.
         """
         from nopad.planning.optimal.closing import close
 
         lengths = self.histogram.lengths
-        for taken, left in reversed(solved.stages):
+        if self.rounded is None or self.good():
+            return
+        stages, self.rounded = self.rounded.stages, None
+        for taken, left in reversed(stages):
             if self.good() or self.budget.spent() or left.sum() > _MOST_LEFT:
                 break
             present = np.flatnonzero(left)
@@ -428,12 +447,19 @@ class Search:
             self._close()
 
     def _close(self) -> None:
-        """Pack the sequences of some packs into fewer packs (`pack_again`) until this fails or the plan is good."""
+        """Pack the sequences of some packs into fewer packs (`pack_again`) until this fails or the plan is good.
+
+        A plan for which this failed is tried again only with at least four times as large a budget.
+        """
         from nopad.planning.optimal.closing import pack_again
 
         while not self.good() and not self.budget.spent():
+            most = self.budget.most
+            if self.closed is not None and self.closed[0] is self.best and most < _MORE_CLOSING * self.closed[1]:
+                break
             packs = pack_again(self.best, self.capacity, self.depth, self.bound, self.budget)
             if packs is None:
+                self.closed = self.best, most
                 break
             self.offer(packs)
 

@@ -38,11 +38,6 @@ OPTIONS = {
 
 
 _DUAL, _PRIMAL = 1, 4  # values of HiGHS' option simplex_strategy
-_ITERATION_STEPS = 12_000  # operations of a simplex iteration
-_FEW, _MANY, _MORE = 12, 48, 26  # further operations per row: sparse basis; dense basis, the first `_ROWS` rows; others
-_ROWS = 1_000
-_PAIRS, _TRIPLETS = 2.2, 3.1  # mean items per full pack: a new basis is sparse up to the first, dense from the second
-_FILLED = 5  # iterations per row after which any basis is dense
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,6 @@ class Master:
         self._exchanges = k = items.sizes.size - 1
         self._highs = new_model(**OPTIONS)
         self._scale = 1.0
-        self._iterations = 0
         none = np.empty(0, dtype=np.int32)
         upper = np.full(k + 1, highspy.kHighsInf)
         self._highs.addRows(k + 1, np.zeros(k + 1), upper, 0, none, none, np.empty(0))
@@ -119,6 +113,11 @@ class Master:
         self._known.update(new)
         return len(new)
 
+    @property
+    def pricing(self) -> int:
+        """Number of operations of the next pricing, in the way that `improve` begins with."""
+        return self.items.steps(loose=self._loose)
+
     def improve(self, values: NDArray[np.int64], most: int, budget: Budget, *, strict: bool = True) -> tuple[int, int]:
         """Add up to `most` patterns worth more than the cost of a pack; return ``(highest value, number added)``.
 
@@ -129,15 +128,20 @@ class Master:
         (`loose` of `price`) until it finds no new pattern in this way. With `strict`, pricing observes the limit from
         then on. Without `strict`, no pattern is added in such a call, although good patterns within the limit may be
         missing.
+
+        If the budget does not allow to observe the limit, the number added is -1. The caller makes sure that it allows
+        pricing in the current way (`pricing`).
         """
         if self._loose:
-            budget.charge(self.items.steps(loose=True))
+            budget.charge(self.pricing)
             best, patterns = price(self.items, values, most, loose=True)
             added = self.add(patterns)
             if added or not strict:
                 return best, added
+            if self.items.steps() > budget.most:
+                return best, -1
             self._loose = False
-        budget.charge(self.items.steps())
+        budget.charge(self.pricing)
         best, patterns = price(self.items, values, most)
         return best, self.add(patterns)
 
@@ -147,22 +151,12 @@ class Master:
         Raises:
             SolverError: HiGHS ended without an optimum, for another reason than the budget.
         """
-        if not solve_linear(self._highs, budget, self._steps()):
+        if not solve_linear(self._highs, budget):
             return None
         info, solution = self._highs.getInfo(), self._highs.getSolution()
-        self._iterations += int(info.simplex_iteration_count)
         # The solver's tolerance may leave a value just below 0; scaled up, that would be a negative number of packs
         times = np.array(solution.col_value)[self._exchanges :].clip(0) / self._scale
         return Optimum(float(info.objective_function_value) / self._scale, times, np.array(solution.row_dual))
-
-    def _steps(self) -> int:
-        """Return the estimated number of operations of the next simplex iteration."""
-        items, rows = self.items, self.items.sizes.size
-        held = float(items.demand.sum()) * items.capacity / float(items.sizes @ items.demand.astype(float))
-        dense = (held - _PAIRS) / (_TRIPLETS - _PAIRS)
-        filled = self._iterations / (_FILLED * rows)
-        few, many = rows * _FEW, rows * _MORE + min(rows, _ROWS) * (_MANY - _MORE)
-        return _ITERATION_STEPS + few + int((many - few) * min(1.0, max(0.0, dense, filled)))
 
     def trim(self, times: NDArray[np.float64], slack: float) -> NDArray[np.float64]:
         """Remove unused patterns whose reduced cost is above `slack`; return `times` without the patterns removed.

@@ -95,7 +95,7 @@ def _dive(
         packs = math.inf
         for _ in range(_ROUNDS):
             try:
-                solved = master.solve(budget)
+                solved = master.solve(budget) if master.pricing <= budget.most else None
             except SolverError as error:
                 budget.trouble = str(error)
                 return best, stages

@@ -100,7 +100,9 @@ def round_off(master: Master, relaxed: Relaxed, goal: int, budget: Budget, *, pa
     return Solved(packing, relaxed.bound, relaxed.values, master, stages)
 
 
-def relax(master: Master, budget: Budget, *, enough: int = 0, rounds: int | None = None) -> Relaxed | None:
+def relax(
+    master: Master, budget: Budget, *, enough: int = 0, hopeless: int | None = None, rounds: int | None = None
+) -> Relaxed | None:
     """Solve the linear program by column generation, and return the result.
 
     The result is None if the budget is too small to solve the program even once.
@@ -108,6 +110,7 @@ def relax(master: Master, budget: Budget, *, enough: int = 0, rounds: int | None
     Column generation ends in these cases:
 
     * the optimum of the program, rounded up, is at most the bound found so far, or at most `enough`
+    * the bound found so far is at least `hopeless` (None: this never ends it)
     * no new pattern improves the program
     * the budget is spent
     * it has taken `rounds` rounds (None: no limit)
@@ -118,7 +121,7 @@ def relax(master: Master, budget: Budget, *, enough: int = 0, rounds: int | None
     demand = master.items.demand.tolist()
     best: Relaxed | None = None
     for _ in itertools.count() if rounds is None else range(rounds):
-        solved = master.solve(budget)
+        solved = master.solve(budget) if master.pricing <= budget.most else None
         if solved is None:
             break
         values = as_values(solved.duals)
@@ -131,4 +134,6 @@ def relax(master: Master, budget: Budget, *, enough: int = 0, rounds: int | None
             best = replace(best, times=solved.times)
         if max(best.bound, enough) >= math.ceil(solved.packs - 1e-6) or not added:
             return replace(best, converged=True)
+        if added < 0 or (hopeless is not None and best.bound >= hopeless):
+            break
     return best

@@ -21,6 +21,11 @@ __all__ = ["SolverError", "columns_of", "new_model", "run", "solve_linear"]
 
 _ITERATIONS = 200  # simplex iterations that are always allowed: about what a small change of a solved program takes
 _STALLED, _STALLED_EACH = 1_000, 3  # a program has stalled after so many iterations, plus so many per row and column
+_SLICE = 2_000  # most iterations at a time, whose operations are charged together
+_SAMPLES = 5  # rows of the inverse of the basis that are looked at
+_BEGIN_STEPS, _ENTRY_STEPS = 70_000, 90  # operations of beginning to solve; and for each entry of the matrix
+_ITERATION_STEPS, _PASSED_STEPS = 7_000, 2.2  # operations of a simplex iteration; and for each entry of the matrix
+_FILLED_STEPS, _DENSE_STEPS = 75, 0.05  # further ones for each entry in a row of the basis' inverse; per its square
 _PERTURBATIONS = ("dual_simplex_cost_perturbation_multiplier", "primal_simplex_bound_perturbation_multiplier")
 
 
@@ -47,12 +52,13 @@ def columns_of(patterns: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32], ND
     return starts, rows, np.array([count for held in amounts for count in held.values()], dtype=float)
 
 
-def solve_linear(model: highspy.Highs, budget: Budget, per_iteration: int) -> bool:
+def solve_linear(model: highspy.Highs, budget: Budget) -> bool:
     """Solve a linear program by the simplex method; return True at its optimum, False if the budget ends first.
 
-    Each iteration is charged `per_iteration` operations. A degenerate program may stall, with hundreds of thousands of
-    iterations that improve nothing. After far more iterations than usual, the solver goes on with HiGHS' perturbation,
-    even if the model's options turn it off.
+    The program is solved in slices of at most 2,000 iterations. After each slice, its operations are charged, and the
+    next one gets only as many iterations as the budget then allows. A degenerate program may stall, with hundreds of
+    thousands of iterations that improve nothing. After far more iterations than usual, the solver goes on with HiGHS'
+    perturbation, even if the model's options turn it off.
 
     Raises:
         SolverError: HiGHS ended without an optimum, for another reason than the budget.
@@ -61,7 +67,7 @@ def solve_linear(model: highspy.Highs, budget: Budget, per_iteration: int) -> bo
         return False
     budget.begin_program()
     stalled = _STALLED + _STALLED_EACH * (model.getNumRow() + model.getNumCol())
-    if _solved_within(model, budget, per_iteration, stalled):
+    if _solved_within(model, budget, stalled):
         return True
     if budget.spent():
         return False
@@ -69,13 +75,13 @@ def solve_linear(model: highspy.Highs, budget: Budget, per_iteration: int) -> bo
     try:
         for name in _PERTURBATIONS:
             model.setOptionValue(name, 1.0)
-        return _solved_within(model, budget, per_iteration, None)
+        return _solved_within(model, budget, None)
     finally:
         for name, value in zip(_PERTURBATIONS, own, strict=True):
             model.setOptionValue(name, value)
 
 
-def _solved_within(model: highspy.Highs, budget: Budget, per_iteration: int, most: int | None) -> bool:
+def _solved_within(model: highspy.Highs, budget: Budget, most: int | None) -> bool:
     """Go on solving for at most `most` iterations (None: no limit) within the budget; return whether that was enough.
 
     At least 200 iterations are always allowed, unless `most` is lower. True means that the optimum was reached.
@@ -83,14 +89,49 @@ def _solved_within(model: highspy.Highs, budget: Budget, per_iteration: int, mos
     Raises:
         SolverError: HiGHS ended for another reason.
     """
-    allowed = _ITERATIONS + budget.most // per_iteration
-    model.setOptionValue("simplex_iteration_limit", allowed if most is None else min(allowed, most))
-    run(model)
-    budget.charge(per_iteration * max(model.getInfo().simplex_iteration_count, 1))
-    status = model.getModelStatus()
-    if status not in (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kIterationLimit):
-        raise SolverError(model.modelStatusToString(status))
-    return bool(status == highspy.HighsModelStatus.kOptimal)
+    done, filled = 0, _filled(model)
+    while True:
+        each = _iteration_steps(model, filled)
+        allowed = min(_SLICE, _ITERATIONS + max(0, budget.most) // each)
+        model.setOptionValue("simplex_iteration_limit", allowed if most is None else min(allowed, most - done))
+        run(model)
+        made = max(model.getInfo().simplex_iteration_count, 1)
+        done += made
+        before, filled = filled, _filled(model)
+        each = _iteration_steps(model, (before + filled) / 2)
+        budget.charge(made * each + _BEGIN_STEPS + _ENTRY_STEPS * model.getNumNz())
+        status = model.getModelStatus()
+        if status == highspy.HighsModelStatus.kOptimal:
+            return True
+        if status != highspy.HighsModelStatus.kIterationLimit:
+            raise SolverError(model.modelStatusToString(status))
+        if budget.spent() or (most is not None and done >= most):
+            return False
+
+
+def _iteration_steps(model: highspy.Highs, filled: float) -> int:
+    """Return the estimated number of operations of a simplex iteration.
+
+    `filled` is the mean number of entries in a row of the inverse of the basis. The time of an iteration depends on it
+    more than on anything else: it may differ tenfold between two programs with the same number of rows.
+    """
+    basis = filled * (_FILLED_STEPS + _DENSE_STEPS * filled)
+    return int(_ITERATION_STEPS + basis + _PASSED_STEPS * model.getNumNz())
+
+
+def _filled(model: highspy.Highs) -> float:
+    """Return the mean number of entries in some rows of the inverse of the basis, from 1 to the number of rows.
+
+    Before the model is solved for the first time, there is no inverse. Then a quarter of the number of rows is assumed.
+    """
+    rows = int(model.getNumRow())
+    found: list[int] = []
+    for sample in range(_SAMPLES):
+        status, _, entries, _ = model.getBasisInverseRowSparse((2 * sample + 1) * rows // (2 * _SAMPLES))
+        if status != highspy.HighsStatus.kOk:
+            return max(1.0, rows / 4)
+        found.append(max(1, int(entries)))
+    return sum(found) / _SAMPLES
 
 
 def run(model: highspy.Highs) -> None:

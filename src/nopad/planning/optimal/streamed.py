@@ -22,12 +22,14 @@ from nopad.planning.optimal.units import divide
 __all__ = ["streamed", "streaming"]
 
 _HELD = 4_096  # sequences held back
-_STEPS, _WORD_STEPS = 300, 2  # operations per sequence; and further ones for every 64 tokens of capacity
+_STEPS, _WORD_STEPS = 400, 30  # operations per sequence; and of each pack, for every 64 tokens of capacity
 
 
 def streaming(histogram: Histogram, capacity: int) -> int:
-    """Return the approximate number of operations that `streamed` takes."""
-    return sum(part.sequences for _, part in _parts(histogram)) * (_STEPS + _WORD_STEPS * (capacity // 64))
+    """Return the approximate number of operations that `streamed` takes, or somewhat more."""
+    parts = [part for _, part in _parts(histogram)]
+    packs = sum(-(-part.tokens // capacity) for part in parts)
+    return sum(part.sequences for part in parts) * _STEPS + packs * _WORD_STEPS * (capacity // 64)
 
 
 def streamed(histogram: Histogram, capacity: int, depth: int | None) -> Listed:

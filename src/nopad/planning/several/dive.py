@@ -142,14 +142,17 @@ def choose(task: Task, columns: list[Column], budget: Budget) -> Packing | None:
 
     If the possible packs are few enough for `every_column`, the program chooses among all of these instead. The result
     is None if there are no columns, if the program would have too many columns, rows or sequences, if it finds no
-    packing, or if the budget is spent.
+    packing, or if the budget does not allow one node of its search.
     """
     if task.sequences > _MOST_CHOSEN or budget.spent():
         return None
     columns = every_column(task) or columns
     if not columns or len(columns) > _MOST_COLUMNS or len(columns) * task.counts.size > _MOST_CELLS:
         return None
-    nodes = min(_NODES, 1 + _NODE_CELLS // (len(columns) * task.counts.size))
+    cells = len(columns) * task.counts.size
+    nodes = min(_NODES, 1 + _NODE_CELLS // cells, budget.most // (_NODE_STEPS * cells))
+    if nodes < 1:
+        return None
     model = new_model(mip_max_nodes=nodes, mip_rel_gap=0.0)
     k, none, c = task.counts.size, np.empty(0, dtype=np.int32), len(columns)
     model.addRows(k, task.counts.astype(float), np.full(k, highspy.kHighsInf), 0, none, none, np.empty(0))
@@ -160,7 +163,7 @@ def choose(task: Task, columns: list[Column], budget: Budget) -> Packing | None:
     model.addCols(c, costs, np.zeros(c), most, rows.size, starts, rows, values)
     model.changeColsIntegrality(c, np.arange(c, dtype=np.int32), np.full(c, highspy.HighsVarType.kInteger))
     run(model)
-    budget.charge(nodes * _NODE_STEPS * c * k)
+    budget.charge(nodes * _NODE_STEPS * cells)
     if model.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
         return None
     left, taken = task.counts.copy(), Packing()

@@ -35,7 +35,6 @@ Column = tuple[int, tuple[int, ...]]  # number of the capacity, classes (ascendi
 _SCALE = 2.0**40  # the integer that stands for the highest price in the pricing table
 _COLUMNS = 60  # most columns added in a round
 _DEMAND = 1e4  # demands with a larger sum are scaled down to this sum, since the solver's tolerances are absolute
-_ROW_STEPS = 36  # operations per row and simplex iteration
 _CELL_STEPS = (1.5, 0.4)  # operations per class and cell of the table, for one kind of size and for two
 _LONGEST = 4096  # most classes in one pattern
 
@@ -193,7 +192,7 @@ class Master:
         return best
 
     def _solve(self, budget: Budget) -> tuple[float, NDArray[np.float64], NDArray[np.float64]] | None:
-        if not solve_linear(self._highs, budget, _ROW_STEPS * (len(self._asked) + 50)):
+        if not solve_linear(self._highs, budget):
             return None
         info, solution = self._highs.getInfo(), self._highs.getSolution()
         times = np.array(solution.col_value).clip(0) / self._scale
