@@ -53,7 +53,7 @@ def test_equal_lengths_no_longer_end_up_together():
     assert after["cost_to_mean"] < 1.02
     assert after["depth_to_mean"] < 2 < before["depth_to_mean"]
     assert made.packs <= 1.001 * plan(lengths, 8192).packs
-    assert "even packs: the highest cost of a pack is" in str(made)
+    assert "even packs: the highest cost of a pack (the sum of its squared lengths) is" in str(made)
 
 
 def test_only_where_cost_is_planned():

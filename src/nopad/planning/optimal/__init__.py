@@ -28,7 +28,7 @@ from nopad.planning.optimal.depth import Search, shallower
 __all__ = ["auto", "nearly", "optimal"]
 
 _SHORT = 3  # effort of the first search, and of smaller depths after it; only if the budget is more than twice as large
-_OTHER_DEPTHS = 5 * 10**8  # most operations for smaller depths if no depth was given (see `_planned` and `_run`)
+_OTHER_DEPTHS = 5 * 10**8  # most operations for smaller depths in the middle of a search without a depth (see `_run`)
 
 
 def optimal(
@@ -119,9 +119,7 @@ def _planned(
     search.last_pack()
     if search.best.packs > search.bound:
         before = search.best
-        last = _OTHER_DEPTHS if depth is None and search.good() else max(budget.left, 0)
-        with budget.at_most(last):
-            _at_less(search, effort)
+        _at_less(search, effort)
         if search.best is not before:
             search.last_pack()
     return Planned(
