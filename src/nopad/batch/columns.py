@@ -113,11 +113,6 @@ def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
         BatchError: there is no sequence, there are no ``input_ids``, an integer does not fit into int64, there are both
             ``label`` and ``label_ids`` but no ``labels``, or ``position_ids`` do not count from 0 in each sequence.
     """
-    if not isinstance(sequences, Sequences):
-        raise BatchError(
-            f"sequences are of type {type(sequences).__name__}; expected nopad.sequences.Sequences, or give lists of "
-            "ids to PackedBatch.from_sequences"
-        )
     if not len(sequences):
         raise BatchError("a batch needs at least one sequence, and there is none")
     if "input_ids" not in sequences.tokens:

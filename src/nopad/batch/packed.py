@@ -223,6 +223,11 @@ class PackedBatch(Items):
                 no ``labels``, ``position_ids`` do not count from 0 in each sequence, or images have wrong shapes.
         """
         form = check_form(form)
+        if not isinstance(sequences, Sequences):
+            raise BatchError(
+                f"sequences are of type {type(sequences).__name__}; expected nopad.sequences.Sequences, or give lists "
+                "of ids to PackedBatch.from_sequences"
+            )
         sequences, images = columns_of_images(sequences)
         stacked, records = from_columns(sequences)
         lens = stacked.seq_lengths
