@@ -31,7 +31,7 @@ from nopad.sequences import Sequences
 from nopad.store import PackedDataset
 from nopad.store.manifest import Manifest
 
-__all__ = ["Feed", "StoredRows", "StoredTokens", "check_fits", "numbered", "planned"]
+__all__ = ["Feed", "SourceFeed", "StoredRows", "StoredTokens", "check_fits", "planned"]
 
 
 class Feed(ABC):
@@ -100,7 +100,27 @@ class Feed(ABC):
         """
 
 
-class StoredTokens(Feed):
+class SourceFeed(Feed):
+    """Base class of feeds whose sequences are those of a `TokenSource`, the attribute `_source`."""
+
+    _source: TokenSource
+
+    def gather(self, taken: Taken) -> Sequences:
+        """Return the sequences of these units, unit after unit, with ``seq_index``; see `Feed.gather`."""
+        found = self._source.gather(taken.sequences, wide=True)
+        values = {"seq_index": taken.sequences.copy(), **found.values}  # copied, since the step keeps `taken`
+        return Sequences(seq_lengths=found.seq_lengths, tokens=found.tokens, values=values, begin=found.begin)
+
+    def check_unchanged(self) -> None:
+        """Refuse tokens that changed since the source was opened.
+
+        Raises:
+            SourceError: a file changed; the message names it.
+        """
+        self._source.check_unchanged()
+
+
+class StoredTokens(SourceFeed):
     """The feed of stored tokens: their sequences, packed by a plan, or as single sequences or groups.
 
     The plan is the same in all epochs; which sequences share a pack is chosen anew in each epoch. Without a plan,
@@ -173,25 +193,6 @@ class StoredTokens(Feed):
                 indptr, sequence = groups.indptr, groups.sequence
         self._source.release()
         return Units(seq_lengths=narrow(lengths), indptr=indptr, sequence=sequence, order=order, apart=self.apart)
-
-    def gather(self, taken: Taken) -> Sequences:
-        """Return the sequences of these units, unit after unit; see `Feed.gather`."""
-        return numbered(self._source, taken)
-
-    def check_unchanged(self) -> None:
-        """Refuse tokens that changed since the source was opened.
-
-        Raises:
-            SourceError: a file changed; the message names it.
-        """
-        self._source.check_unchanged()
-
-
-def numbered(source: TokenSource, taken: Taken) -> Sequences:
-    """Return the sequences of some units from a source, unit after unit, with ``seq_index``; see `Feed.gather`."""
-    found = source.gather(taken.sequences, wide=True)
-    values = {"seq_index": taken.sequences.copy(), **found.values}  # copied, since the step keeps `taken`
-    return Sequences(seq_lengths=found.seq_lengths, tokens=found.tokens, values=values, begin=found.begin)
 
 
 def planned(

@@ -10,20 +10,19 @@ from numpy.typing import NDArray
 
 from nopad import random
 from nopad.errors import LengthError, OptionError
-from nopad.loading.feeds import Feed, check_fits, numbered
+from nopad.loading.feeds import SourceFeed, check_fits
 from nopad.loading.sources import TokenSource
-from nopad.loading.units import Taken, Units, narrow
+from nopad.loading.units import Units, narrow
 from nopad.options import Option
 from nopad.packs import index_dtype
 from nopad.planning.several import plan_several
-from nopad.sequences import Sequences
 
 __all__ = ["IMAGES", "PackedImages"]
 
 IMAGES = Option(default=None, none=True, help="most images per pack")
 
 
-class PackedImages(Feed):
+class PackedImages(SourceFeed):
     """The feed of stored sequences with images, in packs that hold at most so many tokens and so many images.
 
     The plan is the same in all epochs; which sequences of equal sizes share a pack is chosen anew in each epoch.
@@ -93,15 +92,3 @@ class PackedImages(Feed):
         dtype = index_dtype(len(self._source))
         lengths = narrow(self._source.seq_lengths)
         return Units(seq_lengths=lengths, indptr=packs.indptr.astype(dtype), sequence=packs.sequence.astype(dtype))
-
-    def gather(self, taken: Taken) -> Sequences:
-        """Return the sequences of these packs with their images, pack after pack; see `Feed.gather`."""
-        return numbered(self._source, taken)
-
-    def check_unchanged(self) -> None:
-        """Refuse data that changed since they were opened.
-
-        Raises:
-            SourceError: a file changed; the message names it.
-        """
-        self._source.check_unchanged()
