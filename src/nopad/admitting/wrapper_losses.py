@@ -20,8 +20,8 @@ from nopad.admitting.modes import in_mode
 from nopad.admitting.substitute import Substitute
 from nopad.batch import Flat, PackedBatch, Rows
 from nopad.errors import NopadError, UnsupportedModelError
-from nopad.losses.checks import IGNORED
 from nopad.model.wrapper_parts import Admitted
+from nopad.sequences import IGNORED
 
 __all__ = ["with_labels"]
 

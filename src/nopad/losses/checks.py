@@ -14,9 +14,9 @@ from torch import Tensor
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError, OptionError
 from nopad.options import check_number
+from nopad.sequences import IGNORED
 
 __all__ = [
-    "IGNORED",
     "check_batch",
     "check_classes",
     "check_floating",
@@ -25,8 +25,6 @@ __all__ = [
     "check_smoothing",
     "check_tensors",
 ]
-
-IGNORED = -100
 
 
 def check_tensors(**given: Any) -> None:

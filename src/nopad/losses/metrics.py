@@ -12,10 +12,11 @@ from torch import Tensor
 
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError, OptionError
-from nopad.losses.checks import IGNORED, check_classes, check_floating, check_per, check_places, check_tensors
+from nopad.losses.checks import check_classes, check_floating, check_per, check_places, check_tensors
 from nopad.losses.means import Per, over_ranks
 from nopad.losses.slots import check_logits, labelled, slot_weights
 from nopad.options import Option
+from nopad.sequences import IGNORED
 
 __all__ = ["Accuracy", "Confusion", "Spans", "best_spans", "span_scores"]
 

@@ -19,9 +19,10 @@ from torch.nn.functional import cross_entropy, logsigmoid
 
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError, OptionError
-from nopad.losses.checks import IGNORED, check_floating, check_tensors
+from nopad.losses.checks import check_floating, check_tensors
 from nopad.losses.slots import check_logits, divided, labelled, wide
 from nopad.options import check_choice, check_number
+from nopad.sequences import IGNORED
 
 __all__ = ["PreferenceLoss", "label_logprobs", "preference_loss", "reward_loss"]
 

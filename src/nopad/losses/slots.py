@@ -10,8 +10,9 @@ from torch import Tensor
 
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError
-from nopad.losses.checks import IGNORED, check_batch, check_classes, check_floating, check_per, check_tensors
+from nopad.losses.checks import check_batch, check_classes, check_floating, check_per, check_tensors
 from nopad.options import is_number
+from nopad.sequences import IGNORED
 
 __all__ = ["check_logits", "divided", "labelled", "slot_weights", "wide"]
 

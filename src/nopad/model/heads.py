@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from nopad.errors import BatchError, UnsupportedModelError
-from nopad.losses.checks import IGNORED
 from nopad.model.calls import Call, Cell
 from nopad.model.families import Family
 from nopad.model.hooks import Feed, Hook, Keep, unwrapped
 from nopad.model.known import class_of, head_name, is_stock
 from nopad.model.last_token import eos_tokens, last_tokens, static_last_tokens
 from nopad.model.pooling import last_true, mine, pool
+from nopad.sequences import IGNORED
 
 __all__ = ["Causal", "Head", "head_of"]
 

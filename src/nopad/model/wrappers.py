@@ -21,7 +21,7 @@ from nopad.batch.device import is_static
 from nopad.batch.guard import PackedMask, is_of_batch, layout_of, mark
 from nopad.batch.layout import Layout
 from nopad.errors import BatchError, UnsupportedModelError
-from nopad.losses.checks import IGNORED, check_classes
+from nopad.losses.checks import check_classes
 from nopad.model.admission import device_of, leave_columns
 from nopad.model.arguments import check_inputs
 from nopad.model.calls import Cell, bound
@@ -35,6 +35,7 @@ from nopad.model.proven import Proven
 from nopad.model.safety import STATE
 from nopad.model.unguarded import refuse_unguarded
 from nopad.model.wrapper_parts import PLAIN, Admitted, accepted, bases_of, leaves_of, outer_modules
+from nopad.sequences import IGNORED
 
 __all__ = ["Wrapper", "wrap"]
 

@@ -19,9 +19,9 @@ import torch
 from nopad.batch import PackedBatch
 from nopad.corpus.options import OverLong
 from nopad.errors import BatchError, OptionError, RecordError
-from nopad.losses.checks import IGNORED
 from nopad.losses.metrics import span_scores
 from nopad.options import Option, check_choice, is_number
+from nopad.sequences import IGNORED
 from nopad.tasks.examples import Examples, field_of, numbered, paired, stacked
 from nopad.tasks.objectives import OfSpans
 from nopad.tasks.pieces import Framed, check_offsets, cut, framed, trimmed

@@ -15,7 +15,7 @@ import torch
 
 from nopad.batch import PackedBatch
 from nopad.losses import over_ranks
-from nopad.losses.checks import IGNORED
+from nopad.sequences import IGNORED
 from nopad.tasks.meters import TokenMeter
 from nopad.tasks.objective import Meter
 from nopad.tasks.objectives import OfTokens

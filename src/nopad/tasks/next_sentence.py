@@ -23,8 +23,9 @@ from nopad.losses import (
     token_denominator,
     token_loss,
 )
-from nopad.losses.checks import IGNORED, check_per
+from nopad.losses.checks import check_per
 from nopad.losses.means import Per
+from nopad.sequences import IGNORED
 from nopad.tasks.objective import Meter, Objective
 
 __all__ = ["OfPretraining"]

@@ -18,8 +18,8 @@ import torch
 from nopad.batch import PackedBatch
 from nopad.corpus.options import OverLong
 from nopad.errors import OptionError, RecordError
-from nopad.losses.checks import IGNORED
 from nopad.options import BOOLEAN, Option
+from nopad.sequences import IGNORED
 from nopad.tasks.classification import names_of, number_of
 from nopad.tasks.entities import OfTags, entities, f1_of, has_entities
 from nopad.tasks.examples import Examples, check_text, field_of, numbered, paired, stacked

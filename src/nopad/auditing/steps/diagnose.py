@@ -15,7 +15,7 @@ import torch
 
 from nopad.auditing.failure import ModelFailedError
 from nopad.auditing.steps.compare import by_module
-from nopad.auditing.steps.examples import IGNORED, Example
+from nopad.auditing.steps.examples import Example
 from nopad.auditing.steps.found import Micro
 from nopad.auditing.steps.loop import Runner
 from nopad.auditing.steps.quiet import Exact, copied, let_go
@@ -25,6 +25,7 @@ from nopad.auditing.steps.truth import Alone, Gradients, Truth, borders, weighte
 from nopad.auditing.steps.usual import Counted, Usual, matching, usual
 from nopad.auditing.steps.verdict import Finding
 from nopad.errors import FOREIGN, NopadError
+from nopad.sequences import IGNORED
 
 __all__ = ["Case", "diagnosed"]
 

@@ -14,10 +14,10 @@ from torch import Tensor
 from nopad.auditing.steps.quiet import inner
 from nopad.batch.images import GRIDS, PIXELS, one_row
 from nopad.errors import FOREIGN, BatchError, LengthError
+from nopad.sequences import IGNORED
 
-__all__ = ["IGNORED", "Example", "examples_of", "loss_of", "merged", "predicts_next", "shifts_labels"]
+__all__ = ["Example", "examples_of", "loss_of", "merged", "predicts_next", "shifts_labels"]
 
-IGNORED = -100
 LABELS = ("label", "label_ids")
 LAYOUT = ("attention_mask", "position_ids", "seq_lengths")
 

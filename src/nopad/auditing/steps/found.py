@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nopad.auditing.probes import slots_of
-from nopad.auditing.steps.examples import IGNORED, Example
+from nopad.auditing.steps.examples import Example
 from nopad.auditing.steps.verdict import Finding
 from nopad.batch import PackedBatch
+from nopad.sequences import IGNORED
 
 __all__ = ["Micro", "looked_up", "told"]
 

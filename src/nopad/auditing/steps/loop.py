@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nopad.auditing.failure import inside_model
-from nopad.auditing.steps.examples import IGNORED, Example
+from nopad.auditing.steps.examples import Example
 from nopad.auditing.steps.found import Micro
 from nopad.auditing.steps.quiet import Exact, inner
 from nopad.auditing.steps.ranks import Step, World
@@ -23,6 +23,7 @@ from nopad.auditing.steps.truth import Gradients, taken
 from nopad.auditing.trial import fitted
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError, NopadError, OptionError
+from nopad.sequences import IGNORED
 from nopad.wording import numbers_of
 
 __all__ = ["Collate", "Loop", "Loss", "Runner", "as_trainer", "collated", "dealt", "made_of", "moved", "whole_step"]

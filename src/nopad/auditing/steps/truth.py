@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from nopad.auditing.failure import inside_model
-from nopad.auditing.steps.examples import IGNORED, Example, loss_of
+from nopad.auditing.steps.examples import Example, loss_of
 from nopad.auditing.steps.quiet import parameters_of
 from nopad.errors import BatchError, OptionError
+from nopad.sequences import IGNORED
 
 __all__ = ["Alone", "Gradients", "Truth", "borders", "sum_alone"]
 
