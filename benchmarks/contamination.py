@@ -28,9 +28,9 @@ import nopad
 from nopad.batch import PackedBatch
 from nopad.corpus import stdlib_texts
 from nopad.losses import Accuracy, token_denominator, token_loss
-from nopad.losses.checks import IGNORED
 from nopad.model.safety import is_packed
 from nopad.random import key, shuffle
+from nopad.sequences import IGNORED
 
 CAPACITY, ROWS, VOCABULARY = 256, 16, 4_000
 MASK, UNKNOWN, PAD, FIRST, LAST, SPECIAL = 1, 2, 0, 3, 4, 5
