@@ -27,15 +27,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError
-from nopad.losses.checks import (
-    IGNORED,
-    check_batch,
-    check_classes,
-    check_places,
-    check_smoothing,
-    check_tensors,
-)
+from nopad.losses.checks import check_batch, check_classes, check_places, check_smoothing, check_tensors
 from nopad.losses.slots import check_logits, divided, labelled, slot_weights, wide
+from nopad.sequences import IGNORED
 
 __all__ = [
     "over_ranks",
