@@ -1,8 +1,11 @@
-"""Words that messages and reports share."""
+"""Words and values that messages, reports and JSON share."""
 
 from __future__ import annotations
 
-__all__ = ["counted", "first_line", "numbers_of", "spanned"]
+import math
+from typing import Any
+
+__all__ = ["counted", "finite", "first_line", "numbers_of", "spanned"]
 
 
 def counted(number: int, noun: str) -> str:
@@ -12,6 +15,19 @@ def counted(number: int, noun: str) -> str:
     ('1 row', '2,088 rows')
     """
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def finite(value: Any) -> Any:
+    """Return a value for JSON: numbers that are infinite or NaN become None, also in dicts, lists and tuples.
+
+    >>> finite({"loss": float("nan"), "rates": (0.5, float("inf"))})
+    {'loss': None, 'rates': [0.5, None]}
+    """
+    if isinstance(value, dict):
+        return {name: finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def first_line(error: BaseException) -> str:

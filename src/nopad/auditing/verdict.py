@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from nopad.auditing.inputs import UNSEEN, input_of
+from nopad.wording import finite
 
-__all__ = ["Check", "Verdict", "lines_of", "plain", "short"]
+__all__ = ["Check", "Verdict", "lines_of", "short"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +97,7 @@ class Verdict:
     def to_json(self) -> str:
         """Return the verdict as JSON; a number that is infinite or NaN becomes null."""
         return json.dumps(
-            plain({**asdict(self), "outcome": self.outcome, "reason": self.reason}), indent=1, allow_nan=False
+            finite({**asdict(self), "outcome": self.outcome, "reason": self.reason}), indent=1, allow_nan=False
         )
 
     def to_junit(self) -> str:
@@ -131,12 +130,3 @@ def lines_of(checks: Sequence[Check]) -> list[str]:
 def short(value: float, digits: int = 1) -> str:
     """Return a number in scientific notation, or "0"."""
     return f"{value:.{digits}e}" if value else "0"
-
-
-def plain(value: Any) -> Any:
-    """Return a value for JSON: numbers that are infinite or NaN become None, also in dicts, lists and tuples."""
-    if isinstance(value, dict):
-        return {name: plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 import sys
 from dataclasses import asdict
@@ -21,6 +20,7 @@ from nopad.cli.study_output import AsJson, Plot
 from nopad.errors import MissingExtraError, OptionError, install
 from nopad.options import Option
 from nopad.report.drawing import check_chart, save_chart
+from nopad.wording import finite
 
 if TYPE_CHECKING:
     from nopad.study.learning import Learning, Prepared, Spread
@@ -170,13 +170,4 @@ def as_document(prepared: Prepared, found: Learning) -> dict[str, Any]:
         "curves": [asdict(one) for one in found.curves],
         "tuned": found.tuned,
     }
-    return dict(_finite(document))
-
-
-def _finite(value: Any) -> Any:
-    """Return a value of dicts, sequences and numbers with None in place of numbers that are NaN or infinite."""
-    if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return dict(finite(document))

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nopad.auditing.junit import Failure, junit
-from nopad.auditing.verdict import Check, lines_of, plain, short
+from nopad.auditing.verdict import Check, lines_of, short
+from nopad.wording import finite
 
 __all__ = ["Finding", "MicroBatch", "ModuleGradients", "StepVerdict"]
 
@@ -136,7 +137,7 @@ class StepVerdict:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all attributes and properties as plain dicts and lists; numbers that are not finite become None."""
-        found: dict[str, Any] = plain(
+        found: dict[str, Any] = finite(
             {**asdict(self), "diagnosis": self.diagnosis, "difference": self.difference, "outcome": self.outcome}
         )
         return found
