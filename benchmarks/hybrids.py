@@ -4,7 +4,10 @@ The same sequences, padded to the capacity and packed flat, in turns in one proc
 The target: 0.9 of the padding removed (slots padded over tokens). Beside it what the groups of `nopad.model.groups` gain:
 a call for each length, and one call for all sequences.
 
-    python benchmarks/hybrids.py [lfm2] [falcon_h1] [--capacity 512] [--sequences 12] [--turns 2]
+Numbers near zero (denormal ones) count as zero on both sides: a scan with random weights decays to them, and this CPU
+multiplies them ten times as slowly. `--denormals` keeps them.
+
+    python benchmarks/hybrids.py [lfm2] [falcon_h1] [--capacity 512] [--sequences 12] [--turns 2] [--denormals]
 """
 
 from __future__ import annotations
@@ -124,7 +127,9 @@ def main() -> None:
     parser.add_argument("--capacity", type=int, default=512)
     parser.add_argument("--sequences", type=int, default=12)
     parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--denormals", action="store_true", help="keep numbers near zero as they are")
     options = parser.parse_args()
+    torch.set_flush_denormal(not options.denormals)
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)  # seconds of CPU: fair beside other jobs
     print(f"hybrids on packs: {machine()}, {torch.get_num_threads()} thread, torch {torch.__version__}", flush=True)

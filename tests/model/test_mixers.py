@@ -18,7 +18,7 @@ import nopad
 from nopad.errors import BatchError, OptionError, UnsupportedModelError
 from nopad.model import groups, mixers, static_inputs
 from nopad.model.families import FAMILIES
-from nopad.model.groups import grouped
+from nopad.model.groups import chunk_size, grouped, with_even_chunks
 
 FORMS = {
     "flat": nopad.Flat(),
@@ -307,3 +307,40 @@ def test_groups_hold_every_sequence_once_and_cost_least(lengths, call, causal):
         assert cost(found) <= min(cost(by_length), cost([list(range(len(lengths)))]))
     else:
         assert sorted(map(sorted, found)) == sorted(by_length)
+
+
+@given(st.integers(1, 2000), st.integers(1, 300))
+def test_chunks_of_a_sequence_are_even_and_no_more_than_the_models_own(length, chunk):
+    module = nn.Linear(2, 2)
+    module.chunk_size = chunk
+    even = with_even_chunks(module, length, chunk)
+    assert module.chunk_size == chunk
+    assert even.weight is module.weight
+    own = -(-length // chunk)
+    assert -(-length // even.chunk_size) == own
+    assert length <= own * even.chunk_size < length + own or length % chunk == 0
+
+
+def test_a_scan_fills_few_chunks_and_the_model_keeps_its_size(monkeypatch):
+    from transformers.models.falcon_h1 import modeling_falcon_h1 as source
+
+    scan, seen = source.mamba2_chunk_scan, []
+
+    def counting(states, *args, **kwargs):
+        seen.append((states.shape[1], kwargs["chunk_size"]))
+        return scan(states, *args, **kwargs)
+
+    monkeypatch.setattr(source, "mamba2_chunk_scan", counting)
+    monkeypatch.setattr(groups, "CALL", 0)
+    model = made("falcon_h1")
+    mixer = next(one for one in model.modules() if hasattr(one, "A_log"))
+    mixer.chunk_size = 8
+    sequences = [torch.arange(4, 4 + length) for length in (9, 15, 17)]
+    wanted = alone(model, sequences)
+    nopad.packed(model)
+    seen.clear()
+    assert difference(parts(model, sequences), wanted) <= 1e-6  # its scan computes in float32
+    layers = model.config.num_hidden_layers
+    assert sorted(seen) == sorted([(9, 5), (15, 8), (17, 6)] + [(9, 3), (15, 4), (17, 4)] * (layers - 1))
+    assert mixer.chunk_size == 8
+    assert chunk_size(mixer, torch.device("cuda")) == 0  # its kernels take powers of two

@@ -7,6 +7,7 @@ module.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,9 +19,9 @@ from torch import Tensor, nn
 from nopad.batch.device import Placement
 from nopad.model.known import class_of
 
-__all__ = ["PENDING", "Groups", "How", "Pending", "grouped", "groups_of", "runs_once"]
+__all__ = ["PENDING", "Groups", "How", "Pending", "chunk_size", "grouped", "groups_of", "runs_once", "with_even_chunks"]
 
-PENDING = "nopad_pending"  # attribute of an argument of the first group, which carries the rest to the hook after it
+PENDING = "nopad_pending"  # attribute of an argument of one group, which carries the rest to the hook after it
 How = Literal["equal", "mixed", "one", "alone"]
 CALL = 64  # tokens that a module could have computed in the time that one more call of it takes
 
@@ -54,16 +55,18 @@ class Groups:
 
 @dataclass
 class Pending:
-    """What is left to do after a module has run on its first group.
+    """What is left to do after a module has run on one group.
 
     Attributes:
         placed: the batch's layout on the model's device.
         groups: how the batch is cut into groups.
-        others: the module's arguments for each of the other groups, by name.
+        number: the number of the group that the module has run on.
+        others: the module's arguments for each of the other groups, by name, in order.
     """
 
     placed: Placement
     groups: Groups
+    number: int
     others: list[dict[str, Any]]
 
 
@@ -130,3 +133,25 @@ def runs_once(module: nn.Module) -> bool:
     This is so if FSDP's `fully_shard` was applied to the module itself: its weights are gone after the first run.
     """
     return type(module) is not class_of(module)
+
+
+def chunk_size(module: nn.Module, device: torch.device) -> int:
+    """Return the number of tokens in a chunk of a state-space scan that PyTorch's own operators compute; 0: no chunks.
+
+    Mamba 2 computes its scan chunk by chunk and fills the last chunk with zeros (Dao and Gu, 2024, section 6), so the
+    result does not depend on the size of chunks. Kernels for other devices support certain sizes only.
+    """
+    size = getattr(module, "chunk_size", 0)
+    return size if device.type == "cpu" and hasattr(module, "A_log") and isinstance(size, int) else 0
+
+
+def with_even_chunks(module: nn.Module, length: int, chunk: int) -> nn.Module:
+    """Return a module that shares all weights and divides `length` tokens into as many chunks, but of even size.
+
+    With chunks of 128, 203 tokens become two chunks of 102, and not two of 128.
+    """
+    if not chunk or length % chunk == 0:
+        return module
+    even = copy.copy(module)  # another thread may be using the module's own size
+    even.chunk_size = -(-length // -(-length // chunk))
+    return even

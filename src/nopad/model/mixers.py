@@ -5,8 +5,8 @@ a state-space scan, linear attention, or an attention of the model's own. `Famil
 modules, and registered attention, run on the batch's rows as usual.
 
 A hook before a mixing module cuts the module's arguments into groups of sequences, ``[n, l, ...]``, and gives the
-module the first group. A hook after it runs the module's own `forward` on the other groups, and puts all results into
-the batch's rows again. So the module's state begins empty in each sequence, and PyTorch's other hooks see the module
+module one group. A hook after it runs the module's own `forward` on the other groups, and puts all results into the
+batch's rows again. So the module's state begins empty in each sequence, and PyTorch's other hooks see the module
 run once.
 
 The n sequences of a group have the same length. In a decoder, their lengths may differ: the shorter ones are padded on
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -32,7 +33,7 @@ from nopad.errors import BatchError, UnsupportedModelError
 from nopad.model import attention
 from nopad.model.calls import Cell, bound
 from nopad.model.families import Family
-from nopad.model.groups import PENDING, Groups, How, Pending, groups_of, runs_once
+from nopad.model.groups import PENDING, Groups, How, Pending, chunk_size, groups_of, runs_once, with_even_chunks
 from nopad.model.hooks import Hook
 from nopad.model.known import class_of
 
@@ -79,7 +80,7 @@ class Carried:
 
 @dataclass(eq=False)
 class Cut(Hook):
-    """Gives a mixing module the first group of sequences (`nopad.model.groups`) in place of the batch's rows.
+    """Gives a mixing module one group of sequences (`nopad.model.groups`) in place of the batch's rows.
 
     `Join` runs the module on the other groups.
     """
@@ -87,7 +88,7 @@ class Cut(Hook):
     family: Family | None = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the module's arguments for the first group of sequences, ``(args, kwargs)``.
+        """Return the module's arguments for one group of sequences, ``(args, kwargs)``.
 
         The result is None outside of packed calls and while compiling: the arguments stay as they are.
 
@@ -115,11 +116,13 @@ class Cut(Hook):
                 "first run if it is sharded by itself; shard the layer around it (fully_shard)"
             )
         groups = placed.keep(("groups", how), lambda: groups_of(placed, how))
-        first, *others = _pieces(module, bound(module, args, kwargs), placed, groups, family)
-        for value in first.values():
+        pieces = _pieces(module, bound(module, args, kwargs), placed, groups, family)
+        number = _own(module, placed, groups)
+        piece = pieces.pop(number)
+        for value in piece.values():
             if isinstance(value, Tensor) and value.dim() > 1:
-                setattr(value, PENDING, Pending(placed, groups, others))
-                return (), first
+                setattr(value, PENDING, Pending(placed, groups, number, pieces))
+                return (), piece
         raise attention.lost(module)
 
 
@@ -139,7 +142,13 @@ class Join(Hook):
             pending: Pending | None = getattr(value, PENDING, None)
             if pending is not None:
                 delattr(value, PENDING)
-                outputs = [output, *(module.forward(**one) for one in pending.others)]
+                sizes = [size for number, size in enumerate(pending.groups.sizes) if number != pending.number]
+                chunk = chunk_size(module, pending.placed.ids.device)
+                outputs = [
+                    with_even_chunks(module, length, chunk).forward(**one)
+                    for (_, length), one in zip(sizes, pending.others, strict=True)
+                ]
+                outputs.insert(pending.number, output)
                 return _joined(module, outputs, pending)
         return None
 
@@ -197,6 +206,14 @@ def refuse_compiled(model: Any, family: Family) -> None:
             "groups that differ from batch to batch, which compiled code cannot follow; do not compile this model or "
             "its layers"
         )
+
+
+def _own(module: nn.Module, placed: Placement, groups: Groups) -> int:
+    """Return the number of the group that runs with the module's own chunks: the one that fills them best."""
+    chunk = chunk_size(module, placed.ids.device)
+    if not chunk:
+        return 0
+    return int(np.argmin([n * (-length % chunk) for n, length in groups.sizes]))
 
 
 def _pieces(
