@@ -60,14 +60,14 @@ class Pending:
     Attributes:
         placed: the batch's layout on the model's device.
         groups: how the batch is cut into groups.
-        number: the number of the group that the module has run on.
         others: the module's arguments for each of the other groups, by name, in order.
+        number: the number of the group that the module has run on.
     """
 
     placed: Placement
     groups: Groups
-    number: int
     others: list[dict[str, Any]]
+    number: int = 0
 
 
 def grouped(lengths: Sequence[int], mixed: bool, call: int = CALL) -> list[list[int]]:
@@ -153,5 +153,5 @@ def with_even_chunks(module: nn.Module, length: int, chunk: int) -> nn.Module:
     if not chunk or length % chunk == 0:
         return module
     even = copy.copy(module)  # another thread may be using the module's own size
-    even.chunk_size = -(-length // -(-length // chunk))
+    even.__dict__["chunk_size"] = -(-length // -(-length // chunk))
     return even

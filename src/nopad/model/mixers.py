@@ -121,7 +121,7 @@ class Cut(Hook):
         piece = pieces.pop(number)
         for value in piece.values():
             if isinstance(value, Tensor) and value.dim() > 1:
-                setattr(value, PENDING, Pending(placed, groups, number, pieces))
+                setattr(value, PENDING, Pending(placed, groups, pieces, number))
                 return (), piece
         raise attention.lost(module)
 
