@@ -14,7 +14,7 @@ import nopad
 import nopad.files
 import nopad.packs
 from nopad import Packs
-from nopad.errors import FormatError, PlanMismatchError, StorageError
+from nopad.errors import FormatError, LengthError, PlanMismatchError, StorageError
 from nopad.packs import index_dtype
 
 LENGTHS = [5, 3, 4, 2, 8, 1, 1]
@@ -318,3 +318,13 @@ def test_packs_of_other_lengths_or_another_order_are_refused():
     for others in (LENGTHS[::-1], [1, *LENGTHS[1:]]):
         with pytest.raises(PlanMismatchError, match="made for sequences of other lengths, or in another order"):
             packs.check(others)
+
+
+def test_a_mask_is_no_list_of_pack_numbers():
+    """[False, True, True] would be packs 0, 1 and 1."""
+    packs = nopad.pack([5, 5, 5], 5)
+    mask = np.array([False, True, True])
+    for wrong in (mask, [0.5], [[0]]):
+        with pytest.raises(LengthError, match="pack numbers must be"):
+            packs.take(wrong)
+    assert len(packs.take(np.flatnonzero(mask))) == 2

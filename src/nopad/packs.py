@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nopad.arrow import list_array, list_parts, read_arrow, write_arrow
 from nopad.errors import FormatError, PlanMismatchError
-from nopad.histogram import as_lengths
+from nopad.histogram import as_lengths, integers
 from nopad.options import MAX_LENGTH
 
 if TYPE_CHECKING:
@@ -136,9 +136,10 @@ class Packs:
         """Return the packs with these numbers (integers ``[n]``), in this order.
 
         Raises:
+            LengthError: `packs` are not integers ``[n]``, such as a mask; ``np.flatnonzero(mask)`` gives its numbers.
             IndexError: a number is negative, or not below the number of packs.
         """
-        chosen = np.asarray(packs, dtype=np.int64)
+        chosen = integers(packs, "pack numbers").astype(np.int64, copy=False)
         if chosen.size and not 0 <= chosen.min() <= chosen.max() < len(self):
             raise IndexError(f"pack numbers must be in 0..{len(self) - 1}, got {chosen.min()}..{chosen.max()}")
         indptr, sequence = take_lists(self.indptr, self.sequence, chosen)

@@ -181,3 +181,9 @@ def test_aligned_rows_are_packed_for_their_slots(count):
 def test_lengths_beyond_32_bits_are_refused():
     with pytest.raises(LengthError, match=r"1 has 4,294,967,299 tokens; a sequence may have at most 2,147,483,647"):
         nopad.Flat().layout(np.array([5, 2**32 + 3]))
+
+
+@pytest.mark.parametrize("order", [[0, 0, 1], [0, 1], [1, 2, 3], [True, False, True]])
+def test_an_order_has_each_sequence_once(order):
+    with pytest.raises((LengthError, OptionError), match="order must"):
+        Layout.rows(np.array([1, 1, 2]), np.array([2, 1]), 4, np.array(order))

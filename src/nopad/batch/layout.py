@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.errors import BatchError, LengthError, OptionError
+from nopad.histogram import integers
 from nopad.options import MAX_LENGTH
 
 __all__ = ["Layout", "checked"]
@@ -94,7 +95,8 @@ class Layout:
 
         Raises:
             LengthError: a row takes more than `width` slots, or a length is not an integer from 1 to 2^31 - 1.
-            OptionError: `per_row` does not add up to the number of sequences, or has a negative number.
+            OptionError: `per_row` does not add up to the number of sequences, or has a negative number; or `order` does
+                not have each sequence once.
 
         >>> Layout.rows(np.array([3, 1, 2]), np.array([2, 1]), 4).sequence_ids.tolist()
         [[1, 1, 1, 2], [3, 3, 0, 0]]
@@ -102,7 +104,7 @@ class Layout:
         [[3, 3, 2, 0], [1, 1, 1, 0]]
         """
         given = checked(seq_lengths)
-        places = np.arange(given.size) if order is None else np.asarray(order, dtype=np.int64)
+        places = np.arange(given.size) if order is None else _each_once(order, given.size)
         lens = given if order is None else given[places]
         per_row = np.asarray(per_row, dtype=np.int64)
         begins, tokens = _in_rows(lens, per_row, width, align)
@@ -293,6 +295,14 @@ class Layout:
         made = object.__new__(Layout)
         vars(made).update(vars(self), **changed)
         return made
+
+
+def _each_once(order: NDArray[Any], sequences: int) -> NDArray[np.int64]:
+    """Return the order of sequences as int64 ``[S]``, after a check that each index from 0 to S - 1 is in it once."""
+    places = integers(order, "order").astype(np.int64, copy=False)
+    if places.size != sequences or not np.array_equal(np.sort(places), np.arange(sequences)):
+        raise OptionError(f"order must have each index of the {sequences} sequences once")
+    return places
 
 
 def _in_rows(
