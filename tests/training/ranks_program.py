@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # `tests`
-from runs import ACCUMULATION, EPOCHS, Seen, arguments, balance, classify, loader, model, tokenizer, watched
+from runs import ACCUMULATION, EPOCHS, Seen, arguments, balance, classify, loader, model, prefer, tokenizer, watched
 
 
 def main() -> None:
@@ -123,6 +123,13 @@ def balances(folder: Path) -> dict:
     return balance(folder, ACCUMULATION, PackedTrainer)
 
 
+def prefers(folder: Path) -> dict:
+    """DPO, whose reference is computed by both ranks."""
+    from nopad.training import PackedTrainer
+
+    return prefer(folder, ACCUMULATION, PackedTrainer)
+
+
 def lightning(folder: Path) -> Seen:
     import lightning
 
@@ -164,6 +171,7 @@ RUNS = {
     "sft": sft,
     "classifies": classifies,
     "balances": balances,
+    "prefers": prefers,
     "lightning": lightning,
 }
 

@@ -174,3 +174,27 @@ def balance(folder, accumulation, trainer):
         "losses": [entry["loss"] for entry in run.state.log_history if "loss" in entry],
         "sum": float(sum(parameter.abs().sum() for parameter in run.model.parameters())),
     }
+
+
+def prefer(folder, accumulation, trainer):
+    """Train a tiny Llama in float64 by DPO, against itself before training; return what is the same on all ranks."""
+    from tests.tasks.templates import tokenizer as words_tokenizer
+    from tests.tasks.tiny import llama, words
+
+    from nopad.tasks import DPO, reference_logprobs
+
+    generator = torch.Generator().manual_seed(3)
+    sizes = torch.randint(1, 15, (26, 3), generator=generator).tolist()
+    names = ("prompt", "chosen", "rejected")
+    task = DPO(words_tokenizer())
+    records = [{name: " " + words(generator, size) for name, size in zip(names, one, strict=True)} for one in sizes]
+    start = nopad.packed(llama(task))
+    examples = reference_logprobs(start, task.encode(records), 64, rows=2)
+    how = arguments(folder, gradient_accumulation_steps=accumulation, optim="sgd", learning_rate=0.5)
+    run = trainer(start, how, task=task, train_dataset=examples, capacity=64, quiet=True)
+    run.train()
+    return {
+        "reference": examples.sequences.values["reference_logp"].tolist(),
+        "losses": [entry["loss"] for entry in run.state.log_history if "loss" in entry],
+        "sum": float(sum(parameter.abs().sum() for parameter in run.model.parameters())),
+    }

@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 import numpy as np
-from runs import ACCUMULATION, EPOCHS, LENGTHS, arguments, balance, classify, loader, model, watched
+from runs import ACCUMULATION, EPOCHS, LENGTHS, arguments, balance, classify, loader, model, prefer, watched
 
 from nopad.training import PackedTrainer
 
@@ -75,3 +75,17 @@ def test_two_ranks_balance_experts_as_one_does(ranks, tmp_path):
     for rank in told:
         assert rank["sum"] == pytest.approx(alone["sum"], rel=1e-12)
     assert told[0]["losses"] == pytest.approx(alone["losses"], rel=1e-6)  # logged in float32
+
+
+def test_two_ranks_prefer_what_one_does(ranks, tmp_path):
+    """Each rank computes the reference of its share of the answers, and both get all of it."""
+    told = ranks[0]["prefers"]
+    assert [one.get("error") for one in told] == [None, None]
+    alone = prefer(tmp_path, 2 * ACCUMULATION, PackedTrainer)
+    assert len(alone["losses"]) > 3
+    assert len(alone["reference"]) == 52
+    assert alone["losses"][0] == pytest.approx(np.log(2), rel=1e-6)  # model and reference are the same
+    for rank in told:
+        np.testing.assert_allclose(rank["reference"], alone["reference"], rtol=0, atol=1e-11)
+        assert rank["losses"] == pytest.approx(alone["losses"], rel=1e-6)
+        assert rank["sum"] == pytest.approx(alone["sum"], rel=1e-12)
