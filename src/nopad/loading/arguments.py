@@ -33,7 +33,7 @@ def refuse_torchs(options: Mapping[str, Any]) -> None:
 
 
 def _is_usual(value: Any, usual: Any) -> bool:
-    """Return whether `value` is the default `usual`; no array is, nor anything else of another type."""
+    """Return whether `value` is the default `usual`: the same object, or an equal string or integer."""
     return value is usual or (isinstance(value, str | int | np.integer) and value == usual)
 
 

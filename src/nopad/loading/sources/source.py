@@ -243,7 +243,7 @@ class TokenSource(ABC):
             OptionError: a number is not an integer or out of range.
             SourceError: a file changed since it was opened, an ``attention_mask`` is not all 1, or an id is out of
                 range.
-            BatchError: with `wide`, a finite float is beyond float32.
+            BatchError: with `wide`, a finite float64 is too large for float32.
             PlanMismatchError: a record became shorter than the index of an index-only dataset says.
         """
         chosen = self._chosen(numbers)
