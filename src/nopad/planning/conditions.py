@@ -58,9 +58,9 @@ CONDITIONS = {
     "even": Option(
         default=False,
         choices=BOOLEAN,
-        help="packs of like cost and depth, for at most one pack in 1,000 more; auto and optimal",
+        help="packs of similar cost and depth, for at most one pack in 1,000 more; auto and optimal",
     ),
-    "max_squares": Option(default=None, none=True, high=2**62, help="most sum of squared lengths of a pack"),
+    "max_squares": Option(default=None, none=True, high=2**62, help="largest sum of squared lengths of a pack"),
     "pack_multiple": Option(default=1, help="the number of packs is a multiple of this"),
 }
 
