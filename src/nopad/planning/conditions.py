@@ -75,9 +75,10 @@ def check_conditions(options: Mapping[str, Any], histogram: Histogram, capacity:
     """
     align, squares, multiple = _values(options)
     if capacity % align:
+        below, above = capacity // align * align, -(-capacity // align) * align
         raise OptionError(
             f"align={align} needs a capacity that is a multiple of it; {capacity} is not: "
-            f"take {capacity // align * align or align} or {-(-capacity // align) * align}"
+            f"take {f'{below} or ' if below else ''}{above}"
         )
     if squares is not None and histogram.max_length**2 > squares:
         raise LengthError(
