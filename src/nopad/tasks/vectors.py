@@ -65,11 +65,11 @@ class _OnlyVectors(Vectors):
         _refuse()
 
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> NoReturn:
-        """Refuse to train, as `denominator` does."""
+        """Refuse to train: always raise OptionError."""
         _refuse()
 
     def meter(self) -> NoReturn:
-        """Refuse to evaluate, as `denominator` does."""
+        """Refuse to evaluate: always raise OptionError."""
         _refuse()
 
 

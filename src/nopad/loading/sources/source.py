@@ -1,10 +1,14 @@
 """`TokenSource`: the interface between stored tokens and the loader, which gathers sequences by number.
 
-`gather` checks what every source promises: sequence numbers are in range, files did not change before or during the
-read (as far as `nopad.loading.sources.mapped` can tell), runs of tokens lie within their columns, ids are from 0 to
-2^31 - 1, and an attention mask, if there is one, marks no padding. Empty sequences are refused or left out when the
-source is opened. A subclass says only where its sequences lie; tokens are copied here, once, in their stored type or as
-int64.
+`gather` checks what every source promises:
+
+* sequence numbers are in range
+* files did not change before or during the read, as far as `nopad.loading.sources.mapped` can tell
+* runs of tokens lie within their columns, and ids are from 0 to 2^31 - 1
+* an attention mask, if there is one, marks no padding
+
+Empty sequences are refused or left out when the source is opened. A subclass says only where its sequences lie; tokens
+are copied here, once, in their stored type or as int64.
 """
 
 from __future__ import annotations
