@@ -70,7 +70,7 @@ def test_two_kinds_of_size(call, tmp_path, order):
         (["--ladder", "8x4,16x4"], "several capacities of two kinds need prices"),
         (["--ladder", "8x4x2:1"], "capacities are integers, or pairs of integers"),
         (["--ladder", "16:1"], "lengths are one-dimensional"),
-        (["--ladder", "16x4:1", "-d", "2"], "a depth goes with one kind of size"),
+        (["--ladder", "16x4:1", "-d", "2"], "a depth is only for one kind of size"),
         (["--ladder", "16x4:1", "--validation", "10%"], "--validation holds out records"),
         (["--ladder", "16x4:1", "--over-long", "split"], "--over-long is for corpora"),
     ):

@@ -150,7 +150,9 @@ class TestOneForEachSlot:
     def test_languages(self, form):
         model = nopad.packed(transformers.XmodModel(tiny("xmod", languages=["en_XX", "de_DE"])))
         batch = PackedBatch.from_sequences(SEQUENCES, form, columns={"lang_ids": [0, 1, 0]})
-        with pytest.raises(BatchError, match=r"lang_ids are torch.int64 of the shape \[3\], and XmodModel takes"):
+        with pytest.raises(
+            BatchError, match=r"lang_ids are torch.int64 of the shape \[3\], which XmodModel would read"
+        ):
             model(**batch)
 
     @pytest.mark.parametrize("name", ["input_ids", "token_type_ids", "position_ids", "labels"])
@@ -228,7 +230,7 @@ def test_arguments_of_a_class_of_ones_own():
     shift = torch.tensor([5.0])
     batch = PackedBatch.from_sequences(SEQUENCES, columns={"scale": [0.0, 1.0, 2.0]})
     torch.testing.assert_close(model(**batch, shift=shift).logits, torch.stack(wanted), atol=1e-12, rtol=0)
-    with pytest.raises(BatchError, match=r"scale are .* of the shape \[2\], and Scaled takes what is not per token"):
+    with pytest.raises(BatchError, match=r"scale are .* of the shape \[2\], which Scaled would read once per row"):
         model(**{**batch, "scale": batch["scale"][:2]}, shift=shift)
 
 

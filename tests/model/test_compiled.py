@@ -98,7 +98,7 @@ def test_refusals():
     with pytest.raises(UnsupportedModelError, match="compile its layers one by one"):
         static_inputs(nopad.packed(build("deberta")), drawn(0))
     for kind, head in (("bert", "sequence classification"), ("llama", "question answering")):
-        with pytest.raises(OptionError, match="gives a result per sequence, of which static shapes want a limit"):
+        with pytest.raises(OptionError, match="gives a result per sequence, and static shapes need a limit"):
             static_inputs(nopad.packed(build(kind, head)), drawn(0))
     mean = build("modernbert", "sequence classification", classifier_pooling="mean")
     with pytest.raises(UnsupportedModelError, match="takes means by its own mask, which static shapes do not give"):

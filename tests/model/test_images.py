@@ -523,8 +523,8 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("config", "says"),
         [
-            (lambda: pictures.llava("pixtral"), "with a vision tower of type 'pixtral'"),
-            (lambda: pictures.llava(text="gpt2"), "around a text model of type 'gpt2'"),
+            (lambda: pictures.llava("pixtral"), "and this one is 'pixtral'"),
+            (lambda: pictures.llava(text="gpt2"), "and this one is 'gpt2'"),
             (
                 lambda: pictures.qwen2_vl(rope_parameters={**pictures.ROPE, "rope_type": "dynamic", "factor": 2.0}),
                 "rotary frequencies of type 'dynamic' would depend on the longest sequence",

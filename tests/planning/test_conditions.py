@@ -79,6 +79,7 @@ def test_conditions_stand_in_the_plan_when_asked_for():
     ("lengths", "conditions", "error", "message"),
     [
         ([5, 3], {"align": 3}, OptionError, "align=3 needs a capacity that is a multiple of it; 8 is not: take 6 or 9"),
+        ([5, 3], {"align": 16}, OptionError, "align=16 needs a capacity that is a multiple of it; 8 is not: take 16"),
         (
             [5, 3],
             {"max_squares": 24},

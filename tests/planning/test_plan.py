@@ -282,7 +282,7 @@ def test_malformed_documents(refuses, document, change, reason):
     ],
 )
 def test_malformed_limits(refuses, document, change):
-    rule = "capacity and depth must be from 1 to 2147483647 (depth may be null), all bounds integers"
+    rule = "capacity and depth must be integers from 1 to 2147483647 (depth may be null), the bound an integer"
     with refuses(FormatError, f"p.json is damaged: ValueError('{rule}')"):
         from_document(document | change)
 

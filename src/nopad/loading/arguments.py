@@ -1,4 +1,4 @@
-"""Arguments that `PackedLoader` refuses: those that torch's `DataLoader` has, and those that a stream cannot honour."""
+"""Arguments that `PackedLoader` refuses: those of torch's `DataLoader`, and those that a stream does not allow."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def refuse_torchs(options: Mapping[str, Any]) -> None:
 
 
 def _is_usual(value: Any, usual: Any) -> bool:
-    """Return whether `value` is the default `usual`; no array is, nor anything else of another type."""
+    """Return whether `value` is the default `usual`: the same object, or an equal string or integer."""
     return value is usual or (isinstance(value, str | int | np.integer) and value == usual)
 
 
@@ -51,7 +51,7 @@ def refuse_images(images: int | None) -> None:
 
 
 def refuse_dealing(**given: Any) -> None:
-    """Refuse, for a stream, the arguments that only an epoch of known size can honour, such as `balance` and `groups`.
+    """Refuse, for a stream, the arguments that need an epoch of known size, such as `balance` and `groups`.
 
     `given` are the values of such arguments of `PackedLoader`, by name.
 

@@ -18,7 +18,7 @@ Served = Iterator[tuple[Place, PackedBatch | None]]  # of `Supply.batches`
 
 
 class Cursor:
-    """Where one rank stands in a supply. An iteration moves it on, batch by batch; a new iteration ends the last one.
+    """Where one rank stands in a supply. An iteration moves it on, batch by batch; a new iteration ends the one before.
 
     Attributes:
         at: the place; set it with `go`.

@@ -185,8 +185,8 @@ class Epochs:
     def deal_ahead(self, at: Position) -> None:
         """Start dealing the next epoch in the background, if `at` lies in the last tenth of the current leg's steps.
 
-        After a call that started this, further calls do nothing until `units` is called for another epoch, and so takes
-        the result. An error in the background is raised when `units` is called for the next epoch.
+        Once this was started, further calls do nothing until `units` is called for another epoch. An error in the
+        background is raised when `units` is called for the next epoch.
         """
         if self._ahead is None and at.leg.steps >= int(_NEARLY * self.course(at).steps):
             pool = ThreadPoolExecutor(1, thread_name_prefix="nopad-deal")

@@ -87,7 +87,7 @@ class Feed(ABC):
 
         Raises:
             CorruptError, SourceError: the data changed since the feed was opened, or are damaged.
-            BatchError: a finite float64 in the data is beyond float32.
+            BatchError: a finite float64 in the data is too large for float32.
             StorageError: the data cannot be read.
         """
 
@@ -303,7 +303,7 @@ class StoredRows(Feed):
         Raises:
             CorruptError: a row holds another number of sequences than was dealt, or a shard is missing or damaged.
             StorageError: a shard cannot be read.
-            BatchError: a finite float64 of a column is beyond float32.
+            BatchError: a finite float64 of a column is too large for float32.
         """
         sequences, sizes = self._dataset.gather(taken.units)
         if not np.array_equal(sizes, taken.sizes):

@@ -154,8 +154,8 @@ class Mixture:
     def _window(self, place: int, seed: int, begin: int, end: int) -> NDArray[np.int64]:
         """Return the sequences of a source whose first token is one of the tokens `begin` to `end` (exclusive); int64.
 
-        The tokens of a source are numbered over all passes, one pass after the other. The sequences are returned as
-        numbers that count all sources of the mixture.
+        The tokens of a source are numbered over all passes, one pass after the other. The result has sequence
+        numbers counted over all sources of the mixture.
 
         Args:
             place: number of the source, from 0.

@@ -96,7 +96,9 @@ def _written(leg: Leg) -> dict[str, Any]:
 
 
 def check_format(state: Any, form: str, version: int, names: set[str], of: str) -> None:
-    """Refuse what is not a state with this format, version, and these keys besides; `of` says whose state it should be.
+    """Refuse a `state` with another format or version, or whose other keys are not exactly `names`.
+
+    `of` says in messages whose state it should be.
 
     Raises:
         FormatError: it is not such a state.

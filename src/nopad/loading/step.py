@@ -24,13 +24,13 @@ _PREFETCH = Option(default=2, low=0, high=1024, help="batches built ahead")
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A step, made by `of` from checked arguments of `PackedLoader`; what is not listed here means the same as there.
+    """A step, made by `of` from checked arguments of `PackedLoader`. Attributes not listed here are such arguments.
 
     Attributes:
         per_rank: number of rows or sequences per rank and micro-step; 1 with `tokens`.
         in_rows: whether the step was given by ``rows=``.
         unpacked: whether the step was given by ``sequences=``, so that sequences are not packed.
-        capacity: most tokens of a pack, which is `tokens` if that is given; None: it was not given.
+        capacity: most tokens of a pack: the argument `tokens`, or else `capacity`; None: neither was given.
         flat: whether all sequences of a batch lie in one flat row.
     """
 

@@ -80,10 +80,10 @@ def check_per(per: str) -> None:
 
 
 def check_smoothing(smoothing: Any, dynamic: bool) -> float:
-    """Return the label smoothing of a loss per token, as a float; refuse one with dynamic fine-tuning.
+    """Return the label smoothing of a loss per token, as a float; with `dynamic`, it must be 0.
 
     Raises:
-        OptionError: `smoothing` is not a number from 0 to 1, or both are given.
+        OptionError: `smoothing` is not a number from 0 to 1, or is above 0 although `dynamic` is True.
     """
     share = check_number("smoothing", smoothing, low=0, high=1)
     if share and dynamic:

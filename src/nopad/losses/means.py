@@ -59,7 +59,7 @@ def token_loss(
     """Return the cross-entropy of a head with one result per token (language models, token classification).
 
     Args:
-        logits: ``[R, L, C]``.
+        logits: ``[R, L, C]``, for R rows of L slots (tokens or padding) and C classes.
         labels: ``[R, L]``, -100 for tokens that the loss ignores.
         batch: the batch whose layout logits and labels have.
         per: "token": all labelled tokens have the same weight. "sequence": all sequences with a label have the same
@@ -71,7 +71,7 @@ def token_loss(
         dynamic: whether to multiply the loss of each token by the model's probability of its label, taken as a constant
             (no gradient). This is dynamic fine-tuning (arXiv 2508.05629), TRL's ``loss_type="dft"``. `smoothing` must
             be 0 then.
-        weights: a weight per sequence, ``[S]``, in the order in which sequences were given; None: all 1.
+        weights: a weight for each of the S sequences, ``[S]``, in the order in which they were given; None: all 1.
         denominator: divide by this number instead of this batch's `token_denominator`; compute it with the same
             `per`, `causal` and `weights`.
 
@@ -81,8 +81,8 @@ def token_loss(
     Raises:
         BatchError: the type, device or shape of an argument does not fit; or a label is not a class (checked on the CPU
             only).
-        OptionError: `per` is neither "token" nor "sequence"; `smoothing` is not a number from 0 to 1, or is given
-            with `dynamic`.
+        OptionError: `per` is neither "token" nor "sequence"; `smoothing` is not a number from 0 to 1, or is above
+            0 although `dynamic` is True.
 
     >>> import nopad, torch
     >>> from nopad.losses import token_denominator, token_loss
@@ -137,7 +137,7 @@ def sequence_loss(
     """Return the loss of a head with one result per sequence: classification, regression, next-sentence prediction.
 
     Args:
-        logits: ``[S, C]``.
+        logits: ``[S, C]``, for S sequences and C classes.
         labels: their dtype and shape decide which of transformers' three problem types this is:
 
             * integers ``[S]``: classes, -100 for sequences that the loss ignores. The loss is the cross-entropy.
@@ -209,8 +209,8 @@ def span_loss(
     The loss of a sequence is the mean of two cross-entropies: that of its answer's start and that of its answer's end.
 
     Args:
-        start_logits: ``[S, longest]`` or wider, minus infinity after a sequence's end, as a pack-safe model for
-            question answering gives them.
+        start_logits: a row for each of the S sequences, ``[S, longest]`` or wider, minus infinity after a sequence's
+            end, as a pack-safe model for question answering gives them.
         end_logits: the same for the ends of answers.
         starts: position of each answer's first token in its sequence, integers ``[S]``.
         ends: position of each answer's last token (inclusive), integers ``[S]``. A sequence counts only if both

@@ -71,7 +71,8 @@ class Accuracy(_Counts):
     def add(self, logits: Tensor, labels: Tensor, batch: PackedBatch, *, causal: bool = False) -> None:
         """Add a batch: logits ``[R, L, C]``, labels ``[R, L]``; labels of -100 are ignored.
 
-        With `causal`, the logits of a token predict the label of the next token.
+        There are R rows of L slots (tokens or padding), and C classes. With `causal`, the logits of a token predict the
+        label of the next token.
 
         Raises:
             BatchError: the type, device or shape of an argument does not fit the batch; or a label is not a class
@@ -216,7 +217,7 @@ def best_spans(start_logits: Tensor, end_logits: Tensor, longest: int = 30) -> t
     """Return each sequence's best answer of 1 to `longest` tokens, by the sum of its start and end logits.
 
     Args:
-        start_logits: ``[S, L]``, minus infinity after a sequence's end.
+        start_logits: ``[S, L]``, a row for each of S sequences, minus infinity after the sequence's end.
         end_logits: the same for the ends of answers.
         longest: largest number of tokens of an answer.
 

@@ -41,7 +41,7 @@ def label_logprobs(logits: Tensor, labels: Tensor, batch: PackedBatch) -> tuple[
     """Return the log-probability of each sequence's labelled tokens under a causal language model, and their number.
 
     Args:
-        logits: ``[R, L, C]``; the logits of a token predict the next token's label.
+        logits: ``[R, L, C]``, for R rows of L slots and C classes; those of a token predict the next token's label.
         labels: ``[R, L]``, -100 for tokens that do not count. The first token of a sequence never counts.
         batch: the batch whose layout logits and labels have.
 
@@ -89,7 +89,7 @@ def reward_loss(
         rejected: rewards of the rejected answers, ``[P]``.
         margin: by how much the chosen reward should exceed the rejected one, ``[P]``; None: 0.
         center: weight of a second loss, the square of the sum of both rewards, which keeps rewards near 0 on average
-            (TRL's ``center_rewards_coefficient``), from 0. None: 0.
+            (TRL's ``center_rewards_coefficient``), at least 0. None: 0.
         denominator: divide by this number instead of P.
 
     Returns:
@@ -99,7 +99,7 @@ def reward_loss(
     Raises:
         BatchError: `chosen`, `rejected` and `margin` are not floats ``[P]`` of one shape and device, or `denominator`
             is not one number.
-        OptionError: `center` is not a number from 0.
+        OptionError: `center` is not a number of at least 0.
 
     >>> import torch
     >>> from nopad.losses import reward_loss

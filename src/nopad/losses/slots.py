@@ -20,10 +20,10 @@ __all__ = ["check_logits", "divided", "labelled", "slot_weights", "wide"]
 def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, Tensor]:
     """Return ``(sequence numbers, labels)`` for the logits of all slots, int64 ``[R * L]`` each.
 
-    A slot holds a token or padding; `labels` are ``[R, L]``. Sequence numbers begin at 1, in the order in which
-    sequences were given, and are 0 in padding. Labels are -100 in padding, and where the loss ignores them. With
-    `causal`, a slot gets the number and label of the next slot, since its logits predict the next token; the label is
-    -100 if a sequence begins there. The last slot then gets those of the first one.
+    A slot holds a token or padding; `labels` are ``[R, L]``, for R rows of L slots. Sequence numbers begin at 1, in the
+    order in which sequences were given, and are 0 in padding. Labels are -100 in padding, and where the loss ignores
+    them. With `causal`, a slot gets the number and label of the next slot, since its logits predict the next token; the
+    label is -100 if a sequence begins there. The last slot then gets those of the first one.
 
     Raises:
         BatchError: `labels` are not integers ``[R, L]``, or `batch` is not a `PackedBatch`, or has sources and targets.
@@ -45,7 +45,7 @@ def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, 
 
 
 def check_logits(logits: Tensor, labels: Tensor, batch: PackedBatch) -> None:
-    """Check that logits are ``[R, L, C]``, and that each label is -100 or one of the C classes.
+    """Check that logits are ``[rows, slots of a row, C]``, and that each label is -100 or one of the C classes.
 
     Raises:
         BatchError: logits or labels are not tensors, or not on one device; the logits have another shape; or a label is
@@ -61,7 +61,7 @@ def check_logits(logits: Tensor, labels: Tensor, batch: PackedBatch) -> None:
 
 
 def slot_weights(number: Tensor, wanted: Tensor, batch: PackedBatch, per: str, weights: Tensor | None) -> Tensor:
-    """Return the weight of the loss of each slot (token or padding), float64 ``[R * L]``; it is 0 without a label.
+    """Return the weight of the loss of each slot (token or padding), float64 ``[slots]``; it is 0 without a label.
 
     The sum of these weights is the denominator. `number` and `wanted` are each slot's sequence number and label, as
     `labelled` returns them; `per` and `weights` are those of `token_loss`.

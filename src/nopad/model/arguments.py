@@ -94,8 +94,8 @@ def _check_known(model: Any, stock: bool, name: str, value: Tensor, at: Layout |
     if not stock and (value.numel() == 1 or value.shape[0] == source.sequences != source.shape[0]):
         return  # one value for all, or one per sequence; such a class's results are checked instead (`check_output`)
     raise BatchError(
-        f"{name} are {_told(value)}, and {type(model).__name__} takes what is not per token once per row, which is not "
-        f"per sequence; give one for each slot, {[*at.shape, '...']}, or leave it out"
+        f"{name} are {_told(value)}, which {type(model).__name__} would read once per row, and a row holds several "
+        f"sequences; give one value for each slot, {[*at.shape, '...']}, or leave it out"
     )
 
 
@@ -108,8 +108,8 @@ def _check_positions(value: Tensor, layout: Layout) -> None:
     row, slot = wrong[0].tolist()
     raise BatchError(
         f"position_ids hold {int(value[row, slot])} at slot {slot} of row {row}, and by its layout the batch has "
-        f"{layout.position_ids[row, slot]} there; leave them out, and where others are meant run these sequences "
-        "without packs"
+        f"{layout.position_ids[row, slot]} there; leave them out, or run these sequences without packs to give "
+        "positions of your own"
     )
 
 

@@ -244,7 +244,7 @@ def lost(module: nn.Module) -> UnsupportedModelError:
 
 
 def begin(call: Call) -> Any:
-    """Make `call` the current packed call; return the token for `end`."""
+    """Make `call` the current packed call; return what `end` needs to end it (a `contextvars.Token`)."""
     call.outer = _inside.get()
     return _inside.set(call)
 

@@ -24,13 +24,13 @@ from nopad.model.replacing import names_of_children, replace_modules
 __all__ = ["Bfloat16Linear", "formula_of", "fused"]
 
 PROBE = 8  # rows on which a module with a fused activation is compared with the module before
-ROUNDING = 2.0**-6  # difference allowed there, of the largest value: the module before rounds twice, to 8 bits
+ROUNDING = 2.0**-6  # largest difference there, as a share of the largest value: unfused, results are rounded twice
 FORMULAS: dict[tuple[str, str], Callable[[Tensor], Tensor]] = {
     ("gelu", "none"): nn.functional.gelu,
     ("gelu", "tanh"): partial(nn.functional.gelu, approximate="tanh"),
     ("relu", ""): nn.functional.relu,
     ("swish", ""): nn.functional.silu,
-}  # what oneDNN computes in one pass with a product, by its names of it
+}  # activations that oneDNN computes together with a matrix product, by oneDNN's names of them
 
 
 class Bfloat16Linear(nn.Linear):

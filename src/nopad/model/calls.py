@@ -74,7 +74,7 @@ class Call:
     def note(self, module: nn.Module, named: Mapping[str, Any]) -> None:
         """Replace the copy of the arguments in `given` by a copy of `named`, if `given` is about the model `module`.
 
-        A hook calls this with the arguments that it returns. From then on, changes are looked for against these.
+        A hook calls this with the arguments that it returns. Later changes are found by comparing with this copy.
         """
         if self.given is not None and self.given[0] is module:
             self.given = module, kept(named)

@@ -120,7 +120,7 @@ def check_static_model(model: Any) -> None:
         )
     if state.most is None and not state.head.by_token:
         raise OptionError(
-            f"{name} gives a result per sequence, of which static shapes want a limit: "
+            f"{name} gives a result per sequence, and static shapes need a limit: "
             "nopad.packed(model, max_sequences=...)"
         )
 

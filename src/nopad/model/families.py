@@ -60,8 +60,8 @@ class Family:
             token is read. None: there is no such module; a head may still read the `pooler`'s output.
         pooled: the token from which a sequence's result is read: "first"; "last"; "mean": the mean over its tokens;
             "config": as the configuration's `classifier_pooling` says; "eos": the first end-of-sequence token (CLIP).
-        pads_inside: whether a sequence that is classified may have pad ids inside; False if versions of transformers
-            would then read different tokens.
+        pads_inside: whether a sequence that is classified may have pad ids inside; False if different versions
+            of transformers would then read different tokens.
         pooler: (name of the base model's pooler, number of dimensions of its input): 3 for ``[S, 1, H]``, 2 for
             ``[S, H]``; None: there is no pooler.
         mask_at: name of the base model's part that gets the mask; "": the base model itself. A part is named where the
@@ -79,9 +79,9 @@ class Family:
         mixes: function of the configuration that returns how often tokens are mixed in one call, by registered
             attention and by mixing modules; None: `attends` times in each layer.
         places: names of a mixing module's arguments that have one entry per position in a row (ALiBi, rotary angles),
-            each with the dimension of these entries; a name comes twice if two of its dimensions do (a table of
-            pairs). A sequence of l tokens gets the first l entries; if the dimension is None, it gets the whole
-            argument, from which the module itself takes what it needs.
+            each with the dimension along which the entries lie; a name is listed twice if they lie along two dimensions
+            (a table of pairs). A sequence of l tokens gets the first l entries; if the dimension is None, it gets the
+            whole argument, from which the module itself takes what it needs.
         tables: names of the learned tables of position embeddings for which the model counts positions along the row
             (``torch.arange``), each with the position of a sequence's first token.
         readers: class names of poolers and heads that are not transformers' own, but like these are given all states
@@ -138,9 +138,9 @@ def _deberta_refuses(config: Any) -> str | None:
 def _decoder_refuses(config: Any) -> str | None:
     both = getattr(config, "use_bidirectional_attention", None)
     if both and both != "vision" and config.model_type != "gemma3_text":  # its layers set is_causal to match
-        return "with use_bidirectional_attention its tokens see what follows them in a batch without padding only"
+        return "with use_bidirectional_attention, tokens see later tokens only in batches without padding"
     if getattr(config, "is_causal", True) is False:
-        return "with is_causal = False in its configuration its tokens see what follows them in padded batches only"
+        return "with is_causal = False in its configuration, tokens see later tokens only in padded batches"
     return None
 
 
@@ -157,7 +157,7 @@ def _one_more(config: Any) -> int:
 
 def _falcon_refuses(config: Any) -> str | None:
     if config.alibi:
-        return "it makes its ALiBi of a mask of rows"
+        return "it computes its ALiBi from a mask of whole rows"
     return _decoder_refuses(config)
 
 
@@ -314,9 +314,9 @@ STEADY_ROPES = ("default", "linear", "llama3", "mrope", "yarn")  # frequencies o
 def _llava_refuses(config: Any) -> str | None:
     text, tower = config.text_config, config.vision_config.model_type
     if text.model_type not in TEXTS:
-        return f"nothing is proven of it around a text model of type {text.model_type!r}, but with {', '.join(TEXTS)}"
+        return f"it is proven with text models of type {', '.join(TEXTS)}, and this one is {text.model_type!r}"
     if tower not in TOWERS:
-        return f"nothing is proven of it with a vision tower of type {tower!r}, but with {', '.join(TOWERS)}"
+        return f"it is proven with vision towers of type {', '.join(TOWERS)}, and this one is {tower!r}"
     family_of(text)  # raises for a text model that is refused
     return None
 

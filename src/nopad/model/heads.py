@@ -221,7 +221,7 @@ class _LastToken(Head):
             )
         if self.one_row and call.placed.layout.shape[0] > 1:
             raise BatchError(
-                "this model classifies several rows only with config.pad_token_id set; set it, or use flat"
+                "this model classifies several rows only with config.pad_token_id set; set it, or use nopad.Flat()"
             )
 
     @property

@@ -266,7 +266,7 @@ class Enter(Hook):
     state: Any = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return what `enter` of the state returns: the new arguments, or None if they stay as they are."""
+        """Begin the call; return the model's new ``(args, kwargs)``, or None if they stay as they are."""
         return self.state.enter(module, args, kwargs, None if torch.compiler.is_compiling() else sys._getframe(1))
 
 
@@ -277,7 +277,7 @@ class Leave(Hook):
     state: Any = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """Return what `leave` of the state returns: the new output, or None if it stays as it is."""
+        """End the call; return the model's new output, or None if it stays as it is."""
         return self.state.leave(module, args, kwargs, output)
 
 

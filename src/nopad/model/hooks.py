@@ -166,7 +166,7 @@ class UnpackFirst(Hook):
     """
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return what `unpack_first` returns: the arguments for the first group, or None if they stay as they are."""
+        """Return the module's ``(args, kwargs)`` for the first group; None: they stay as they are (`unpack_first`)."""
         return unpack_first(module, args, kwargs)
 
 
@@ -177,7 +177,7 @@ class PackAgain(Hook):
     moment: Literal["before", "after"] = "after"
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-        """Return what `pack_again` returns: the output in the batch's rows, or None if nothing was unpacked."""
+        """Return the module's output in the batch's rows; None if its input was not unpacked (`pack_again`)."""
         return pack_again(module, kwargs, output)
 
 

@@ -70,7 +70,9 @@ def eos_tokens(config: Any, ids: Tensor, placed: Placement) -> Tensor:
 
 
 def static_last_tokens(config: Any, ids: Tensor | None, sequence_ids: Tensor, most: int) -> Tensor:
-    """Return the same indices as `last_tokens`, in a tensor whose shape is the same for every batch; int64 ``[most]``.
+    """Return, for each sequence, which token its result is read from, in a tensor of the same shape for every batch.
+
+    The indices are those of `last_tokens`; int64 ``[most]``.
 
     Args:
         config: the model's configuration.

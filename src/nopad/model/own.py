@@ -179,9 +179,9 @@ def _places(kinds: frozenset[type]) -> list[Any]:
 def changes(model: nn.Module) -> list[tuple[str, Any]]:
     """Return the user's own code that changes what a model's modules compute, as (description, callable) pairs.
 
-    Such code is a hook, a replaced method, or a function that was put into a class of the modules, into the file of
-    transformers that defines such a class, or into ``torch``, ``torch.Tensor`` or ``torch.nn.functional``. The user's
-    own classes of modules do not count.
+    Such code is a hook, a replaced method, or a replaced function: of a module's class, of the file of transformers
+    that defines this class, or of ``torch``, ``torch.Tensor`` or ``torch.nn.functional``. The user's own classes of
+    modules do not count.
     """
     found = [(what, call) for module in model.modules() for what, call in of_module(module)]
     kinds = frozenset(type(module) for module in model.modules())

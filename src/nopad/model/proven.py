@@ -32,8 +32,8 @@ FIRST = ("forward", "__call__", "__getattr__", "__getattribute__")  # methods th
 STORE, SETTERS = "STORE_ATTR", {"setattr", "__setattr__", "__dict__", "vars", "register_buffer", "_buffers"}
 WRITES = {"append", "extend", "insert", "pop", "popitem", "clear", "update", "setdefault", "add", "discard", "remove"}
 ITEMS = ("STORE_SUBSCR", "DELETE_SUBSCR")
-WRITTEN = (dict, tuple, frozenset, Tensor)  # frozen, of what can be written to
-SWITCHES = {"gradient_checkpointing", "_gradient_checkpointing_func", "use_cache"}  # of training, which mix nothing
+WRITTEN = (dict, tuple, frozenset, Tensor)  # what `_frozen` makes of values that code can write to
+SWITCHES = {"gradient_checkpointing", "_gradient_checkpointing_func", "use_cache"}  # of training; they mix no tokens
 DEEPEST = 4  # objects inside objects that are looked into
 Held = dict[str, Any]
 
@@ -254,6 +254,6 @@ def _first(now: Held, before: Held) -> str:
 
 def _refused(what: str) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"{what} was changed after the model was made pack-safe, and its proof is of what that was; make it so anew: "
+        f"{what} was changed after the model was made pack-safe, so its proof no longer holds; make it so anew: "
         "nopad.packed(nopad.unpacked(model))"
     )

@@ -51,7 +51,7 @@ def may_be_shared(model: nn.Module) -> bool:
 class Sharing:
     """Answers `may_be_shared` for one model before each batch, in a fifth of the time.
 
-    The answer is found again only if an attribute, hook or forward method is another one than at the last call.
+    The answer is computed again only if an attribute, hook or forward method changed since the last call.
 
     >>> from transformers import BertConfig, BertModel
     >>> from nopad.model.sharing import Sharing

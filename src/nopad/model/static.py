@@ -56,9 +56,10 @@ def enter_static(cell: Cell, head: Head, named: Mapping[str, Any], frame: FrameT
 
 
 def leave_static(model: Any, cell: Cell, head: Head, output: Any) -> Any:
-    """End a call with static shapes; return the output with results per sequence, ``[most, ...]``, not per row.
+    """End a call with static shapes; return the output with results per sequence, not per row.
 
-    Without a limit (`cell.most` None), results that exist only per row become None. If the call raised, `output` is
+    Results per sequence are ``[most, ...]``, where most is `cell.most`, the largest number of sequences in a batch. If
+    it is None, results that exist only per row become None. If the call raised, `output` is
     None, and so is the result.
 
     Raises:

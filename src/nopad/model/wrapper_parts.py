@@ -18,7 +18,7 @@ from nopad.model.known import class_of
 
 __all__ = ["COLUMNS", "PLAIN", "Admitted", "accepted", "bases_of", "leaves_of", "outer_modules", "wraps"]
 
-COLUMNS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")  # that a proof is with
+COLUMNS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")  # with which a wrapper is proven
 NO_WRAPPERS = ("torch", "transformers", "peft", "accelerate", "deepspeed", "sentence_transformers", "nopad")
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 

@@ -338,9 +338,10 @@ class Wrapper:
 
 
 def wrap(model: nn.Module, admitted: Admitted, make: Callable[[Any], Any]) -> None:
-    """Make a wrapper pack-safe, in place; `admitted` is what its proof found.
+    """Make a wrapper (the user's own module around a transformers model, its base) pack-safe, in place.
 
-    `make` makes its base pack-safe, in place.
+    `admitted` is what was found when the wrapper was tried. `make` is a function that makes the base pack-safe, in
+    place.
     """
     [base] = bases_of(model).values()
     make(base)
@@ -375,7 +376,7 @@ class _Hand(Hook):
     state: Any = None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return what `Wrapper.hand_on` returns: the base's new arguments, or None if they stay as they are."""
+        """Return the base's new ``(args, kwargs)``; None outside of a packed call (`Wrapper.hand_on`)."""
         return self.state.hand_on(module, args, kwargs)
 
 

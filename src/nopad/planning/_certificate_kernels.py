@@ -32,7 +32,10 @@ def most_valuable(lengths: NDArray[Any], values: NDArray[Any], capacity: int) ->
 
 @njit(cache=True, nogil=True)
 def most_valuable_within(lengths: NDArray[Any], values: NDArray[Any], capacity: int, depth: int) -> int:
-    """Return what `most_valuable` returns, but of at most `depth` lengths; the other arguments are the same."""
+    """Return the highest total value of at most `depth` lengths that together fit into `capacity`.
+
+    The other arguments are as for `most_valuable`.
+    """
     worth = np.zeros(capacity + 1, dtype=np.int64)  # worth[room]: highest total value of the lengths placed so far
     following = np.zeros(capacity + 1, dtype=np.int64)
     for _ in range(depth):

@@ -33,7 +33,7 @@ from nopad.histogram import Histogram
 __all__ = ["Certificate"]
 
 MAX_VALUE = 2**40
-MAX_CAPACITY = 2**25  # three tables of 64-bit integers, 0.8 GB
+MAX_CAPACITY = 2**25  # a table has one 64-bit integer per token; with a depth limit there are two, 0.5 GB
 MAX_WORK = 2**36  # comparisons
 _MAX_WORTH = 2**62
 
@@ -73,7 +73,9 @@ class Certificate:
         rising = all(a < b for a, b in itertools.pairwise(lengths))
         rising = rising and all(a <= b for a, b in itertools.pairwise(values))
         if not rising or (lengths and (lengths[0] < 1 or values[0] < 0 or values[-1] > MAX_VALUE)):
-            raise ValueError(f"certificate steps must rise, from length 1 and value 0 up to a value of {MAX_VALUE}")
+            raise ValueError(
+                f"certificate steps must rise in length, from 1 on, and not fall in value, from 0 to {MAX_VALUE}"
+            )
 
     @classmethod
     def of(cls, values: Iterable[tuple[int, int]]) -> Certificate:
@@ -100,7 +102,9 @@ class Certificate:
         if not steps:
             return None
         if capacity > MAX_CAPACITY:
-            return f"the certificate is for a capacity of {capacity}; checking one takes too much above {MAX_CAPACITY}"
+            return (
+                f"the certificate has a capacity of {capacity}; above {MAX_CAPACITY}, the check takes too much memory"
+            )
         pieces = capacity // steps[0][0]
         work = self.work(capacity, depth)
         if work > MAX_WORK:

@@ -58,9 +58,9 @@ CONDITIONS = {
     "even": Option(
         default=False,
         choices=BOOLEAN,
-        help="packs of like cost and depth, for at most one pack in 1,000 more; auto and optimal",
+        help="packs of similar cost and depth, for at most one pack in 1,000 more; auto and optimal",
     ),
-    "max_squares": Option(default=None, none=True, high=2**62, help="most sum of squared lengths of a pack"),
+    "max_squares": Option(default=None, none=True, high=2**62, help="largest sum of squared lengths of a pack"),
     "pack_multiple": Option(default=1, help="the number of packs is a multiple of this"),
 }
 
@@ -75,9 +75,10 @@ def check_conditions(options: Mapping[str, Any], histogram: Histogram, capacity:
     """
     align, squares, multiple = _values(options)
     if capacity % align:
+        below, above = capacity // align * align, -(-capacity // align) * align
         raise OptionError(
             f"align={align} needs a capacity that is a multiple of it; {capacity} is not: "
-            f"take {capacity // align * align or align} or {-(-capacity // align) * align}"
+            f"take {f'{below} or ' if below else ''}{above}"
         )
     if squares is not None and histogram.max_length**2 > squares:
         raise LengthError(

@@ -99,7 +99,9 @@ def parsed(document: Mapping[str, Any]) -> dict[str, Any]:
     capacity, depth, bound = document["capacity"], document["depth"], document["lower_bound"]
     limits = [capacity] if depth is None else [capacity, depth]
     if any(type(v) is not int or not 1 <= v <= MAX_LENGTH for v in limits) or type(bound["packs"]) is not int:
-        raise ValueError(f"capacity and depth must be from 1 to {MAX_LENGTH} (depth may be null), all bounds integers")
+        raise ValueError(
+            f"capacity and depth must be integers from 1 to {MAX_LENGTH} (depth may be null), the bound an integer"
+        )
     if type(bound["proof"]) is not str:
         raise ValueError(f"the proof of the lower bound is {bound['proof']!r}, and should be a str")
     strategies = [_strategy(at, strategy, capacity) for at, strategy in enumerate(document["strategies"])]
@@ -145,7 +147,7 @@ def _certificate(document: Mapping[str, Any]) -> Certificate | CostCertificate |
     if both is None:
         return None if steps is None else Certificate(_pairs("certificate", steps))
     if steps is not None:
-        raise ValueError("a plan has one certificate")
+        raise ValueError("a plan has at most one certificate, and this one has two")
     (units,) = _pairs("cost_certificate units", [both["units"]])
     return CostCertificate(_pairs("cost_certificate", both["steps"]), units, both["by_depth"])
 

@@ -88,7 +88,7 @@ def least_squares(
     rounded = rounded_histogram(histogram, choices.granularity, capacity)
     slots, mixture = np.zeros((0, 1), dtype=np.int32), np.zeros(0)
     notes: tuple[str, ...] = ()
-    # Otherwise only one rounded length fits into a pack, so there is nothing to solve: all sequences are the remainder.
+    # If a pack holds only one sequence, there is nothing to solve: all sequences are the remainder.
     if histogram.sequences and depth > 1 and capacity >= 2 * choices.granularity:
         check_size(name, capacity, depth, choices.granularity, copies)
         slots, mixture, notes = _solve(name, system, rounded, choices.granularity, capacity, depth)

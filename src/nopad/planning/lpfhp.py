@@ -31,9 +31,10 @@ def lpfhp(
 ) -> list[tuple[int, tuple[int, ...]]]:
     """Return ``(count, lengths longest first)`` pairs, `count` packs of each, that cover `histogram` exactly.
 
-    A `depth` of None is unlimited. With ``distribute=False``, sequences of equal length are spread over packs: a pack
-    takes only one of them at a time, and a sequence that fits into no open pack opens a new one. This usually gives
-    fewer strategies and fewer sequences per pack, but more packs: 0.12 % more on Wikipedia-512 without a depth limit.
+    A `depth` of None is unlimited. With ``distribute=False``, sequences of equal length are spread over packs: each
+    open pack takes only one of them at a time. Once no open pack has room, each of those left opens a pack of its own.
+    This usually gives fewer strategies and fewer sequences per pack, but more packs: 0.12 % more on Wikipedia-512
+    without a depth limit.
 
     >>> histogram = Histogram.from_lengths([4, 4, 3, 3, 1])
     >>> lpfhp(histogram, 8, None)

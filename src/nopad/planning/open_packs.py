@@ -113,8 +113,8 @@ class OpenPacks:
     def best_fit(self, length: int, left: int, *, distribute: bool = True) -> None:
         """Put `left` sequences of this length into the fullest open packs with room, and the others into new packs.
 
-        With `distribute`, a pack takes as many of them as it can at once. Without, it takes one at a time, and each
-        sequence that fits into no open pack opens a new one.
+        With `distribute`, a pack takes as many of them as it can at once. Without, it takes one at a time; once no open
+        pack has room, each sequence left opens a new pack.
         """
         most = self.depth if distribute else 1
         while left:

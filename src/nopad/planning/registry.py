@@ -97,7 +97,7 @@ ARRIVAL_ALGORITHMS: dict[str, Algorithm] = {
     "greedy": Algorithm(run=greedy, help="next-fit in arrival order"),
     "harmonic": Algorithm(
         run=harmonic,
-        help="harmonic-k in arrival order: next-fit within classes of like lengths",
+        help="harmonic-k in arrival order: next-fit within classes of similar lengths",
         options={"k": Option(default=12, high=2**20, help="number of size classes")},
     ),
 }

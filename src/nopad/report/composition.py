@@ -85,8 +85,8 @@ class Composition:
     def likeness(self) -> float:
         """Ratio of `together` to `at_random`: below 1, lengths in a pack are more alike than by chance; above 1, less.
 
-        It is 1 if all sequences that share a pack have the same length, or if no sequences share one. Otherwise, it is
-        0 if there is only one length in each pack.
+        It is 0 if each pack holds a single length, but not all packs the same one. It is 1 if there are no differences
+        at all: all sequences that share a pack have one length, or no sequences share a pack.
         """
         return self.together / self.at_random if self.at_random else 1.0
 

@@ -13,13 +13,13 @@ SEVERAL = 12  # up to this many different numbers, each has its own bar, however
 def in_ranges(counts: dict[int, int]) -> list[tuple[int, int]]:
     """Return ascending ranges, as (first, last) pairs, that cover the numbers (at least 1) in `counts`.
 
-    `counts` maps each number to how often it occurs, and without numbers there are no ranges.
+    `counts` maps each number to how often it occurs; if it is empty, there are no ranges.
     There are three cases:
 
     * If there are at most 12 different numbers, or the largest is less than 24 above the smallest, each number is a
       range.
-    * Otherwise, if the largest number is more than 8 times the median, there are two ranges for each doubling. If these
-      were too many, there is one for each doubling.
+    * Otherwise, if the largest number is more than 8 times the median, there are two ranges for each doubling; if that
+      makes more than 24, one for each.
     * Otherwise, all ranges have the same width: 1, 2 or 5 times a power of ten.
 
     Ranges without a number are left out.

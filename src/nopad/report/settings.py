@@ -30,7 +30,7 @@ class Settings:
         title: heading of the page; None: "Packing report:" and the names of its subjects.
         batch_size: number of sequences that are padded together, as one batch, in the ways without packing.
         rows_per_step: number of rows in an optimiser step, over all GPUs and micro-batches; None: steps are not shown.
-        epochs: number of epochs of the table, the bars and the savings.
+        epochs: number of epochs for which the table, the bars and the savings are computed.
         of_tokens: number of tokens in the whole corpus, if the subject is a sample of it: the table, the bars and the
             savings are extrapolated to it. None: the subject is the whole.
         tokens_per_second: number of slots (tokens and padding) that one GPU computes per second; None: hours, money and

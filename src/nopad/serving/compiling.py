@@ -79,8 +79,9 @@ def _check_pooler(core: Tensors) -> None:
         )
     if state.most is None and state.head.pools:
         raise OptionError(
-            f"{name} gives a result per sequence beside those per token (pooler_output), of which static shapes want a "
-            "limit: nopad.packed(model, max_sequences=...); or load the model with add_pooling_layer=False"
+            f"{name} gives a result per sequence beside those per token (pooler_output), and static shapes need a "
+            "limit: nopad.packed(model, max_sequences=...); or load the model with "
+            "add_pooling_layer=False"
         )
 
 

@@ -40,7 +40,7 @@ from nopad.tasks.core import Core
 __all__ = ["PackRunner"]
 
 _FIXED = Option(default=None, high=MAX_LENGTH, help="places of every result per token")
-_AT_ONCE = (64, 4096)  # requests of one call that are tokenised together; the first ones, so that the model has work
+_AT_ONCE = (64, 4096)  # requests of one call that are tokenised together: the first ones, all others
 _NUMBER = re.compile(r"\b(record|text|request) (\d+)\b")
 
 
@@ -319,9 +319,9 @@ def _numbered_from(first: int) -> Iterator[None]:
 
 
 def _parts(requests: Iterator[Any]) -> Iterator[list[Any]]:
-    """Yield the requests of a call in lists: one of 64, so that the model soon has work, one of 256, one of 1,024.
+    """Yield the requests of a call in lists: the first has 64, so that the model soon has work, all others 4,096.
 
-    All further lists have 4,096 requests; the last list may be shorter.
+    The last list may be shorter.
     """
     for size in chain(_AT_ONCE, repeat(_AT_ONCE[-1])):
         if not (part := list(islice(requests, size))):

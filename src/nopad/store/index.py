@@ -53,7 +53,7 @@ def selection(counts: Mapping[str, int], tokenizer: object) -> str:
 
 
 def write_index(packs: Packs, sequences: Sequences, folder: Path) -> tuple[Shard, ...]:
-    """Write both index files into `folder`, and return one `Shard` for each.
+    """Write two index files, of packs and of sequences, into `folder`; return one `Shard` for each file.
 
     Raises:
         StorageError: the disk is full, or a write failed.

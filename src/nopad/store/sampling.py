@@ -79,6 +79,6 @@ def refuse_stacking() -> None:
 
 def _refuse(batch: Any, **_: Any) -> NoReturn:
     raise OptionError(
-        "torch would stack packs, which have unlike lengths; give the DataLoader collate_fn=dataset.collator(), or "
+        "torch would stack packs, which differ in length; give the DataLoader collate_fn=dataset.collator(), or "
         "another function that takes rows"
     )

@@ -180,10 +180,13 @@ class StrategyCount:
 def count_strategies() -> list[StrategyCount]:
     """Count the strategies that fill a pack completely, for five capacities, with at most 1, 2, 3 and 4 sequences.
 
-    A strategy says how many sequences of each length a pack holds. `StrategyCount.formula` is the sum of the following
-    numbers, each rounded down, for capacity s and up to the depth: 1 strategy with a single sequence; ``s / 2`` with
-    exactly two sequences; about ``s^2 / 12`` with exactly three (equation 5); and about ``s (s + 4) (2 s + 1) / 288``
-    with exactly four (equation 6). Both equations are those of the supplement to arXiv 2107.02027, section D.5.1.
+    A strategy says how many sequences of each length a pack holds. `StrategyCount.formula` estimates the count at a
+    capacity of s. It adds one number, rounded down, for each number of sequences up to the depth:
+
+    * exactly one sequence: 1
+    * exactly two: ``s / 2``
+    * exactly three: ``s^2 / 12`` (equation 5 of the supplement to arXiv 2107.02027, section D.5.1)
+    * exactly four: ``s (s + 4) (2 s + 1) / 288`` (equation 6 there)
 
     >>> [(c.exact, c.formula) for c in count_strategies() if c.capacity == 512]
     [(1, 1), (257, 257), (22102, 22102), (959631, 962368)]

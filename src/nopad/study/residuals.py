@@ -77,8 +77,7 @@ def residuals(histogram: Histogram, capacity: int, *, weight: float = 1.0) -> Re
 
     Raises:
         LengthError: a length is above `capacity`.
-        OptionError: `capacity` is not an integer from 1 to 2^31 - 1.
-        OptionError: there are too many strategies for this capacity.
+        OptionError: `capacity` is not an integer from 1 to 2^31 - 1, or is so large that there are too many strategies.
         RuntimeError: the solver did not end within its limit on iterations.
 
     Nine packs hold the lengths 3 and 5, and one holds length 8. One sequence of length 5 is left over; in a pack alone,

@@ -335,8 +335,8 @@ class Embedder(Core):
             return 0
         if self.pooling == "first":
             raise OptionError(
-                "this model pools the first token and leaves prompts out, of which versions of sentence-transformers "
-                "differ in what it means; give prompt='', or Texts(include_prompt=True)"
+                "this model pools the first token and does not pool prompts, which versions of sentence-transformers "
+                "understand in different ways; give prompt='', or Texts(include_prompt=True)"
             )
         [ids] = self.tokenizer.encode([self.texts.ready(prompt)])
         return int(self.tokenizer.prefix.size + ids.size)

@@ -46,10 +46,14 @@ _turns_lock = threading.Lock()
 class Lanes:
     """Runs the sequences of a batch in one thread or in several at once, whichever proved faster for this model.
 
-    Each thread (a lane) runs some of the sequences as one batch. There is only one lane if the model is not on a CPU,
-    if PyTorch has one thread, for a small batch, while another thread's batch is in lanes, under autocast, and within a
-    `TorchFunctionMode` or `TorchDispatchMode` of the user. A model that threads must not share (`nopad.model.sharing`),
-    such as one with the user's own modules or hooks, runs in one lane, and other threads that call it wait.
+    Each thread (a lane) runs some of the sequences as one batch. There is only one lane in these cases:
+
+    * the model is not on a CPU, or PyTorch has one thread
+    * the batch is small
+    * another thread's batch is in lanes
+    * autocast, or a `TorchFunctionMode` or `TorchDispatchMode` of the user, is active
+    * threads must not share the model (`nopad.model.sharing`), for example because it has the user's own modules or
+      hooks; then other threads that call it wait
 
     >>> from transformers import BertConfig, BertModel
     >>> from nopad.tasks.lanes import Lanes

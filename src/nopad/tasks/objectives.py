@@ -52,8 +52,8 @@ class OfTokens(Objective):
         smoothing, dynamic: see `nopad.losses.token_loss`; metrics use the plain cross-entropy.
 
     Raises:
-        OptionError: `smoothing` is not a number from 0 to 1, both `smoothing` and `dynamic` are given, or `per` is
-            another word.
+        OptionError: `smoothing` is not a number from 0 to 1, or is above 0 although `dynamic` is True; or `per` is
+            neither "token" nor "sequence".
 
     >>> import nopad
     >>> from nopad.tasks import OfTokens

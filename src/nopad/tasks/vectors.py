@@ -65,11 +65,11 @@ class _OnlyVectors(Vectors):
         _refuse()
 
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> NoReturn:
-        """Refuse to train, as `denominator` does."""
+        """Refuse to train: always raise OptionError."""
         _refuse()
 
     def meter(self) -> NoReturn:
-        """Refuse to evaluate, as `denominator` does."""
+        """Refuse to evaluate: always raise OptionError."""
         _refuse()
 
 
@@ -189,8 +189,8 @@ class Embedding(OfTexts):
             return 0
         if pooling == "first":
             raise OptionError(
-                "this model pools the first token and leaves prompts out, of which versions of sentence-transformers "
-                "differ in what it means; give prompt='', or Texts(include_prompt=True)"
+                "this model pools the first token and does not pool prompts, which versions of sentence-transformers "
+                "understand in different ways; give prompt='', or Texts(include_prompt=True)"
             )
         found = self.tokenizer(self.texts.ready(self.prompt), return_special_tokens_mask=True)
         special = found["special_tokens_mask"]

@@ -336,7 +336,7 @@ def test_counts_are_sequences():
         (([[1, 1]], [8]), {}, OptionError, "two sizes each, and a capacity of 8 one limit"),
         (([1], [(8, 2)]), {}, OptionError, "one size each, and a capacity of 8 x 2 two limits"),
         (([[1, 1]], [(8, 2), (9, 3)]), {}, OptionError, "several capacities of two kinds need prices"),
-        (([[1, 1]], [(8, 2)]), {"depth": 3}, OptionError, "a depth goes with one kind"),
+        (([[1, 1]], [(8, 2)]), {"depth": 3}, OptionError, "a depth is only for one kind"),
         (([1], [8]), {"depth": 0}, OptionError, "depth must be an integer from 1"),
         (([1], [8]), {"effort": -1}, OptionError, "effort must be an integer from 0"),
         (([1], b"\x08"), {}, OptionError, "a capacity must be an integer"),
@@ -370,7 +370,7 @@ def test_assign_refuses_other_sizes():
     plan = nopad.plan_several([5, 3], [8])
     with pytest.raises(PlanMismatchError, match="covers 1 sequences of size 3, there are 0"):
         plan.assign([5, 4])
-    with pytest.raises(LengthError, match="the plan has 1 sizes for each sequence, and here are 2"):
+    with pytest.raises(LengthError, match="sequences of this plan have 1 size each, these have 2"):
         plan.assign([(5, 1), (3, 1)])
     with pytest.raises(OptionError, match="seed"):
         plan.assign([5, 3], seed=-1)

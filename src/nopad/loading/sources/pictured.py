@@ -139,7 +139,7 @@ def pictured_tokens(inputs: Any, *, empty: str = "refuse") -> PicturedTokens:
 
 
 def _parts(records: Any) -> Iterator[tuple[int, list[Mapping[str, Any]]]]:
-    """Yield (number of the first, records) for all records, some at a time, so that few images are in memory."""
+    """Yield (number of the first record, up to 256 records) for all records, so that few images are in memory."""
     for begin in range(0, len(records), _AT_ONCE):
         yield begin, [records[number] for number in range(begin, min(begin + _AT_ONCE, len(records)))]
 

@@ -1,10 +1,14 @@
 """`TokenSource`: the interface between stored tokens and the loader, which gathers sequences by number.
 
-`gather` checks what every source promises: sequence numbers are in range, files did not change before or during the
-read (as far as `nopad.loading.sources.mapped` can tell), runs of tokens lie within their columns, ids are from 0 to
-2^31 - 1, and an attention mask, if there is one, marks no padding. Empty sequences are refused or left out when the
-source is opened. A subclass says only where its sequences lie; tokens are copied here, once, in their stored type or as
-int64.
+`gather` checks what every source promises:
+
+* sequence numbers are in range
+* files did not change before or during the read, as far as `nopad.loading.sources.mapped` can tell
+* runs of tokens lie within their columns, and ids are from 0 to 2^31 - 1
+* an attention mask, if there is one, marks no padding
+
+Empty sequences are refused or left out when the source is opened. A subclass says only where its sequences lie; tokens
+are copied here, once, in their stored type or as int64.
 """
 
 from __future__ import annotations
@@ -243,7 +247,7 @@ class TokenSource(ABC):
             OptionError: a number is not an integer or out of range.
             SourceError: a file changed since it was opened, an ``attention_mask`` is not all 1, or an id is out of
                 range.
-            BatchError: with `wide`, a finite float is beyond float32.
+            BatchError: with `wide`, a finite float64 is too large for float32.
             PlanMismatchError: a record became shorter than the index of an index-only dataset says.
         """
         chosen = self._chosen(numbers)

@@ -258,7 +258,7 @@ class StreamSupply(Supply):
             OptionError: `workers` is above 1; the stream ended in the middle of a step, and `last` is "refuse"; or as
                 in `Flow.take` or `Serving.batch`.
             SourceError, RecordError, LengthError, FormatError: as in `Flow.take`.
-            BatchError: a finite float64 of a column is beyond float32.
+            BatchError: a finite float64 of a column is too large for float32.
         """
         if workers > 1:
             self.check_workers(workers)

@@ -90,7 +90,7 @@ def _repeated(states: Tensor, groups: int) -> Tensor:
 
 
 def _scored(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, heads: Heads) -> Tensor:
-    """Return what `attend` returns, computed by matrix products, for softcap or sinks, which SDPA does not support.
+    """Compute attention as `attend` does, by matrix products; for softcap or sinks, which SDPA does not support.
 
     `key` and `value` have as many heads as `query`. `keep` is a bool mask (True: seen); None: all keys are seen.
 

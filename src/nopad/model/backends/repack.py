@@ -1,7 +1,8 @@
-"""Attention with one sequence per row: unpack, attend, and pack again, as PopRT does; for rows filled end to end.
+"""Attention with one sequence per row: unpack, attend, and pack again; for rows filled end to end.
 
 The cost is O(S longest^2) for S sequences, the longest of `longest` tokens, in one SDPA call. The backend pays off for
 rows in which a sequence may go on in the next row, if one SDPA call per sequence (`segments`) would be expensive.
+Graphcore's PopRT computes attention on packs in the same way.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def lacking(query: Tensor, value: Tensor, placed: Placement | Cross, heads: Head
     if query.dtype not in HALF or not on_kernel(query.device):
         return (
             f"the varlen kernel runs on CUDA in float16 or bfloat16, and this is {query.device.type} in {query.dtype}, "
-            f"torch {torch.__version__} (it takes 2.11, and an NVIDIA GPU of compute capability 8.0); use "
+            f"torch {torch.__version__} (it needs torch 2.11, and an NVIDIA GPU of compute capability 8.0); use "
             "backend='segments' or 'mask'"
         )
     if heads.bias is not None or heads.softcap is not None or heads.sinks is not None or heads.dropout:

@@ -81,7 +81,7 @@ def descend(
     At a dead end the last choice is taken back. The result is `NONE` if all choices were tried, and `UNKNOWN` after
     more than `fails` dead ends or `limit` steps. An item with a single pattern is packed first, by that pattern. If
     there is no such item, the next pattern is `likeliest` by new messages if `guided`, and otherwise `least_wanted` of
-    the scarcest item.
+    the scarcest item. These two functions get `prior`, `noise` and `key`.
     """
     depth, fresh = 0, True
     while state.at[STEPS] < limit:
@@ -121,7 +121,7 @@ def cover(
     """Choose patterns that hold item i ``demand[i]`` times and lose at most `most_loss` together; return their number.
 
     The n chosen patterns are ``state.chosen[:n]``. The result is `NONE` if there is no such choice, and `UNKNOWN` if
-    none is found in about `limit` steps. ``prior[p]`` is the odds of pattern p before its items are considered; float64
+    none is found in about `limit` steps. ``prior[p]`` are the odds of pattern p by its loss alone; float64
     ``[patterns]``, above 0. Many short descents (`descend`) are made. Each begins anew with other random numbers, which
     follow from `key`.
     """

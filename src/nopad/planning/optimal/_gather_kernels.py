@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from nopad import _bit_kernels as bits
 
-_ENTRIES = 8  # most members of one list that are looked at
+_ENTRIES = 8  # about this many members of one list are looked at, at most
 _STEPS = 64  # an exchange leaves fewer free tokens than this in the other pack
 _MOVE = 100  # steps counted for one move or exchange
 _IDLE = 2  # the search ends after more than this many idle sweeps in a row
@@ -128,7 +128,7 @@ def _give(s: State, p: int, depth: int) -> bool:
     """Move one sequence of pack `p` to another pack that has room for it; return whether such a pack was found.
 
     It is the first sequence of `p` for which a pack is found. It goes to the fullest pack that has room and holds fewer
-    than `depth` sequences; but no more than 8 packs of each of 8 different free spaces are looked at. Pack `p` must be
+    than `depth` sequences; but only a few packs of each of 8 different free spaces are looked at. Pack `p` must be
     out of the indices (`_hide`).
     """
     capacity = s.spaces.first.size - 1

@@ -213,7 +213,7 @@ class Search:
 
         Nothing is tried in these cases:
 
-        * the plan is not good, or has no more packs than its bound
+        * the plan is not good, or has no more packs than its bound, or no plan can have fewer packs than `fewer`
         * the budget has no more than 400 million operations left
         * linear programs are not possible: the capacity is above 2^24, or the solver failed before
         """

@@ -115,7 +115,7 @@ class Master:
 
     @property
     def pricing(self) -> int:
-        """Number of operations of the next pricing, in the way that `improve` begins with."""
+        """Number of operations of the first pricing in the next call of `improve`, with or without the depth limit."""
         return self.items.steps(loose=self._loose)
 
     def improve(self, values: NDArray[np.int64], most: int, budget: Budget, *, strict: bool = True) -> tuple[int, int]:
@@ -125,12 +125,12 @@ class Master:
         than the highest value returned, so this value proves a bound.
 
         The depth limit multiplies the work of pricing, and rarely excludes a good pattern. So pricing ignores the limit
-        (`loose` of `price`) until it finds no new pattern in this way. With `strict`, pricing observes the limit from
-        then on. Without `strict`, no pattern is added in such a call, although good patterns within the limit may be
-        missing.
+        at first (`loose` of `price`), until it finds no new pattern in this way. With `strict`, pricing observes the
+        limit from then on, in this call and in later ones. Without `strict`, this call adds no pattern, although good
+        patterns within the limit may be missing.
 
-        If the budget does not allow to observe the limit, the number added is -1. The caller makes sure that it allows
-        pricing in the current way (`pricing`).
+        If the budget does not allow pricing with the limit, the number added is -1. The caller must check that the
+        budget allows the first pricing (`pricing`).
         """
         if self._loose:
             budget.charge(self.pricing)

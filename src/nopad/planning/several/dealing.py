@@ -12,6 +12,7 @@ from nopad.errors import LengthError, PlanMismatchError
 from nopad.options import check_sizes
 from nopad.packs import Packs, index_dtype
 from nopad.planning.several.given import distinct, shown, two_columns
+from nopad.wording import counted
 
 if TYPE_CHECKING:
     from nopad.planning.several.plan import SeveralPlan
@@ -31,7 +32,7 @@ def deal(plan: SeveralPlan, sizes: ArrayLike, seed: int) -> list[Packs]:
     check_sizes(1, None, seed)
     given, kinds = two_columns(sizes)
     if given.size and kinds != plan.kinds:
-        raise LengthError(f"the plan has {plan.kinds} sizes for each sequence, and here are {kinds}")
+        raise LengthError(f"sequences of this plan have {counted(plan.kinds, 'size')} each, these have {kinds}")
     found, ranks = distinct(given)
     counts = np.bincount(ranks, minlength=len(found)).astype(np.int64)
     _check_cover(plan, found, counts)

@@ -154,7 +154,7 @@ def _counted(counts: ArrayLike | None, n: int) -> NDArray[np.int64]:
         i = int(np.argmax((checked < 0) | (checked > MOST_SEQUENCES)))
         raise LengthError(f"counts are integers from 0 to {MOST_SEQUENCES:,}, got {int(checked[i])} at index {i}")
     if sum(checked.tolist()) > MOST_SEQUENCES:
-        raise LengthError(f"more than {MOST_SEQUENCES:,} sequences are too many: plans are exact up to there")
+        raise LengthError(f"more than {MOST_SEQUENCES:,} sequences are too many: plans are exact up to this number")
     return checked.astype(np.int64)
 
 

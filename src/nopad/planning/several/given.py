@@ -196,7 +196,7 @@ def check_depth(depth: Any, kinds: int) -> int | None:
     if isinstance(depth, bool) or not isinstance(depth, int | np.integer) or not 1 <= depth <= MAX_LENGTH:
         raise OptionError(f"depth must be an integer from 1 to {MAX_LENGTH} (None for unlimited), got {depth!r}")
     if kinds == 2:
-        raise OptionError("a depth goes with one kind of size; with two kinds a pack has two limits already")
+        raise OptionError("a depth is only for one kind of size; with two kinds, a pack has two limits already")
     return int(depth)
 
 
