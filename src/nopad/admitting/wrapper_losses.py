@@ -37,9 +37,9 @@ def with_labels(
     Args:
         admitted: what is proven without labels.
         exact: the small copy in float64, not pack-safe.
-        safe_with: returns a pack-safe copy that takes labels as the given `Admitted` says.
-        runs: called with a kind of loss and a label; returns the wrapper's recorded call in which all labels are this
-            label.
+        safe_with: a function that gets an `Admitted`, and returns a pack-safe copy that takes labels as this says.
+        runs: a function that gets a kind of loss and a label, and returns the wrapper's recorded call in which all
+            labels are this label.
     """
     try:
         losses = Losses(exact)
