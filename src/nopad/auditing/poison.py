@@ -44,9 +44,10 @@ def poison(alone: Alone, dtype: torch.dtype) -> Found:
     check for each way that was tried. There is none if no output can be split into sequences; and the check fails if
     the model raises an exception.
 
-    On a CPU not a single bit of a neighbour's result may change. On other devices, where the order of additions varies,
-    a few roundings of the largest value are allowed. On any device, a few roundings per layer are allowed if the
-    changed sequence changes which tokens are computed together, as in a mixture of experts.
+    On a CPU, not a single bit of a neighbour's result may change. On other devices, where the order of additions
+    varies, a few roundings of the largest value are allowed. There is one exception, on any device: a few roundings per
+    layer are allowed if the change of the sequence changes which tokens are computed together, as in a mixture of
+    experts.
 
     Args:
         alone: the results of the sequences, each run alone; they say how the outputs are split.
