@@ -30,7 +30,7 @@ __all__ = [
     "wide",
 ]
 
-INTEGERS = ("seq_lengths", "input_ids")  # columns in which floats are refused, so that they are not narrowed before
+INTEGERS = ("seq_lengths", "input_ids")  # columns whose floats stay as they are here, since callers refuse them
 
 
 def is_list(entry: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What a batch is for others: the arguments of transformers' own flash attention, and the arrays of Grain, for JAX."""
+"""A batch in two other forms: arguments of transformers' own flash attention, and arrays as Grain names them (JAX)."""
 
 from __future__ import annotations
 
