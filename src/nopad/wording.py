@@ -18,7 +18,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def finite(value: Any) -> Any:
-    """Return a value for JSON: numbers that are infinite or NaN become None, also in dicts, lists and tuples.
+    """Return a value for JSON: Python floats that are infinite or NaN become None, also in dicts, lists and tuples.
 
     >>> finite({"loss": float("nan"), "rates": (0.5, float("inf"))})
     {'loss': None, 'rates': [0.5, None]}

@@ -68,7 +68,7 @@ def check_model(model: Any) -> None:
 
 
 def check_modules(name: str, modules: Mapping[str, nn.Module]) -> None:
-    """Check the modules of a model called `name`, given by their names in it.
+    """Check `modules`, a model's modules by their names in it; messages call the model `name`.
 
     Raises:
         UnsupportedModelError: a module computes statistics over a batch (such as batch norm), or has quantised weights.

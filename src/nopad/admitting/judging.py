@@ -186,7 +186,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def split(batch: PackedBatch, value: Tensor) -> Sequence[Tensor]:
-    """Return the part of an output, per token or per sequence, that belongs to each sequence of a batch."""
+    """Return a batch's output as one part for each sequence; the output has values per token or per sequence."""
     per_token = tuple(value.shape[:2]) == batch.layout.shape
     return (batch.unpack_tokens if per_token else batch.unpack_sequences)(value)
 

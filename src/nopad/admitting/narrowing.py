@@ -204,7 +204,11 @@ def layers_of(kind: type, config: Any) -> list[int]:
 
 
 def _first(kinds: list[str]) -> list[int]:
-    """Return the numbers of the layers that `layers_of` keeps first; `kinds` has the kind of each layer."""
+    """Return the numbers of the layers that `layers_of` tries to keep before others; `kinds` has each layer's kind.
+
+    They are all layers from the first one on, until each kind has occurred, and at least two. If these are too many,
+    they are the first layer of each kind, up to `MOST_LAYERS` layers.
+    """
     first = sorted({kinds.index(one) for one in set(kinds)})
     prefix = max(first[-1] + 1, 2)
     return list(range(prefix)) if prefix <= MOST_LAYERS else first[:MOST_LAYERS]

@@ -74,7 +74,9 @@ class Losses:
         self.scores = ""
 
     def kind(self) -> str:
-        """Return what the loss of a sequence alone is: "tokens", "causal" or "classification" (see `Admitted.labels`).
+        """Return the kind of loss that the wrapper computes for a sequence alone, and set `labels` and `scores`.
+
+        The kind is "tokens", "causal" or "classification", as in `Admitted.labels`.
 
         Raises:
             UnsupportedModelError: the loss is none of these, or the wrapper's other outputs change if labels are given.

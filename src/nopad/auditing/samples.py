@@ -113,8 +113,8 @@ def compared(
 ) -> Verdict:
     """Compare samples packed and alone; the arguments are those of `audit_samples`, already checked, and two more.
 
-    `how` says in words what keeps samples apart. `other` is a sample that also replaces the middle one, which must not
-    change the results of the others; its integers may differ too, such as its tokens. None: there is none.
+    `how` says in words what keeps samples apart. `other` is one more sample that replaces the middle one, to see
+    whether the results of the others change; its integers may differ too, such as its tokens. None: there is none.
 
     Raises:
         OptionError: the results alone differ from one run to the next.

@@ -1,4 +1,4 @@
-"""A batch in two other forms: arguments of transformers' own flash attention, and arrays as Grain names them (JAX)."""
+"""A batch for other libraries: as arguments of transformers' own flash attention, and as arrays named as in Grain."""
 
 from __future__ import annotations
 
