@@ -1,4 +1,4 @@
-"""`Items`: the mapping that a packed batch is. It holds tensors, which no model gets without the guard, and a layout."""
+"""`Items`: the mapping that a packed batch is: tensors, which no model gets without the guard, and a layout."""
 
 from __future__ import annotations
 
