@@ -283,7 +283,7 @@ class TestFile:
 
     def test_several_batches(self, path, refuses):
         self.write(path, self.WRITTEN, self.HEADER, batches=2)
-        with refuses(FormatError, f"{path} holds 2 record batches; nopad packs are one"):
+        with refuses(FormatError, f"{path} holds 2 record batches; a file of packs has one"):
             Packs.load(path)
 
     @pytest.mark.parametrize(

@@ -21,6 +21,6 @@ def test_any_document_can_be_sealed_and_sealed_again(document):
 
 def test_a_change_is_noticed():
     changed = sealed({"a": 1}) | {"a": 2}
-    with pytest.raises(ValueError, match="has not the checksum"):
+    with pytest.raises(ValueError, match="does not have the checksum"):
         unsealed(changed)
     assert unsealed(sealed(changed)) == {"a": 2}

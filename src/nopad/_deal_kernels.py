@@ -105,9 +105,10 @@ def deal_in_order(
 ) -> None:
     """Assign sequences to packs so that the packs stay close to the order in which the sequences arrived.
 
-    The first sequence that has no pack yet opens a pack: the next unused one that has a slot of this sequence's length.
-    Each slot of the pack then takes the next unused sequence of the slot's length. So the packs are in the order of
-    their first sequences. Of two sequences of the same length, the later one never gets an earlier pack.
+    The first sequence that has no pack yet opens a pack: the next unused pack with a slot of this sequence's length.
+    Each slot of the pack then takes the next unused sequence of the slot's length. This is repeated until each sequence
+    has a pack. So the packs are in the order of their first sequences. Of two sequences of the same length, the later
+    one never gets an earlier pack.
 
     ``ranks[i]`` is the rank of sequence i's length. ``packs[next_pack[k]]`` is the next pack to try for rank k (see
     `packs_by_rank`). The other arguments are as in `deal`. `free` and `next_pack` are updated in place, and

@@ -1,8 +1,9 @@
 """Compiled loops that several packages use, and those of `nopad.batch`; other packages have their own modules of loops.
 
 A kernel (a compiled loop) takes NumPy arrays and plain numbers. Most kernels write their results into arrays that the
-caller gives. All of them release the GIL, and cache their compilation. Their callers check the arguments; only
-`lay_rows` checks one of its own. Tests also run kernels as plain Python (``kernel.py_func``) and compare the results.
+caller gives. All of them release the GIL, and cache their compilation. Callers check the arguments, with one exception:
+`lay_rows` checks its argument `per_row`. Tests also run kernels as plain Python (``kernel.py_func``) and compare the
+results.
 
 Integers whose arithmetic wraps around are ``uint64`` throughout, since uint64 and signed integers together would
 silently give float64.

@@ -83,8 +83,8 @@ def list_parts(array: pa.Array) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the lists of an Arrow list array as CSR arrays of NumPy: ``(indptr, values)``, where ``indptr[0]`` is 0.
 
     Numbers without nulls are a view of the array's memory. Other values are copied: booleans, strings, nested lists,
-    and numbers of which some are null. Then NumPy may need another type, such as float64 with NaN for integers and
-    nulls. `indptr` is a view too, unless the array is a slice that does not begin at 0.
+    and numbers of which some are null. A copy may have another type; for example, integers with nulls become float64
+    with NaN. `indptr` is a view too, unless the array is a slice that does not begin at 0.
     """
     offsets = array.offsets.to_numpy()
     if offsets.size == 0:

@@ -54,12 +54,14 @@ def local_path(given: str | os.PathLike[str]) -> Path:
     text = os.fspath(given)
     if _URL.match(text) and not os.path.exists(text.partition("/")[0]):
         url = re.sub(":/+", "://", text, count=1)
-        raise OptionError(f"{url}: results are written to a folder of this machine; write there, and copy it after")
+        raise OptionError(
+            f"{url}: results are written to a folder of this machine; write there, and copy it afterwards"
+        )
     try:
         text.encode()
     except UnicodeEncodeError:
         shown = text.encode("utf-8", "backslashreplace").decode()
-        raise OptionError(f"{shown}: this name is no UTF-8; choose another") from None
+        raise OptionError(f"{shown}: this name is not UTF-8; choose another") from None
     return Path(text)
 
 
@@ -222,7 +224,7 @@ def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def is_model_folder(spec: str | Path) -> bool:
-    """Return whether `spec` is the folder of a model here; False: it can only be a name on the hub.
+    """Return whether `spec` is a folder of this machine with a model; False: it can only be a name on the hub.
 
     Raises:
         FormatError: `spec` is a path, and not that of a folder with a ``config.json``.

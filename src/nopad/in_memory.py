@@ -180,7 +180,7 @@ def _content(
     ids_field: str | None,
     pad_id: int | None,
 ) -> Content:
-    """Return a `Content`: which columns of a record are read, and as what, by these options of `pack_dataset`.
+    """Return the `Content` that these options of `pack_dataset` state: which columns of a record are read, and as what.
 
     Raises:
         OptionError: an option is invalid, or options contradict each other.

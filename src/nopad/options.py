@@ -66,7 +66,7 @@ class Option:
 
 
 def check_integer(name: str, value: Any, low: int = 1, high: int = MAX_LENGTH, also: str = "") -> int:
-    """Return `value` as a Python integer if it is one from `low` to `high`, of Python, NumPy or torch.
+    """Return `value`, an integer of Python, NumPy or torch from `low` to `high`, as a Python integer.
 
     For the error message, `name` is the name of the option, and `also` says what else is allowed.
 
@@ -85,7 +85,7 @@ def check_integer(name: str, value: Any, low: int = 1, high: int = MAX_LENGTH, a
 
 
 def check_choice(name: str, value: Any, kind: Any) -> Any:
-    """Return `value` if it is one of the strings of `kind`, a `Literal` of two or more strings.
+    """Check that `value` is one of the strings of `kind`, a `Literal` of two or more strings; return it.
 
     `name` is the name of the option, for the error message.
 
@@ -126,9 +126,10 @@ def check_number(
     high: float | None = None,
     below: float | None = None,
 ) -> float:
-    """Return `value` as a float if it is a finite number within the limits; `name` is for the error message.
+    """Check that `value` is a finite number within the limits, and return it as a float.
 
-    The number is at least `low` and at most `high`, or above `above` and below `below`; None is no limit.
+    The limits are: at least `low`, above `above`, at most `high`, below `below`; None: there is no such limit. `name`
+    is the name of the option, for the error message.
 
     Raises:
         OptionError: `value` is no such number; the message gives the limits.

@@ -273,7 +273,7 @@ def packs_of(table: pa.Table, path: str | Path) -> Packs:
         raise FormatError(f"{path} is damaged: its header or column is not what nopad writes")
     column = table.column("sequence")
     if column.num_chunks > 1:
-        raise FormatError(f"{path} holds {column.num_chunks} record batches; nopad packs are one")
+        raise FormatError(f"{path} holds {column.num_chunks} record batches; a file of packs has one")
     indptr, sequence = (
         list_parts(column.chunk(0)) if column.num_chunks else (np.zeros(1, np.int32), np.zeros(0, np.int32))
     )

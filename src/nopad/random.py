@@ -28,7 +28,7 @@ __all__ = ["bounded", "draw", "key", "keys", "mix", "shuffle"]
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 
-# The part of a key after the seed, which says for which of nopad's random choices the key is.
+# The part of a key that comes after the seed; it says for which random choice of nopad the key is.
 STREAM_PACK_ORDER = 1
 STREAM_WITHIN_LENGTH = 2
 STREAM_ARRIVAL = 3
@@ -43,7 +43,7 @@ STREAM_PAIRS = 13
 
 
 def mix(x: int) -> int:
-    """Return `x` (of which 64 bits count) with its bits mixed, by the formula in the module.
+    """Return the lowest 64 bits of `x`, mixed by the formula in the module's docstring.
 
     >>> hex(mix(1))
     '0x5692161d100b05e5'

@@ -21,7 +21,7 @@ SEAL = "sha256"
 def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a document with the field ``sha256`` added: the checksum of all its other fields, in hex.
 
-    The field replaces one of this name, so that a sealed document that was changed can be sealed again.
+    A field ``sha256`` that is there already is replaced. So a sealed document that was changed can be sealed again.
 
     >>> unsealed(sealed({"a": 1}))
     {'a': 1}
@@ -39,7 +39,7 @@ def unsealed(document: Any) -> dict[str, Any]:
         raise ValueError("no JSON object")
     content = _content(document)
     if document.get(SEAL) != _digest(content):
-        raise ValueError(f"its content has not the checksum {document.get(SEAL)!r} that it states")
+        raise ValueError(f"its content does not have the checksum {document.get(SEAL)!r} that it states")
     return content
 
 

@@ -18,7 +18,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def finite(value: Any) -> Any:
-    """Return a value for JSON: numbers that are infinite or NaN become None, also in dicts, lists and tuples.
+    """Return a value for JSON: Python floats that are infinite or NaN become None, also in dicts, lists and tuples.
 
     >>> finite({"loss": float("nan"), "rates": (0.5, float("inf"))})
     {'loss': None, 'rates': [0.5, None]}
@@ -40,7 +40,7 @@ def first_line(error: BaseException) -> str:
 
 
 def spanned(low: int, high: int, noun: str) -> str:
-    """Return the smallest and the largest of some numbers, and their noun, as text; one number if they are equal.
+    """Return the range from `low` to `high`, and the noun of these numbers, as text; one number if they are equal.
 
     >>> spanned(5, 1500, "token"), spanned(7, 7, "token"), spanned(1, 1, "token")
     ('5 to 1,500 tokens', '7 tokens', '1 token')
@@ -49,7 +49,7 @@ def spanned(low: int, high: int, noun: str) -> str:
 
 
 def numbers_of(noun: str, first: int, last: int) -> str:
-    """Return as text what has the numbers `first` to `last`.
+    """Return a noun with the numbers `first` to `last` as text; one number if they are equal.
 
     >>> numbers_of("row", 5, 9), numbers_of("row", 5, 5)
     ('rows 5 to 9', 'row 5')

@@ -50,7 +50,7 @@ def test_pack_plan_and_verify(call, tmp_path, documents):
         ([*PAIRS, "--vocab-size", "9"], "--vocab-size is for ready-made ids"),
         ([*PAIRS, "--validation", "10%"], "so none of them can be held out"),
         ([*PAIRS, "-P", "rate=0.3"], "of masks that are drawn now (static=True)"),
-        (["--pretrain", "bert"], "docs.txt: 1 document with a text, and a next sentence at random is drawn from"),
+        (["--pretrain", "bert"], "docs.txt: 1 document with a text, and a random next sentence comes from"),
         ([*PAIRS, "-P", "max_length=8"], "a sentence of "),
     ],
 )

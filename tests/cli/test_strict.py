@@ -92,7 +92,7 @@ def test_names_that_are_no_utf8(command, tmp_path, ids):
     bad = os.fsencode(tmp_path) + b"/out\xff"
     done = subprocess.run([*command("pack", "-c", 4), name, b"-o", bad], capture_output=True, timeout=120)
     assert (done.returncode, done.stderr.count(b"\n")) == (2, 1)
-    assert b"out\\udcff: this name is no UTF-8; choose another" in done.stderr
+    assert b"out\\udcff: this name is not UTF-8; choose another" in done.stderr
     os.rename(out, bad)
     done = subprocess.run([*command("verify"), bad], capture_output=True, timeout=120)
     assert done.returncode in (0, 2)

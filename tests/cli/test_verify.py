@@ -81,7 +81,7 @@ def test_a_damaged_manifest(call, packed):
     text = manifest.read_text()
     manifest.write_text(text.replace('"sequences": 3', '"sequences": 4', 1))
     [problem] = problems(call, packed)
-    assert problem.startswith(f"{manifest} is damaged: its content has not the checksum ")
+    assert problem.startswith(f"{manifest} is damaged: its content does not have the checksum ")
     manifest.write_text(text[:-20])
     [problem] = problems(call, packed)
     assert problem.startswith(f"{manifest} is damaged: ")

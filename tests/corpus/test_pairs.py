@@ -140,7 +140,7 @@ def test_sentences_that_do_not_fit(over_long, left):
 def test_what_is_left_must_be_of_two_documents():
     """What a policy drops is no partner either."""
     numbers, options = np.arange(2).astype(np.uint64), PairOptions(max_length=16, over_long="drop")
-    with pytest.raises(RecordError, match="the documents: 1 with a sentence that fits, and a next sentence at random"):
+    with pytest.raises(RecordError, match="the documents: 1 with a sentence that fits, and a random next sentence"):
         pairs_of(documents_of([[4, 4], [30]]), 2, numbers, vocabulary(), options)
     with pytest.raises(RecordError, match="the documents: none with a sentence that fits"):
         pairs_of(documents_of([[30, 30], [30]]), 2, numbers, vocabulary(), options)

@@ -229,7 +229,7 @@ def test_another_job_description_is_found_out_by_its_checksum(
     path.write_text(json.dumps(document, indent=2))
     with pytest.raises(ResumeError) as caught:
         pack(source, out, **change)
-    assert str(caught.value).startswith(f"{path} is damaged (its content has not the checksum ")
+    assert str(caught.value).startswith(f"{path} is damaged (its content does not have the checksum ")
     assert str(caught.value).endswith(f"; delete {out} to start over")
 
 

@@ -191,7 +191,7 @@ def test_the_seed_decides():
 def test_what_it_refuses():
     with pytest.raises(
         RecordError,
-        match="2 documents: 1 with a sentence that fits, and a next sentence at random is drawn from another",
+        match="2 documents: 1 with a sentence that fits, and a random next sentence comes from another",
     ):
         pretraining().encode([{"text": "cat dog\nred"}, {"text": " "}])
     with pytest.raises(RecordError, match=r"2 documents: none has two sentences, .*task mask"):

@@ -1,4 +1,7 @@
-"""Models whose type is not in nopad's tables: derive how to run them on packs, prove it on a small copy, or refuse."""
+"""Models whose type is not in nopad's tables: derive how packs can run, prove it on a small copy, or refuse the model.
+
+"To prove" means here: to audit a small copy of the model on packs, after checks that the audit is valid for the model.
+"""
 
 from nopad.errors import MissingExtraError, install
 

@@ -1,9 +1,14 @@
-"""Refuse models about which a proof on a small copy would say nothing; the message names the reason.
+"""Refuse models about which a proof on a small copy (`nopad.admitting.proof`) would say nothing.
 
-These are models with batch statistics, quantised weights, experts of limited capacity, the user's own hooks on
-gradients, an encoder and a decoder, parts for other data than text, or a class whose code was loaded twice. A copy is
-run to find layers that draw random numbers, keep something from call to call, or let the rows of a batch change each
-other.
+Without running the model, those are found that have:
+
+* batch statistics, quantised weights, or experts of limited capacity
+* the user's own hooks on gradients
+* an encoder and a decoder, or parts for other data than text
+* a class whose code was loaded twice
+
+A copy is run to find layers that draw random numbers, keep something from call to call, or let the rows of a batch
+change each other.
 """
 
 from __future__ import annotations
@@ -46,10 +51,8 @@ def check_model(model: Any) -> None:
     """Check the modules, weights and configuration of a model, without running it.
 
     Raises:
-        UnsupportedModelError: a proof on a small copy would say nothing about this model. It has batch statistics,
-            quantised weights, experts of limited capacity, the user's own hooks on gradients, an encoder and a
-            decoder, or parts for other data than text; or two of its modules have different classes of the same name,
-            since code was loaded twice.
+        UnsupportedModelError: a proof on a small copy would say nothing about this model, for one of the causes that
+            this module's docstring lists; the message names it.
     """
     name, config = type(model).__name__, model.config
     check_experts(model, also=config)
@@ -65,7 +68,7 @@ def check_model(model: Any) -> None:
 
 
 def check_modules(name: str, modules: Mapping[str, nn.Module]) -> None:
-    """Check the modules of a model called `name`, given by their names in it.
+    """Check `modules`, a model's modules by their names in it; messages call the model `name`.
 
     Raises:
         UnsupportedModelError: a module computes statistics over a batch (such as batch norm), or has quantised weights.
@@ -195,8 +198,9 @@ def check_forgets(model: Any) -> None:
 def _kept(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield what the user's own modules hold, as pairs (name, value).
 
-    There is a pair for each attribute and buffer, but not for weights. One more pair per module has the module's class
-    as its value. The class stands for the code and globals that it reaches: `mark_of` hashes them with it.
+    There is a pair for each attribute and each buffer of a module, but not for its weights. One more pair has the
+    module's class as its value: if `mark_of` hashes a class, it also hashes the code and the globals that the class
+    uses.
     """
     for name, kind, held in settings_of(model):
         yield f"what the code of {kind.__name__} reaches", kind
@@ -273,9 +277,10 @@ def _first_apart(
 ) -> str | None:
     """Run `one` and `two`, which call the model, and return the name of the first module whose outputs differ.
 
-    First is the module that finishes first. The model itself has the name "". None: no outputs differ. `alike` compares
-    two tensors. Of modules inside the model, only tensors with at least three dimensions are compared. If the two runs
-    call different modules, only the model's outputs are compared.
+    First is the module that finishes first. The model itself has the name "". None: no outputs differ.
+    ``alike(tensor of one, tensor of two)`` says whether two tensors count as equal. Of modules inside the model, only
+    tensors with at least three dimensions are compared. If the two runs call different modules, only the model's
+    outputs are compared.
     """
     runs: list[list[tuple[str, list[Tensor]]]] = []
     for run in (one, two):

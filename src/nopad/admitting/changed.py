@@ -26,10 +26,9 @@ __all__ = ["check_changes"]
 
 LONGEST = 24  # tokens of a sequence
 SEQUENCES = 6
-# Largest differences of an output, relative to its largest value, by its dtype: between a pack and alone, and between
-# two packs in which only other sequences differ, which run on the same kernels.
-OF_FORM = {torch.float64: 1e-6, torch.float32: 1e-4}
-OF_OTHERS = {torch.float64: 1e-6, torch.float32: 1e-5}
+# Largest differences of an output, relative to its largest value, by its dtype
+OF_FORM = {torch.float64: 1e-6, torch.float32: 1e-4}  # between a pack and alone
+OF_OTHERS = {torch.float64: 1e-6, torch.float32: 1e-5}  # if only other sequences of the pack change: the same kernels
 OF_HALF, OF_GPU = 5e-2, 5e-3  # a GPU may multiply float32 with 10 bits
 
 
@@ -40,7 +39,8 @@ def check_changes(model: Any) -> None:
 
     Args:
         model: a pack-safe transformers model, without wrappers. It is not copied, so the user's hooks run too. A
-            model on the device "meta" cannot run: there, the changes count as made later (`nopad.model.later`).
+            model on the device "meta" cannot run, so nothing is compared. Once it has weights, its calls refuse the
+            changes or watch them (`nopad.model.later`).
 
     Raises:
         UnsupportedModelError: a sequence gets another result in a pack than alone, or the model does not run. The model

@@ -34,9 +34,13 @@ FURTHEST = 4  # the highest position from which a table of positions is expected
 
 @dataclass(frozen=True)
 class Times:
-    """A constant for `Family.mixes`: how often tokens are mixed in one call, if the number of layers does not tell.
+    """A function for `Family.mixes` that returns a constant: how often tokens are mixed in one call of the model.
 
-    Unlike other functions, it can be compared and stored.
+    It is for models in which this does not follow from the number of layers. Unlike an ordinary function, it can be
+    compared and stored.
+
+    Attributes:
+        count: the constant.
     """
 
     count: int
@@ -60,7 +64,7 @@ class Derived:
     each: dict[str, list[int]]
 
     def of(self, model: nn.Module) -> Family:
-        """Return the line for `model`, which may have more layers, and so more mixing modules, than the probed copy."""
+        """Return the `Family` for `model`, which may have more layers, and so more mixing modules, than the copy."""
         if self.family.mixes is None and self.family.attends == 1:
             return self.family
         if self.family.mixes is not None and not isinstance(self.family.mixes, Times):
@@ -82,11 +86,15 @@ def derive(model: Any, close: float, table: Family | None = None) -> Iterator[De
             tokens. None: the type is not in the table.
 
     Raises:
-        UnsupportedModelError: no line can fit. The forward method of the model or of its base model mixes tokens
-            outside of any module that could be run by itself; one of the user's own modules does not always compute the
-            same, and could not be run by itself; a module outside of mixing modules changes gradients by code of the
-            user's own; two classes of one name mix tokens; the result that a mixing module gives for a row changes if
-            other rows are in the batch; or how often a mixing module runs depends on the tokens.
+        UnsupportedModelError: no line can fit, for one of these causes:
+
+            * the forward method of the model, or of its base model, mixes tokens outside of any module that could be
+              run by itself
+            * one of the user's own modules does not always compute the same, and could not be run by itself
+            * a module outside of mixing modules changes gradients by code of the user's own
+            * two classes of one name mix tokens
+            * the result that a mixing module gives for a row changes if other rows are in the batch
+            * how often a mixing module runs depends on the tokens
     """
     base = base_of(model)
     most = most_tokens(model.config)
@@ -248,7 +256,8 @@ def _is_causal(model: Any, tokens: list[int], close: float) -> bool:
 def _with_counts(line: Family, config: Any, probed: Probed) -> tuple[Family, dict[str, list[int]]]:
     """Return the line with `attends` or `mixes` set, and the counts of modules and calls, as in `Derived.each`.
 
-    `attends` and `mixes` say how often tokens are mixed in one call.
+    `attends` says how often each layer mixes tokens in one call of the model; `mixes` says how often the whole model
+    does.
     """
     each: dict[str, list[int]] = {}
     runs = probed.attended + Counter({module: probed.seen[module].calls for module in probed.mixing})
@@ -269,10 +278,11 @@ def _layers(config: Any) -> int:
 
 
 def _places(model: Any, probed: Probed) -> Iterator[tuple[str, int | None]]:
-    """Yield (name, dimension) of each argument of mixing modules that has an entry per position, for `Family.places`.
+    """Yield pairs (name, dimension) for `Family.places`, from the tensors that mixing modules get as arguments.
 
-    Tensors ``[1, L, ...]``, which are states, and masks of four dimensions are left out. If no dimension of a tensor
-    has L entries, None is yielded for its dimension.
+    There is a pair for each dimension of a tensor that has L entries, one per token. A tensor without such a dimension
+    gives one pair, with None as the dimension. States, which are tensors ``[1, L, ...]``, and masks of four dimensions
+    are left out.
     """
     length = len(probed.tokens)
     found: dict[tuple[str, int | None], None] = {}
@@ -319,7 +329,11 @@ def _with_positions(line: Family, model: Any, base: Any, probed: Probed) -> Fami
 
 
 def _counts_from(table: nn.Embedding, seen: Seen, tokens: list[int]) -> int | None:
-    """Return at which row of an embedding table positions begin; None: it was not read as a table of positions."""
+    """Return the row of an embedding table that the first token got, if later tokens got the next rows in order.
+
+    None: the table was not read in this way, so it is no table of positions. Rows 0 to 4 are tried. `seen` is the
+    table's recorded call.
+    """
     given = seen.output
     if not isinstance(given, Tensor) or given.numel() != len(tokens) * table.embedding_dim:
         return None

@@ -22,7 +22,8 @@ from nopad.model.wrapper_parts import COLUMNS, PLAIN, accepted, leaves_of
 
 __all__ = ["WAY_OUT", "Traced"]
 
-SEQUENCES = (9, 14, 21, 27, 35, 39, 43, 47, 51, 55, 59)  # of a row with several; one is no size of a wrapper
+# Numbers of sequences in a row; the first that is no size of a weight is taken
+SEQUENCES = (9, 14, 21, 27, 35, 39, 43, 47, 51, 55, 59)
 WAY_OUT = (
     "return the states of the model inside and pool them with nopad.model.pooled, or run what mixes tokens on each "
     "sequence's states (batch.unpack_tokens)"

@@ -1,7 +1,7 @@
 """Refuse models that do in training what no output shows: layers that add a loss of their own, or keep statistics.
 
-Mixtures of experts do both: an autograd function adds the gradient of a loss that balances experts, and a buffer counts
-the tokens that each expert got. Both are computed from all slots of a batch, padding included.
+Some mixtures of experts do both: an autograd function adds the gradient of a loss that balances experts, and a buffer
+counts the tokens that each expert got. Both are computed from all slots of a batch, padding included.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ __all__ = ["Judge", "split"]
 
 LENGTHS = (13, 1, 29, 6)
 FAR = 150  # tokens of a sequence that is longer than windows of a small copy
-MOST_TIMES = 10  # that each sequence comes in a long row
+MOST_TIMES = 10  # a long row has each sequence at most so often
 Outputs = list[dict[str, Tensor]]
 
 
@@ -49,7 +49,7 @@ class Judge:
         limit: the largest difference between packs and alone that passes, relative to the output's largest value.
         close: differences of a module's output of at most this, relative to its largest value, are rounding.
         operations: how many of PyTorch's operations the model runs for a sequence of 29 tokens.
-        looped: whether it runs over 1.5 times as many for 29 tokens as for 13, as in a loop over tokens.
+        looped: whether it runs over 1.5 times as many operations for 29 tokens as for 13, as with a loop over tokens.
 
     Raises:
         UnsupportedModelError: the configuration has no vocabulary, or what the model returns depends on earlier calls.
@@ -186,7 +186,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def split(batch: PackedBatch, value: Tensor) -> Sequence[Tensor]:
-    """Return the part of an output, per token or per sequence, that belongs to each sequence of a batch."""
+    """Return a batch's output as one part for each sequence; the output has values per token or per sequence."""
     per_token = tuple(value.shape[:2]) == batch.layout.shape
     return (batch.unpack_tokens if per_token else batch.unpack_sequences)(value)
 

@@ -4,9 +4,9 @@ Changed values and compared outputs show only what a module does with one input.
 longer row, for more rows, at one token, or in training. So more checks are made:
 
 * `crossing` follows every operation, and tries each by itself: does its result for one token change with the input of
-  another token? If so, this result, and everything that is computed from it, counts as a value of several tokens, even
-  where the code multiplies it by 0. It also finds numbers that are read out of tensors (``.item()``, ``if x.any()``),
-  since code may decide anything by them.
+  another token? Such a result counts as a value of several tokens, and so does everything that is computed from it,
+  even where the code multiplies it by 0. `crossing` also finds numbers that are read out of tensors (``.item()``,
+  ``if x.any()``), since code may decide anything by them.
 * `varying` runs the module on many lengths and numbers of rows, in which the same tokens are repeated. The module must
   call the same functions each time, and give equal tokens equal results.
 * `backward_of_ones_own` looks for the user's own code that changes gradients.
@@ -34,11 +34,11 @@ __all__ = ["Run", "backward_of_ones_own", "crossing", "crossing_outputs", "first
 
 WIDE = (1, 2, 150, 600, 1500, 5000, 20000)  # tokens of a row
 MANY = (2, 9, 70, 300)  # rows
-MUCH = (20, 300)  # rows of so many tokens
+MUCH = (20, 300)  # 20 rows of 300 tokens
 MOST = 20_000_000  # numbers in a tensor, as far as can be foreseen
 RAISES = "it raises"
 HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
-OPERATOR = "GeneratedBackwardFor_"  # then the name of an operator whose gradient torch.library registered
+OPERATOR = "GeneratedBackwardFor_"  # before the name of an operator whose gradient torch.library registered
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,15 @@
 """Remember proofs in files, by a fingerprint of everything that they depend on.
 
-A proof depends on the source of the model's classes and of the Python modules that these use, on what the user's own
-modules hold, on the configuration, on the kind of head that was asked for, and on the versions of nopad, torch,
-transformers and Python. The files lie in ``nopad/proofs`` under ``$XDG_CACHE_HOME``, or ``~/.cache``, each with a
-checksum of itself. A damaged file counts as missing. If a class has no source, if the model was changed after it was
-built (a hook, a replaced forward method), or if the user has no home, nothing is remembered.
+A proof depends on:
+
+* the source of the model's classes, and of the Python modules that these use
+* what the user's own modules hold
+* the configuration, and the kind of head that was asked for
+* the versions of nopad, torch, transformers and Python
+
+The files lie in ``nopad/proofs`` under ``$XDG_CACHE_HOME``, or ``~/.cache``, each with a checksum of itself. A damaged
+file counts as missing. Nothing is remembered if a class has no source, if the model was changed after it was built (a
+hook, a replaced forward method), or if the user has no home folder.
 """
 
 from __future__ import annotations

@@ -204,7 +204,11 @@ def layers_of(kind: type, config: Any) -> list[int]:
 
 
 def _first(kinds: list[str]) -> list[int]:
-    """Return the numbers of the layers that `layers_of` keeps first; `kinds` has the kind of each layer."""
+    """Return the numbers of the layers that `layers_of` tries to keep before others; `kinds` has each layer's kind.
+
+    They are all layers from the first one on, until each kind has occurred, and at least two. If these are too many,
+    they are the first layer of each kind, up to `MOST_LAYERS` layers.
+    """
     first = sorted({kinds.index(one) for one in set(kinds)})
     prefix = max(first[-1] + 1, 2)
     return list(range(prefix)) if prefix <= MOST_LAYERS else first[:MOST_LAYERS]
@@ -253,11 +257,12 @@ def _is_index(values: list[Any]) -> bool:
 
 
 def list_counts(kind: type, config: Any) -> dict[str, int]:
-    """Return smaller lengths for the other lists of layers of a model, by the names of their fields.
+    """Return smaller lengths for lists of layers that the fields in `LAYER_COUNTS` do not count, by field name.
 
-    `kind` is the model's class. The fields are those whose names have "layer" or "block" in them, except those in
-    `LAYER_COUNTS`, and whose number is the length of a list of modules: ``num_layers_per_stack`` of a model that runs
-    two stacks of layers again and again. Some layers of each kind are kept, as by `layers_of`, and at least two.
+    A field is taken if its name contains "layer" or "block", and its number is the length of a list of modules in the
+    model. An example is ``num_layers_per_stack``, in a model that runs two stacks of layers again and again. Its new
+    value is the smallest with which the list still has each kind of layer (`layers_of`), and at least 2. `kind` is the
+    model's class.
     """
     counts = {
         name: value

@@ -34,10 +34,10 @@ __all__ = ["LONG", "SHORT", "Proof", "audited", "prove", "room_of", "why"]
 
 log = logging.getLogger("nopad")
 
-# Tokens of the longest sequence of an audit: the first, and the last, which is of outputs only.
+# Tokens of the longest sequence: in the first audit, and in the second one, which compares outputs only
 SHORT, LONG = 64, 400
-LOOPED = 110  # the last, if the model computes token by token, which takes long
-TINY, MANY = 24, 4000  # the only one, if a sequence of 29 tokens takes more operations than this
+LOOPED = 110  # in the second audit, if the model computes token by token, which takes long
+TINY, MANY = 24, 4000  # in the only audit, if a sequence of 29 tokens takes more than 4,000 operations
 AUDITS = 3  # lines that are audited at most
 
 
@@ -80,7 +80,10 @@ class Proof:
     remembered: bool = False
 
     def of(self, model: Any) -> Family:
-        """Return the line for `model`, which may have more layers than the small copy; it must be admitted."""
+        """Return the `Family` for `model`, which may have more layers than the small copy.
+
+        `admitted` must be True.
+        """
         assert self.family is not None
         return Derived(self.family, self.each or {}).of(model)
 
@@ -95,10 +98,11 @@ class Proof:
 
 
 def prove(model: Any, head: str | None = None) -> Proof:
-    """Return a `Proof` that says how a transformers model, without wrappers, can be run on packs, or why it is refused.
+    """Return a `Proof`: it says how a transformers model can be run on packs, or why the model is refused.
 
-    This is derived from a small copy, and audited on it. The model itself is not run and not changed. `head` is the
-    kind of head that the user names; None: it is found out. If the model is refused, no error is raised.
+    This is derived from a small copy, and audited on it. The model itself is not run and not changed; it must have no
+    wrappers, such as PEFT's. `head` is the kind of head that the user names; None: it is found out. If the model is
+    refused, no error is raised.
     """
     begin = time.perf_counter()
     kind = getattr(model.config, "model_type", "") or type(model).__name__
@@ -193,16 +197,19 @@ def _audited(small: Any, line: Family, head: str | None, judge: Judge) -> list[V
 
 
 def room_of(model: Any, family: Family) -> int:
-    """Return how many tokens a sequence of an audit may have, so that flat rows have enough positions; at most 400."""
+    """Return how many tokens the longest sequence of an audit may have, so that flat rows fit; at most 400.
+
+    If rows must not be longer than the model's number of positions (`Family.narrow`), it is a third of that number.
+    """
     limit = positions_of(model, family)
     return min(limit // 3, LONG) if family.narrow and limit is not None else LONG  # rows hold less than 3 times that
 
 
 def audited(safe: Any, short: int, long: int) -> list[Verdict]:
-    """Audit a pack-safe copy on sequences of `short` tokens, and then of `long`; make it ordinary again.
+    """Audit a pack-safe copy on sequences of up to `short` tokens, and then of up to `long`; return the verdicts.
 
-    The second audit compares no gradients. It is left out if the first fails, or if `long` is at most `short`. Returns
-    the verdicts.
+    The second audit compares no gradients. It is left out if the first fails, or if `long` is at most `short`. At the
+    end, the copy is not pack-safe any more.
     """
     try:
         found = [audit(safe, capacity=None if short == SHORT else short)]

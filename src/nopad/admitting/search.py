@@ -27,7 +27,7 @@ __all__ = ["CLOSE", "FACTORS", "Probed", "Search", "Seen", "beside", "moved"]
 
 FACTORS = (-30.0, 1e3, -1e3)  # by which a token's values are multiplied
 OFTEN = 3  # modules of one of the user's own classes that are tried on all sizes; later ones on fewer
-MANY, LONGEST = 9, 600  # rows, and tokens of a row, for which gradients are looked at
+MANY, LONGEST = 9, 600  # most rows, and most tokens of a row, with which gradients are looked at
 CLOSE = 1e-9  # relative to the largest value: more than rounding in float64 does
 
 

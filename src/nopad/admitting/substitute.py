@@ -24,7 +24,7 @@ from nopad.model.wrapper_parts import PLAIN, accepted, bases_of, leaves_of, oute
 
 __all__ = ["NAME", "Substitute", "substitute"]
 
-NAME = "wrapped"  # of the wrapper in its substitute
+NAME = "wrapped"  # name of the wrapper as a module of its substitute
 MOST_PARAMETERS = 60_000_000  # of a copy
 ALL = "a base of all layers"
 FEWEST = 3  # layers of a small base, so that four states can be read
@@ -72,8 +72,8 @@ class Substitute(nn.Module):
     def forward(self, **given: Any) -> dict[str, Tensor]:
         """Call the wrapper, and return the tensors of its output by name, converted to floats if they are not.
 
-        Without the mask of a packed batch, the wrapper gets a mask of ones if it is given none, and only those
-        arguments that it takes.
+        With the mask of a packed batch, the arguments `given` are passed on as they are. Otherwise the wrapper gets
+        only those that it takes, and a mask of ones if there is no mask.
 
         Raises:
             UnsupportedModelError: the output holds an object in which nopad cannot look.

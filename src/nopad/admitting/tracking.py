@@ -16,7 +16,8 @@ __all__ = ["ROW", "TOKEN", "Track"]
 
 TOKEN, ROW = 1, 2  # what a tensor holds: one value per token, or something of several tokens
 FILLED = ("_like", "new_", "empty", "zeros", "ones", "full", "arange")  # in names of operations that read no values
-READERS = ("tolist", "numpy", "__array__", "data_ptr", "__dlpack__")  # of tensors, and no operations of PyTorch
+# Methods that read a tensor's values, but are no operations that a dispatch mode sees
+READERS = ("tolist", "numpy", "__array__", "data_ptr", "__dlpack__")
 
 
 @dataclass

@@ -37,9 +37,9 @@ def with_labels(
     Args:
         admitted: what is proven without labels.
         exact: the small copy in float64, not pack-safe.
-        safe_with: returns a pack-safe copy that takes labels as the given `Admitted` says.
-        runs: called with a kind of loss and a label; returns the wrapper's recorded call in which all labels are this
-            label.
+        safe_with: a function that gets an `Admitted`, and returns a pack-safe copy that takes labels as this says.
+        runs: a function that gets a kind of loss and a label, and returns the wrapper's recorded call in which all
+            labels are this label.
     """
     try:
         losses = Losses(exact)
@@ -74,7 +74,9 @@ class Losses:
         self.scores = ""
 
     def kind(self) -> str:
-        """Return what the loss of a sequence alone is: "tokens", "causal" or "classification" (see `Admitted.labels`).
+        """Return the kind of loss that the wrapper computes for a sequence alone, and set `labels` and `scores`.
+
+        The kind is "tokens", "causal" or "classification", as in `Admitted.labels`.
 
         Raises:
             UnsupportedModelError: the loss is none of these, or the wrapper's other outputs change if labels are given.

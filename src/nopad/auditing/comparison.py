@@ -40,9 +40,9 @@ class Found:
         attended: how often each layer called nopad's attention in the first packed run, by ``id(module)``.
         names: names of the outputs that can be split into one part per sequence.
         row: number of slots in the widest row that was run so far.
-        unseen: whether outputs differ although no sequence sees another (changing one does not change the results of
-            the others). False: they differ, and this is not so, or not known. None: not asked, for example because no
-            output differs.
+        unseen: whether outputs differ although no sequence sees another, that is, changing one does not change the
+            results of the others. False: outputs differ, and a sequence sees another, or may do so. None: this was not
+            checked, for example because no output differs.
     """
 
     checks: list[Check] = field(default_factory=list)

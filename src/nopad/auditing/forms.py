@@ -39,8 +39,8 @@ def arranged(
     Args:
         form: "flat", "rows" or "end to end".
         sequences: token ids of each sequence.
-        capacity: room of a row in tokens, in the form "rows". The rows of the form "end to end" have the width that
-            `crossing` returns.
+        capacity: number of slots in a row of the form "rows". In the form "end to end", rows have the width that
+            `crossing` returns; if that is None, the length of the longest sequence.
         pad_id: id that fills the padding.
         targets: target ids for each sequence; None: there is no decoder.
         start_id: first id of each decoder input.

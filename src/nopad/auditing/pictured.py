@@ -29,12 +29,12 @@ from nopad.model.safety import bare, is_packed, packed, state_of
 
 __all__ = ["audit_pictured", "takes_pictures"]
 
-# Of each sequence: its parts, a number of text tokens, or height and width of an image in tokens.
+# The parts of each sequence. A part is a number of text tokens, or the height and width of an image in tokens.
 Part = int | tuple[int, int]
 PARTS: tuple[tuple[Part, ...], ...] = (
     (3, (2, 3), 5),
     (1,),
-    (2, (1, 1), 1, (4, 2), 4),  # in the middle: this one is replaced
+    (2, (1, 1), 1, (4, 2), 4),  # the middle sequence, which is replaced
     (7,),
     ((2, 2), 6),
 )
@@ -54,8 +54,8 @@ def audit_pictured(model: Any, backend: Callable[[torch.dtype], str], gradients:
     """Audit a model that takes images, on five samples that are drawn.
 
     The samples run alone and in packs: in one flat row, in rows, and in rows filled end to end, unless the backend
-    refuses those. The middle sample is replaced by another one of the same shape, and its pixel values by others, by
-    very large ones and by NaN. The model itself is copied.
+    refuses those. The middle sample is replaced by another one of the same shape. Then its pixel values are replaced by
+    others, by very large ones, and by NaN if the backend keeps NaN out of other samples. Only a copy of the model runs.
 
     Args:
         model: a transformers model that takes images (`takes_pictures`), pack-safe or not.
@@ -127,7 +127,10 @@ class _Front(_Texts):
 
 
 def _split(ran: dict[str, tuple[PackedBatch, dict[str, Tensor]]], count: int) -> list[dict[str, Tensor]]:
-    """Return the results of `count` samples, of batches in several forms: by name, a batch and its results."""
+    """Return a dict for each of `count` samples: its results in every form of a batch, named "FORM RESULT".
+
+    `ran` has, for each form by name, a batch that holds all samples, and the model's results for this batch.
+    """
     found: list[dict[str, Tensor]] = [{} for _ in range(count)]
     for form, (batch, results) in ran.items():
         for name, value in results.items():
@@ -151,7 +154,7 @@ def _longest(model: Any) -> int:
 
 
 def _tokens(part: Part, one: int | None) -> int:
-    """Return the number of tokens of a part; `one` is that of every image, None: it is height times width."""
+    """Return the number of tokens of a part; an image has `one` tokens, or if that is None, height times width."""
     if isinstance(part, int):
         return part
     return part[0] * part[1] if one is None else one
@@ -196,7 +199,11 @@ def _part(config: Any, part: Part, one: int | None, plain: Tensor, generator: to
 
 
 def _pixels(config: Any, sizes: list[tuple[int, int]], patches: bool, generator: torch.Generator) -> Sample:
-    """Draw the images of a sequence, of these sizes in tokens; with `patches`, as patches with their grids."""
+    """Draw the images of a sequence, as its columns ``pixel_values`` and, with `patches`, ``image_grid_thw``.
+
+    `sizes` are the heights and widths of the images in tokens. With `patches`, images are given as patches, with a grid
+    that says how many; otherwise all have the image size of the configuration.
+    """
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)

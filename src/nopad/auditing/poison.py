@@ -41,12 +41,13 @@ def poison(alone: Alone, dtype: torch.dtype) -> Found:
 
     The sequence is changed in three ways: it gets other tokens; its embeddings are scaled; its embeddings become NaN.
     NaN is not tried with a collator, or with backends in which NaN spreads to neighbours. The returned `Found` has a
-    check for each way that was tried. There is none if no output can be split into sequences; and the check fails if
-    the model raises an exception.
+    check for each way that was tried; the check fails if the model raises an exception. If no output can be split into
+    sequences, there are no checks.
 
-    On a CPU not a single bit of a neighbour's result may change. On other devices, where the order of additions varies,
-    a few roundings of the largest value are allowed. On any device, a few roundings per layer are allowed if the
-    changed sequence changes which tokens are computed together, as in a mixture of experts.
+    On a CPU, not a single bit of a neighbour's result may change. On other devices, where the order of additions
+    varies, a few roundings of the largest value are allowed. There is one exception, on any device: a few roundings per
+    layer are allowed if the change of the sequence changes which tokens are computed together, as in a mixture of
+    experts.
 
     Args:
         alone: the results of the sequences, each run alone; they say how the outputs are split.

@@ -2,7 +2,7 @@
 
 Only copies of the model run, so the caller's model does not change. In float64, outputs and gradients are compared on
 packs of the full capacity. The more expensive neighbour checks (`poison`), and all checks in the model's own dtype, use
-packs of a quarter of this capacity, but of 4 to 16 tokens.
+packs of a quarter of this capacity, but of at least 4 and at most 16 tokens.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ __all__ = ["audit", "backend_for", "check_model", "how_of"]
 
 OPTIONS = {
     "backend": Option(default="auto", help="how nopad keeps sequences apart", choices=("auto", *BACKENDS)),
-    "capacity": Option(default=None, help="of the packs that are tried", low=4, none=True),
-    "layers": Option(default=None, help="only the first so many", none=True),
-    "gradients": Option(default=True, help="compare those too", choices=BOOLEAN),
-    "seed": Option(default=0, help="of what is drawn", low=0),
+    "capacity": Option(default=None, help="capacity of the packs that are tried", low=4, none=True),
+    "layers": Option(default=None, help="audit only the first so many layers", none=True),
+    "gradients": Option(default=True, help="compare gradients too", choices=BOOLEAN),
+    "seed": Option(default=0, help="random seed of what is drawn", low=0),
 }
 CAPACITY, WIDEST = 64, 256
 EXACT_BACKEND = "segments"  # audited in float64 in place of kernels that do not support float64
@@ -164,7 +164,8 @@ def _check_pictured(model: Any, backend: str, layers: int | None, capacity: int 
     """Check the options of an audit of a model that takes images.
 
     Raises:
-        OptionError: `layers` or `capacity` is given, which say nothing of images; or the backend is another one.
+        OptionError: `layers` or `capacity` is given, which do not apply to such a model; or the model is pack-safe with
+            another backend than `backend`, and `backend` is not "auto".
     """
     _check_backend(model, backend)
     for name, value in {"layers": layers, "capacity": capacity}.items():
@@ -287,9 +288,9 @@ class _Task:
     def _drawn(self, subject: Any, tokens: Tokens, capacity: int | None = None, partly: bool = False) -> Trial:
         """Return a trial with 6 random sequences for packs of `capacity` tokens.
 
-        If `capacity` is None, the trial is small: 4 sequences, for packs of a quarter of the audit's capacity. Such a
-        pack has at least 4 and at most 16 tokens.
-        `partly`: whether the model computes some of its results in float32 although its dtype is float64.
+        If `capacity` is None, the trial is small: 4 sequences, for packs of a quarter of the audit's capacity, but of
+        at least 4 and at most 16 tokens. `partly` says whether the model computes some of its results in float32
+        although its dtype is float64.
         """
         size = max(min(self.capacity, CAPACITY) // 4, 4) if capacity is None else capacity
         most = 4 if capacity is None else 6
@@ -375,7 +376,7 @@ def _compared(alone: Alone, dtype: torch.dtype, truth: Truth | None = None) -> F
 def _poisoned(found: Found, alone: Alone, dtype: torch.dtype) -> None:
     """Run the checks of `poison`, which change one sequence and look at the others, and add them to `found`.
 
-    If `found.unseen` is True, but one of these checks fails or none can be run, it becomes False.
+    `found.unseen` becomes False if it is True, and one of these checks fails or none can be run.
     """
     checks = poison(alone, dtype)
     if found.unseen is not None:

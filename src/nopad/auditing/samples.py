@@ -32,8 +32,8 @@ from nopad.options import BOOLEAN, Option
 __all__ = ["LEAST", "audit_samples", "compared"]
 
 OPTIONS = {
-    "gradients": Option(default=True, help="compare those too", choices=BOOLEAN),
-    "seed": Option(default=0, help="of what is drawn", low=0),
+    "gradients": Option(default=True, help="compare gradients too", choices=BOOLEAN),
+    "seed": Option(default=0, help="random seed of what is drawn", low=0),
 }
 LEAST = 2  # samples: one has no neighbour
 RESULT = "result"  # the name of an output that is a tensor and no dict
@@ -65,8 +65,8 @@ def audit_samples(
         samples: two or more samples, as `alone` and `packed` take them: tensors, or dicts, tuples or lists of tensors.
             Both functions get them on the model's device, with float tensors cast to the dtype under test.
         alone: ``alone(model, sample)`` returns the result of one sample by itself: a float tensor, or a dict of them.
-        packed: ``packed(model, samples)`` returns the results of several samples run as one pack: a list with one
-            result per sample, in their order, each with the keys and shapes that `alone` returns for it.
+        packed: ``packed(model, samples)`` returns the results of several samples run as one pack: a list or tuple with
+            one result per sample, in their order, each with the keys and shapes that `alone` returns for it.
         gradients: also compare the gradients of the model's parameters.
         seed: random seed of the weights with which outputs are summed for gradients, and of the random values of the
             middle sample.
@@ -113,8 +113,8 @@ def compared(
 ) -> Verdict:
     """Compare samples packed and alone; the arguments are those of `audit_samples`, already checked, and two more.
 
-    `how` says in words what keeps samples apart. `other` is a sample that also replaces the middle one, which must not
-    change the results of the others; its integers may differ too, such as its tokens. None: there is none.
+    `how` says in words what keeps samples apart. `other` is one more sample that replaces the middle one, to see
+    whether the results of the others change; its integers may differ too, such as its tokens. None: there is none.
 
     Raises:
         OptionError: the results alone differ from one run to the next.
@@ -231,12 +231,12 @@ class _Task:
         return dict(zip(parameters, found, strict=True))
 
     def _poison(self, model: nn.Module, samples: list[Any], single: Parts, dtype: torch.dtype) -> None:
-        """Change one sample, and measure how far its neighbours' results move.
+        """Change the sample in the middle of `samples`, and measure how far the results of the other samples move.
 
-        The sample in the middle of `samples` is replaced by `other`, if there is one. Then it gets random values, then
-        very large values, then NaN if the backend keeps NaN apart. A check is added to `checks` for each of these. If
-        this sample holds no floats, its values stay as they are, and a note is added. `single` are the results of the
-        samples alone.
+        It is changed in up to four ways: it is replaced by the attribute `other`, if there is one; its floats become
+        random values; they are multiplied by a large number; they become NaN, if the backend keeps NaN apart. Each way
+        adds a check to `checks`. If the sample holds no floats, and there is no `other`, only a note is added. `single`
+        are the results of the samples alone.
         """
         victim = len(samples) // 2
         generator = torch.Generator().manual_seed(self.seed)

@@ -15,7 +15,7 @@ from nopad.errors import OptionError
 __all__ = ["Tokens", "draw"]
 
 NAMES = ("pad", "bos", "eos", "cls", "sep")
-TRIES = 100  # draws of a sequence that must be another one than those before
+TRIES = 100  # most draws of one sequence, which must differ from those before it
 
 
 @dataclass(frozen=True)

@@ -58,9 +58,9 @@ def _traced(model: Any, trace: dict[str, Any], keep: Callable[[Tensor], Any]) ->
     """Inside this context, store the outputs of a model's modules in `trace`, in the order in which modules finish.
 
     Only the first tensor of a module's output is used, and only if it is of floating point and has at least 2
-    dimensions. ``keep(tensor)`` returns what is stored as ``trace[name]``, where ``name`` is the module's name (None:
-    nothing is stored). If it returns ``(key, value)``, ``trace[name]`` is a dict with this entry. If a module is called
-    several times, its first output counts (the first for each key).
+    dimensions. What ``keep(tensor)`` returns is stored under the module's name; if it returns None, nothing is stored.
+    If it returns ``(key, value)``, a dict is stored, with this entry. If a module is called several times, its first
+    output counts (the first for each key).
     """
 
     def seen(name: str, output: Any) -> None:

@@ -118,7 +118,7 @@ class Verdict:
 
 
 def lines_of(checks: Sequence[Check]) -> list[str]:
-    """Return a line of text for each check."""
+    """Return a line of text for each check: whether it passed, its name, value, limit and detail."""
     width = max((len(check.name) for check in checks), default=0)
     return [
         f"  {'✓' if c.passed else '✗'} {c.name:<{width}}  {short(c.value):>7}  (at most {short(c.limit, 0)})"
@@ -128,5 +128,5 @@ def lines_of(checks: Sequence[Check]) -> list[str]:
 
 
 def short(value: float, digits: int = 1) -> str:
-    """Return a number in scientific notation, or "0"."""
+    """Return a number in scientific notation with so many `digits` after the point; 0 as "0"."""
     return f"{value:.{digits}e}" if value else "0"

@@ -299,13 +299,15 @@ def cut_capped(
     u has the sizes ``sizes[u * parts : (u + 1) * parts]``. ``bounds[s + 1]`` is set to where step s ends. If unit u
     does not fit into an empty step, ``-u - 1`` is returned.
 
-    A step takes up to `most` units. For each step, up to `tries` numbers of units are tried, in descending order. The
-    first number tried is the largest whose tokens do not exceed `room`. The step takes the first number of units that
-    fit into the bins if they are placed largest first.
+    A step takes up to `most` units, as follows:
 
-    If none of these numbers fits, the step takes the units that fit if they are placed in the given order, but at least
-    one. If even the first number tried leaves over a quarter of `room` free, placing in the given order comes first,
-    and then only larger numbers of units are tried.
+    1. The first number of units that is tried is the largest whose tokens do not exceed `room`. Smaller numbers follow,
+       up to `tries` in all.
+    2. The step takes the first number whose units fit into the bins if they are placed largest first.
+    3. If no number fits, the step takes as many units as fit if they are placed in the given order, but at least one.
+
+    If the first number leaves more than a quarter of `room` free, units are placed in the given order before step 2,
+    and in step 2 only numbers are tried that are larger than the number of units that fit in this way.
     """
     units, begin, steps = sizes.shape[0] // parts, 0, 0
     loads = np.zeros(bins, dtype=np.int64)

@@ -99,10 +99,10 @@ def arrange_windows(
     """Arrange `units` in place so that units of similar cost share a step or a micro-step; `costs` are their costs.
 
     A piece is a micro-step, or the whole step if `levels` is 1; it has `piece` units, and a step has `levels` pieces. A
-    window is `window` steps (the last may have fewer). The units of a window are sorted by cost and cut into pieces;
-    the pieces, in this order, are divided into `levels` equal runs; and each step gets one piece from each run. These
-    are random, by `key`: which step gets a piece, where in the step the piece is, and the order of its units. `costs`
-    is changed too: it is sorted within each window.
+    window is `window` steps (the last may have fewer). The units of a window are sorted by cost and cut into pieces.
+    The pieces, in this order, are divided into `levels` equal runs, and each step gets one piece from each run. `key`
+    decides at random which step gets a piece, where in the step the piece is, and the order of its units. `costs` is
+    changed too: it is sorted within each window.
     """
     n = units.shape[0]
     per_step = levels * piece

@@ -160,8 +160,8 @@ def deal_step_under_cap(
     that are left. If the step has fewer units than there are micro-steps on all ranks, some micro-steps have no unit.
 
     If the step has ``shape.per_step`` units and the result of `deal` keeps to the cap, that result is returned.
-    Otherwise the units are divided under the cap into ``world_size * accumulation`` parts of nearly equal cost
-    (`deal_under_cap`), and these parts are dealt to ranks and micro-steps by their costs.
+    Otherwise the units are divided under the cap into parts of nearly equal cost (`deal_under_cap`). There is one part
+    for each micro-step of each rank, ``world_size * accumulation`` in all. The parts are dealt by their costs.
 
     Args:
         costs: cost of each unit, integers; ``[n]``.

@@ -107,8 +107,8 @@ class Tokens(CostModel):
 class Attention(CostModel):
     """The cost of a sequence is ``6 * hidden_size * length + length**2``: the work for its tokens and for attention.
 
-    In a transformer layer whose feed-forward part is four times as wide as its hidden size H, a token takes 24 H^2
-    operations for the matrices and ``4 * H * length`` for attention. The ratio of the two is ``6 * H : length``.
+    Let H be the hidden size of a transformer layer, and 4 H the width of its feed-forward part. Then a token takes
+    24 H^2 operations for the matrices, and ``4 * H * length`` for attention. The ratio is ``6 * H : length``.
 
     Attributes:
         hidden_size: width of the model. For layers of other proportions, `of_model` finds the value to use instead.

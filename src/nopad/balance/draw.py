@@ -29,9 +29,9 @@ _STRATA = 4  # number of strata if no edges are given
 def draw(costs: ArrayLike, shape: Shape, balance: Balance, key: int) -> NDArray[Any]:
     """Return the order in which an epoch takes its units: their indices, int32 ``[n]`` (int64 from 2^31 units on).
 
-    The attribute `Balance.draw` says how units are drawn; its description lists the ways. With "stratified", each
-    rank's micro-step takes a fixed number of units (the quota) from each range of costs (the stratum). Such steps come
-    first, until a stratum has too few units for a further step; all units left then follow in random order.
+    `Balance.draw` says how units are drawn. With "stratified", each rank's micro-step takes a fixed number of units
+    (the quota) from each range of costs (the stratum). Such steps come first, until a stratum has too few units for a
+    further step; all units left then follow in random order.
 
     Args:
         costs: cost of each unit, integers; ``[n]``.
@@ -83,8 +83,9 @@ def _proven(order: NDArray[Any], units: int) -> NDArray[Any]:
 def whole_steps(costs: ArrayLike, shape: Shape, balance: Balance) -> int:
     """Return how many whole steps the order from `draw` begins with; the units left over come after them.
 
-    The result is ``n // shape.per_step`` for n units. If `Balance.draw` is "stratified", it can be lower: with quotas
-    of 6:3:2:5, 6 % of Wikipedia-512 is left over. If there are fewer units than ranks, the result is 0.
+    The result is ``n // shape.per_step`` for n units. If `Balance.draw` is "stratified", it can be lower: of Wikipedia
+    in sequences of up to 512 tokens, quotas of 6:3:2:5 leave 6 % over. If there are fewer units than ranks, the result
+    is 0.
 
     Raises:
         BalanceError: as in `draw`, except that too few units for the ranks are no error.
@@ -118,9 +119,9 @@ def _sort(units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: 
     """Arrange the units in place so that those of a step, or of a micro-step if ranks wait there, have similar costs.
 
     In each window of `balance.window` steps (None: all steps), units are sorted by cost and cut into steps or
-    micro-steps. If ranks wait at micro-steps, the sorted micro-steps are divided into as many ranges as a step has
-    micro-steps, and each step gets one from each range, so that steps differ little in cost. These are random, by
-    `key`: the order of steps, which micro-step of a range a step gets, and the order within the step.
+    micro-steps. If ranks wait at micro-steps, and a step has m of them, the sorted micro-steps are divided into m
+    ranges. Each step gets one micro-step from each range, so that steps differ little in cost. `key` decides at random
+    the order of steps, which micro-step of a range a step gets, and the order within the step.
 
     `units` are indices into `costs`, and fill whole steps.
     """

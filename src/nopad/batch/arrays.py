@@ -30,7 +30,7 @@ __all__ = [
     "wide",
 ]
 
-INTEGERS = ("seq_lengths", "input_ids")  # columns in which floats are refused, so that they are not narrowed before
+INTEGERS = ("seq_lengths", "input_ids")  # columns whose floats stay as they are here, since callers refuse them
 
 
 def is_list(entry: Any) -> bool:
@@ -53,7 +53,7 @@ def listed(given: Any, name: str, each: str = "sequence") -> Sequence[Any]:
 
 
 def converted(entry: Any, name: str, n: int) -> NDArray[Any]:
-    """Return a list, array or tensor as an array; `name` and `n`, column and sequence, are for the error message.
+    """Return a list, array or tensor as an array; messages name the column, `name`, and the sequence's number, `n`.
 
     Raises:
         BatchError: NumPy cannot make an array of it, or a number does not fit into float32.

@@ -230,7 +230,7 @@ def is_static(mask: Any) -> bool:
 
 
 def place(mask: PackedMask, device: Any, backend: str) -> Placement:
-    """Return the placement on `device` of the batch whose mask is `mask`; it is made once per device and backend."""
+    """Return the `Placement`, on `device`, of the batch with this mask; it is made once per device and backend."""
     known: dict[Any, Placement] = mask._on_device
     key = (str(device), backend)
     if key not in known:

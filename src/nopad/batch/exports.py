@@ -1,4 +1,4 @@
-"""What a batch is for others: the arguments of transformers' own flash attention, and the arrays of Grain, for JAX."""
+"""A batch for other libraries: as arguments of transformers' own flash attention, and as arrays named as in Grain."""
 
 from __future__ import annotations
 

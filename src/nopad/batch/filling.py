@@ -17,7 +17,7 @@ from nopad.sequences import Sequences
 __all__ = ["MASK", "TARGETS", "filled", "without_first"]
 
 MASK = "attention_mask"
-TARGETS = ("decoder_input_ids", "labels", f"decoder_{MASK}")  # what a batch with targets has of them
+TARGETS = ("decoder_input_ids", "labels", f"decoder_{MASK}")  # the items of a batch that are of its targets
 
 
 def without_first(stacked: Sequences, layout: Layout) -> tuple[Sequences, Layout]:

@@ -20,7 +20,7 @@ MARK = "nopad_of_batch"
 _SAYS = (
     "this batch is packed, and {what} on its attention_mask would let sequences see each other: the model is not "
     "pack-safe. Make it so with nopad.packed(model), or pass **batch.as_flash_kwargs() to a model on flash attention. "
-    "Of a pack-safe model: move its batches with batch.to(device), compile it with nopad.model.static_inputs, and "
+    "With a pack-safe model: move its batches with batch.to(device), compile it with nopad.model.static_inputs, and "
     "let it generate from prompts that are not packed"
 )
 

@@ -113,10 +113,10 @@ def _row(value: Any) -> int | None:
 
 
 def columns_of_images(sequences: Sequences) -> tuple[Sequences, Images | None]:
-    """Split sequences in columns into their other columns and their images.
+    """Take the images out of sequences in columns; return the sequences without them, and the images.
 
     The images are in the per-sequence columns ``pixel_values`` and ``image_grid_thw``, arrays of objects: for each
-    sequence an array, or None. The images are None if there are no such columns, or if no sequence has an image.
+    sequence an array, or None. If there are no such columns, or no sequence has an image, the second result is None.
 
     Raises:
         BatchError: as for `take_images`.
@@ -131,7 +131,7 @@ def columns_of_images(sequences: Sequences) -> tuple[Sequences, Images | None]:
 
 
 def take_images(features: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], Images | None]:
-    """Split features into their other columns and their images (``pixel_values``, ``image_grid_thw``).
+    """Take the images (``pixel_values``, ``image_grid_thw``) out of features.
 
     A feature without these keys, or with None for them, has no image. The given features do not change.
 

@@ -1,4 +1,4 @@
-"""`Items`: what a packed batch holds: tensors by name, which no model gets without the guard, and their layout."""
+"""`Items`: the mapping that a packed batch is: tensors, which no model gets without the guard, and a layout."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ MARKED = ("input_ids", "inputs_embeds", "position_ids", "decoder_input_ids")
 
 
 class Items(MutableMapping[str, Any]):
-    """The items of a packed batch by name, its columns and the guard as ``attention_mask``; and where its tokens lie.
+    """A mapping with the items of a packed batch: its columns, and the guard as ``attention_mask``.
 
     Reading a column of numbers gives a torch tensor. A tensor of tokens or positions is marked when it is read, so that
-    a model that gets it without the guard raises an error. The guard itself is neither set nor taken out.
+    a model that gets it without the guard raises an error. The guard can be neither replaced nor deleted.
 
     Attributes:
         layout: where the tokens lie (`Layout`), as the guard states it.
     """
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
-        """Make a batch from `fields`, the items of another batch, which may have been changed.
+        """Make a batch from `fields`, the items of another batch by name; columns may have been changed or added.
 
-        Use `from_sequences` and the other ``from_`` methods to build a batch.
+        To build a batch from data, use `from_sequences` or another ``from_`` method.
 
         Raises:
             BatchError: `fields` lack the ``attention_mask`` of a packed batch.

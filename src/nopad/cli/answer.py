@@ -41,12 +41,14 @@ def best_of(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def answer(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what packing gains, in four lines: lengths, padding, packs, and slots.
+    """Return what packing gains, as lines of text.
 
-    The last line says how many times the slots of packs each way of padding needs. A slot is the place of one
-    token in a batch, real or padding. Then a line for each named input, and if text files were read, one that says what
-    a record is. `without` has the
-    numbers of slots without packing; `rows` are those of `nopad.planning.comparison.compare`, one for each plan.
+    Four lines are always there: the lengths; the padding without packing and with it; the packs; and the slots that
+    each way of padding needs, as a multiple of the slots of packs. A slot is the place of one token in a batch, real or
+    padding. Then comes a line for each named input, and, if text files were read, a line that says what a record is.
+
+    `without` has the numbers of slots without packing; `rows` are those of `nopad.planning.comparison.compare`, one for
+    each plan.
     """
     best = best_of(rows)
     times = {"fixed": without.fixed, "dynamic": without.dynamic, "length-sorted": without.by_length}
@@ -167,9 +169,9 @@ def became(given: Given) -> list[str]:
 
 
 def _from_least(given: Given, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a text that says how many packs the best plan (`best_of`) has more than the proven minimum.
+    """Return a text that compares the number of packs of the best plan (`best_of`) with the proven minimum.
 
-    This is the minimum without a depth limit, if the best plan has no depth limit or has exactly this many packs.
+    It is the minimum without a depth limit, if the best plan has no depth limit or has exactly this many packs.
     Otherwise it is the minimum at the depth of the best plan.
     """
     best, least = best_of(rows), least_packs(given.histogram, given.capacity, rows)

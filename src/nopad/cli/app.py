@@ -129,7 +129,7 @@ def main(argv: list[str] | None = None) -> None:
         _discard_stdout()  # stdout may be what cannot be written to
     except UnicodeEncodeError as error:  # a file name that is not UTF-8, in a library that accepts only text
         shown = str(error.object).encode("utf-8", "backslashreplace").decode()
-        code = _failed(f"{shown}: this name is no UTF-8; rename it", WRONG_USE, debug)
+        code = _failed(f"{shown}: this name is not UTF-8; rename it", WRONG_USE, debug)
     except Exception as error:
         code = _failed(f"{type(error).__name__}: {error} (a bug in nopad; --debug shows where)", BUG, debug)
     if code == INTERRUPTED:

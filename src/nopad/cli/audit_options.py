@@ -38,10 +38,11 @@ StepFile = Annotated[
 ]
 RanksOption = Annotated[int, typer.Option("--ranks", metavar="N", help="Ranks of the step, simulated.")]
 Accumulation = Annotated[
-    int | None, typer.Option("--accumulation", metavar="N", help="Micro-batches of each rank; 2, or the trainer's.")
+    int | None,
+    typer.Option("--accumulation", metavar="N", help="Micro-batches of each rank. Default: 2, or the trainer's."),
 ]
 Per = Annotated[
-    str, typer.Option("--per", metavar="WORD", help="The mean that is right for the step: token, or sequence.")
+    str, typer.Option("--per", metavar="WORD", help="What the step's loss is to be a mean over: token, or sequence.")
 ]
 Backend = Annotated[
     str, typer.Option("--backend", metavar="NAME", help="How attention keeps sequences apart; auto by device.")
@@ -57,11 +58,19 @@ Collator = Annotated[
     ),
 ]
 Attention = Annotated[
-    str | None, typer.Option("--attention", metavar="NAME", help="Attention implementation of the model as it is.")
+    str | None,
+    typer.Option(
+        "--attention", metavar="NAME", help="Load the model with this attention implementation of transformers."
+    ),
 ]
 Capacity = Annotated[
     int | None,
-    typer.Option("--capacity", "-c", metavar="N", help="Most tokens of the packs tried; 64, more for windows."),
+    typer.Option(
+        "--capacity",
+        "-c",
+        metavar="N",
+        help="Most tokens of the packs that are tried. Default: 64, or more for a model with local attention.",
+    ),
 ]
 Layers = Annotated[
     int | None, typer.Option("--layers", metavar="N", help="Only the first N layers, for a large model.")

@@ -29,7 +29,7 @@ _OF_ALL = (
     "text_unit",
     "advice",
     "plans",
-)  # the same in every line, or not in one
+)  # the same for every capacity, or not given for any
 
 
 def refuse_with_several(given: Mapping[str, Any], single: Mapping[str, Sequence[str] | None]) -> None:

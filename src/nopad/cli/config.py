@@ -1,5 +1,7 @@
 """Read ``nopad.toml``, which sets options in one table per command; options on the command line override it.
 
+Such a file is, for example:
+
 [pack]
 capacity = 4096
 tokenizer = "path/to/model"

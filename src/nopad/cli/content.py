@@ -59,7 +59,7 @@ ChatOptions = Annotated[
     typer.Option(
         "--chat-option",
         metavar="NAME=VALUE",
-        help=f"Of chats: {', '.join(CHAT_OPTIONS)}. Repeatable.",
+        help=f"An option for chats: {', '.join(CHAT_OPTIONS)}. Repeatable.",
         rich_help_panel=CORPUS,
     ),
 ]
@@ -68,8 +68,7 @@ Suffixes = Annotated[
     typer.Option(
         "--suffix",
         metavar=".EXT",
-        help="Of folders, read the files with this suffix and no others; one that nopad does not know is text. "
-        "Repeatable.",
+        help="In folders, read only files with this suffix, as text if nopad does not know it. Repeatable.",
         rich_help_panel=CORPUS,
     ),
 ]

@@ -52,20 +52,27 @@ TokenizerSpec = Annotated[
     ),
 ]
 OverLong = Annotated[
-    corpus.OverLong, typer.Option("--over-long", help="Records above the capacity.", rich_help_panel=CORPUS)
+    corpus.OverLong,
+    typer.Option("--over-long", help="What happens to records above the capacity.", rich_help_panel=CORPUS),
 ]
 PlannedOverLong = Annotated[
     corpus.OverLong | None,
     typer.Option(
         "--over-long",
-        help="Records above the capacity. Default: they are counted, and left out of the plan.",
+        help="What happens to records above the capacity. Default: they are counted, and left out of the plan.",
         rich_help_panel=CORPUS,
     ),
 ]
-EmptyPolicy = Annotated[corpus.Empty, typer.Option("--empty", help="Records without a token.", rich_help_panel=CORPUS)]
+EmptyPolicy = Annotated[
+    corpus.Empty, typer.Option("--empty", help="What happens to records without a token.", rich_help_panel=CORPUS)
+]
 OnBadRecord = Annotated[
     corpus.OnBadRecord,
-    typer.Option("--on-bad-record", help="Broken JSON, invalid UTF-8, wrong types.", rich_help_panel=CORPUS),
+    typer.Option(
+        "--on-bad-record",
+        help="What happens to bad records: broken JSON, invalid UTF-8, wrong types.",
+        rich_help_panel=CORPUS,
+    ),
 ]
 SpecialTokens = Annotated[
     bool,
@@ -102,7 +109,7 @@ Carry = Annotated[
     typer.Option(
         "--carry",
         metavar="COLUMN",
-        help="A column to carry, or none. Repeatable. Default: with ids all that can be carried, with text "
+        help="A further column to pack, or none. Repeatable. Default: with ids all that can be packed, with text "
         "a label that is a number.",
         rich_help_panel=CORPUS,
     ),
@@ -112,7 +119,7 @@ MaskField = Annotated[
     typer.Option(
         "--mask-field",
         metavar="FIELD",
-        help="Marks padding with 0, or none. Default: 'attention_mask' where present.",
+        help="Field or column that is 0 at padding, or none. Default: 'attention_mask' where present.",
         rich_help_panel=CORPUS,
     ),
 ]
@@ -135,7 +142,11 @@ Validation = Annotated[
 ]
 Seed = Annotated[
     int,
-    typer.Option("--seed", metavar="S", help="Random seed: which of equal lengths goes where, and the order of packs."),
+    typer.Option(
+        "--seed",
+        metavar="S",
+        help="Random seed of the order of packs, and of which of several equal lengths goes where.",
+    ),
 ]
 
 
@@ -145,7 +156,7 @@ AlgorithmOptions = Annotated[
         "--option",
         "-O",
         metavar="NAME=VALUE",
-        help=f"Of the algorithm, or a condition on packs ({', '.join(CONDITIONS)}). Repeatable.",
+        help=f"An option of the algorithm, or a condition on packs ({', '.join(CONDITIONS)}). Repeatable.",
     ),
 ]
 

@@ -78,7 +78,9 @@ def pack(
     option: AlgorithmOptions = None,
     even: Even = False,
     seed: Seed = 0,
-    order: Annotated[Order, typer.Option("--order", help="Of the packs: random (seeded), or source.")] = "random",
+    order: Annotated[
+        Order, typer.Option("--order", help="Order of the packs: random, by the seed; or close to that of the source.")
+    ] = "random",
     index_only: Annotated[
         bool, typer.Option("--index-only", help="Write which sequence goes where, and leave the tokens in the source.")
     ] = False,

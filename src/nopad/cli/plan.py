@@ -265,9 +265,11 @@ def _compare(
 ) -> tuple[Given, list[dict[str, Any]]]:
     """Read the input, plan with every wanted algorithm at every wanted depth; return the input and a row for each plan.
 
-    A row is a dict about the plan, as `nopad.planning.comparison.compare` returns it. Algorithms that take sequences in
-    the order of arrival are left out if the user named no algorithm and the input is a histogram of too many sequences
-    to draw an order for. ``read(capacity, monitor)`` reads the input. With ``--output``, the plan is saved.
+    A row is a dict about the plan, as `nopad.planning.comparison.compare` returns it. ``read(capacity, monitor)`` reads
+    the input. With ``--output``, the plan is saved.
+
+    Algorithms that take sequences in the order of arrival need an order, which is drawn at random for a histogram. If
+    it has too many sequences for that, and the user named no algorithm, they are left out.
     """
     options, algorithms = wanted.options, wanted.algorithms
     for name in algorithms:

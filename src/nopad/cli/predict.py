@@ -42,7 +42,9 @@ Model = Annotated[str, typer.Option("--model", "-m", metavar="MODEL", help="A fo
 TaskName = Annotated[
     str | None,
     typer.Option(
-        "--task", metavar="NAME", help="What for: classify, tag, embed, answer, ... Default: what it was trained for."
+        "--task",
+        metavar="NAME",
+        help="What the model does: classify, tag, embed, answer, ... Default: what it was trained for.",
     ),
 ]
 Text = Annotated[str | None, typer.Option("--text", metavar="COLUMN", help="Column of the text.", rich_help_panel=TASK)]
@@ -72,7 +74,7 @@ OverLong = Annotated[
     typer.Option(
         "--over-long",
         metavar="POLICY",
-        help="Longer ones: error (default), truncate, drop; some tasks split.",
+        help="What happens to longer ones: error (default), truncate or drop; with some tasks also split.",
         rich_help_panel=TASK,
     ),
 ]
@@ -92,13 +94,16 @@ Capacity = Annotated[
 ]
 RowsAtATime = Annotated[
     int | None,
-    typer.Option("--rows", metavar="N", help="Packs run at a time. Default: about 4,096 tokens of them."),
+    typer.Option("--rows", metavar="N", help="Packs run at a time. Default: as many as hold about 4,096 tokens."),
 ]
 BatchRecords = Annotated[
     int, typer.Option("--batch-records", metavar="N", help="Records read, packed and run at a time.")
 ]
 PartRecords = Annotated[
-    int, typer.Option("--part-records", metavar="N", help="Records of a file, after which a killed job goes on.")
+    int,
+    typer.Option(
+        "--part-records", metavar="N", help="Records of an output file; a killed job goes on after its last whole file."
+    ),
 ]
 PrecisionName = Annotated[
     str | None,

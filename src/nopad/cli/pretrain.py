@@ -34,7 +34,7 @@ PretrainOptions = Annotated[
         "--pretrain-option",
         "-P",
         metavar="NAME=VALUE",
-        help=f"Of --pretrain: {', '.join(_NAMES)}. Repeatable. max_length is the capacity by default.",
+        help=f"An option of --pretrain: {', '.join(_NAMES)}. Repeatable. max_length is the capacity by default.",
         rich_help_panel=CORPUS,
     ),
 ]

@@ -110,8 +110,8 @@ def fitted_rows(
 ) -> Table:
     """Return a table of `rows`, without some of its columns if it is wider than `width` characters.
 
-    `columns` has a function for each head, which returns the text of a row's cell. `least` is explained at `fitted`,
-    `left` at `headed`.
+    `columns` has, by the head of each column, a function that returns the text of a row's cell; `style` returns the
+    style of a row. `least` is explained at `fitted`, `left` at `headed`.
     """
 
     def make(left_out: Sequence[str]) -> Table:

@@ -57,7 +57,7 @@ def balance_table(rows: Sequence[BalanceRow], histogram: Histogram, width: int) 
 def waste_table(rows: Sequence[BalanceRow]) -> Group:
     """Return a table of waste: a row for each method of balance, and a column for each number of GPUs.
 
-    Waste is by how much the slowest rank takes longer than the mean rank, as a share of the mean.
+    Waste is the time that the slowest rank takes beyond the mean of all ranks, as a share of this mean.
     """
     gpus = sorted({row.gpus for row in rows})
     found = {(row.method, row.gpus): row for row in rows}

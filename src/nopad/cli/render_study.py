@@ -61,7 +61,7 @@ def redone_notes(rows: Sequence[Redone]) -> Iterator[str]:
 def matrix_table(matrix: Sequence[Sequence[int]], same: bool) -> Group:
     """Return the packing matrix of capacity 8 and depth 3 as a table: a row per length, a column per strategy.
 
-    `same` says whether it is as in the supplement.
+    `same` says whether it equals the matrix that the paper's supplement prints.
     """
     verdict = "as published" if same else "not as published"
     made = headed(["length", *(str(column + 1) for column in range(len(matrix[0])))], left=0)

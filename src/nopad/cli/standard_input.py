@@ -42,8 +42,8 @@ StdinFormat = Annotated[
 
 _LOOKED_AT = 1 << 16  # bytes
 _ROWS = 20  # most lines that are compared with the first one
-_NAME = re.compile(r"[^\n.!?]{1,64}")  # of a column; a sentence is none
-_TEXT = "text"  # usual name of the column of texts: the only one of a file without commas
+_NAME = re.compile(r"[^\n.!?]{1,64}")  # what the name of a column may be; a sentence does not match
+_TEXT = "text"  # the usual name of a column of texts; a file with no other column has no commas
 _spooled: list[Path] = []
 
 

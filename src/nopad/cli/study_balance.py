@@ -70,7 +70,7 @@ def balance(
         typer.Option(
             "--cost",
             metavar="MODEL",
-            help="tokens, or attention:HIDDEN_SIZE. Default: tokens; long context: attention:4096.",
+            help="Cost of a sequence: tokens, or attention:HIDDEN_SIZE. Default: tokens; long context: attention:4096.",
         ),
     ] = None,
     steps: Annotated[

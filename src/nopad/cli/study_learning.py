@@ -39,11 +39,17 @@ def learning(
             "--output", "-o", metavar="FOLDER", help="Keep results; the same command goes on where it stopped."
         ),
     ] = None,
-    size: Annotated[str, typer.Option(help="toy (a minute), quick (at most 90), full (days).")] = "quick",
+    size: Annotated[
+        str, typer.Option(help="How large the study is: toy (a minute), quick (at most 90 minutes), full (days).")
+    ] = "quick",
     seeds: Annotated[int, typer.Option(help="Runs per recipe.")] = 3,
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", metavar="GROUP", help="'equal batch', 'larger batch', tuned, faults or choices."),
+        typer.Option(
+            "--only",
+            metavar="GROUP",
+            help="Recipes of this group only: 'equal batch', 'larger batch', tuned, faults or choices. Repeatable.",
+        ),
     ] = None,
     plot: Plot = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run and how long, and stop.")] = False,
@@ -52,8 +58,8 @@ def learning(
 ) -> None:
     """Pre-train a small BERT many times: packed, not packed, and with the faults that packing can have.
 
-    All runs train on the same number of sequences. They are the paper's three comparisons and its ablations; then
-    classifiers are fine-tuned from the weights. Texts are the docstrings and comments of Python's standard library.
+    The runs are the paper's three comparisons and its ablations; all train on the same number of sequences. Then
+    classifiers are fine-tuned from their weights. Texts are the docstrings and comments of Python's standard library.
 
     Examples:
       nopad study learning --size toy

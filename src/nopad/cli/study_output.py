@@ -39,7 +39,7 @@ def read_filled(file: Path) -> tuple[Histogram, int | None]:
 
 
 def print_notes(notes: Iterable[str]) -> None:
-    """Print indented lines below a table."""
+    """Print notes on a table below it, as indented lines."""
     screen = console()
     for note in notes:
         screen.print(f"  {note}", style="dim", markup=False, soft_wrap=True)

@@ -44,7 +44,12 @@ _REAL_NOTES = (
 def serving(
     waiting: Annotated[
         list[int] | None,
-        typer.Option("--waiting", metavar="N", min=1, help="Requests that look_ahead sees; repeatable."),
+        typer.Option(
+            "--waiting",
+            metavar="N",
+            min=1,
+            help="How many waiting requests nopad's policy look_ahead sees. Repeatable.",
+        ),
     ] = None,
     real: Annotated[
         bool, typer.Option("--real", help="Run the requests through a model too, in each way: about two minutes.")

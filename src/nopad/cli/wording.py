@@ -1,10 +1,13 @@
 """Translate option names in messages from Python's form to the flags or configuration fields of a verb.
 
-A verb is a command such as ``pack``. An option that the verb has becomes its flag (``--over-long truncate``), for
-`nopad train` a field of its configuration (``task.over_long = "truncate"``), and for `nopad predict` in some cases
-``--set prompt=...``. An option that the verb lacks, and `nopad pack` has, becomes that command with its flag
-(``nopad pack --empty skip``). Arguments inside the parentheses of a Python call stay unchanged, and so do all other
-options.
+A verb is a command such as ``pack``. An option in a message becomes:
+
+* its flag, if the verb has one (``--over-long truncate``)
+* for `nopad train`, a field of its configuration (``task.over_long = "truncate"``)
+* for `nopad predict`, in some cases ``--set prompt=...``
+* `nopad pack` with its flag, if the verb has no name for it and `nopad pack` has (``nopad pack --empty skip``)
+
+Arguments inside the parentheses of a Python call stay unchanged, and so do all other options.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class ArrayFolder(TableSource):
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield batches of whole sequences; a batch has at most `block_bytes` / 8 tokens, by default half a million.
 
-        Only a single sequence that is longer is a larger batch.
+        A sequence with more tokens than this is a batch by itself.
 
         Raises:
             SourceError: the offsets fall, a sequence is too long, it is unclear whether a carried column is per token,

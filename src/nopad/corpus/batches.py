@@ -2,11 +2,12 @@
 
 A source chooses the columns that it reads from a schema, before it reads rows. Each batch is compared with this schema:
 every chosen column must occur exactly once, with a type that can be read as the type in the schema. Then Arrow
-validates these columns in full. Without this, a damaged file could make later code read beyond a buffer and crash the
-process; so it raises an error that names the rows. Text that is not UTF-8 passes, also
-in lists and structs: `nopad.corpus.rows` marks only these records as bad. Dictionary columns are decoded, so a null
-among the dictionary's values becomes a null in each row that refers to it. All this takes time O(values), about 0.1 ns
-per byte.
+validates these columns in full, and a damaged file raises an error that names the rows. Without this, later code could
+read beyond a buffer of a damaged file, and crash the process.
+
+Text that is not UTF-8 passes, also in lists and structs: `nopad.corpus.rows` marks only these records as bad.
+Dictionary columns are decoded, so a null among the dictionary's values becomes a null in each row that refers to it.
+All this takes time O(values), about 0.1 ns per byte.
 """
 
 from __future__ import annotations

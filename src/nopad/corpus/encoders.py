@@ -68,10 +68,12 @@ class Encoder(ABC):
         return "" if gone is None else no_column(gone, columns)
 
     def check(self, records: Sequence[Mapping[str, Any]]) -> None:  # noqa: B027 - most encoders have nothing to check
-        """Refuse to encode such records: a source gives the first ones that it reads, before any work starts.
+        """Check that the encoder can encode records such as these, the first ones that a source has read.
+
+        A source calls this before any other work starts.
 
         Raises:
-            OptionError: what the encoder was given cannot encode them.
+            OptionError: it cannot, for example because the tokenizer has no chat template.
         """
 
     @abstractmethod
@@ -233,7 +235,7 @@ class Chats(Encoder):
         )
 
     def check(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Refuse a tokenizer that cannot encode such records.
+        """Check that the tokenizer can encode records such as these.
 
         Raises:
             OptionError: as for `encode`.

@@ -1,9 +1,12 @@
 """Find the files that a user's paths and URLs name, in reading order. Of their content, only ``state.json`` is read.
 
 A folder is walked recursively, including links to folders, in the byte order of relative paths; hidden files and
-folders are skipped. `Finder.ignored` lists what was found and is not read: files of kinds that are not read, datasets
-packed by nopad, Arrow files that do not belong to the saved dataset beside them, files that a link reaches a second
-time, and links to a folder that contains the link. This takes O(files) time.
+folders are skipped. This takes O(files) time. `Finder.ignored` lists what was found and is not read:
+
+* files of kinds that are not read
+* datasets packed by nopad
+* Arrow files that do not belong to the saved dataset beside them
+* files that a link reaches a second time, and links to a folder that contains the link
 """
 
 from __future__ import annotations

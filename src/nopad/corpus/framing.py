@@ -83,7 +83,10 @@ def tokenised(
                 pair = None if pairs is None else [pairs[number]]
                 ((ids, types),) = _tokenise(tokenizer, [texts[number]], pair, max_length)
                 if len(ids) > max_length:
-                    raise LengthError(f"record {number} cannot be cut to {max_length} tokens: it has special tokens")
+                    raise LengthError(
+                        f"record {number} cannot be cut to {max_length} tokens: its special tokens alone are more; "
+                        "raise max_length"
+                    )
             found.ids.append(ids)
             if types is not None:
                 found.types.append(types)

@@ -1,12 +1,16 @@
 """Read an input file, local or remote, plain or compressed: as a whole, by lines, or at random positions.
 
-Any failure to read becomes a `SourceError` that names the path. The size, modification time and inode of a local file
-are stored when the file is found, and compared when it is opened, after every read from its stream (3 µs), and when
-reading ends. So a file that was written to is refused before the data that was read is used. A file that was replaced
-is refused when it is opened; after that, the open file is still the old one. (A remote file is compared only when
-reading ends.) Callers that read at random positions compare with `InputFile.prove` themselves. Nothing is
-memory-mapped, since the system kills a process that reads a mapped file after it was truncated. Reading by lines or
-blocks needs memory for one block.
+Any failure to read becomes a `SourceError` that names the path. A file that changes while it is used is refused:
+
+* When a local file is found, its size, modification time and inode are stored. They are compared when the file is
+  opened, after every read from its stream (3 µs), and when reading ends.
+* So a file that was written to is refused before the data that was read is used. A file that was replaced is refused
+  when it is opened; after that, the open file is still the old one.
+* A remote file is compared only when reading ends.
+* Callers that read at random positions compare with `InputFile.prove` themselves.
+
+Nothing is memory-mapped, since the system kills a process that reads a mapped file after it was truncated. Reading by
+lines or blocks needs memory for one block.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ NEVER, GOES_ON, BEGINS = 0, 1, 2  # a token is never chosen, continues a word, o
 
 MASKABLE = "maskable"  # name of the column with `NEVER`, `GOES_ON` or `BEGINS` for each token
 _PREDICTIONS = {128: 20, 384: 56, 512: 76}  # by `max_length`, as in the packing papers and MLPerf
-_SEED = Option(default=0, low=0, high=2**64 - 1, help="of the masks")
+_SEED = Option(default=0, low=0, high=2**64 - 1, help="random seed of the masks")
 _MOST = Option(default=None, none=True, help="most predictions of a sequence")
 
 

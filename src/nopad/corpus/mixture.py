@@ -68,7 +68,7 @@ class MixtureSource(JoinedSource):
         self.folders = tuple(folder for source in sources.values() for folder in source.folders)
 
     def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
-        """Yield the blocks from a given one on, as `JoinedSource.blocks_from`; each names its source."""
+        """Yield the blocks from a given one on, as `JoinedSource.blocks_from` does; each block names its source."""
         for block in super().blocks_from(at):
             name = self.names[block.at[0]]
             yield replace(block, name=f"{name}={block.name}", source=name, path=block.path or block.name)

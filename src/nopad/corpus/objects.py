@@ -194,7 +194,7 @@ class DictSource(TableSource):
         return (batch for batch, _ in self._converted())
 
     def blocks(self) -> Iterator[Block]:
-        """Yield one block per batch; its decoder yields rows that `to_batch` found to be bad as bad records."""
+        """Yield one block per batch; the rows that `to_batch` found to be bad are decoded to bad records."""
         row = 1
         for batch, bad in self._converted():
             decoder = partial(decode_rows, selection=self.selection, known_bad=bad)

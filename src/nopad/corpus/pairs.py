@@ -8,10 +8,10 @@ sentence; the sentences that B would have had are used in the next pair. A pair 
 one, from the longer side, at its beginning or end at random. Unlike in BERT's code, a random B never comes from A's own
 document.
 
-Besides the options and the tokenizer, the pairs of a document depend only on the number of the copy, the document's
-number, and the documents that are read with it (a pool of `nopad.corpus.pretraining`). One core makes some 350,000
-pairs of 128 tokens a second, or 100,000 with static masks; tokenising takes extra time. Source:
-``create_pretraining_data.py`` of BERT.
+The pairs of a document depend only on the options, the tokenizer, the number of the copy, the document's number, and
+the documents that are read with it (a pool of `nopad.corpus.pretraining`). One core makes some 350,000 pairs of 128
+tokens a second, or 100,000 with static masks; tokenising takes extra time. Source: ``create_pretraining_data.py`` of
+BERT.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ COLUMNS = 8
 _RATE = 0.15
 
 _LENGTH = Option(default=128, low=FRAME + 2, high=MAX_LENGTH, help="most tokens of a pair")
-_COPIES = Option(default=1, high=2**16, help="pairs made of each document so often")
+_COPIES = Option(default=1, high=2**16, help="how many times pairs are made of each document")
 _MOST = Option(default=None, none=True, help="most predictions of a pair")
-_SEED = Option(default=0, low=0, high=2**64 - 1, help="of pairs and masks")
+_SEED = Option(default=0, low=0, high=2**64 - 1, help="random seed of pairs and masks")
 _POOL = Option(default=8 << 20, high=2**40, help="bytes of documents among which second sides are drawn")
 _BOOLEAN = Option(default=False, choices=BOOLEAN, help="")
 
@@ -316,8 +316,8 @@ def _check_next(sizes: NDArray[np.int64], where: str) -> None:
     """
     if sizes.size < 2:
         raise RecordError(
-            f"{where}: {sizes.size or 'none'} with a sentence that fits, and a next sentence at random is drawn from "
-            "another document; give at least two"
+            f"{where}: {sizes.size or 'none'} with a sentence that fits, and a random next sentence comes from another "
+            "document; give at least two"
         )
     if sizes.max() < 2:
         raise RecordError(

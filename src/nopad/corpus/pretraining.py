@@ -183,7 +183,7 @@ class PretrainingSource(Source):
             bad = next((f" ({at}: {one['bad']})" for one, at in each if isinstance(one, dict)), "")
             raise SourceError(
                 f"{pool.places[0]}: {'1 document' if pool.filled else 'no document'}{of} with a text{bad}, and a "
-                "next sentence at random is drawn from another document; give at least two, or divide this one "
+                "random next sentence comes from another document; give at least two, or divide this one "
                 '(text_unit="paragraph": empty lines between documents)'
             )
         decoder = partial(_decode, tokenizer=self._tokenizer, words=self._words, options=self.options, pool=pool.places)

@@ -1,8 +1,7 @@
 """`RecordFile`: a source of records (dicts), from CSV, TSV or JSON arrays; with an `Encoder`, from any records.
 
-An `Encoder` makes text or ids of each record. A JSON Lines file is read in blocks of whole lines. For all other
-inputs, a block is a run of records, written as JSON.
-The first thousand records decide the types of carried columns.
+An `Encoder` makes text or ids of each record. A JSON Lines file is read in blocks of whole lines. For all other inputs,
+a block is a run of records, written as JSON. The first thousand records decide the types of carried columns.
 """
 
 from __future__ import annotations

@@ -280,7 +280,7 @@ def without_broken_text(batch: pa.RecordBatch, bad: dict[int, str]) -> pa.Record
 
 
 def _broken_text(value: Any, kind: pa.DataType, path: str) -> str | None:
-    """Return why a text in `value` is not UTF-8, and which; None if all are.
+    """Return a message that says which text in `value` is not UTF-8, and why; None: all texts are UTF-8.
 
     `value` is a scalar of Arrow with bytes in place of texts, `kind` its type with texts, and `path` its name.
     """

@@ -60,8 +60,8 @@ class Block:
         whole: whether the block is one whole document; messages then give no line number.
         by_line: whether each line of `data` that is not empty is one record; empty lines are not records.
         source: name of the source in a mixture to which the block belongs; "" if there is no mixture.
-        at: the argument for `Source.blocks_from` with which it begins at this block. (): the argument is ``(number,)``,
-            where number is the block's place among all blocks of the source, from 0.
+        at: the argument with which `Source.blocks_from` begins at this block. (): the argument is ``(number,)``, where
+            number is the block's place among all blocks of the source, from 0.
         places: one text for each record, which names the record's place in messages; (): the place is made from `path`
             and the line.
         ways: which values of `CorpusOptions.over_long`, besides "error", are possible for the block's records.
@@ -114,11 +114,13 @@ class Block:
 
         A record that cannot be decoded raises no error, but is yielded as a `BadRecord`.
 
+        Most blocks raise no error here. The exceptions are those of `PretrainingSource`, `LengthsFile` and chats.
+
         Raises:
-            RecordError: no pre-training pairs can be made of the documents in the block (`PretrainingSource`), or one
-                of them is empty or has a sentence that is too long, and the options make that an error.
-            FormatError: the block is of a file of lengths, which holds no records; or the documents are made into
-                pairs, and the tokenizer cannot encode one.
+            RecordError: no pre-training pairs can be made of the documents in the block; or a document is empty, or has
+                a sentence that is too long, and the options make this an error.
+            FormatError: the tokenizer cannot encode a document of which pairs are made; or the block is of a file of
+                lengths, which holds no records.
             OptionError: the records are chats, and the tokenizer cannot encode them, for example because it has no chat
                 template.
         """

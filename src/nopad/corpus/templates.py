@@ -1,10 +1,11 @@
 """Apply a tokenizer's chat template to messages, and find the special tokens that a tokenizer puts around a text.
 
-Any error that a template raises becomes a `RecordError` with the record's number. Templates silently ignore what they
-do not support, such as a role or tools. So chats with tools, with tool calls, or with a message of some role are
-rendered once more without the tools, without the calls, or without the content of that message. If the text stays the
-same, the chat is refused. If the text differs, or if the template refuses the changed chat, the template reads what was
-left out, and later chats are not checked for it.
+Any error that a template raises becomes a `RecordError` with the record's number.
+
+Templates silently ignore what they do not support, such as a role or tools. So each of these is tried when it first
+occurs: tools, calls of tools, and the messages of each role. The chat is rendered once more without it. If the text
+stays the same, the chat is refused. If the text differs, or if the template refuses the changed chat, the template
+reads what was left out, and later chats are not checked for it.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class Frame:
         at = next((n for n in range(spare + 1) if bare and framed[n : n + len(bare)] == bare), None)
         if at is None:
             raise OptionError(
-                f"{type(tokenizer).__name__} writes a text with special tokens otherwise than without, so where they "
-                "go is not known; give another tokenizer"
+                f"{type(tokenizer).__name__} gives a text other tokens when it adds special tokens, so nopad cannot "
+                "tell where these go; give another tokenizer"
             )
         self.front, self.back = framed[:at], framed[at + len(bare) :]
         self.eos: int | None = tokenizer.eos_token_id

@@ -1,4 +1,4 @@
-"""Load a tokenizer as an object of transformers, which may have a chat template, and names its special tokens."""
+"""Load a tokenizer as an object of transformers: it may have a chat template, and says which tokens are special."""
 
 from __future__ import annotations
 
