@@ -1,8 +1,8 @@
-"""Audit models that take images: draw images and texts by the model's configuration, and compare packed with alone.
+"""Audit models that take images: draw images, videos and texts by the configuration, and compare packed with alone.
 
-A model that takes images beside its tokens (Qwen2-VL, LLaVA) gets sequences of text and images; one that makes its
-tokens from images alone (ViT) gets images of several sizes. No processor and no file is read: the configuration says
-which shapes pixel values have, and how many tokens an image gives.
+A model that takes images beside its tokens (Qwen2-VL, LLaVA) gets sequences of text, images and videos; one that makes
+its tokens from images alone (ViT) gets images of several sizes. No processor and no file is read: the configuration
+says which shapes pixel values have, and how many tokens an image gives.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from nopad.auditing.samples import compared
 from nopad.auditing.tokens import Tokens
 from nopad.auditing.verdict import Verdict
 from nopad.batch import Flat, PackedBatch, Rows
-from nopad.batch.images import GRIDS, PIXELS
+from nopad.batch.images import PICTURES, VIDEOS, Kind
 from nopad.errors import OptionError
-from nopad.model.families import FRONTS, IMAGES
+from nopad.model.families import FRONTS, IMAGES, Images
 from nopad.model.fronts import front_of
-from nopad.model.images import tokens_of_image
+from nopad.model.images import size_of_patch, tokens_of_image
 from nopad.model.safety import bare, is_packed, packed, state_of
 
 __all__ = ["audit_pictured", "takes_pictures"]
 
-# Of each sequence: its parts, a number of text tokens, or height and width of an image in tokens.
-Part = int | tuple[int, int]
+# Of each sequence: its parts, a number of text tokens; height and width of an image in tokens; or steps in time, height
+# and width of a video, which is left out for models that take none.
+Part = int | tuple[int, int] | tuple[int, int, int]
 PARTS: tuple[tuple[Part, ...], ...] = (
     (3, (2, 3), 5),
     (1,),
-    (2, (1, 1), 1, (4, 2), 4),  # in the middle: this one is replaced
+    (2, (1, 1), 1, (2, 1, 3), (4, 2), 4),  # in the middle: this one is replaced
     (7,),
-    ((2, 2), 6),
+    ((2, 2), (3, 2, 1), 6),
 )
 SIZES = ((2, 3), (1, 1), (4, 2), (1, 5), (3, 3))  # height and width of images in patches, without text
 RESULTS = ("logits", "last_hidden_state", "pooler_output")
@@ -75,7 +76,7 @@ def audit_pictured(model: Any, backend: Callable[[torch.dtype], str], gradients:
     kind = made.config.model_type
     draw = _fronts if kind in FRONTS else _texts
     samples, others = draw(made, seed), draw(made, seed + 1)
-    way = _Front(backend) if kind in FRONTS else _Texts(backend)
+    way = (_Front if kind in FRONTS else _Texts)(backend, _longest(made, samples))
     verdict = compared(made, samples, way.alone, way.packed, gradients, seed, how, other=others[len(samples) // 2])
     notes = ("its images were drawn by its configuration; no processor ran", *verdict.notes)
     return replace(verdict, model=type(made).__name__, notes=notes)
@@ -83,9 +84,15 @@ def audit_pictured(model: Any, backend: Callable[[torch.dtype], str], gradients:
 
 @dataclass(frozen=True)
 class _Texts:
-    """How sequences of text and images run alone and packed; `backend` gives the attention backend for a dtype."""
+    """How sequences of text and images run alone and packed.
+
+    Attributes:
+        backend: gives the attention backend for a dtype.
+        longest: number of tokens of the longest sample.
+    """
 
     backend: Callable[[torch.dtype], str]
+    longest: int
 
     def alone(self, model: Any, sample: Sample) -> dict[str, Tensor]:
         """Return the results of one sample in an ordinary call, once for each form of a batch."""
@@ -105,8 +112,7 @@ class _Texts:
     def _forms(self, model: Any) -> dict[str, Any]:
         """Return the forms of batches that are tried, by name, and set the backend for the model's dtype."""
         backend = state_of(model).backend = self.backend(next(model.parameters()).dtype)
-        longest = _longest(model)
-        forms = {"flat": Flat(), "rows": Rows(longest + 3), "end to end": Rows(longest + 1, end_to_end=True)}
+        forms = {"flat": Flat(), "rows": Rows(self.longest + 3), "end to end": Rows(self.longest + 1, end_to_end=True)}
         return {name: form for name, form in forms.items() if name not in MAY_REFUSE or backend != NO_ROWS_OF}
 
 
@@ -122,7 +128,7 @@ class _Front(_Texts):
     def _batch(self, model: Any, samples: Sequence[Sample], form: Any) -> PackedBatch:
         base = model.base_model
         front = front_of(base, state_of(model).family)
-        states = [front(one[PIXELS], interpolate_pos_encoding=True)[0] for one in samples]
+        states = [front(one[PICTURES.pixels], interpolate_pos_encoding=True)[0] for one in samples]
         return PackedBatch.from_embeddings(states, form)
 
 
@@ -142,37 +148,34 @@ def _results(output: Any) -> dict[str, Tensor]:
     return {name: output[name] for name in RESULTS if isinstance(output.get(name), Tensor)}
 
 
-def _longest(model: Any) -> int:
-    config = model.config
-    if config.model_type in FRONTS:
+def _longest(model: Any, samples: Sequence[Sample]) -> int:
+    """Return the number of tokens of the longest sample."""
+    if model.config.model_type in FRONTS:
         return max(height * width for height, width in SIZES) + 2  # [CLS], and the token of distillation
-    one = None if IMAGES[config.model_type].images.axes else tokens_of_image(config)  # type: ignore[union-attr]
-    return max(sum(_tokens(part, one) + 2 * isinstance(part, tuple) for part in parts) for parts in PARTS)
-
-
-def _tokens(part: Part, one: int | None) -> int:
-    """Return the number of tokens of a part; `one` is that of every image, None: it is height times width."""
-    if isinstance(part, int):
-        return part
-    return part[0] * part[1] if one is None else one
+    return max(one["input_ids"].shape[1] for one in samples)
 
 
 def _texts(model: Any, seed: int) -> list[Sample]:
-    """Draw sequences of text and images, as a processor gives them; see `PARTS`."""
+    """Draw sequences of text, images and videos, as a processor gives them; see `PARTS`."""
     config, generator = model.config, torch.Generator().manual_seed(seed)
-    family = IMAGES[config.model_type]
-    assert family.images is not None
-    one = None if family.images.axes else tokens_of_image(config)
+    images = IMAGES[config.model_type].images
+    assert images is not None
     plain = _plain(config)
     found = []
     for parts in PARTS:
-        ids = [_part(config, part, one, plain, generator) for part in parts]
-        row = torch.cat(ids)[None]
+        kept = [part for part in parts if images.axes or isinstance(part, int) or len(part) == 2]
+        row = torch.cat([_part(config, images, part, plain, generator) for part in kept])[None]
         sample = {"input_ids": row}
-        if family.images.axes:
-            sample["mm_token_type_ids"] = (row == config.image_token_id).int()
-        sizes = [part for part in parts if isinstance(part, tuple)]
-        found.append(sample | (_pixels(config.vision_config, sizes, family.images.axes, generator) if sizes else {}))
+        if images.axes:
+            sample["mm_token_type_ids"] = (row == config.image_token_id).int() + 2 * (row == config.video_token_id)
+        shown = [part for part in kept if isinstance(part, tuple)]
+        if not images.axes:
+            found.append(sample | (_pixels(config.vision_config, len(shown), generator) if shown else {}))
+            continue
+        for kind, length in ((PICTURES, 2), (VIDEOS, 3)):
+            mine = [part for part in shown if len(part) == length]
+            sample |= _patches(config.vision_config, kind, mine, generator) if mine else {}
+        found.append(sample)
     return found
 
 
@@ -186,27 +189,37 @@ def _plain(config: Any) -> Tensor:
     return kept
 
 
-def _part(config: Any, part: Part, one: int | None, plain: Tensor, generator: torch.Generator) -> Tensor:
-    """Return the token ids of one part: text, or an image between two tokens that mark its borders."""
+def _part(config: Any, images: Images, part: Part, plain: Tensor, generator: torch.Generator) -> Tensor:
+    """Return the token ids of one part: text, or images and steps of videos between tokens that mark their borders."""
     if isinstance(part, int):
-        return plain[torch.randint(len(plain), (part,), generator=generator)]
+        return _words(plain, part, generator)
     borders = [getattr(config, f"vision_{name}_token_id", None) for name in ("start", "end")]
     begin, end = (int(plain[0]) if one is None else one for one in borders)
-    return torch.tensor([begin, *[config.image_token_id] * _tokens(part, one), end])
+    area = part[-2] * part[-1] if images.axes else tokens_of_image(config)
+    if len(part) == 2:
+        return torch.tensor([begin, *[config.image_token_id] * area, end])
+    if not images.steps:
+        return torch.tensor([begin, *[config.video_token_id] * part[0] * area, end])
+    step = torch.tensor([begin, *[config.video_token_id] * area, end])
+    return torch.cat([one for _ in range(part[0]) for one in (_words(plain, 2, generator), step)])
 
 
-def _pixels(config: Any, sizes: list[tuple[int, int]], patches: bool, generator: torch.Generator) -> Sample:
-    """Draw the images of a sequence, of these sizes in tokens; with `patches`, as patches with their grids."""
+def _words(plain: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    return plain[torch.randint(len(plain), (count,), generator=generator)]
 
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    if not patches:
-        return {PIXELS: drawn(len(sizes), config.num_channels, config.image_size, config.image_size)}
+def _pixels(config: Any, images: int, generator: torch.Generator) -> Sample:
+    """Draw images of one size; `config` is the vision tower's."""
+    shape = (images, config.num_channels, config.image_size, config.image_size)
+    return {PICTURES.pixels: torch.randn(shape, generator=generator, dtype=torch.float64)}
+
+
+def _patches(config: Any, kind: Kind, sizes: Sequence[tuple[int, ...]], generator: torch.Generator) -> Sample:
+    """Draw images or videos as patches with their grids; `sizes` are ``(height, width)`` in tokens, or with steps."""
     merged = int(config.spatial_merge_size)
-    grids = torch.tensor([(1, height * merged, width * merged) for height, width in sizes])
-    size = int(config.in_channels) * int(config.temporal_patch_size) * int(config.patch_size) ** 2
-    return {PIXELS: drawn(int(grids.prod(1).sum()), size), GRIDS: grids}
+    grids = torch.tensor([((1, *size)[-3], size[-2] * merged, size[-1] * merged) for size in sizes])
+    shape = (int(grids.prod(1).sum()), size_of_patch(config))
+    return {kind.pixels: torch.randn(shape, generator=generator, dtype=torch.float64), kind.grids: grids}
 
 
 def _fronts(model: Any, seed: int) -> list[Sample]:
@@ -214,6 +227,10 @@ def _fronts(model: Any, seed: int) -> list[Sample]:
     config, generator = model.config, torch.Generator().manual_seed(seed)
     side = int(config.patch_size)
     return [
-        {PIXELS: torch.randn(1, config.num_channels, h * side, w * side, generator=generator, dtype=torch.float64)}
+        {
+            PICTURES.pixels: torch.randn(
+                1, config.num_channels, h * side, w * side, generator=generator, dtype=torch.float64
+            )
+        }
         for h, w in SIZES
     ]
