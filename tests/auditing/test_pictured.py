@@ -22,6 +22,23 @@ def qwen(**more):
     return t.Qwen2VLConfig(vision_config=eye, text_config=text, **MARKS)
 
 
+def deep(experts=False):
+    rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
+    eye = {"depth": 2, "hidden_size": 16, "out_hidden_size": 16, "num_heads": 2, "intermediate_size": 24}
+    eye |= {"patch_size": 4, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+    text = {**TEXT, "rope_parameters": rope, "head_dim": 8}
+    if experts:
+        text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    return (t.Qwen3VLMoeConfig if experts else t.Qwen3VLConfig)(vision_config=eye, text_config=text, **MARKS)
+
+
+def seconds():
+    rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
+    eye = {"depth": 2, "hidden_size": 16, "out_hidden_size": 16, "num_heads": 2, "intermediate_size": 24}
+    eye |= {"patch_size": 4, "window_size": 16, "fullatt_block_indexes": [1]}
+    return t.Qwen2_5_VLConfig(vision_config=eye, text_config={**TEXT, "rope_parameters": rope}, **MARKS)
+
+
 def llava():
     eye = {"model_type": "clip_vision_model", **SIZES, "image_size": 16, "patch_size": 4}
     return t.LlavaConfig(vision_config=eye, text_config={"model_type": "llama", **TEXT}, image_token_index=50)
@@ -34,6 +51,9 @@ def vit():
 MODELS = {
     "qwen2_vl": lambda: t.Qwen2VLForConditionalGeneration(qwen()),
     "qwen2_vl, base": lambda: t.Qwen2VLModel(qwen()),
+    "qwen2_5_vl": lambda: t.Qwen2_5_VLForConditionalGeneration(seconds()),
+    "qwen3_vl": lambda: t.Qwen3VLForConditionalGeneration(deep()),
+    "qwen3_vl_moe": lambda: t.Qwen3VLMoeForConditionalGeneration(deep(experts=True)),
     "llava": lambda: t.LlavaForConditionalGeneration(llava()),
     "vit": lambda: t.ViTModel(vit()),
     "vit, head": lambda: t.ViTForImageClassification(vit()),
@@ -70,6 +90,22 @@ def test_images_that_see_each_other_are_found(built):
     built.model.vision_tower.embeddings.register_forward_hook(mix)
     verdict = nopad.audit(built, gradients=False)
     assert verdict.outcome == "contaminated"
+    failed = {check.name for check in verdict.checks if not check.passed}
+    assert {"float64 outputs, in order", "float64 poison, another sample", "float32 poison, other values"} <= failed
+
+
+@pytest.mark.parametrize("built", ["qwen2_5_vl", "qwen3_vl"], indirect=True)
+def test_videos_that_see_each_other_are_found(built):
+    """A tower that mixes what has steps in time: only videos show it."""
+
+    def mix(module, args, kwargs, output):
+        if (kwargs["grid_thw"][:, 0] > 1).any():
+            output.pooler_output = output.pooler_output + 1e-3 * output.pooler_output.mean(0, keepdim=True)
+        return output
+
+    built.model.visual.register_forward_hook(mix, with_kwargs=True)
+    verdict = nopad.audit(built, gradients=False)
+    assert not verdict.isolated
     failed = {check.name for check in verdict.checks if not check.passed}
     assert {"float64 outputs, in order", "float64 poison, another sample", "float32 poison, other values"} <= failed
 

@@ -40,7 +40,8 @@ def test_seconds_move_positions():
     """Else the tests of Qwen2.5-VL would not see seconds that belong to another video."""
     model, first, second = nopad.packed(build(KINDS[0])), samples(KINDS[0]), samples(KINDS[0])
     first, second = first[-1:], second[-1:]
-    second[0]["second_per_grid_ts"] = second[0]["second_per_grid_ts"].flip(0)
+    for one, seconds in ((first[0], [1.0, 3.0]), (second[0], [3.0, 1.0])):  # whole ones: transformers 5.9 cuts others
+        one["second_per_grid_ts"] = torch.tensor(seconds)
     one, two = (model(**nopad.PackedBatch.from_features(given)).logits for given in (first, second))
     assert far([one], [two]) > 1e-3
     assert far(logits_alone(nopad.unpacked(model), second), [two[0]]) < 1e-6

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from nopad.auditing.forms import MAY_REFUSE
 from nopad.auditing.samples import compared
+from nopad.auditing.subject import eager_experts
 from nopad.auditing.tokens import Tokens
 from nopad.auditing.verdict import Verdict
 from nopad.batch import Flat, PackedBatch, Rows
@@ -70,6 +71,7 @@ def audit_pictured(model: Any, backend: Callable[[torch.dtype], str], gradients:
         OptionError: the model's vocabulary is too small to draw from, or it is random in evaluation mode.
     """
     made = copy.deepcopy(bare(model))
+    eager_experts(made)
     if not is_packed(made):
         packed(made, backend=backend(next(made.parameters()).dtype))
     state_of(made).most = None  # the audit may use more sequences than the user's limit
