@@ -1,8 +1,7 @@
-"""Audit models that take images: draw images, videos and texts by the configuration, and compare packed with alone.
+"""Audit models that take images with nopad's own batches: compare samples packed with alone.
 
-A model that takes images beside its tokens (Qwen2-VL, LLaVA) gets sequences of text, images and videos; one that makes
-its tokens from images alone (ViT) gets images of several sizes. No processor and no file is read: the configuration
-says which shapes pixel values have, and how many tokens an image gives.
+The samples are those of `nopad.auditing.shown`. An audit with a collator of the user's goes on as for texts
+(`nopad.auditing.run`), with these samples as features.
 """
 
 from __future__ import annotations
@@ -17,39 +16,20 @@ from torch import Tensor
 
 from nopad.auditing.forms import MAY_REFUSE
 from nopad.auditing.samples import compared
+from nopad.auditing.shown import Patches, Pictures, shown_to, tokens_of
 from nopad.auditing.subject import eager_experts
-from nopad.auditing.tokens import Tokens
 from nopad.auditing.verdict import Verdict
 from nopad.batch import Flat, PackedBatch, Rows
-from nopad.batch.images import PICTURES, VIDEOS, Kind
-from nopad.errors import OptionError
-from nopad.model.families import FRONTS, IMAGES, Images
+from nopad.batch.images import PICTURES
 from nopad.model.fronts import front_of
-from nopad.model.images import size_of_patch, tokens_of_image
 from nopad.model.safety import bare, is_packed, packed, state_of
 
-__all__ = ["audit_pictured", "takes_pictures"]
+__all__ = ["DRAWN", "audit_pictured"]
 
-# Of each sequence: its parts, a number of text tokens; height and width of an image in tokens; or steps in time, height
-# and width of a video, which is left out for models that take none.
-Part = int | tuple[int, int] | tuple[int, int, int]
-PARTS: tuple[tuple[Part, ...], ...] = (
-    (3, (2, 3), 5),
-    (1,),
-    (2, (1, 1), 1, (2, 1, 3), (4, 2), 4),  # in the middle: this one is replaced
-    (7,),
-    ((2, 2), (3, 2, 1), 6),
-)
-SIZES = ((2, 3), (1, 1), (4, 2), (1, 5), (3, 3))  # height and width of images in patches, without text
 RESULTS = ("logits", "last_hidden_state", "pooler_output")
 NO_ROWS_OF = "mask"  # the backend that refuses rows filled end to end
+DRAWN = "its images were drawn by its configuration; no processor ran"
 Sample = dict[str, Tensor]
-
-
-def takes_pictures(model: Any) -> bool:
-    """Return whether a model takes images, with or without tokens beside them."""
-    kind = getattr(bare(model).config, "model_type", "")
-    return kind in FRONTS or kind in IMAGES
 
 
 def audit_pictured(model: Any, backend: Callable[[torch.dtype], str], gradients: bool, seed: int, how: str) -> Verdict:
@@ -75,13 +55,18 @@ def audit_pictured(model: Any, backend: Callable[[torch.dtype], str], gradients:
     if not is_packed(made):
         packed(made, backend=backend(next(made.parameters()).dtype))
     state_of(made).most = None  # the audit may use more sequences than the user's limit
-    kind = made.config.model_type
-    draw = _fronts if kind in FRONTS else _texts
-    samples, others = draw(made, seed), draw(made, seed + 1)
-    way = (_Front if kind in FRONTS else _Texts)(backend, _longest(made, samples))
+    shown = shown_to(made, seed, tokens_of(made))
+    assert shown is not None
+    samples, others = ([_sample(shown, one) for one in ids] for ids in (shown.sequences, shown.others))
+    way = (_Front if isinstance(shown, Patches) else _Texts)(backend, max(map(len, shown.sequences)))
     verdict = compared(made, samples, way.alone, way.packed, gradients, seed, how, other=others[len(samples) // 2])
-    notes = ("its images were drawn by its configuration; no processor ran", *verdict.notes)
-    return replace(verdict, model=type(made).__name__, notes=notes)
+    return replace(verdict, model=type(made).__name__, notes=(DRAWN, *verdict.notes))
+
+
+def _sample(shown: Pictures | Patches, sequence: Sequence[int]) -> Sample:
+    if isinstance(shown, Pictures):
+        return shown.sample(sequence)
+    return {PICTURES.pixels: shown.alone(sequence)[PICTURES.pixels]}
 
 
 @dataclass(frozen=True)
@@ -148,91 +133,3 @@ def _split(ran: dict[str, tuple[PackedBatch, dict[str, Tensor]]], count: int) ->
 
 def _results(output: Any) -> dict[str, Tensor]:
     return {name: output[name] for name in RESULTS if isinstance(output.get(name), Tensor)}
-
-
-def _longest(model: Any, samples: Sequence[Sample]) -> int:
-    """Return the number of tokens of the longest sample."""
-    if model.config.model_type in FRONTS:
-        return max(height * width for height, width in SIZES) + 2  # [CLS], and the token of distillation
-    return max(one["input_ids"].shape[1] for one in samples)
-
-
-def _texts(model: Any, seed: int) -> list[Sample]:
-    """Draw sequences of text, images and videos, as a processor gives them; see `PARTS`."""
-    config, generator = model.config, torch.Generator().manual_seed(seed)
-    images = IMAGES[config.model_type].images
-    assert images is not None
-    plain = _plain(config)
-    found = []
-    for parts in PARTS:
-        kept = [part for part in parts if images.axes or isinstance(part, int) or len(part) == 2]
-        row = torch.cat([_part(config, images, part, plain, generator) for part in kept])[None]
-        sample = {"input_ids": row}
-        if images.axes:
-            sample["mm_token_type_ids"] = (row == config.image_token_id).int() + 2 * (row == config.video_token_id)
-        shown = [part for part in kept if isinstance(part, tuple)]
-        if not images.axes:
-            found.append(sample | (_pixels(config.vision_config, len(shown), generator) if shown else {}))
-            continue
-        for kind, length in ((PICTURES, 2), (VIDEOS, 3)):
-            mine = [part for part in shown if len(part) == length]
-            sample |= _patches(config.vision_config, kind, mine, generator) if mine else {}
-        found.append(sample)
-    return found
-
-
-def _plain(config: Any) -> Tensor:
-    """Return the ids of ordinary tokens; those that stand for images and their borders are left out."""
-    ids = torch.from_numpy(Tokens.of(config.get_text_config()).plain)
-    marks = [value for name, value in vars(config).items() if name.endswith(("token_id", "token_index"))]
-    kept = ids[~torch.isin(ids, torch.tensor([one for one in marks if isinstance(one, int)], dtype=ids.dtype))]
-    if len(kept) < 2:
-        raise OptionError(f"the vocabulary of {type(config).__name__} leaves no tokens to draw beside those of images")
-    return kept
-
-
-def _part(config: Any, images: Images, part: Part, plain: Tensor, generator: torch.Generator) -> Tensor:
-    """Return the token ids of one part: text, or images and steps of videos between tokens that mark their borders."""
-    if isinstance(part, int):
-        return _words(plain, part, generator)
-    borders = [getattr(config, f"vision_{name}_token_id", None) for name in ("start", "end")]
-    begin, end = (int(plain[0]) if one is None else one for one in borders)
-    area = part[-2] * part[-1] if images.axes else tokens_of_image(config)
-    if len(part) == 2:
-        return torch.tensor([begin, *[config.image_token_id] * area, end])
-    if not images.steps:
-        return torch.tensor([begin, *[config.video_token_id] * part[0] * area, end])
-    step = torch.tensor([begin, *[config.video_token_id] * area, end])
-    return torch.cat([one for _ in range(part[0]) for one in (_words(plain, 2, generator), step)])
-
-
-def _words(plain: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    return plain[torch.randint(len(plain), (count,), generator=generator)]
-
-
-def _pixels(config: Any, images: int, generator: torch.Generator) -> Sample:
-    """Draw images of one size; `config` is the vision tower's."""
-    shape = (images, config.num_channels, config.image_size, config.image_size)
-    return {PICTURES.pixels: torch.randn(shape, generator=generator, dtype=torch.float64)}
-
-
-def _patches(config: Any, kind: Kind, sizes: Sequence[tuple[int, ...]], generator: torch.Generator) -> Sample:
-    """Draw images or videos as patches with their grids; `sizes` are ``(height, width)`` in tokens, or with steps."""
-    merged = int(config.spatial_merge_size)
-    grids = torch.tensor([((1, *size)[-3], size[-2] * merged, size[-1] * merged) for size in sizes])
-    shape = (int(grids.prod(1).sum()), size_of_patch(config))
-    return {kind.pixels: torch.randn(shape, generator=generator, dtype=torch.float64), kind.grids: grids}
-
-
-def _fronts(model: Any, seed: int) -> list[Sample]:
-    """Draw images for a model that makes its tokens from them; see `SIZES`."""
-    config, generator = model.config, torch.Generator().manual_seed(seed)
-    side = int(config.patch_size)
-    return [
-        {
-            PICTURES.pixels: torch.randn(
-                1, config.num_channels, h * side, w * side, generator=generator, dtype=torch.float64
-            )
-        }
-        for h, w in SIZES
-    ]
