@@ -31,7 +31,7 @@ from nopad.auditing.trial import Collator, Trial
 from nopad.auditing.verdict import Verdict
 from nopad.errors import BatchError, OptionError
 from nopad.model.backends import BACKENDS
-from nopad.model.families import FRONTS
+from nopad.model.families import FRONTS, IMAGES
 from nopad.model.safety import bare, is_packed, state_of
 from nopad.options import BOOLEAN, Option
 
@@ -109,7 +109,9 @@ def audit(
     check_model(model, backend, collator is not None)
     notes = []
     if layers is not None:
-        notes.append(f"the first {layers} of {layer_count(inner.config)} layers only{missing_kinds(inner, layers)}")
+        whole = ", and its vision tower whole" if getattr(inner.config, "model_type", "") in IMAGES else ""
+        part = f"the first {layers} of {layer_count(inner.config)} layers only"
+        notes.append(f"{part}{missing_kinds(inner, layers)}{whole}")
         model = inner = shortened(model, layers)
     if takes_pictures(model):
         refuse_capacity(inner, capacity)
