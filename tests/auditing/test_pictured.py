@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import transformers as t
 
 import nopad
+from nopad.auditing import find_fix, trace
 from nopad.errors import OptionError, UnsupportedModelError
 from nopad.model.safety import is_packed
 
@@ -22,6 +24,23 @@ def qwen(**more):
     return t.Qwen2VLConfig(vision_config=eye, text_config=text, **MARKS)
 
 
+def deep(experts=False):
+    rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
+    eye = {"depth": 2, "hidden_size": 16, "out_hidden_size": 16, "num_heads": 2, "intermediate_size": 24}
+    eye |= {"patch_size": 4, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+    text = {**TEXT, "rope_parameters": rope, "head_dim": 8}
+    if experts:
+        text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    return (t.Qwen3VLMoeConfig if experts else t.Qwen3VLConfig)(vision_config=eye, text_config=text, **MARKS)
+
+
+def seconds():
+    rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
+    eye = {"depth": 2, "hidden_size": 16, "out_hidden_size": 16, "num_heads": 2, "intermediate_size": 24}
+    eye |= {"patch_size": 4, "window_size": 16, "fullatt_block_indexes": [1]}
+    return t.Qwen2_5_VLConfig(vision_config=eye, text_config={**TEXT, "rope_parameters": rope}, **MARKS)
+
+
 def llava():
     eye = {"model_type": "clip_vision_model", **SIZES, "image_size": 16, "patch_size": 4}
     return t.LlavaConfig(vision_config=eye, text_config={"model_type": "llama", **TEXT}, image_token_index=50)
@@ -34,6 +53,9 @@ def vit():
 MODELS = {
     "qwen2_vl": lambda: t.Qwen2VLForConditionalGeneration(qwen()),
     "qwen2_vl, base": lambda: t.Qwen2VLModel(qwen()),
+    "qwen2_5_vl": lambda: t.Qwen2_5_VLForConditionalGeneration(seconds()),
+    "qwen3_vl": lambda: t.Qwen3VLForConditionalGeneration(deep()),
+    "qwen3_vl_moe": lambda: t.Qwen3VLMoeForConditionalGeneration(deep(experts=True)),
     "llava": lambda: t.LlavaForConditionalGeneration(llava()),
     "vit": lambda: t.ViTModel(vit()),
     "vit, head": lambda: t.ViTForImageClassification(vit()),
@@ -74,6 +96,22 @@ def test_images_that_see_each_other_are_found(built):
     assert {"float64 outputs, in order", "float64 poison, another sample", "float32 poison, other values"} <= failed
 
 
+@pytest.mark.parametrize("built", ["qwen2_5_vl", "qwen3_vl"], indirect=True)
+def test_videos_that_see_each_other_are_found(built):
+    """A tower that mixes what has steps in time: only videos show it."""
+
+    def mix(module, args, kwargs, output):
+        if (kwargs["grid_thw"][:, 0] > 1).any():
+            output.pooler_output = output.pooler_output + 1e-3 * output.pooler_output.mean(0, keepdim=True)
+        return output
+
+    built.model.visual.register_forward_hook(mix, with_kwargs=True)
+    verdict = nopad.audit(built, gradients=False)
+    assert not verdict.isolated
+    failed = {check.name for check in verdict.checks if not check.passed}
+    assert {"float64 outputs, in order", "float64 poison, another sample", "float32 poison, other values"} <= failed
+
+
 @pytest.mark.parametrize("built", ["qwen2_vl"], indirect=True)
 def test_tokens_that_see_each_other_are_found(built):
     """A text model that mixes along rows: only another sample, with other tokens, shows it in rows without images."""
@@ -110,12 +148,109 @@ def test_the_same_seed_gives_the_same_numbers():
 
 @pytest.mark.parametrize("built", ["vit", "qwen2_vl"], indirect=True)
 def test_what_says_nothing_of_images_is_refused(built):
-    for given in ({"layers": 1}, {"capacity": 32}):
-        with pytest.raises(OptionError, match=f"{next(iter(given))} is .* takes images.*leave {next(iter(given))} out"):
-            nopad.audit(built, **given)
-    for call in (nopad.audit, nopad.auditing.trace):
-        with pytest.raises(OptionError, match=r"takes images.*without a collator.*nopad\.audit_samples"):
+    for call in (nopad.audit, trace):
+        with pytest.raises(OptionError, match=r"capacity is 32, .* takes images.*leave capacity out"):
+            call(built, capacity=32)
+
+
+@pytest.mark.parametrize("built", ["vit"], indirect=True)
+def test_collators_have_no_images_for_models_of_images_alone(built):
+    for call in (nopad.audit, trace):
+        with pytest.raises(OptionError, match=r"makes its tokens from images, .* audit it without a collator, or"):
             call(built, collator=t.default_data_collator)
+
+
+@pytest.mark.parametrize("built", ["qwen2_vl", "qwen3_vl", "llava", "vit, head"], indirect=True)
+def test_the_first_layers(built):
+    before = built.config.get_text_config().num_hidden_layers
+    verdict = nopad.audit(built, layers=1)
+    assert verdict.isolated, str(verdict)
+    assert verdict.notes[0].startswith("the first 1 of 2 layers only")
+    assert built.config.get_text_config().num_hidden_layers == before == 2
+    with pytest.raises(OptionError, match=r"layers is 3; this .* has 2"):
+        nopad.audit(built, layers=3)
+    found = trace(built, layers=1)
+    assert found.isolated
+    assert not any("layers.1" in name and "vision" not in name for name in found.modules)
+
+
+class TestTraces:
+    @pytest.mark.parametrize("built", [name for name in MODELS if "moe" not in name], indirect=True)
+    def test_nothing_leaves_a_sequence(self, built):
+        found = trace(built, poisoned="each")
+        assert found.isolated, found.summary()
+        assert found.first_leak is None
+        for number, at in enumerate(found.poisoned):
+            own = found.sequences == found.sequences[at]
+            moved = np.nan_to_num(found.influence[number, -1])
+            assert moved[own].any()
+            assert not moved[~own].any()
+
+    @pytest.mark.parametrize("built", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava"], indirect=True)
+    def test_an_image_moves_its_own_tokens_in_the_tower(self, built):
+        """Token 4 of sequence 0 is of its image; a tower has no values for text."""
+        found = trace(built, poisoned=[(0, 4)])
+        tower = [at for at, name in enumerate(found.modules) if name.startswith(("model.visual.b", "model.vision"))]
+        assert len(tower) > 4
+        for at in tower:
+            if ", call 2" in found.modules[at]:
+                assert not np.nan_to_num(found.matrix[at]).any()  # videos stay as they are
+                continue
+            own = found.sequences == 0
+            places = np.flatnonzero(~np.isnan(found.matrix[at]) & own)
+            assert places[0] == np.flatnonzero(own)[0] + 4  # three of text, and one that begins the image
+            moved = found.matrix[at][places]
+            assert (moved == moved[0]).all()
+            assert not np.nan_to_num(found.matrix[at][~own]).any()
+        assert found.matrix[tower].max(initial=0, where=~np.isnan(found.matrix[tower])) > 1e-3
+        assert found.modules[found.drawn[0]].startswith(("model.visual", "model.vision_tower"))
+
+    @pytest.mark.parametrize("built", ["llava"], indirect=True)
+    def test_a_tower_that_mixes_images_is_named(self, built):
+        built.model.vision_tower.embeddings.register_forward_hook(lambda m, args, out: out + out.mean(0, keepdim=True))
+        found = trace(built)
+        assert found.first_leak == "model.vision_tower.embeddings"
+        assert found.reached == sorted({0, 2, 4} - {int(found.sequences[found.poisoned[0]])})
+
+    @pytest.mark.parametrize("built", ["qwen3_vl"], indirect=True)
+    def test_a_text_model_that_mixes_rows_is_named(self, built):
+        layer = built.model.language_model.layers[1].mlp
+        layer.register_forward_hook(lambda m, args, out: out + 1e-3 * out.mean(1, keepdim=True))
+        found = trace(built)
+        assert found.first_leak == "model.language_model.layers.1.mlp"
+
+
+def together(features):
+    """A collator that lays texts end to end, with the images of all, and says nothing of borders."""
+    rows = [name for name in ("input_ids", "labels", "mm_token_type_ids") if name in features[0]]
+    batch = {name: torch.tensor([[value for one in features for value in one[name]]]) for name in rows}
+    for name in ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw"):
+        shown = [one[name] for one in features if name in one]
+        batch |= {name: torch.cat(shown)} if shown else {}
+    return batch
+
+
+class TestCollators:
+    @pytest.mark.parametrize("built", ["qwen2_vl", "llava"], indirect=True)
+    def test_texts_that_see_each_other(self, built):
+        verdict = nopad.audit(built, collator=together, gradients=False)
+        assert verdict.outcome == "contaminated"
+        assert verdict.first_difference == "model.language_model.rotary_emb"
+        assert verdict.notes[0] == "its images were drawn by its configuration; no processor ran"
+        assert trace(built, collator=together).first_leak.startswith("model.language_model.layers.0")
+
+    @pytest.mark.parametrize("built", ["qwen2_vl", "qwen2_vl, base", "qwen3_vl", "llava"], indirect=True)
+    def test_fixes(self, built):
+        fix = find_fix(built, collator=together)
+        axes = "" if built.config.model_type == "llava" else " with three axes"
+        assert [change.name for change in fix.changes] == [f"position_ids{axes}", "block-diagonal attention_mask"]
+        assert fix.verdict.isolated
+
+    @pytest.mark.parametrize("built", ["qwen2_5_vl"], indirect=True)
+    def test_nopads_own(self, built):
+        model = nopad.packed(built)
+        verdict = nopad.audit(model, collator=nopad.PackedBatch.from_features)
+        assert verdict.isolated, str(verdict)
 
 
 def test_a_model_that_nopad_refuses():

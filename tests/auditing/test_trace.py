@@ -361,12 +361,6 @@ class TestRefused:
             trace(build("bert"), poisoned=poisoned)
 
     def test_models(self):
-        with pytest.raises(OptionError, match="takes images"):
-            trace(
-                t.ViTModel(
-                    t.ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
-                )
-            )
         with pytest.raises(OptionError, match="layers is 9"):
             trace(build("bert"), layers=9)
         model = build("bert")

@@ -113,7 +113,35 @@ def test_columns_of_one_row():
 PIXELS = np.zeros((4, 2), dtype=np.float32)
 GRIDS = np.array([[1, 2, 2]])
 REFUSED = {
-    "a video": ({"pixel_values_videos": PIXELS}, "feature 1 has pixel_values_videos, and nopad lays out neither"),
+    "a video without its grid": (
+        {"pixel_values_videos": PIXELS},
+        r"pixel_values_videos of feature 1 are \[4, 2\], without video_grid_thw; expected patches",
+    ),
+    "a video of frames": (
+        {"pixel_values_videos": np.zeros((1, 3, 2, 2))},
+        r"are \[1, 3, 2, 2\], without video_grid_thw",
+    ),
+    "a grid of a video": (
+        {"video_grid_thw": GRIDS},
+        "feature 1 has video_grid_thw and no pixel_values_videos; give bo",
+    ),
+    "seconds alone": ({"second_per_grid_ts": [1.0]}, "feature 1 has second_per_grid_ts and no pixel_values_videos"),
+    "patches of a video too few": (
+        {"pixel_values_videos": PIXELS[:3], "video_grid_thw": GRIDS},
+        r"pixel_values_videos of feature 1 are \[3, 2\], and the 1 videos of its video_grid_thw .* have 4 patches",
+    ),
+    "seconds of two videos": (
+        {"pixel_values_videos": PIXELS, "video_grid_thw": GRIDS, "second_per_grid_ts": [1.0, 2.0]},
+        r"second_per_grid_ts of feature 1 are \[2\]; expected one number per video, \[1\]",
+    ),
+    "seconds below 0": (
+        {"pixel_values_videos": PIXELS, "video_grid_thw": GRIDS, "second_per_grid_ts": [-1.0]},
+        r"second_per_grid_ts of feature 1 are \[-1.0\]; expected seconds, from 0",
+    ),
+    "seconds in words": (
+        {"pixel_values_videos": PIXELS, "video_grid_thw": GRIDS, "second_per_grid_ts": ["1"]},
+        "second_per_grid_ts of feature 1 are of <U1; expected numbers",
+    ),
     "tiles": ({"pixel_values": PIXELS, "image_sizes": [[2, 2]]}, "feature 1 has image_sizes"),
     "a grid alone": ({"image_grid_thw": GRIDS}, "feature 1 has image_grid_thw and no pixel_values"),
     "patches alone": ({"pixel_values": PIXELS}, r"pixel_values of feature 1 are \[4, 2\]; expected \[images, channels"),

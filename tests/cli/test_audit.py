@@ -59,9 +59,9 @@ def test_models_with_images(pictured, call):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["--layers", "1"], "layers is 1, and LlavaForConditionalGeneration takes images"),
+        (["--layers", "3"], "layers is 3; this LlavaForConditionalGeneration has 2"),
         (["--capacity", "32"], "capacity is 32, and LlavaForConditionalGeneration takes images"),
-        (["--collator", "flattening"], "takes images, which are drawn only if nopad builds the batches"),
+        (["--fix"], "--fix mends a foreign collator or step; give --collator or --step"),
     ],
 )
 def test_what_is_not_done_with_images(pictured, call, given, says):
@@ -70,10 +70,21 @@ def test_what_is_not_done_with_images(pictured, call, given, says):
     assert says in " ".join(out.err.split())
 
 
-def test_no_trace_of_a_model_with_images(pictured, call):
-    out = call("audit", pictured, "--trace", "--no-gradients")
+def test_a_trace_of_a_model_with_images(pictured, call):
+    out = call("audit", pictured, "--trace", "--poisoned", "0:5", "--no-gradients", "--layers", "1")
     assert out.code == 0
-    assert "no trace: LlavaForConditionalGeneration takes images" in " ".join(out.split())
+    assert "the first 1 of 2 layers only, and its vision tower whole" in out
+    assert "token 5 of sequence 0 replaced; only its own sequence moves" in out
+    for name in ("model.vision_tower.encoder.layers.0", "model.language_model.layers.0", "logits"):
+        assert f"\n{name} " in out
+    assert "model.language_model.layers.1" not in out
+
+
+def test_a_collator_that_drops_images(pictured, call):
+    """transformers' own; no small change brings them back."""
+    out = call("audit", pictured, "--collator", "flattening", "--fix", "--no-gradients")
+    assert out.code == 1
+    assert "nopad.packed(model)" in out
 
 
 def test_contaminated_as_json(bert, call):

@@ -70,6 +70,33 @@ SAMPLES = [
 ]
 
 
+def video(number, text, *videos, seconds=None):
+    """The same for a text with videos; each is its steps, height and width, and `seconds` are those between steps."""
+    made = sample(number, text)
+    ids = made["input_ids"][0].tolist()
+    for steps, height, width in videos:
+        ids += [START, *[53] * (steps * height * width // 4), END]
+    row = torch.tensor([ids])
+    made |= {"input_ids": row, "attention_mask": torch.ones_like(row), "mm_token_type_ids": 2 * (row == 53).int()}
+    made["labels"] = torch.where(row == 53, -100, row)
+    grids = torch.tensor(videos)
+    pixels = torch.randn(int(grids.prod(1).sum()), 96, generator=torch.Generator().manual_seed(number))
+    made |= {"pixel_values_videos": pixels, "video_grid_thw": grids}
+    return made | ({} if seconds is None else {"second_per_grid_ts": torch.tensor(seconds)})
+
+
+VIDEOS = [
+    video(10, 3, (2, 2, 4), (1, 2, 2)),
+    sample(11, 4),
+    video(12, 2, (3, 2, 2)),
+    sample(13, 1, (2, 4)),
+    {**video(14, 5, (2, 2, 2)), **{n: v for n, v in sample(14, 5, (2, 2)).items() if n.startswith(("pix", "ima"))}},
+]
+VIDEOS[4]["input_ids"] = torch.cat([VIDEOS[4]["input_ids"], torch.tensor([[START, IMAGE, END]])], 1)
+for name, values in {"attention_mask": [1, 1, 1], "mm_token_type_ids": [0, 1, 0], "labels": [-100] * 3}.items():
+    VIDEOS[4][name] = torch.cat([VIDEOS[4][name], torch.tensor([values], dtype=VIDEOS[4][name].dtype)], 1)
+
+
 def plain(batch):
     """The sequences of a batch, by number: ids, labels and images."""
     from nopad.batch.images import images_of
@@ -108,6 +135,68 @@ def test_results_are_those_alone():
             compared += 1
         assert (batch["labels"][0, 0] == -100).all()  # the first of a sequence, which no token predicts
     assert compared == len(SAMPLES)
+
+
+SHOWN = {"pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw", "second_per_grid_ts"}
+
+
+@pytest.mark.parametrize("as_dataset", [False, True])
+def test_videos_come_with_their_own_sequences(as_dataset):
+    given = VIDEOS
+    if as_dataset:
+        names = {name for one in VIDEOS for name in one}
+        flat = {name: [one.get(name) for one in VIDEOS] for name in names}
+        columns = {
+            name: [None if v is None else (v if name in SHOWN else v[0]).tolist() for v in values]
+            for name, values in flat.items()
+        }
+        given = datasets.Dataset.from_dict(columns)
+    loader = nopad.PackedLoader(given, capacity=24, images=3, rows=1, last="short")
+    found = {}
+    for batch in loader:
+        steps = 0 if "video_grid_thw" not in batch else int(np.asarray(batch["video_grid_thw"])[:, 0].sum())
+        assert int(batch.images.sum()) + steps <= 3
+        found |= plain(batch)
+    assert sorted(found) == list(range(len(VIDEOS)))
+    for number, (ids, _, shown) in found.items():
+        wanted = VIDEOS[number]
+        assert torch.equal(torch.as_tensor(ids), wanted["input_ids"][0])
+        assert shown.keys() == wanted.keys() & SHOWN
+        for name, value in shown.items():
+            np.testing.assert_allclose(np.asarray(value), wanted[name].numpy(), rtol=1e-6)
+    assert "10 images (a video counts as one per step in time), 2.5 per pack" in str(loader.summary())
+
+
+def test_a_video_counts_its_steps():
+    """A limit of images is one of images and of steps of videos."""
+    assert open_tokens(VIDEOS).images.tolist() == [3, 0, 3, 1, 3]
+    with pytest.raises(LengthError, match=r"3 of 5 .* more than 2 images.* 0 with 3 \(a video counts as one per step"):
+        nopad.PackedLoader(VIDEOS, capacity=32, rows=1, images=2)
+
+
+def test_results_with_videos_are_those_alone():
+    model, safe = reader(), nopad.packed(reader())
+    compared = 0
+    for batch in nopad.PackedLoader(VIDEOS, capacity=32, images=6, rows=2, collate=causal, last="short"):
+        found = batch.unpack_tokens(safe(**batch).logits)
+        for number, logits in zip(batch.records["seq_index"].tolist(), found, strict=True):
+            alone = {k: v for k, v in VIDEOS[number].items() if k not in ("labels", "attention_mask")}
+            torch.testing.assert_close(logits, model(**alone).logits[0], rtol=0, atol=1e-5)
+            compared += 1
+    assert compared == len(VIDEOS)
+
+
+def test_other_seconds_are_other_data():
+    before = [video(1, 2, (2, 2, 2), seconds=[1.0]), sample(2, 3)]
+    after = [video(1, 2, (2, 2, 2), seconds=[0.5]), sample(2, 3)]
+    assert open_tokens(before).fingerprint != open_tokens(after).fingerprint
+    (batch,) = nopad.PackedLoader(before, capacity=32, rows=1)
+    assert batch["second_per_grid_ts"].tolist() == [1.0]
+    many = [sample(number, 2) for number in range(300)]
+    with pytest.raises(SourceError, match="some videos have second_per_grid_ts and others have not; give them to all"):
+        open_tokens([*before, *many, video(3, 2, (1, 2, 2))])
+    with pytest.raises(SourceError, match="feature 0 has second_per_grid_ts and feature 1 has not"):
+        open_tokens([before[0], video(3, 2, (1, 2, 2))])
 
 
 def test_one_flat_row_without_a_capacity():
@@ -252,7 +341,7 @@ def test_a_source_that_is_refused():
         open_tokens(SAMPLES, empty="skip")
     wrong = copy.deepcopy(SAMPLES)
     wrong[1]["pixel_values_videos"] = torch.zeros(4, 96)
-    with pytest.raises(SourceError, match="feature 1 has pixel_values_videos"):
+    with pytest.raises(SourceError, match=r"pixel_values_videos of feature 1 are .*, without video_grid_thw"):
         open_tokens(wrong)
     gone = copy.deepcopy(SAMPLES)
     source = open_tokens(gone)

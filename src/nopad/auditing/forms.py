@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ def arranged(
     pad_id: int,
     targets: Sequence[Sequence[int]] | None = None,
     start_id: int = 0,
+    build: Callable[..., PackedBatch] | None = None,
 ) -> PackedBatch:
     """Build a batch of one `form` in `FORMS`, with targets for a decoder if they are given.
 
@@ -44,10 +46,13 @@ def arranged(
         pad_id: id that fills the padding.
         targets: target ids for each sequence; None: there is no decoder.
         start_id: first id of each decoder input.
+        build: function that builds the batch of these sequences, given `form` and `pad_id` by name; None:
+            `PackedBatch.from_sequences`.
     """
     lengths = [len(sequence) for sequence in sequences]
     rows = _rows(lengths, capacity)
-    batch = PackedBatch.from_sequences(sequences, **_how(form, lengths, rows, capacity, pad_id))
+    build = build or partial(PackedBatch.from_sequences, sequences)
+    batch = build(**_how(form, lengths, rows, capacity, pad_id))
     if targets is None:
         return batch
     lengths = [len(target) for target in targets]

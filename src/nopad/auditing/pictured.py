@@ -1,8 +1,7 @@
-"""Audit models that take images: draw images and texts by the model's configuration, and compare packed with alone.
+"""Audit models that take images with nopad's own batches: compare samples packed with alone.
 
-A model that takes images beside its tokens (Qwen2-VL, LLaVA) gets sequences of text and images; one that makes its
-tokens from images alone (ViT) gets images of several sizes. No processor and no file is read: the configuration says
-which shapes pixel values have, and how many tokens an image gives.
+The samples are those of `nopad.auditing.shown`. An audit with a collator of the user's goes on as for texts
+(`nopad.auditing.run`), with these samples as features.
 """
 
 from __future__ import annotations
@@ -17,45 +16,28 @@ from torch import Tensor
 
 from nopad.auditing.forms import MAY_REFUSE
 from nopad.auditing.samples import compared
-from nopad.auditing.tokens import Tokens
+from nopad.auditing.shown import Patches, Pictures, shown_to, tokens_of
+from nopad.auditing.subject import eager_experts
 from nopad.auditing.verdict import Verdict
 from nopad.batch import Flat, PackedBatch, Rows
-from nopad.batch.images import GRIDS, PIXELS
-from nopad.errors import OptionError
-from nopad.model.families import FRONTS, IMAGES
+from nopad.batch.images import PICTURES
 from nopad.model.fronts import front_of
-from nopad.model.images import tokens_of_image
 from nopad.model.safety import bare, is_packed, packed, state_of
 
-__all__ = ["audit_pictured", "takes_pictures"]
+__all__ = ["DRAWN", "audit_pictured"]
 
-# The parts of each sequence. A part is a number of text tokens, or the height and width of an image in tokens.
-Part = int | tuple[int, int]
-PARTS: tuple[tuple[Part, ...], ...] = (
-    (3, (2, 3), 5),
-    (1,),
-    (2, (1, 1), 1, (4, 2), 4),  # the middle sequence, which is replaced
-    (7,),
-    ((2, 2), 6),
-)
-SIZES = ((2, 3), (1, 1), (4, 2), (1, 5), (3, 3))  # height and width of images in patches, without text
 RESULTS = ("logits", "last_hidden_state", "pooler_output")
 NO_ROWS_OF = "mask"  # the backend that refuses rows filled end to end
+DRAWN = "its images were drawn by its configuration; no processor ran"
 Sample = dict[str, Tensor]
-
-
-def takes_pictures(model: Any) -> bool:
-    """Return whether a model takes images, with or without tokens beside them."""
-    kind = getattr(bare(model).config, "model_type", "")
-    return kind in FRONTS or kind in IMAGES
 
 
 def audit_pictured(model: Any, backend: Callable[[torch.dtype], str], gradients: bool, seed: int, how: str) -> Verdict:
     """Audit a model that takes images, on five samples that are drawn.
 
     The samples run alone and in packs: in one flat row, in rows, and in rows filled end to end, unless the backend
-    refuses those. The middle sample is replaced by another one of the same shape. Then its pixel values are replaced by
-    others, by very large ones, and by NaN if the backend keeps NaN out of other samples. Only a copy of the model runs.
+    refuses those. The middle sample is replaced by another one of the same shape, and its pixel values by others, by
+    very large ones and by NaN. The model itself is copied.
 
     Args:
         model: a transformers model that takes images (`takes_pictures`), pack-safe or not.
@@ -69,23 +51,35 @@ def audit_pictured(model: Any, backend: Callable[[torch.dtype], str], gradients:
         OptionError: the model's vocabulary is too small to draw from, or it is random in evaluation mode.
     """
     made = copy.deepcopy(bare(model))
+    eager_experts(made)
     if not is_packed(made):
         packed(made, backend=backend(next(made.parameters()).dtype))
     state_of(made).most = None  # the audit may use more sequences than the user's limit
-    kind = made.config.model_type
-    draw = _fronts if kind in FRONTS else _texts
-    samples, others = draw(made, seed), draw(made, seed + 1)
-    way = _Front(backend) if kind in FRONTS else _Texts(backend)
+    shown = shown_to(made, seed, tokens_of(made))
+    assert shown is not None
+    samples, others = ([_sample(shown, one) for one in ids] for ids in (shown.sequences, shown.others))
+    way = (_Front if isinstance(shown, Patches) else _Texts)(backend, max(map(len, shown.sequences)))
     verdict = compared(made, samples, way.alone, way.packed, gradients, seed, how, other=others[len(samples) // 2])
-    notes = ("its images were drawn by its configuration; no processor ran", *verdict.notes)
-    return replace(verdict, model=type(made).__name__, notes=notes)
+    return replace(verdict, model=type(made).__name__, notes=(DRAWN, *verdict.notes))
+
+
+def _sample(shown: Pictures | Patches, sequence: Sequence[int]) -> Sample:
+    if isinstance(shown, Pictures):
+        return shown.sample(sequence)
+    return {PICTURES.pixels: shown.alone(sequence)[PICTURES.pixels]}
 
 
 @dataclass(frozen=True)
 class _Texts:
-    """How sequences of text and images run alone and packed; `backend` gives the attention backend for a dtype."""
+    """How sequences of text and images run alone and packed.
+
+    Attributes:
+        backend: gives the attention backend for a dtype.
+        longest: number of tokens of the longest sample.
+    """
 
     backend: Callable[[torch.dtype], str]
+    longest: int
 
     def alone(self, model: Any, sample: Sample) -> dict[str, Tensor]:
         """Return the results of one sample in an ordinary call, once for each form of a batch."""
@@ -105,8 +99,7 @@ class _Texts:
     def _forms(self, model: Any) -> dict[str, Any]:
         """Return the forms of batches that are tried, by name, and set the backend for the model's dtype."""
         backend = state_of(model).backend = self.backend(next(model.parameters()).dtype)
-        longest = _longest(model)
-        forms = {"flat": Flat(), "rows": Rows(longest + 3), "end to end": Rows(longest + 1, end_to_end=True)}
+        forms = {"flat": Flat(), "rows": Rows(self.longest + 3), "end to end": Rows(self.longest + 1, end_to_end=True)}
         return {name: form for name, form in forms.items() if name not in MAY_REFUSE or backend != NO_ROWS_OF}
 
 
@@ -122,15 +115,12 @@ class _Front(_Texts):
     def _batch(self, model: Any, samples: Sequence[Sample], form: Any) -> PackedBatch:
         base = model.base_model
         front = front_of(base, state_of(model).family)
-        states = [front(one[PIXELS], interpolate_pos_encoding=True)[0] for one in samples]
+        states = [front(one[PICTURES.pixels], interpolate_pos_encoding=True)[0] for one in samples]
         return PackedBatch.from_embeddings(states, form)
 
 
 def _split(ran: dict[str, tuple[PackedBatch, dict[str, Tensor]]], count: int) -> list[dict[str, Tensor]]:
-    """Return a dict for each of `count` samples: its results in every form of a batch, named "FORM RESULT".
-
-    `ran` has, for each form by name, a batch that holds all samples, and the model's results for this batch.
-    """
+    """Return the results of `count` samples, of batches in several forms: by name, a batch and its results."""
     found: list[dict[str, Tensor]] = [{} for _ in range(count)]
     for form, (batch, results) in ran.items():
         for name, value in results.items():
@@ -143,84 +133,3 @@ def _split(ran: dict[str, tuple[PackedBatch, dict[str, Tensor]]], count: int) ->
 
 def _results(output: Any) -> dict[str, Tensor]:
     return {name: output[name] for name in RESULTS if isinstance(output.get(name), Tensor)}
-
-
-def _longest(model: Any) -> int:
-    config = model.config
-    if config.model_type in FRONTS:
-        return max(height * width for height, width in SIZES) + 2  # [CLS], and the token of distillation
-    one = None if IMAGES[config.model_type].images.axes else tokens_of_image(config)  # type: ignore[union-attr]
-    return max(sum(_tokens(part, one) + 2 * isinstance(part, tuple) for part in parts) for parts in PARTS)
-
-
-def _tokens(part: Part, one: int | None) -> int:
-    """Return the number of tokens of a part; an image has `one` tokens, or if that is None, height times width."""
-    if isinstance(part, int):
-        return part
-    return part[0] * part[1] if one is None else one
-
-
-def _texts(model: Any, seed: int) -> list[Sample]:
-    """Draw sequences of text and images, as a processor gives them; see `PARTS`."""
-    config, generator = model.config, torch.Generator().manual_seed(seed)
-    family = IMAGES[config.model_type]
-    assert family.images is not None
-    one = None if family.images.axes else tokens_of_image(config)
-    plain = _plain(config)
-    found = []
-    for parts in PARTS:
-        ids = [_part(config, part, one, plain, generator) for part in parts]
-        row = torch.cat(ids)[None]
-        sample = {"input_ids": row}
-        if family.images.axes:
-            sample["mm_token_type_ids"] = (row == config.image_token_id).int()
-        sizes = [part for part in parts if isinstance(part, tuple)]
-        found.append(sample | (_pixels(config.vision_config, sizes, family.images.axes, generator) if sizes else {}))
-    return found
-
-
-def _plain(config: Any) -> Tensor:
-    """Return the ids of ordinary tokens; those that stand for images and their borders are left out."""
-    ids = torch.from_numpy(Tokens.of(config.get_text_config()).plain)
-    marks = [value for name, value in vars(config).items() if name.endswith(("token_id", "token_index"))]
-    kept = ids[~torch.isin(ids, torch.tensor([one for one in marks if isinstance(one, int)], dtype=ids.dtype))]
-    if len(kept) < 2:
-        raise OptionError(f"the vocabulary of {type(config).__name__} leaves no tokens to draw beside those of images")
-    return kept
-
-
-def _part(config: Any, part: Part, one: int | None, plain: Tensor, generator: torch.Generator) -> Tensor:
-    """Return the token ids of one part: text, or an image between two tokens that mark its borders."""
-    if isinstance(part, int):
-        return plain[torch.randint(len(plain), (part,), generator=generator)]
-    borders = [getattr(config, f"vision_{name}_token_id", None) for name in ("start", "end")]
-    begin, end = (int(plain[0]) if one is None else one for one in borders)
-    return torch.tensor([begin, *[config.image_token_id] * _tokens(part, one), end])
-
-
-def _pixels(config: Any, sizes: list[tuple[int, int]], patches: bool, generator: torch.Generator) -> Sample:
-    """Draw the images of a sequence, as its columns ``pixel_values`` and, with `patches`, ``image_grid_thw``.
-
-    `sizes` are the heights and widths of the images in tokens. With `patches`, images are given as patches, with a grid
-    that says how many; otherwise all have the image size of the configuration.
-    """
-
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    if not patches:
-        return {PIXELS: drawn(len(sizes), config.num_channels, config.image_size, config.image_size)}
-    merged = int(config.spatial_merge_size)
-    grids = torch.tensor([(1, height * merged, width * merged) for height, width in sizes])
-    size = int(config.in_channels) * int(config.temporal_patch_size) * int(config.patch_size) ** 2
-    return {PIXELS: drawn(int(grids.prod(1).sum()), size), GRIDS: grids}
-
-
-def _fronts(model: Any, seed: int) -> list[Sample]:
-    """Draw images for a model that makes its tokens from them; see `SIZES`."""
-    config, generator = model.config, torch.Generator().manual_seed(seed)
-    side = int(config.patch_size)
-    return [
-        {PIXELS: torch.randn(1, config.num_channels, h * side, w * side, generator=generator, dtype=torch.float64)}
-        for h, w in SIZES
-    ]

@@ -94,13 +94,14 @@ def find(batch: Mapping[str, Any], sequences: Sequence[Sequence[int]]) -> Places
         BatchError: a sequence does not lie in one piece within a row, or the attention mask covers more tokens than the
             sequences have.
     """
-    ids = batch["input_ids"]
-    shape = (int(ids.shape[0]), int(ids.shape[1]))
     if isinstance(batch, PackedBatch):
+        shape = batch.layout.shape
         guard = batch.get("decoder_attention_mask")
         target = layout_of(guard) if isinstance(guard, PackedMask) else None
         answers = None if target is None else Places(target.shape, slots_of(target))
         return Places(shape, slots_of(batch.layout), batch, answers)
+    ids = batch["input_ids"]
+    shape = (int(ids.shape[0]), int(ids.shape[1]))
     flat = np.asarray(ids.cpu()).reshape(-1)
     mask = batch.get("attention_mask")
     free = np.ones(flat.size, dtype=bool)

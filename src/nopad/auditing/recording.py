@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["on_outputs", "states_of"]
+__all__ = ["on_outputs", "states_of", "within"]
 
 
 @contextmanager
@@ -28,6 +28,11 @@ def on_outputs(model: nn.Module, seen: Callable[[str, Any], None]) -> Iterator[N
     finally:
         for handle in handles:
             handle.remove()
+
+
+def within(name: str, parts: Iterable[str]) -> bool:
+    """Return whether the module called `name` is one of `parts`, names of modules, or inside one of them."""
+    return any(name == part or name.startswith(f"{part}.") for part in parts)
 
 
 def states_of(output: Any) -> Tensor | None:

@@ -20,9 +20,10 @@ from nopad.auditing.comparison import Found, compare
 from nopad.auditing.failure import ModelFailedError
 from nopad.auditing.gradients import Truth
 from nopad.auditing.limits import PARTLY_SINGLE, named
-from nopad.auditing.pictured import audit_pictured, takes_pictures
+from nopad.auditing.pictured import DRAWN, audit_pictured
 from nopad.auditing.poison import once_a_layer, poison, unseen
 from nopad.auditing.shortened import layer_count, missing_kinds, shortened, window_of
+from nopad.auditing.shown import takes_pictures, tokens_of
 from nopad.auditing.steadiness import looked_for, steady
 from nopad.auditing.subject import compiled_layers, recompiled, room_to_compile, subject_of
 from nopad.auditing.tokens import Tokens
@@ -30,10 +31,11 @@ from nopad.auditing.trial import Collator, Trial
 from nopad.auditing.verdict import Verdict
 from nopad.errors import BatchError, OptionError
 from nopad.model.backends import BACKENDS
+from nopad.model.families import FRONTS, IMAGES
 from nopad.model.safety import bare, is_packed, state_of
 from nopad.options import BOOLEAN, Option
 
-__all__ = ["audit", "backend_for", "check_model", "how_of"]
+__all__ = ["audit", "backend_for", "check_model", "how_of", "refuse_capacity"]
 
 
 OPTIONS = {
@@ -63,8 +65,9 @@ def audit(
         model: a transformers model; the audit runs copies of it. Without a collator, the copies are made pack-safe if
             the model is not. If it takes images, the audit draws some, by its configuration.
         collator: any function from features to the arguments of a forward call. Features are dicts with ``input_ids``
-            and ``labels``; if the function fails on labels, they have ``input_ids`` alone. With a collator, the model
-            is audited as it is, in batches of this collator. None: nopad builds the batches.
+            and ``labels``; if the function fails on labels, they have ``input_ids`` alone. If the model takes images,
+            they also have the columns of images that its processor gives. With a collator, the model is audited as it
+            is, in batches of this collator. None: nopad builds the batches.
         capacity: capacity of the packs, and length of the longest sequence; both are smaller if the model has too few
             positions. None: 64; but for a model with a local attention window of 52 to 256 tokens, a quarter more than
             the window, since shorter sequences do not test the window.
@@ -83,8 +86,8 @@ def audit(
         BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens.
         OptionError: an option is not valid (an unknown backend, a capacity below 4, `layers` below 1 or more than the
             model has); the model is not one of transformers, is already pack-safe with another backend, has no
-            vocabulary to draw from, or is random even in evaluation mode; or it takes images, and `collator`,
-            `capacity` or `layers` is given.
+            vocabulary to draw from, or is random even in evaluation mode; or it takes images, and `capacity` is given;
+            or it makes its tokens from images (ViT), and `collator` is given.
 
     nopad keeps the sequences apart. With the collator of transformers, they see each other in the first attention
     layer, since the default attention of this model ignores where sequences begin:
@@ -103,20 +106,25 @@ def audit(
     for name, value in given.items():
         OPTIONS[name].check(name, value)
     inner = bare(model)
-    if takes_pictures(model) and collator is None:
-        _check_pictured(model, backend, layers, capacity)
-        chosen = partial(backend_for, model, backend)
-        return audit_pictured(model, chosen, gradients, seed, how_of(model, None, backend))
-    check_model(model, backend)
+    check_model(model, backend, collator is not None)
     notes = []
     if layers is not None:
-        notes.append(f"the first {layers} of {layer_count(inner.config)} layers only{missing_kinds(inner, layers)}")
+        whole = ", and its vision tower whole" if getattr(inner.config, "model_type", "") in IMAGES else ""
+        part = f"the first {layers} of {layer_count(inner.config)} layers only"
+        notes.append(f"{part}{missing_kinds(inner, layers)}{whole}")
         model = inner = shortened(model, layers)
+    if takes_pictures(model):
+        refuse_capacity(inner, capacity)
+        if collator is None:
+            chosen = partial(backend_for, model, backend)
+            pictured = audit_pictured(model, chosen, gradients, seed, how_of(model, None, backend))
+            return replace(pictured, notes=(*notes, *pictured.notes))
+        notes.append(DRAWN)
     window = window_of(inner.config)
     capacity = capacity or max(CAPACITY, window + window // 4 if window <= WIDEST else 0)
     if window >= capacity:
         notes.append(f"no sequence is longer than its local attention of {window} tokens; a larger capacity makes them")
-    tokens = Tokens.of(inner.config.get_text_config())
+    tokens = tokens_of(inner)
     with torch.random.fork_rng(devices=[]):
         found = _Task(model, collator, capacity, backend, gradients, seed, tokens).run_best()
     notes += found.notes
@@ -135,19 +143,18 @@ def audit(
     )
 
 
-def check_model(model: Any, backend: str) -> None:
-    """Check that a model can be run on token ids alone, and with this backend.
+def check_model(model: Any, backend: str, foreign: bool) -> None:
+    """Check that a model can be run on drawn sequences, and with this backend; `foreign`: whether with a collator.
 
     Raises:
-        OptionError: the model takes images; or it is pack-safe with another backend than `backend`, and `backend` is
-            not "auto".
+        OptionError: the model makes its tokens from images, and there is a collator; or it is pack-safe with another
+            backend than `backend`, and `backend` is not "auto".
     """
     _check_backend(model, backend)
-    if takes_pictures(model):
+    if foreign and getattr(bare(model).config, "model_type", "") in FRONTS:
         raise OptionError(
-            f"{type(bare(model)).__name__} takes images, which are drawn only if nopad builds the batches "
-            "(nopad.audit(model), without a collator); else give nopad.audit_samples some images, and how they are run "
-            "alone and packed"
+            f"{type(bare(model)).__name__} makes its tokens from images, and a collator of token ids has none; audit "
+            "it without a collator, or give nopad.audit_samples some images, and how they are run alone and packed"
         )
 
 
@@ -160,20 +167,17 @@ def _check_backend(model: Any, backend: str) -> None:
         )
 
 
-def _check_pictured(model: Any, backend: str, layers: int | None, capacity: int | None) -> None:
-    """Check the options of an audit of a model that takes images.
+def refuse_capacity(model: Any, capacity: int | None) -> None:
+    """Refuse a capacity for a model that takes images, since the sizes of its sequences are those of its images.
 
     Raises:
-        OptionError: `layers` or `capacity` is given, which do not apply to such a model; or the model is pack-safe with
-            another backend than `backend`, and `backend` is not "auto".
+        OptionError: `capacity` is not None.
     """
-    _check_backend(model, backend)
-    for name, value in {"layers": layers, "capacity": capacity}.items():
-        if value is not None:
-            raise OptionError(
-                f"{name} is {value}, and {type(bare(model)).__name__} takes images: it is audited whole, on samples of "
-                f"fixed sizes; leave {name} out"
-            )
+    if capacity is not None:
+        raise OptionError(
+            f"capacity is {capacity}, and {type(model).__name__} takes images: its sequences have fixed sizes, by the "
+            "tokens of their images; leave capacity out"
+        )
 
 
 def backend_for(model: Any, backend: str, dtype: torch.dtype) -> str:

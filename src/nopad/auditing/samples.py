@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_with_path
 
 from nopad.auditing.alone import Gradients, weighed
 from nopad.auditing.failure import ModelFailedError, inside_model
@@ -25,6 +25,7 @@ from nopad.auditing.limits import apart, largest_finite, limit_of, named
 from nopad.auditing.poison import ROUNDINGS, SCALE, keeps_nan_apart
 from nopad.auditing.steadiness import Singles
 from nopad.auditing.verdict import Check, Verdict
+from nopad.batch.images import VIDEOS
 from nopad.errors import BatchError, OptionError
 from nopad.model.safety import STATE
 from nopad.options import BOOLEAN, Option
@@ -63,7 +64,8 @@ def audit_samples(
     Args:
         model: any torch module, pack-safe or not. It is copied, never changed.
         samples: two or more samples, as `alone` and `packed` take them: tensors, or dicts, tuples or lists of tensors.
-            Both functions get them on the model's device, with float tensors cast to the dtype under test.
+            Both functions get them on the model's device, with float tensors cast to the dtype under test, except
+            ``second_per_grid_ts`` (seconds between steps of videos), which is kept as it is, and not poisoned.
         alone: ``alone(model, sample)`` returns the result of one sample by itself: a float tensor, or a dict of them.
         packed: ``packed(model, samples)`` returns the results of several samples run as one pack: a list or tuple with
             one result per sample, in their order, each with the keys and shapes that `alone` returns for it.
@@ -257,9 +259,11 @@ class _Task:
             )
         order = list(range(len(samples)))
         others: dict[str, Any] = {} if self.other is None else {"another sample": self._as(self.other, dtype, model)}
-        if any(_is_float(leaf) for leaf in tree_leaves(samples[victim])):
+        if any(_is_value(path, leaf) for path, leaf in tree_flatten_with_path(samples[victim])[0]):
             for what, change in tries.items():
-                others[what] = tree_map(lambda v, change=change: change(v) if _is_float(v) else v, samples[victim])
+                others[what] = tree_map_with_path(
+                    lambda p, v, change=change: change(v) if _is_value(p, v) else v, samples[victim]
+                )
         elif self.other is None:
             self.notes.append("no sample was poisoned: they hold no floats")
         for what, sample in others.items():
@@ -294,12 +298,12 @@ class _Task:
             return copy.deepcopy(self.model).to(dtype).eval()
 
     def _as(self, sample: Any, dtype: torch.dtype, model: nn.Module) -> Any:
-        def made(value: Any) -> Any:
+        def made(path: Any, value: Any) -> Any:
             if not isinstance(value, Tensor):
                 return value
-            return value.detach().to(_device(model), dtype if value.is_floating_point() else value.dtype)
+            return value.detach().to(_device(model), dtype if _is_value(path, value) else value.dtype)
 
-        return tree_map(made, sample)
+        return tree_map_with_path(made, sample)
 
     def _singles(self, model: nn.Module, samples: list[Any]) -> Parts:
         found = []
@@ -341,6 +345,11 @@ def _outputs(given: Any, what: str) -> Mapping[str, Tensor]:
 
 def _distance(wanted: Tensor, got: Tensor) -> float:
     return float("inf") if wanted.shape != got.shape else apart(wanted, got)
+
+
+def _is_value(path: Any, value: Any) -> bool:
+    """Return whether an entry of a sample, at this path, holds floats that may be any: seconds of videos may not."""
+    return _is_float(value) and keystr(path[-1:]) != f"['{VIDEOS.seconds}']"
 
 
 def _is_float(value: Any) -> bool:

@@ -15,7 +15,7 @@ from nopad.errors import NopadError
 from nopad.model.replacing import uncompile
 from nopad.model.safety import bare, is_packed, packed, state_of, unpacked
 
-__all__ = ["compiled_layers", "recompiled", "room_to_compile", "subject_of"]
+__all__ = ["compiled_layers", "eager_experts", "recompiled", "room_to_compile", "subject_of"]
 
 ROOM = 1024  # compiled graphs that one layer may have
 TABLE = 4096  # embeddings with so many rows get sparse gradients
@@ -42,7 +42,7 @@ def subject_of(model: Any, dtype: torch.dtype, safe: bool, backend: str = "auto"
         uncompile(made)
         _sparse_tables(made)
         if dtype == torch.float64:
-            _eager_experts(made)
+            eager_experts(made)
     if safe and not is_packed(made):
         try:
             packed(made, backend=backend)
@@ -109,7 +109,7 @@ def _sparse_tables(model: nn.Module) -> None:
             module.sparse = True
 
 
-def _eager_experts(model: Any) -> None:
+def eager_experts(model: Any) -> None:
     """Let a model run its experts one by one, since the grouped kernels of transformers do not support float64."""
     config = model.config.get_text_config()
     if getattr(config, "_experts_implementation", None) not in (None, "eager"):

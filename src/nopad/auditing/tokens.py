@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -25,6 +25,7 @@ class Tokens:
     Attributes:
         vocabulary: number of ids in the vocabulary.
         special: those ids of pad, bos, eos, cls and sep that the configuration has, by name; a second eos is "eos 1".
+            In a model that takes images, also the ids that stand for them.
         mask: id of the mask token, which is never drawn; -1: there is none.
         inside: special ids that are drawn among the ordinary ids.
         begins: first id of every sequence of 3 tokens or more; None: any id.
@@ -39,8 +40,10 @@ class Tokens:
     ends: int | None = None
 
     @classmethod
-    def of(cls, config: Any) -> Tokens:
+    def of(cls, config: Any, marks: Mapping[str, Any] | None = None) -> Tokens:
         """Return the tokens of a configuration's vocabulary, set to draw no special tokens.
+
+        `marks` are further ids that are special, by name, such as those that stand for images.
 
         Raises:
             OptionError: the vocabulary is missing, or too small to draw from.
@@ -54,6 +57,7 @@ class Tokens:
             for at, token in enumerate(ids if isinstance(ids, list) else [ids]):
                 if isinstance(token, int) and 0 <= token < size:
                     found[f"{name} {at}" if at else name] = token
+        found |= {name: one for name, one in (marks or {}).items() if isinstance(one, int) and 0 <= one < size}
         mask = getattr(config, "mask_token_id", None)
         tokens = cls(size, found, mask if isinstance(mask, int) else -1)
         if tokens.plain.size < 2:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from nopad.auditing.failure import ModelFailedError
 from nopad.auditing.limits import apart, largest_finite
-from nopad.auditing.recording import on_outputs, states_of
+from nopad.auditing.recording import on_outputs, states_of, within
+from nopad.auditing.shown import parts_of_images
 from nopad.auditing.trial import Trial
 from nopad.model.safety import bare
 
@@ -23,8 +24,8 @@ def first_difference(trial: Trial, form: str, limit: float) -> str | None:
     """Return the name of the first module whose output differs between the sequences alone and a batch of this `form`.
 
     `form` is one of the trial's forms. An output differs if its difference, relative to the largest value of the output
-    alone, is above `limit` and above 1e-9. Modules whose outputs cannot be split into sequences are passed over. The
-    result is None if no module's output differs, or if the model fails in this run.
+    alone, is above `limit` and above 1e-9. Modules whose outputs cannot be split into sequences are passed over, and so
+    are those that work on images. The result is None if no module's output differs, or if the model fails in this run.
 
     Raises:
         BatchError: the collator fails, or cuts, drops, changes or adds tokens.
@@ -41,7 +42,10 @@ def first_difference(trial: Trial, form: str, limit: float) -> str | None:
                 trial.run(batch, "traced")
     except ModelFailedError:
         return None
+    of_images = parts_of_images(trial.model)
     for name, parts in packs.items():
+        if within(name, of_images):
+            continue
         alone = single.get(name, {})
         for number, part in enumerate(parts):
             wanted = alone.get(number)

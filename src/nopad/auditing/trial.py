@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from nopad.auditing.failure import inside_model
 from nopad.auditing.forms import FORMS, arranged, crossing, shortened_targets
 from nopad.auditing.probes import Places, find, lengths_for
+from nopad.auditing.shown import Patches, Pictures, shown_to
 from nopad.auditing.tokens import Tokens, draw
 from nopad.batch import PackedBatch
 from nopad.errors import FOREIGN, BatchError
@@ -40,6 +42,7 @@ class Trial:
         seed: random seed of the token ids and of the weights of outputs.
         start: first id of a decoder's input.
         partly: whether the model computes some of its results in float32, even in float64.
+        shown: what the ids of sequences stand for, in a model that takes images; None: ids are tokens.
     """
 
     model: Any
@@ -51,6 +54,7 @@ class Trial:
     seed: int
     start: int = 0
     partly: bool = False
+    shown: Pictures | Patches | None = None
 
     @classmethod
     def drawn(
@@ -59,9 +63,14 @@ class Trial:
         """Return a trial with up to `most` random sequences; `tokens` says which ids are drawn.
 
         No sequence is longer than `capacity`, or than the model's positions allow. If nopad builds the batches and the
-        model has a decoder, targets are drawn too.
+        model has a decoder, targets are drawn too. For a model that takes images, sequences have fixed sizes, and
+        `capacity` is the length of the longest.
         """
         config = bare(model).config.get_text_config()
+        shown = shown_to(model, seed, tokens)
+        if shown is not None:
+            sequences, others = shown.sequences[:most], shown.others[:most]
+            return cls(model, collator, sequences, others, None, max(map(len, sequences)), seed, shown=shown)
         longest = longest_of(config, capacity)
         lengths = lengths_for(longest, longest)[:most]
         sequences, others = (draw(lengths, tokens, seed + at) for at in (0, 1))
@@ -90,8 +99,11 @@ class Trial:
     def inputs(self, number: int) -> dict[str, Any]:
         """Return the model's arguments for running sequence `number` (from 0) alone."""
         inner = bare(self.model)
-        device = next(inner.parameters()).device
-        named: dict[str, Any] = {"input_ids": torch.tensor([self.sequences[number]], device=device)}
+        parameter = next(inner.parameters())
+        device = parameter.device
+        ids = self.sequences[number]
+        given = {"input_ids": torch.tensor([ids])} if self.shown is None else self.shown.alone(ids)
+        named: dict[str, Any] = {name: fitted(value, parameter) for name, value in given.items()}
         if getattr(inner.config, "use_cache", None) is not None and takes(inner, "use_cache"):
             named["use_cache"] = False
         if self.targets is not None:
@@ -134,12 +146,17 @@ class Trial:
         parameter = next(bare(self.model).parameters())
         if self.collator is None:
             pad = getattr(bare(self.model).config.get_text_config(), "pad_token_id", None) or 0
-            made = arranged(form, sequences, self.capacity, pad, self.targets, self.start)
+            build = None if self.shown is None else partial(self.shown.batch, sequences, parameter)
+            made = arranged(form, sequences, self.capacity, pad, self.targets, self.start, build)
             places = find(made, sequences)
             moved = made.to(parameter.device)
             moved.pop("labels", None)
             return moved, places
-        batch = self._collated(self.collator, sequences)
+        if isinstance(self.shown, Pictures):
+            batch = self._collated(self.collator, [self.shown.feature(sequence) for sequence in sequences])
+            sequences = [self.shown.ids(sequence) for sequence in sequences]
+        else:
+            batch = self._collated(self.collator, [{"input_ids": list(sequence)} for sequence in sequences])
         places = find(batch, sequences)
         if isinstance(batch, PackedBatch):
             packed_batch = batch.to(parameter.device)
@@ -148,12 +165,12 @@ class Trial:
         return {n: fitted(v, parameter) for n, v in batch.items() if n != "labels"}, places
 
     @staticmethod
-    def _collated(collate: Collator, sequences: Sequence[Sequence[int]]) -> Mapping[str, Any]:
+    def _collated(collate: Collator, features: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         try:
-            batch = collate([{"input_ids": list(sequence), "labels": list(sequence)} for sequence in sequences])
+            batch = collate([{**feature, "labels": list(feature["input_ids"])} for feature in features])
         except FOREIGN:  # a collator may raise anything for labels
             try:
-                batch = collate([{"input_ids": list(sequence)} for sequence in sequences])
+                batch = collate([dict(feature) for feature in features])
             except FOREIGN as error:
                 raise BatchError(
                     f"the collator failed on dicts of input_ids and labels, and of input_ids alone: "

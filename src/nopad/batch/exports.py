@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from nopad.batch.filling import MASK, TARGETS
 from nopad.batch.guard import PackedMask, layout_of
+from nopad.batch.images import held
 from nopad.errors import BatchError, OptionError
 
 if TYPE_CHECKING:
@@ -24,11 +25,12 @@ def flash_kwargs(batch: PackedBatch, *, seq_idx: bool) -> dict[str, Any]:
     """Return the arguments of transformers' own flash attention; see `PackedBatch.as_flash_kwargs`.
 
     Raises:
-        BatchError: the batch is in rows, or it has images.
+        BatchError: the batch is in rows, or it has images or videos.
     """
-    if batch.layout.images is not None:
+    pictured = held(batch.layout)
+    if pictured:
         raise BatchError(
-            "this batch has images, and a model may count the positions of their tokens by itself, which it does "
+            f"this batch has {pictured}, and a model may count the positions of their tokens by itself, which it does "
             "along rows; make it pack-safe with nopad.packed(model), and call model(**batch)"
         )
     if batch.layout.form != "flat":

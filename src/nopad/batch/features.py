@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from nopad.batch.arrays import converted, flat_array, is_list, joined, listed, signed, wide
 from nopad.batch.columns import LENGTHS, RECORDS, Records, from_sequences, without_positions
 from nopad.batch.filling import MASK
-from nopad.batch.images import Images, one_row, take_images
+from nopad.batch.images import Pictured, one_row, take_images
 from nopad.batch.layout import checked
 from nopad.errors import BatchError, LengthError
 from nopad.sequences import Sequences, labelled
@@ -24,7 +24,7 @@ __all__ = ["from_features"]
 OWN = (LENGTHS, *RECORDS)  # columns that nopad adds to the content
 
 
-def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Records, Images | None]:
+def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Records, tuple[Pictured, ...]]:
     """Turn dicts into columns; each dict is one sequence, or one row of a packed dataset.
 
     If each dict is a sequence, a list holds one value per token, and a single value belongs to the whole sequence; a
@@ -35,7 +35,7 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Rec
 
     Returns:
         The sequences; arrays that say where each sequence of a packed dataset comes from (none if each dict is a
-        sequence); and the images of the sequences (``pixel_values``, ``image_grid_thw``), or None if there are none.
+        sequence); and the images and videos of the sequences, as `take_images` returns them.
 
     Raises:
         LengthError: a sequence has no token, or its mask is all 0.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from nopad.batch.columns import Records
 from nopad.batch.guard import PackedMask
-from nopad.batch.images import Images
+from nopad.batch.images import Pictured
 from nopad.batch.layout import Layout
 from nopad.batch.values import check_fill, named
 from nopad.errors import BatchError, OptionError
@@ -39,12 +39,12 @@ def filled(
     pad_id: int,
     fill: Mapping[str, Any] | None,
     records: Records | None = None,
-    images: Images | None = None,
+    images: Sequence[Pictured] = (),
 ) -> dict[str, Any]:
     """Return the items of a `PackedBatch` by name.
 
-    They are the columns of `stacked`, those per token placed in rows as `layout` says; ``position_ids``; the images;
-    and the guard as ``attention_mask``.
+    They are the columns of `stacked`, those per token placed in rows as `layout` says; ``position_ids``; images
+    and videos; and the guard as ``attention_mask``.
 
     Args:
         stacked: the sequences, with columns per token and per sequence.
@@ -52,7 +52,7 @@ def filled(
         pad_id: as in `PackedBatch.from_sequences`.
         fill: as in `PackedBatch.from_sequences`.
         records: where each sequence comes from; None: the batch has no records.
-        images: the images of the sequences; None: there are none.
+        images: the images of the sequences, and their videos.
 
     Raises:
         OptionError: `fill` names a column that is not per token, or a column cannot hold its padding value.
@@ -74,7 +74,8 @@ def filled(
     layout = layout.marked(records=records) if records else layout
     fields["position_ids"] = layout.position_ids
     fields |= stacked.values
-    if images is not None:
-        layout = layout.marked(images=images.counts)
-        fields |= images.fields(layout.order)
+    if images:
+        layout = layout.marked(**{one.kind.name: one.counts for one in images})
+    for one in images:
+        fields |= one.fields(layout.order)
     return {**fields, MASK: PackedMask(layout)}

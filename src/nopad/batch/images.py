@@ -1,8 +1,9 @@
-"""Take images out of the features of sequences, and put them into the order in which the sequences lie in a batch.
+"""Take images and videos out of the features of sequences, and put them into the order in which sequences lie in rows.
 
 A model reads images one after the other, and puts their vectors in the places of a batch's image tokens, row after row.
 So a batch holds its images in stream order (the order in which sequences lie in the rows), and its layout holds the
 number of images of each sequence. From these numbers, `nopad.model.images` knows which sequence an image belongs to.
+Videos are a second such list, beside the images.
 """
 
 from __future__ import annotations
@@ -20,86 +21,136 @@ from nopad.errors import BatchError
 from nopad.sequences import Sequences
 
 if TYPE_CHECKING:
+    from nopad.batch.layout import Layout
     from nopad.batch.packed import PackedBatch
 
-__all__ = ["GRIDS", "PIXELS", "Images", "columns_of_images", "images_of", "one_row", "take_images"]
+__all__ = [
+    "COLUMNS",
+    "KINDS",
+    "PICTURES",
+    "VIDEOS",
+    "Kind",
+    "Pictured",
+    "columns_of_images",
+    "held",
+    "images_of",
+    "one_row",
+    "take_images",
+]
 
-PIXELS, GRIDS = "pixel_values", "image_grid_thw"
 IDS = "input_ids"
-# What processors give for videos, for images cut into tiles, and for padded images.
-OTHERS = (
-    "pixel_values_videos",
-    "video_grid_thw",
-    "image_sizes",
-    "pixel_mask",
-    "pixel_attention_mask",
-    "aspect_ratio_ids",
-    "cross_attention_mask",
-)
-NAMES = frozenset((PIXELS, GRIDS, *OTHERS))
+# What processors give for images cut into tiles, and for padded images.
+OTHERS = ("image_sizes", "pixel_mask", "pixel_attention_mask", "aspect_ratio_ids", "cross_attention_mask")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What images, or videos, are called in features, batches and layouts.
+
+    Attributes:
+        name: the attribute of a layout, and of a batch, that has their number in each sequence; and the word for them.
+        one: the word for one of them.
+        pixels: name of their pixel values, which are patches ``[patches, size]``; images may also be
+            ``[images, C, height, width]``.
+        grids: name of their grids ``[count, 3]``: the number of patches in time, height and width.
+        seconds: name of the seconds between two steps in time, ``[count]``; "": there is no such column.
+    """
+
+    name: str
+    one: str
+    pixels: str
+    grids: str
+    seconds: str = ""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        return tuple(name for name in (self.pixels, self.grids, self.seconds) if name)
+
+
+PICTURES = Kind("images", "image", "pixel_values", "image_grid_thw")
+VIDEOS = Kind("videos", "video", "pixel_values_videos", "video_grid_thw", "second_per_grid_ts")
+KINDS = (PICTURES, VIDEOS)
+COLUMNS = (*PICTURES.columns, *VIDEOS.columns)
+NAMES = frozenset((*COLUMNS, *OTHERS))
 
 
 @dataclass(frozen=True, eq=False)
-class Images:
-    """The images of n sequences, in the order in which the sequences were given.
+class Pictured:
+    """The images of n sequences, or their videos, in the order in which the sequences were given.
 
     Attributes:
-        counts: number of images of each sequence; int64 ``[n]``.
-        pixels: one entry per sequence: its ``pixel_values``, which are images ``[images, C, height, width]`` or patches
-            ``[patches, size]``; None for a sequence without images.
-        grids: one entry per sequence: its ``image_grid_thw`` ``[images, 3]``, the number of patches of each image in
-            time, height and width; None for a sequence without images. If the images have no grids, `grids` is None.
+        kind: whether these are images or videos.
+        counts: number of images (or videos) of each sequence; int64 ``[n]``.
+        columns: by name, one entry per sequence: the array of its images, or None for a sequence without images. A
+            column that no image has is missing.
     """
 
+    kind: Kind
     counts: NDArray[np.int64]
-    pixels: Sequence[Any]
-    grids: Sequence[Any] | None
+    columns: Mapping[str, Sequence[Any]]
 
     def fields(self, order: NDArray[np.int64]) -> dict[str, Any]:
-        """Return ``pixel_values`` and ``image_grid_thw`` of a batch, by name; the latter only if images have grids.
+        """Return the columns of a batch, by name: those of all sequences, concatenated in stream order.
 
-        The images of all sequences are concatenated in stream order. `order` has the sequences' indices in this order
-        (`Layout.order`).
+        `order` has the sequences' indices in this order (`Layout.order`).
         """
-        found = {PIXELS: self.pixels} if self.grids is None else {PIXELS: self.pixels, GRIDS: self.grids}
         return {
             name: _joined([values[number] for number in order.tolist() if self.counts[number]])
-            for name, values in found.items()
+            for name, values in self.columns.items()
         }
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Return what each sequence takes of the images that a pack may hold; int64 ``[n]``.
+
+        An image counts 1. A video counts its steps in time, since a vision tower runs on each step as on one image.
+        """
+        if self.kind is PICTURES:
+            return self.counts
+        grids = self.columns[self.kind.grids]
+        return np.array([0 if grid is None else int(_table(grid)[:, 0].sum()) for grid in grids], dtype=np.int64)
 
 
 def images_of(batch: PackedBatch) -> list[dict[str, Any]]:
-    """Return the images of a batch: one dict per sequence, in the order in which the sequences were given.
+    """Return the images and videos of a batch: one dict per sequence, in the order in which the sequences were given.
 
-    A dict has ``pixel_values``, and ``image_grid_thw`` if the batch has it; it is empty for a sequence without images.
+    A dict has the columns in `COLUMNS` that the batch has, without those of images if the sequence has no image, and
+    without those of videos if it has no video.
     """
     found: list[dict[str, Any]] = [{} for _ in range(batch.layout.sequences)]
-    if not batch.images.any():
-        return found
-    grids = batch.get(GRIDS)
-    image = patch = 0
-    for number in batch.layout.order.tolist():
-        count = int(batch.images[number])
-        if not count:
-            continue
-        mine = None if grids is None else grids[image : image + count]
-        rows = count if mine is None else int(mine.prod(1).sum())
-        found[number] = {PIXELS: batch[PIXELS][patch : patch + rows]} | ({} if mine is None else {GRIDS: mine})
-        image, patch = image + count, patch + rows
+    for kind in KINDS:
+        counts, grids = getattr(batch, kind.name), batch.get(kind.grids)
+        first = patch = 0
+        for number in batch.layout.order[counts[batch.layout.order] > 0].tolist():
+            end = first + int(counts[number])
+            rows = end - first if grids is None else int(grids[first:end].prod(1).sum())
+            for name in kind.columns:
+                if name in batch:
+                    mine = slice(patch, patch + rows) if name == kind.pixels else slice(first, end)
+                    found[number][name] = batch[name][mine]
+            first, patch = end, patch + rows
     return found
+
+
+def held(layout: Layout) -> str:
+    """Return how many images and videos a batch has, in words; "": none."""
+    counts = {kind.name: getattr(layout, kind.name) for kind in KINDS}
+    return " and ".join(f"{int(found.sum())} {name}" for name, found in counts.items() if found is not None)
 
 
 def one_row(feature: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the feature of one sequence with columns ``[L]`` in place of ``[1, L]``.
 
     Processors of transformers give columns ``[1, L]``. Every such column loses its first dimension if it has the L of
-    ``input_ids`` and does not hold images. If ``input_ids`` are not ``[1, L]``, the feature itself is returned.
+    ``input_ids`` and does not hold images or videos. If ``input_ids`` are not ``[1, L]``, the feature itself is
+    returned.
     """
     width = _row(feature.get(IDS))
     if width is None:
         return feature
-    kept = (PIXELS, GRIDS)
-    return {name: value[0] if name not in kept and _row(value) == width else value for name, value in feature.items()}
+    return {
+        name: value[0] if name not in COLUMNS and _row(value) == width else value for name, value in feature.items()
+    }
 
 
 def _row(value: Any) -> int | None:
@@ -112,97 +163,146 @@ def _row(value: Any) -> int | None:
     return None
 
 
-def columns_of_images(sequences: Sequences) -> tuple[Sequences, Images | None]:
-    """Take the images out of sequences in columns; return the sequences without them, and the images.
+def columns_of_images(sequences: Sequences) -> tuple[Sequences, tuple[Pictured, ...]]:
+    """Split sequences in columns into their other columns, and their images and videos.
 
-    The images are in the per-sequence columns ``pixel_values`` and ``image_grid_thw``, arrays of objects: for each
-    sequence an array, or None. If there are no such columns, or no sequence has an image, the second result is None.
+    These are in the per-sequence columns `COLUMNS`, arrays of objects: for each sequence an array, or None.
+
+    Returns:
+        The sequences without these columns; and their images and videos, as `take_images` returns them.
 
     Raises:
         BatchError: as for `take_images`.
     """
-    names = [name for name in (PIXELS, GRIDS) if name in sequences.values]
+    names = [name for name in COLUMNS if name in sequences.values]
     if not names:
-        return sequences, None
+        return sequences, ()
     rows = zip(*(sequences.values[name] for name in names), strict=True)
-    _, images = take_images([dict(zip(names, row, strict=True)) for row in rows])
+    _, found = take_images([dict(zip(names, row, strict=True)) for row in rows])
     kept = {name: column for name, column in sequences.values.items() if name not in names}
-    return replace(sequences, values=kept), images
+    return replace(sequences, values=kept), found
 
 
-def take_images(features: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], Images | None]:
-    """Take the images (``pixel_values``, ``image_grid_thw``) out of features.
+def take_images(features: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], tuple[Pictured, ...]]:
+    """Split features into their other columns, and their images and videos (the columns in `COLUMNS`).
 
-    A feature without these keys, or with None for them, has no image. The given features do not change.
+    A feature without these keys, or with None for them, has no image or video. The given features do not change.
 
     Returns:
-        The features without these keys; and their images, None if no feature has an image.
+        The features without these keys; and first the images, then the videos, each only if a feature has some.
 
     Raises:
-        BatchError: a feature has videos, or images in tiles or with a mask; a row of a packed dataset has images; the
-            images of a feature are no arrays of numbers, have a wrong shape, or do not have as many patches as their
-            grid says; there is a grid without pixel values; or the images of two features cannot be concatenated.
+        BatchError: a feature has images in tiles or with a mask; a row of a packed dataset has images; the images of a
+            feature are no arrays of numbers, have a wrong shape, or do not have as many patches as their grid says;
+            there is a grid without pixel values; videos have no grid; or the images of two features cannot be
+            concatenated.
     """
     if all(NAMES.isdisjoint(feature) for feature in features):
-        return features, None
+        return features, ()
     for n, feature in enumerate(features):
         odd = [name for name in OTHERS if feature.get(name) is not None]
         if odd:
             raise BatchError(
-                f"feature {n} has {', '.join(odd)}, and nopad lays out neither videos nor images in tiles; a batch "
-                f"takes {PIXELS}, with {GRIDS} where the model reads one"
+                f"feature {n} has {', '.join(odd)}, and nopad lays out no images in tiles or with a mask; a batch "
+                f"takes {PICTURES.pixels}, with {PICTURES.grids} where the model reads one, and {VIDEOS.pixels} with "
+                f"{VIDEOS.grids}"
             )
-    found = [_of(feature, n) for n, feature in enumerate(features)]
     rest = [{name: value for name, value in feature.items() if name not in NAMES} for feature in features]
-    counts = np.array([count for count, _, _ in found], dtype=np.int64)
-    if not counts.any():
-        return rest, None
-    first = int(counts.argmax())
-    for n in np.flatnonzero(counts).tolist():
-        _check_like(found[n][1:], found[first][1:], n, first)
-    grids = None if found[first][2] is None else [grid for _, _, grid in found]
-    return rest, Images(counts, [pixels for _, pixels, _ in found], grids)
+    found = (_gathered([_of(kind, feature, n) for n, feature in enumerate(features)], kind) for kind in KINDS)
+    return rest, tuple(one for one in found if one is not None)
 
 
-def _of(feature: Mapping[str, Any], n: int) -> tuple[int, Any, Any]:
-    """Return ``(number of images, pixel values, grids)`` of feature `n`; `grids` is None if its images have no grids.
-
-    If the feature has no image, the result is ``(0, None, None)``.
+def _gathered(found: list[tuple[int, dict[str, Any]]], kind: Kind) -> Pictured | None:
+    """Return the images (or videos) of all features, from what `_of` returned for each; None: there are none.
 
     Raises:
-        BatchError: pixel values or grids are no arrays of numbers, have a wrong shape or do not fit each other; there
-            are grids without pixel values; or the feature is a row of a packed dataset.
+        BatchError: those of two features cannot be concatenated.
     """
-    pixels, grids = _array(feature.get(PIXELS), PIXELS, n), _array(feature.get(GRIDS), GRIDS, n)
-    if pixels is None and grids is None:
-        return 0, None, None
+    counts = np.array([count for count, _ in found], dtype=np.int64)
+    if not counts.any():
+        return None
+    first = int(counts.argmax())
+    for n in np.flatnonzero(counts).tolist():
+        _check_like(kind, found[n][1], found[first][1], n, first)
+    return Pictured(kind, counts, {name: [columns.get(name) for _, columns in found] for name in found[first][1]})
+
+
+def _of(kind: Kind, feature: Mapping[str, Any], n: int) -> tuple[int, dict[str, Any]]:
+    """Return the number of images (or videos) of feature `n`, and their columns by name; ``(0, {})``: it has none.
+
+    Raises:
+        BatchError: pixel values, grids or seconds are no arrays of numbers, have a wrong shape or do not fit each
+            other; there are grids or seconds without pixel values, or videos without grids; or the feature is a row of
+            a packed dataset.
+    """
+    found = {name: _array(feature.get(name), name, n) for name in kind.columns}
+    found = {name: value for name, value in found.items() if value is not None}
+    if not found:
+        return 0, {}
+    pixels, grids = found.get(kind.pixels), found.get(kind.grids)
     if "seq_lengths" in feature:
         raise BatchError(
-            f"feature {n} is a row of a packed dataset and has {PIXELS}, which would be of its sequences; give one "
-            "feature for each sequence"
+            f"feature {n} is a row of a packed dataset and has {next(iter(found))}, which would be of its sequences; "
+            "give one feature for each sequence"
         )
     if pixels is None:
-        raise BatchError(f"feature {n} has {GRIDS} and no {PIXELS}; give both, or leave both out")
+        raise BatchError(f"feature {n} has {' and '.join(found)} and no {kind.pixels}; give both, or leave both out")
     if grids is None:
-        if len(pixels.shape) != 4:
-            raise BatchError(
-                f"{PIXELS} of feature {n} are {list(pixels.shape)}; expected [images, channels, height, width], or "
-                f"patches [patches, size] with {GRIDS}"
-            )
-        return int(pixels.shape[0]), pixels, None
+        images = kind is PICTURES
+        if images and len(pixels.shape) == 4:
+            return int(pixels.shape[0]), found
+        whole = "[images, channels, height, width], or " if images else ""
+        raise BatchError(
+            f"{kind.pixels} of feature {n} are {list(pixels.shape)}{'' if images else f', without {kind.grids}'}; "
+            f"expected {whole}patches [patches, size] with {kind.grids}"
+        )
+    count = _check_grids(kind, pixels, grids, n)
+    seconds = found.get(kind.seconds)
+    if seconds is not None:
+        _check_seconds(seconds, count, n)
+    return count, found
+
+
+def _check_grids(kind: Kind, pixels: Any, grids: Any, n: int) -> int:
+    """Check the grids of feature `n`, and return for how many images (or videos) they are.
+
+    Raises:
+        BatchError: the grids are no table of integers, or the pixel values do not have as many patches as they say.
+    """
     try:
-        table = np.asarray(grids.cpu() if hasattr(grids, "cpu") else grids)
+        table = _table(grids)
     except (RuntimeError, TypeError) as error:  # such as a tensor on device "meta"
-        raise BatchError(f"{GRIDS} of feature {n} cannot be read ({error}); give integers") from error
+        raise BatchError(f"{kind.grids} of feature {n} cannot be read ({error}); give integers") from error
     if table.ndim != 2 or table.shape[1:] != (3,) or table.dtype.kind not in "iu" or (table < 1).any():
-        raise BatchError(f"{GRIDS} of feature {n} are {table.tolist()}; expected integers [images, 3], from 1")
+        raise BatchError(
+            f"{kind.grids} of feature {n} are {table.tolist()}; expected integers [{kind.name}, 3], from 1"
+        )
     patches = int(table.prod(axis=1).sum())
     if len(pixels.shape) != 2 or pixels.shape[0] != patches:
         raise BatchError(
-            f"{PIXELS} of feature {n} are {list(pixels.shape)}, and the {len(table)} images of its {GRIDS} "
-            f"{table.tolist()} have {patches} patches; expected [{patches}, size]"
+            f"{kind.pixels} of feature {n} are {list(pixels.shape)}, and the {len(table)} {kind.name} of its "
+            f"{kind.grids} {table.tolist()} have {patches} patches; expected [{patches}, size]"
         )
-    return len(table), pixels, grids
+    return len(table)
+
+
+def _check_seconds(seconds: Any, count: int, n: int) -> None:
+    """Check the seconds between steps of the `count` videos of feature `n`.
+
+    Raises:
+        BatchError: they are not one number per video, or one is below 0 or not finite.
+    """
+    name = VIDEOS.seconds
+    if tuple(seconds.shape) != (count,):
+        raise BatchError(f"{name} of feature {n} are {list(seconds.shape)}; expected one number per video, [{count}]")
+    values = np.asarray(seconds.tolist(), dtype=np.float64)
+    if not (np.isfinite(values) & (values >= 0)).all():
+        raise BatchError(f"{name} of feature {n} are {values.tolist()}; expected seconds, from 0")
+
+
+def _table(grids: Any) -> NDArray[Any]:
+    """Return grids as a NumPy array."""
+    return np.asarray(grids.cpu() if hasattr(grids, "cpu") else grids)
 
 
 def _array(value: Any, name: str, n: int) -> Any:
@@ -227,24 +327,27 @@ def _array(value: Any, name: str, n: int) -> Any:
     return found if found.size else None
 
 
-def _check_like(given: tuple[Any, Any], first: tuple[Any, Any], n: int, other: int) -> None:
-    """Check that the images of feature `n` can be concatenated with those of feature `other`.
+def _check_like(kind: Kind, given: Mapping[str, Any], first: Mapping[str, Any], n: int, other: int) -> None:
+    """Check that the images (or videos) of feature `n` can be concatenated with those of feature `other`.
 
-    `given` and `first` are the pixel values and grids of these two features.
+    `given` and `first` are the columns of these two features.
 
     Raises:
-        BatchError: only one of the two has grids, or they differ in size, dtype or kind of array.
+        BatchError: only one of the two has a column, or they differ in size, dtype or kind of array.
     """
-    if (given[1] is None) != (first[1] is None):
-        has, lacks = (n, other) if first[1] is None else (other, n)
-        raise BatchError(f"feature {has} has {GRIDS} and feature {lacks} has not; give them to all that have images")
-    for name, one, two in zip((PIXELS, GRIDS), given, first, strict=True):
-        if one is None:
-            continue
+    for name in kind.columns:
+        one, two = given.get(name), first.get(name)
+        if (one is None) != (two is None):
+            has, lacks = (n, other) if two is None else (other, n)
+            raise BatchError(
+                f"feature {has} has {name} and feature {lacks} has not; give them to all that have {kind.name}"
+            )
+    for name, one in given.items():
+        two = first[name]
         if type(one) is not type(two) or one.shape[1:] != two.shape[1:] or one.dtype != two.dtype:
             raise BatchError(
-                f"{name} of feature {n} are {told(one)}, and those of feature {other} {told(two)}; images of a batch "
-                "have one size, dtype and kind of array"
+                f"{name} of feature {n} are {told(one)}, and those of feature {other} {told(two)}; {kind.name} of a "
+                "batch have one size, dtype and kind of array"
             )
 
 

@@ -148,6 +148,16 @@ class Items(MutableMapping[str, Any]):
         return np.zeros(self.layout.sequences, dtype=np.int64) if found is None else found
 
     @property
+    def videos(self) -> NDArray[np.int64]:
+        """Number of videos of each sequence, in the order given; int64 ``[S]``, on the host; 0 without videos.
+
+        The videos themselves are the items ``pixel_values_videos``, ``video_grid_thw`` and, if they were given,
+        ``second_per_grid_ts``, in the order in which sequences lie in the rows.
+        """
+        found = self.layout.videos
+        return np.zeros(self.layout.sequences, dtype=np.int64) if found is None else found
+
+    @property
     def weight(self) -> int:
         """Weight of the batch in counts and losses: 1, or 0 if it is a stand-in (see `as_stand_in`).
 

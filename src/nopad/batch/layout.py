@@ -46,6 +46,7 @@ class Layout:
             sequences in the order given and without gaps between them.
         stand_in: whether the batch is a stand-in for a rank that has no sequence left (`PackedBatch.weight` is 0).
         images: number of images of each sequence, in the order given; int64 ``[S]``; None: the batch has no images.
+        videos: number of videos of each sequence, in the order given; int64 ``[S]``; None: the batch has no videos.
     """
 
     form: Literal["rows", "flat"]
@@ -59,6 +60,7 @@ class Layout:
     stand_in: bool = False
     row_tokens: NDArray[np.int64] | None = None
     images: NDArray[np.int64] | None = None
+    videos: NDArray[np.int64] | None = None
 
     @classmethod
     def flat(cls, seq_lengths: NDArray[Any]) -> Layout:
@@ -288,7 +290,7 @@ class Layout:
         return rows
 
     def marked(self, **changed: Any) -> Layout:
-        """Return a copy with other values of the attributes `causal`, `records`, `stand_in` or `images`.
+        """Return a copy with other values of some of `causal`, `records`, `stand_in`, `images` and `videos`.
 
         The copy shares the arrays of this layout, also those that were already computed.
         """

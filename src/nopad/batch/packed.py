@@ -155,15 +155,17 @@ class PackedBatch(Items):
         ``seq_lengths``, are split into sequences. If there are no ``labels``, ``label`` or ``label_ids`` is renamed to
         ``labels``.
 
-        A dict may also be what a processor of transformers gives for one text with its images: columns ``[1, L]``, and
-        ``pixel_values`` (images ``[images, C, height, width]``, or patches ``[patches, size]`` with
-        ``image_grid_thw`` ``[images, 3]``). For a text without images, these two keys are missing or None. The batch
-        holds all images in the order in which sequences lie in its rows, as models read them; its attribute `images` is
-        the number of images of each sequence.
+        A dict may also be what a processor of transformers gives for one text with its images and videos: columns
+        ``[1, L]``; ``pixel_values`` (images ``[images, C, height, width]``, or patches ``[patches, size]`` with
+        ``image_grid_thw`` ``[images, 3]``); and ``pixel_values_videos`` (patches) with ``video_grid_thw``
+        ``[videos, 3]`` and, for Qwen2.5-VL, ``second_per_grid_ts`` ``[videos]``. For a text without images, or without
+        videos, their keys are missing or None. The batch holds all images, and all videos, in the order in which
+        sequences lie in its rows, as models read them; its attributes `images` and `videos` are the numbers of each
+        sequence.
 
         Args:
             features: one dict per sequence, or per row of a packed dataset, with ``input_ids``; all have the same keys,
-                apart from ``pixel_values`` and ``image_grid_thw``.
+                apart from those of images and videos.
             form: `nopad.Flat()`, one stream without padding, or `nopad.Rows(capacity)`.
             causal: whether the batch is for a causal language model. The label of each sequence's first token then
                 becomes -100, since no token of its sequence predicts it, and training loops must not count it.
@@ -180,7 +182,7 @@ class PackedBatch(Items):
                 * a mask has a 0 between ones, or a value other than 0 and 1
                 * a list is not as long as its ``input_ids``, or a column has values that cannot be used
                 * ``position_ids`` do not count from 0 in each sequence
-                * images have wrong shapes or do not fit their grid, or there are videos
+                * images or videos have wrong shapes or do not fit their grid
         """
         form = check_form(form)
         stacked, records, images = from_features(features)
@@ -205,8 +207,8 @@ class PackedBatch(Items):
 
         Args:
             sequences: the sequences; their columns ``seq_index``, ``seq_start`` and ``seq_source`` become the batch's
-                `records`. Images are in the columns ``pixel_values`` and ``image_grid_thw``: arrays of objects, with an
-                array for each sequence, or None.
+                `records`. Images and videos are in columns with the names of `from_features`: arrays of objects, with
+                an array for each sequence, or None.
             form: `nopad.Flat()`, one stream without padding, or `nopad.Rows(capacity)`.
             per_row: with `Rows`, how many sequences each row takes, int64 ``[R]``, in the order given. None: `form`
                 decides. The flat form ignores it.
@@ -416,8 +418,8 @@ class PackedBatch(Items):
                 convolutions and state spaces of hybrid models (Bamba, Granite) read it.
 
         Raises:
-            BatchError: the batch is in rows; or it has images (a model may then compute the positions of tokens itself,
-                along whole rows, as with M-RoPE).
+            BatchError: the batch is in rows; or it has images or videos (a model may then compute the positions of
+                tokens itself, along whole rows, as with M-RoPE).
         """
         return flash_kwargs(self, seq_idx=seq_idx)
 

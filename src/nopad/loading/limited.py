@@ -1,4 +1,7 @@
-"""The feed of sequences with images: packs with two limits, tokens and images; planned once, filled anew each epoch."""
+"""The feed of sequences with images: packs with two limits, tokens and images; planned once, filled anew each epoch.
+
+A video counts as many images as it has steps in time (the first number of its ``video_grid_thw``).
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from nopad.planning.several import plan_several
 
 __all__ = ["IMAGES", "PackedImages"]
 
+STEPS = "a video counts as one per step in time"
 IMAGES = Option(default=None, none=True, help="most images per pack")
 
 
@@ -46,8 +50,8 @@ class PackedImages(SourceFeed):
         """
         if source.images is None:
             raise OptionError(
-                f"images is {images}, and {source.name} holds no images: they are pixel_values of each record, in a "
-                "list of dicts or a datasets.Dataset; leave images out"
+                f"images is {images}, and {source.name} holds no images: they are pixel_values of each record (of "
+                "videos, pixel_values_videos), in a list of dicts or a datasets.Dataset; leave images out"
             )
         odd = sorted(options.keys() - {"effort"})
         if odd:
@@ -55,9 +59,10 @@ class PackedImages(SourceFeed):
         check_fits(source.seq_lengths, capacity, "sequence")
         over = np.flatnonzero(source.images > images)
         if over.size:
+            said = f" ({STEPS})" if source.videos else ""
             raise LengthError(
                 f"{over.size:,} of {len(source):,} sequences have more than {images:,} images, the first is sequence "
-                f"{over[0]:,} with {source.images[over[0]]:,}; give a limit of at least {source.images.max():,}"
+                f"{over[0]:,} with {source.images[over[0]]:,}{said}; give a limit of at least {source.images.max():,}"
             )
         self._source, self._images, self.seed = source, images, seed
         self._plan = plan_several(self._sizes(), [(capacity, images)], **options)
@@ -83,7 +88,8 @@ class PackedImages(SourceFeed):
         """Return a line that says how many images the packs hold; they are the same in every epoch."""
         assert self._source.images is not None
         held = int(self._source.images.sum())
-        return (f"{held:,} images, {held / (self.packs or 1):.1f} per pack, at most {self._images:,}",)
+        said = f" ({STEPS})" if self._source.videos else ""
+        return (f"{held:,} images{said}, {held / (self.packs or 1):.1f} per pack, at most {self._images:,}",)
 
     def units(self, epoch: int) -> Units:
         """Return the packs of an epoch, filled anew."""

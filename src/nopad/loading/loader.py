@@ -63,8 +63,8 @@ class PackedLoader:
             `options`).
         capacity: with `rows`, most tokens per pack; the sequences are packed anew every epoch. None: the rows of a
             packed dataset are used as stored.
-        images: most images per pack, for sequences with images; packs then have two limits, tokens and images. None: no
-            limit.
+        images: most images per pack, for sequences with images; packs then have two limits, tokens and images. A video
+            counts as many images as it has steps in time (the first number of its ``video_grid_thw``). None: no limit.
         rows: number of packs per rank and micro-step. Give exactly one of `rows`, `tokens` and `sequences`.
         tokens: most tokens per rank and micro-step: one pack, as one flat row without padding; replaces `rows` and
             `capacity`.

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from nopad.batch.guard import PackedMask, layout_of
+from nopad.batch.images import held
 from nopad.batch.layout import Layout
 from nopad.errors import BatchError
 from nopad.model.arguments import check_inputs
@@ -56,7 +57,7 @@ def check_call(
         BatchError: the batch does not pass `check_inputs` or `check_layout`; attention weights are asked for; a cache
             of earlier tokens is given; `inputs_embeds` have another dtype than the model; the weights are on no device;
             mask tokens are given to a model that rescales embeddings by the share of mask tokens in a row
-            (`token_dropout`); or the batch has images and the model takes none.
+            (`token_dropout`); or the batch has images or videos and the model takes none.
         UnsupportedModelError: the model does not pass `check_layers` or `check_embeddings`.
     """
     check_layers(model)  # first: it removes hooks that PEFT leaves behind in a call with any error
@@ -69,9 +70,10 @@ def check_call(
             "where it runs; load it whole on one device"
         )
     check_inputs(model, takes, stock, named, layout)
-    if layout.images is not None and family.images is None:
+    pictured = held(layout)
+    if pictured and family.images is None:
         raise BatchError(
-            f"the batch has {int(layout.images.sum())} images, and {type(model).__name__} takes none; give the "
+            f"the batch has {pictured}, and {type(model).__name__} takes none; give the "
             "features without pixel_values, or make the whole model pack-safe, with its vision tower"
         )
     ids, embeds, dtype = named.get("input_ids"), named.get("inputs_embeds"), next(model.parameters()).dtype

@@ -35,7 +35,7 @@ class Call:
         target: the layout of the decoder's batch; None without a decoder.
         encodes: whether the encoder runs in this call; False if the caller gives `encoder_outputs`.
         compiled: whether parts of the model are compiled; attention in these parts cannot report that it ran.
-        images: number of images in the batch, for which a vision tower runs.
+        towers: how often a vision tower must run: once if the batch has images, and once more if it has videos.
         positions: position of each token, as the model counts positions; int64 ``[R, L]``, or ``[3, R, L]`` with three
             axes (M-RoPE).
         inside: the part that runs now: "encoder" or "decoder".
@@ -57,7 +57,7 @@ class Call:
     target: Placement | None = None
     encodes: bool = True
     compiled: bool = False
-    images: int = 0
+    towers: int = 0
     positions: Any = None
     inside: str = "encoder"
     as_tuple: bool = False

@@ -33,13 +33,16 @@ class Images:
     Attributes:
         tower: name of the base model's part that runs on the images of a batch, each by itself.
         text: name of the base model's part that runs on the tokens, with the images' features among them.
-        axes: True: images come as patches with a grid, and positions have three axes, counted by the base model's
-            `get_rope_index` (M-RoPE). False: images are of one size, and positions are ordinary ones.
+        axes: True: images and videos come as patches with a grid, and positions have three axes, counted by the base
+            model's `get_rope_index` (M-RoPE). False: images are of one size, positions are ordinary ones, and there are
+            no videos.
+        steps: whether each step in time of a video is a run of tokens by itself, behind its time in words.
     """
 
     tower: str
     text: str = "language_model"
     axes: bool = False
+    steps: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,12 +331,15 @@ def _axes_refuses(config: Any) -> str | None:
     return _decoder_refuses(config.text_config)
 
 
-# Model types that take images beside their tokens: a vision tower, and a decoder.
+# Model types that take images, and videos, beside their tokens: a vision tower, and a decoder.
 _AXES = Family(pooled="last", mask_at="language_model", images=Images(tower="visual", axes=True), refuse=_axes_refuses)
+_STEPS = replace(_AXES, images=Images(tower="visual", axes=True, steps=True))
 IMAGES: dict[str, Family] = {
     "llava": replace(_AXES, images=Images(tower="vision_tower"), refuse=_llava_refuses),
     "qwen2_5_vl": _AXES,
     "qwen2_vl": _AXES,
+    "qwen3_vl": _STEPS,
+    "qwen3_vl_moe": _STEPS,
 }
 
 

@@ -1,15 +1,15 @@
-"""Models that take images beside their tokens: which image belongs to which sequence, and positions with three axes.
+"""Models that take images and videos beside their tokens: which of them belongs to which sequence.
 
-Such a model runs its vision tower on all images of a batch, each image by itself. It puts the resulting features in
-place of the image tokens of the batch, in order. Some of these models count positions along three axes: time, height
-and width (M-RoPE).
+Such a model runs its vision tower on all images of a batch, each image by itself, and then on all videos. It puts the
+resulting features in place of the image tokens and video tokens of the batch, in order. Qwen3-VL also adds features of
+its tower to the states of these tokens behind its first layers (DeepStack), which moves nothing between tokens.
 
-Two things could go wrong in a pack: the features of an image could get into the tokens of another sequence, and
-positions that depend on images could be counted along a row. So two things are done before the model runs. The number
-of image tokens of each sequence is compared with the number that its own images give. And positions are counted by the
-model's own `get_rope_index`, for each sequence alone.
+In a pack, the features of an image could get into the tokens of another sequence. So before the model runs, the number
+of image tokens of each sequence is compared with the number that its own images give, and the same for videos.
+Positions that depend on images are counted for each sequence alone (`nopad.model.axes`).
 
-Only the text part gets nopad's attention. The tower keeps its own, which sees one image at a time and no tokens.
+Only the text part gets nopad's attention. The tower keeps its own, which sees one image, or one step in time of a
+video, and no tokens.
 """
 
 from __future__ import annotations
@@ -19,28 +19,33 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nopad.batch.images import GRIDS, PIXELS
+from nopad.batch.images import COLUMNS, KINDS, PICTURES, VIDEOS, Kind
 from nopad.batch.layout import Layout
 from nopad.errors import BatchError, UnsupportedModelError
+from nopad.model.axes import Shown, axes_of, check_limit
 from nopad.model.families import Family
 from nopad.model.hooks import Hook
 
-__all__ = ["TOWER", "Ran", "check_images", "image_parts", "ordinary_arguments", "refuse_others", "tokens_of_image"]
+__all__ = [
+    "TOWER",
+    "Ran",
+    "check_images",
+    "image_parts",
+    "ordinary_arguments",
+    "refuse_others",
+    "size_of_patch",
+    "tokens_of_image",
+]
 
 TOWER = "vision tower"
 TYPES = "mm_token_type_ids"
-IMAGE, TEXT = 1, 0  # in `TYPES`
 BUILD = "nopad.PackedBatch.from_features"
 # Arguments of these models that a packed call does not take, and why.
 OTHERS = {
     "inputs_embeds": "image tokens are found by their ids; give input_ids",
-    "pixel_values_videos": "videos are not packed; run these sequences padded",
-    "video_grid_thw": "videos are not packed; run these sequences padded",
-    "second_per_grid_ts": "videos are not packed; run these sequences padded",
     "image_sizes": "images of several sizes are not packed for this model; run these sequences padded",
     "mm_encoder_outputs": "features that were made before do not say whose they are; give pixel_values",
 }
@@ -75,106 +80,156 @@ def image_parts(base: Any, family: Family) -> tuple[nn.Module, nn.Module]:
 
 def ordinary_arguments(takes: tuple[str, ...], family: Family) -> tuple[str, ...]:
     """Return the names in `takes` without those of images, whose values are neither per token nor per sequence."""
-    return takes if family.images is None else tuple(name for name in takes if name not in (PIXELS, GRIDS))
+    return takes if family.images is None else tuple(name for name in takes if name not in COLUMNS)
 
 
 def refuse_others(model: Any, family: Family, named: Mapping[str, Any]) -> None:
     """Refuse arguments of a model with images that a packed call does not take.
 
     Raises:
-        BatchError: videos, images of several sizes, features that were made before, or embeddings are given.
+        BatchError: images of several sizes, features that were made before, or embeddings are given; or videos, to a
+            model without them.
     """
-    for name, why in OTHERS.items() if family.images is not None else ():
+    if family.images is None:
+        return
+    for name, why in OTHERS.items():
         if named.get(name) is not None:
             raise BatchError(f"{name} were given to {type(model).__name__} with a packed batch: {why}")
+    for name in () if family.images.axes else VIDEOS.columns:
+        if named.get(name) is not None:
+            raise BatchError(
+                f"{name} were given to {type(model).__name__}, which takes images and no videos; give the features "
+                "without videos"
+            )
 
 
 def check_images(model: Any, base: Any, family: Family, named: Mapping[str, Any], layout: Layout) -> Tensor | None:
-    """Check that each sequence of a packed call has as many image tokens as its own images give.
+    """Check that each sequence of a packed call has as many image and video tokens as its own images and videos give.
 
     `named` holds the call's arguments by name; the tokens were checked before (`nopad.model.arguments`).
 
     Returns:
         Positions with three axes, int64 ``[3, R, L]``, on a CPU; None: the model has ordinary positions, or no sequence
-            has an image.
+            has an image or a video.
 
     Raises:
         BatchError: pixel values or grids are missing, have a wrong shape or are on another device than the model, or
             the batch does not say which sequences their images belong to; a sequence has more or fewer image tokens
             than its images give; padding is an image token; ``mm_token_type_ids`` do not mark exactly the image tokens;
             or, with three axes, a position is beyond the model's, or image tokens of one image do not follow each
-            other.
+            other. The same for videos.
     """
     assert family.images is not None
-    _check_pixels(model, named, layout)
-    counts = np.zeros(layout.sequences, dtype=np.int64) if layout.images is None else layout.images
-    sizes = np.zeros(0, dtype=np.int64)
-    if counts.any():
-        sizes = (_sizes_of_grids if family.images.axes else _sizes_of_pixels)(model, named, int(counts.sum()))
+    kinds = KINDS if family.images.axes else (PICTURES,)
+    for kind in kinds:
+        _check_pixels(kind, model, named, layout)
     ids = named["input_ids"].cpu().numpy()
-    pictured = ids == model.config.image_token_id
-    of_images = np.split(sizes, counts[layout.order].cumsum()[:-1])  # by sequence, in stream order
-    _check_tokens(model, pictured, counts, of_images, layout)
-    _check_types(named.get(TYPES), pictured, layout)
+    shown = [_shown(kind, model, family, named, ids, layout) for kind in kinds]
+    for one in shown:
+        _check_tokens(model, one, layout)
+    _check_types(named.get(TYPES), shown, ids.shape, layout)
     if not family.images.axes:
         return None
-    axes = _axes(base, named, ids, pictured, of_images, layout) if counts.any() else None
-    _check_limit(model, axes, layout)
+    axes = axes_of(base, named, ids, shown, layout) if any(one.counts.any() for one in shown) else None
+    check_limit(model, axes, layout)
     return axes
 
 
-def _check_pixels(model: Any, named: Mapping[str, Any], layout: Layout) -> None:
+def _shown(
+    kind: Kind, model: Any, family: Family, named: Mapping[str, Any], ids: NDArray[np.int64], layout: Layout
+) -> Shown:
+    """Return where the images (or videos) of a packed call are, and how many tokens each gives.
+
+    Raises:
+        BatchError: grids are missing, or pixel values or grids have a wrong shape.
+    """
+    assert family.images is not None
+    given = getattr(layout, kind.name)
+    counts = np.zeros(layout.sequences, dtype=np.int64) if given is None else given
+    sizes = runs = np.zeros(0, dtype=np.int64)
+    per_run = counts
+    if counts.any() and family.images.axes:
+        grids = _grids(kind, model, named, int(counts.sum()))
+        sizes = runs = grids.prod(axis=1) // int(model.config.vision_config.spatial_merge_size) ** 2
+        if kind is VIDEOS and family.images.steps:
+            steps = grids[:, 0]
+            runs = (sizes // steps).repeat(steps)
+            per_run = np.zeros_like(counts)
+            per_run[layout.order] = [part.sum() for part in np.split(steps, counts[layout.order].cumsum()[:-1])]
+    elif counts.any():
+        sizes = runs = _sizes_of_pixels(model, named, int(counts.sum()))
+    token = getattr(model.config, f"{kind.one}_token_id")
+    split = (np.split(all_of, of[layout.order].cumsum()[:-1]) for all_of, of in ((sizes, counts), (runs, per_run)))
+    return Shown(kind, token, ids == token, counts, *split)
+
+
+def _check_pixels(kind: Kind, model: Any, named: Mapping[str, Any], layout: Layout) -> None:
     """Check that a batch has both pixel values and the number of images of each sequence, or neither of them.
 
-    It is also checked that pixel values and grids are tensors on the model's device.
+    It is also checked that pixel values and grids are tensors on the model's device. `kind` says whether images or
+    videos are meant.
 
     Raises:
         BatchError: one of these checks fails.
     """
-    pixels, images = named.get(PIXELS), 0 if layout.images is None else int(layout.images.sum())
-    if pixels is None and images:
-        raise BatchError(f"the batch has {images} images, and no {PIXELS} were given; call model(**batch)")
-    if not images and (pixels is not None or named.get(GRIDS) is not None):
+    counts = getattr(layout, kind.name)
+    held = 0 if counts is None else int(counts.sum())
+    if named.get(kind.pixels) is None and held:
+        raise BatchError(f"the batch has {held} {kind.name}, and no {kind.pixels} were given; call model(**batch)")
+    if not held and any(named.get(name) is not None for name in kind.columns):
         raise BatchError(
-            f"{PIXELS} were given, and the batch does not say which sequences they are of; build it with {BUILD}, of "
-            f"dicts with {PIXELS}"
+            f"{next(name for name in kind.columns if named.get(name) is not None)} were given, and the batch does not "
+            f"say which sequences they are of; build it with {BUILD}, of dicts with {kind.pixels}"
         )
     device = next(model.parameters()).device
-    for name in (PIXELS, GRIDS):
+    for name in kind.columns:
         value = named.get(name)
         if value is not None and not isinstance(value, Tensor):
             raise BatchError(f"{name} are of type {type(value).__name__}; expected a tensor")
         if value is not None and value.device != device:
             raise BatchError(f"{name} are on {value.device} and the model on {device}; use batch.to({str(device)!r})")
+    seconds = named.get(kind.seconds)
+    if seconds is not None and tuple(seconds.shape) != (held,):
+        raise BatchError(
+            f"{kind.seconds} are {list(seconds.shape)}, and the batch has {held} {kind.name}; expected [{held}]"
+        )
 
 
-def _sizes_of_grids(model: Any, named: Mapping[str, Any], images: int) -> NDArray[np.int64]:
-    """Return how many tokens each image of a batch gives, by its grid of patches; int64 ``[images]``, in stream order.
+def _grids(kind: Kind, model: Any, named: Mapping[str, Any], count: int) -> NDArray[np.int64]:
+    """Return the grids of the images (or videos) of a batch, int64 ``[count, 3]``, in stream order.
 
     Raises:
         BatchError: grids are missing, do not fit the images or the model, or the pixel values have another shape.
     """
-    config, pixels, given = model.config.vision_config, named[PIXELS], named.get(GRIDS)
+    config, pixels, given = model.config.vision_config, named[kind.pixels], named.get(kind.grids)
     if given is None:
-        raise BatchError(f"{GRIDS} are missing; {type(model).__name__} takes them with {PIXELS}")
-    grids = given.cpu().numpy()
-    if grids.shape != (images, 3):
-        raise BatchError(f"{GRIDS} are {list(grids.shape)}, and the batch has {images} images; expected [{images}, 3]")
+        raise BatchError(f"{kind.grids} are missing; {type(model).__name__} takes them with {kind.pixels}")
+    grids: NDArray[np.int64] = given.cpu().numpy()
+    if grids.shape != (count, 3):
+        raise BatchError(
+            f"{kind.grids} are {list(grids.shape)}, and the batch has {count} {kind.name}; expected [{count}, 3]"
+        )
     merged, patches = int(config.spatial_merge_size), grids.prod(axis=1)
     odd = np.flatnonzero((grids[:, 1:] % merged).any(axis=1) | (grids < 1).any(axis=1))
     if odd.size:
         raise BatchError(
-            f"image {odd[0]} of the batch has the grid {grids[odd[0]].tolist()}; height and width are multiples of "
-            f"{merged} patches, which {type(model).__name__} merges to a token"
+            f"{kind.one} {odd[0]} of the batch has the grid {grids[odd[0]].tolist()}; height and width are multiples "
+            f"of {merged} patches, which {type(model).__name__} merges to a token"
         )
-    size = int(config.in_channels) * int(config.temporal_patch_size) * int(config.patch_size) ** 2
+    size = size_of_patch(config)
     if tuple(pixels.shape) != (patches.sum(), size):
         raise BatchError(
-            f"{PIXELS} are {list(pixels.shape)}, and the {images} images of {GRIDS} have {patches.sum()} patches of "
-            f"{size} values; expected [{patches.sum()}, {size}]"
+            f"{kind.pixels} are {list(pixels.shape)}, and the {count} {kind.name} of {kind.grids} have "
+            f"{patches.sum()} patches of {size} values; expected [{patches.sum()}, {size}]"
         )
-    found: NDArray[np.int64] = patches // merged**2
-    return found
+    return grids
+
+
+def size_of_patch(config: Any) -> int:
+    """Return how many values a patch has, by the configuration of a vision tower that takes patches."""
+    side, frames = config.patch_size, config.temporal_patch_size
+    area = int(side) ** 2 if isinstance(side, int) else int(np.prod(side))
+    return int(config.in_channels) * area * (frames if isinstance(frames, int) else int(frames[0]))
 
 
 def _sizes_of_pixels(model: Any, named: Mapping[str, Any], images: int) -> NDArray[np.int64]:
@@ -183,12 +238,12 @@ def _sizes_of_pixels(model: Any, named: Mapping[str, Any], images: int) -> NDArr
     Raises:
         BatchError: the pixel values have another shape than ``[images, channels, height, width]`` of the model.
     """
-    config, pixels = model.config.vision_config, named[PIXELS]
+    config, pixels = model.config.vision_config, named[PICTURES.pixels]
     side = int(config.image_size)
     if tuple(pixels.shape) != (images, config.num_channels, side, side):
         raise BatchError(
-            f"{PIXELS} are {list(pixels.shape)}, and the batch has {images} images; {type(model).__name__} takes "
-            f"{[images, config.num_channels, side, side]}"
+            f"{PICTURES.pixels} are {list(pixels.shape)}, and the batch has {images} images; {type(model).__name__} "
+            f"takes {[images, config.num_channels, side, side]}"
         )
     return np.full(images, tokens_of_image(model.config, named.get("vision_feature_select_strategy")), dtype=np.int64)
 
@@ -204,123 +259,50 @@ def tokens_of_image(config: Any, strategy: str | None = None) -> int:
     return int((int(tower.image_size) // int(tower.patch_size)) ** 2 + first)
 
 
-def _check_tokens(
-    model: Any, pictured: NDArray[np.bool_], counts: NDArray[np.int64], of_images: list[Any], layout: Layout
-) -> None:
-    """Check that each sequence has as many image tokens as its images give, and that padding has none.
-
-    `pictured` says which slots hold image tokens, bool ``[R, L]``. `of_images` has one array per sequence, in stream
-    order: the numbers of tokens of its images. `counts` is the number of images of each sequence, in the order given.
+def _check_tokens(model: Any, shown: Shown, layout: Layout) -> None:
+    """Check that each sequence has as many image (or video) tokens as its images give, and that padding has none.
 
     Raises:
         BatchError: a sequence has more or fewer image tokens than its images give, or padding has image tokens.
     """
-    found = np.bincount(layout.sequence_ids[pictured], minlength=layout.sequences + 1)
-    token = model.config.image_token_id
+    kind, token = shown.kind, shown.token
+    found = np.bincount(layout.sequence_ids[shown.tokens], minlength=layout.sequences + 1)
     if found[0]:
-        raise BatchError(f"padding holds the image token {token}; build the batch with another pad_id")
+        raise BatchError(f"padding holds the {kind.one} token {token}; build the batch with another pad_id")
     wanted = np.zeros(layout.sequences, dtype=np.int64)
-    wanted[layout.order] = [sizes.sum() for sizes in of_images]
+    wanted[layout.order] = [sizes.sum() for sizes in shown.sizes]
     wrong = np.flatnonzero(found[1:] != wanted)
     if wrong.size:
         at = int(wrong[0])
         raise BatchError(
-            f"sequence {at} has {found[at + 1]} image tokens ({token}), and its {_several(int(counts[at]))} "
-            f"{wanted[at]} in {type(model).__name__}; give each sequence the images of its own text, in order"
+            f"sequence {at} has {found[at + 1]} {kind.one} tokens ({token}), and its "
+            f"{_several(int(shown.counts[at]), kind)} {wanted[at]} in {type(model).__name__}; give each sequence the "
+            f"{kind.name} of its own text, in order"
         )
 
 
-def _several(images: int) -> str:
-    return {0: "images (it has none) give", 1: "1 image gives"}.get(images, f"{images} images give")
+def _several(count: int, kind: Kind) -> str:
+    return {0: f"{kind.name} (it has none) give", 1: f"1 {kind.one} gives"}.get(count, f"{count} {kind.name} give")
 
 
-def _check_types(given: Any, pictured: NDArray[np.bool_], layout: Layout) -> None:
-    """Check that ``mm_token_type_ids``, if given, are 1 at image tokens and 0 elsewhere.
+def _check_types(given: Any, shown: list[Shown], shape: tuple[int, ...], layout: Layout) -> None:
+    """Check that ``mm_token_type_ids``, if given, are 1 at image tokens, 2 at video tokens and 0 elsewhere.
 
     Raises:
         BatchError: an entry has another value, or they are not a tensor ``[R, L]``.
     """
     if given is None:
         return
-    if not isinstance(given, Tensor) or tuple(given.shape) != pictured.shape:
-        raise BatchError(f"{TYPES} are no tensor {list(pictured.shape)}; give one value per token, as processors do")
-    wrong = np.argwhere(given.cpu().numpy() != np.where(pictured, IMAGE, TEXT))
+    if not isinstance(given, Tensor) or tuple(given.shape) != shape:
+        raise BatchError(f"{TYPES} are no tensor {list(shape)}; give one value per token, as processors do")
+    wanted = np.zeros(shape, dtype=np.int64)
+    for one in shown:
+        wanted[one.tokens] = one.type
+    wrong = np.argwhere(given.cpu().numpy() != wanted)
     if wrong.size:
         row, slot = (int(one) for one in wrong[0])
+        marks = ", ".join(f"{one.type} at {one.kind.one} tokens" for one in shown)
         raise BatchError(
             f"{TYPES} hold {int(given[row, slot])} at place {layout.position_ids[row, slot]} of sequence "
-            f"{layout.sequence_ids[row, slot] - 1}; they are {IMAGE} at image tokens and {TEXT} at others, and videos "
-            "are not packed"
-        )
-
-
-def _axes(
-    base: Any,
-    named: Mapping[str, Any],
-    ids: NDArray[np.int64],
-    pictured: NDArray[np.bool_],
-    of_images: list[Any],
-    layout: Layout,
-) -> Tensor:
-    """Return positions with three axes, int64 ``[3, R, L]``: what `get_rope_index` gives for each sequence alone.
-
-    `ids` and `pictured` are ``[R, L]``: the token ids, and whether a token is an image token. `of_images` has one array
-    per sequence, in stream order: the numbers of tokens of its images.
-
-    Raises:
-        BatchError: the image tokens of an image do not follow each other (`_check_runs`).
-    """
-    grids, flat, types = named[GRIDS].cpu(), ids.reshape(-1), pictured.reshape(-1)
-    found: list[Any] = [None] * layout.sequences
-    begun = 0
-    for number, sizes in zip(layout.order.tolist(), of_images, strict=True):
-        length, start = int(layout.seq_lengths[number]), int(layout.starts[number])
-        if not len(sizes):
-            found[number] = np.broadcast_to(np.arange(length), (3, length))
-            continue
-        mine = types[start : start + length]
-        _check_runs(mine, sizes, number)
-        one, _ = base.get_rope_index(
-            input_ids=torch.from_numpy(flat[start : start + length])[None],
-            mm_token_type_ids=torch.from_numpy(np.where(mine, IMAGE, TEXT))[None],
-            image_grid_thw=grids[begun : begun + len(sizes)],
-        )
-        found[number] = one[:, 0].numpy()
-        begun += len(sizes)
-    joined = np.concatenate(found, axis=1).astype(np.int64)
-    return torch.from_numpy(np.stack([layout.scatter(axis, 0) for axis in joined]))
-
-
-def _check_runs(pictured: NDArray[np.bool_], sizes: NDArray[np.int64], number: int) -> None:
-    """Check that in a sequence, each image is one run of image tokens, and no two images touch.
-
-    `pictured` says of each token of sequence `number` whether it is an image token.
-
-    Raises:
-        BatchError: the lengths of the runs are not `sizes`, the numbers of tokens of the images.
-    """
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], pictured, [False]]).astype(np.int8)))
-    runs = edges[1::2] - edges[::2]
-    if not np.array_equal(runs, sizes):
-        raise BatchError(
-            f"image tokens of sequence {number} come in runs of {runs.tolist()}, and its images give {sizes.tolist()}; "
-            "each image is one run, with another token (<|vision_end|>) behind it"
-        )
-
-
-def _check_limit(model: Any, axes: Tensor | None, layout: Layout) -> None:
-    """Check that no position of a token is beyond those that the model has.
-
-    `axes` are positions with three axes, ``[3, R, L]``; None: the positions are those of the layout.
-
-    Raises:
-        BatchError: a sequence has a position beyond the model's.
-    """
-    limit = model.config.get_text_config().max_position_embeddings
-    last = layout.position_ids if axes is None else axes.amax(0).numpy()
-    if int(last.max()) >= limit:
-        row, slot = np.unravel_index(int(last.argmax()), last.shape)
-        raise BatchError(
-            f"sequence {layout.sequence_ids[row, slot] - 1} has a token at position {int(last.max())}, and "
-            f"{type(model).__name__} has {limit} positions; truncate it or split it"
+            f"{layout.sequence_ids[row, slot] - 1}; they are {marks} and 0 at others"
         )

@@ -2,8 +2,8 @@
 
 The checks are:
 
-* each counted hook ran once (the encoder's did not run if the caller gave the encoder's states, nor the vision tower's
-  in a batch without images);
+* each counted hook ran once (the encoder's did not run if the caller gave the encoder's states; the vision tower's ran
+  once for the images of the batch, and once for its videos);
 * layers attended as often, in total, as the configuration says (not with compiled layers; LayerDrop may skip layers);
 * output tensors, except those in `FREE`, have one entry per slot or one per sequence, as the head declares.
 
@@ -55,18 +55,18 @@ DROPPED = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 def check_ran(model: Any, call: Call, roles: Iterable[str]) -> None:
     """Check that the hook of each of `roles` ran exactly once in `call`.
 
-    If the caller gave the encoder's states, hooks of the encoder must not have run; nor the vision tower's if the batch
-    has no image.
+    If the caller gave the encoder's states, hooks of the encoder must not have run. The vision tower's must have run as
+    often as `call.towers` says.
 
     Raises:
         UnsupportedModelError: a hook did not run as often as it should.
     """
     for role in roles:
-        idle = (role.startswith("encoder") and not call.encodes) or (role == TOWER and not call.images)
-        wanted = 0 if idle else 1
+        idle = role.startswith("encoder") and not call.encodes
+        wanted = call.towers if role == TOWER else 0 if idle else 1
         if call.ran[role] != wanted:
             raise UnsupportedModelError(
-                f"{role} of {type(model).__name__} was to run {'once' if wanted else 'not at all'} and ran "
+                f"{role} of {type(model).__name__} was to run {('not at all', 'once', 'twice')[wanted]} and ran "
                 f"{call.ran[role]} times, so its result is not what each sequence gets alone. Is a part of the model "
                 "compiled or left out? Compile single layers, or the whole model with nopad.model.static_inputs; else "
                 + WAY_OUT

@@ -32,8 +32,8 @@ _BY_REASON = {
         ernie4_5_vl_moe glm46v glm4v glm4v_moe glm4v_text glm4v_moe_text glm_image_text glm_ocr glm_ocr_text
         paddleocr_vl qwen2_5_omni_thinker qwen3_5 qwen3_5_moe
     """,
-    _PART: "qwen2_5_vl_text qwen2_vl_text",
-    _DEEP: "qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe qwen3_vl_moe_text qwen3_vl_text",
+    _PART: "qwen2_5_vl_text qwen2_vl_text qwen3_vl_moe_text qwen3_vl_text",
+    _DEEP: "qwen3_omni_moe_thinker",
     _CROSS: "evolla idefics mllama",
     _BOTH: "gemma3 gemma4 paligemma",
     _TILES: """

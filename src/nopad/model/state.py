@@ -14,6 +14,7 @@ from torch import nn
 
 from nopad.batch.device import is_static, place
 from nopad.batch.guard import PackedMask, layout_of
+from nopad.batch.images import KINDS
 from nopad.errors import BatchError, UnsupportedModelError
 from nopad.model import attention
 from nopad.model.admission import check_call, device_of, leave_columns, refuse_attentions
@@ -119,7 +120,7 @@ class State(HookedModel):
         axes = None
         if self.family.images is not None:
             axes = check_images(module, self.head.base, self.family, named, layout)
-            call.images = 0 if layout.images is None else int(layout.images.sum())
+            call.towers = sum(getattr(layout, kind.name) is not None for kind in KINDS)
         self._fit(named, call, axes)
         check_labels(self.model, self.head.by_token, named)
         self.head.enter(call, named)
@@ -245,7 +246,8 @@ class State(HookedModel):
             call.positions = axes.to(given.device)
         if "position_ids" in takes:
             named["position_ids"] = call.positions
-        if "use_cache" in parameters(type(self.model).forward):
+        parts = (self.model, self.attending) if self.head.stock else (self.model,)  # Qwen3-VL hands it on
+        if any("use_cache" in parameters(type(part).forward) for part in parts):
             named["use_cache"] = False
         asked = named.get("return_dict")
         call.as_tuple = (self.model.config.return_dict if asked is None else asked) is False

@@ -68,6 +68,15 @@ OFFSET = Change(
 _POSITIONS = (
     "without positions from 0 in each sequence, later ones have those of one long text, and borders are unknown"
 )
+# Of each sequence with its own images
+_AXES = (
+    'names = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")\n'
+    "def axes(one):\n"
+    "    shown = {name: one[name] for name in names if one.get(name) is not None}\n"
+    '    rows = {name: torch.as_tensor(one[name]).view(1, -1) for name in ("input_ids", "mm_token_type_ids")}\n'
+    "    return model.get_rope_index(**rows, **shown)[0]\n"
+    'batch["position_ids"] = torch.cat([axes(one) for one in features], dim=2)'
+)
 _MASK = "no mask keeps a sequence from seeing its neighbours"
 _ATTENTION = "this attention does not take the batch's mask as it is meant"
 PADDED = Change(
@@ -249,7 +258,7 @@ def groups_for(model: Any, batch: Mapping[str, Any], layout: Layout, causal: boo
         group
         for group in (
             [CACHE] if cached and batch.get("use_cache") is not False else [],
-            [Change("position_ids", _POSITIONS, _positions(layout))] if "position_ids" in takes else [],
+            _position_changes(inner, layout) if "position_ids" in takes else [],
             masks,
             [OFFSET] if "position_ids" in takes and _after_padding(inner) else [],
             attentions,
@@ -282,6 +291,17 @@ def _positions(layout: Layout) -> str:
         f"{layout.number}\nat = torch.arange(number.shape[1]).expand_as(number)\n"
         'batch["position_ids"] = at - (at * (number != number.roll(1, 1))).cummax(1).values'
     )
+
+
+def _position_changes(model: Any, layout: Layout) -> list[Change]:
+    """Return the changes of positions: with three axes, if the model counts such positions by its images (M-RoPE)."""
+    base = getattr(model, "model", model)
+    if not hasattr(base, "get_rope_index"):
+        return [Change("position_ids", _POSITIONS, _positions(layout))]
+    if not layout.one_row:
+        return []
+    code = _AXES.replace("model.get", "model.model.get") if base is not model else _AXES
+    return [Change("position_ids with three axes", _POSITIONS, code)]
 
 
 def _mask(layout: Layout, causal: bool) -> str:

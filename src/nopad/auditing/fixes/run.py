@@ -33,6 +33,7 @@ from nopad.auditing.fixes.fix import Change, Fix
 from nopad.auditing.limits import apart
 from nopad.auditing.run import audit
 from nopad.auditing.shortened import shortened
+from nopad.auditing.shown import tokens_of
 from nopad.auditing.steps.examples import shifts_labels
 from nopad.auditing.subject import subject_of
 from nopad.auditing.tokens import Tokens
@@ -200,7 +201,7 @@ class _Quick:
 
 
 def _tokens(model: Any) -> Tokens:
-    return Tokens.of(bare(model).config.get_text_config()).for_collators()
+    return tokens_of(model).for_collators()
 
 
 def is_causal(trial: Trial) -> bool:

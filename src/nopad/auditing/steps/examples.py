@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nopad.auditing.steps.quiet import inner
-from nopad.batch.images import GRIDS, PIXELS, one_row
+from nopad.batch.images import COLUMNS, VIDEOS, one_row
 from nopad.errors import FOREIGN, BatchError, LengthError
 from nopad.sequences import IGNORED
 
@@ -29,8 +29,8 @@ class Example:
     Attributes:
         columns: the sequence's columns in the dataset, as tensors without a batch dimension and without padding:
             ``input_ids`` ``[length]``, other columns per token ``[length]``, columns per sequence in any shape, and
-            images (``pixel_values``, ``image_grid_thw``), which keep the first dimension that their processor gives
-            them.
+            images and videos (``pixel_values``, ``image_grid_thw``, ...), which keep the first dimension that their
+            processor gives them.
         per_token: names of the columns per token.
     """
 
@@ -89,8 +89,9 @@ class Example:
         found: dict[str, Tensor | bool] = {}
         for name, value in self.columns.items():
             if name in takes:
-                value = value.to(parameter.dtype) if value.is_floating_point() else value
-                own = name in (PIXELS, GRIDS) and value.dim() != 3  # one image [C, height, width] gets it too
+                fits = value.is_floating_point() and name != VIDEOS.seconds  # positions are computed from these
+                value = value.to(parameter.dtype) if fits else value
+                own = name in COLUMNS and value.dim() != 3  # one image [C, height, width] gets it too
                 found[name] = (value if own else value[None]).to(parameter.device)
         if "use_cache" in takes and getattr(getattr(_named(model), "config", None), "use_cache", None) is not None:
             found["use_cache"] = False

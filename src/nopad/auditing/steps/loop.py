@@ -22,6 +22,7 @@ from nopad.auditing.steps.ranks import Step, World
 from nopad.auditing.steps.truth import Gradients, taken
 from nopad.auditing.trial import fitted
 from nopad.batch import PackedBatch
+from nopad.batch.images import VIDEOS
 from nopad.errors import BatchError, NopadError, OptionError
 from nopad.sequences import IGNORED
 from nopad.wording import numbers_of
@@ -211,7 +212,7 @@ def moved(batch: Any, parameter: Tensor) -> Any:
         return copy.deepcopy(batch)
     for name, value in list(made.items()):
         if isinstance(value, Tensor):
-            made[name] = fitted(value, parameter)
+            made[name] = value.to(parameter.device) if name == VIDEOS.seconds else fitted(value, parameter)
     return made
 
 

@@ -23,7 +23,7 @@ from nopad.auditing.steps.found import Micro, told
 from nopad.auditing.steps.loop import made_of, moved
 from nopad.auditing.steps.ranks import World
 from nopad.batch import PackedBatch
-from nopad.batch.images import GRIDS, PIXELS, images_of
+from nopad.batch.images import COLUMNS, images_of
 from nopad.errors import NopadError, OptionError
 
 __all__ = ["opened"]
@@ -231,12 +231,13 @@ def _told(batch: Mapping[str, Any]) -> list[Example]:
     images: list[dict[str, Tensor]] = [{} for _ in parts]
     if isinstance(batch, PackedBatch):
         images = images_of(batch)
-    elif isinstance(batch.get(PIXELS), Tensor):
+    elif any(isinstance(batch.get(name), Tensor) for name in COLUMNS):
+        name = next(name for name in COLUMNS if isinstance(batch.get(name), Tensor))
         raise OptionError(
-            f"the trainer's batches have {PIXELS}, and do not say which sequences they are of; give the trainer a "
+            f"the trainer's batches have {name}, and do not say which sequences they are of; give the trainer a "
             "dataset of dicts, one for each sequence, and a collator that makes batches of them"
         )
-    apart = (*LAYOUT, PIXELS, GRIDS)
+    apart = (*LAYOUT, *COLUMNS)
     tensors = {name: batch[name] for name in batch if name not in apart and isinstance(batch[name], Tensor)}
     per_token = {name: value for name, value in tensors.items() if tuple(value.shape[:2]) == shape}
     single = {

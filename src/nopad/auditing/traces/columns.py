@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,9 +17,23 @@ from nopad.auditing.probes import Places
 from nopad.auditing.recording import on_outputs, states_of
 from nopad.model.safety import bare
 
-__all__ = ["Columns", "moved_by", "recorded"]
+__all__ = ["Columns", "Values", "moved_by", "recorded"]
 
 Numbers = NDArray[np.int64]
+
+
+class Values(NamedTuple):
+    """The values of a module for the columns of a batch.
+
+    Attributes:
+        here: the columns that there are values for: a slice, or their indices, int64 ``[n]``.
+        values: a row for each of them, ``[n, values]``; or, if there are owners, a row for each owner.
+        owner: the row of each column; int64 ``[n]``; None: each column has its own.
+    """
+
+    here: slice | Numbers
+    values: Tensor
+    owner: Numbers | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,13 +21,16 @@ from torch import Tensor, nn
 from nopad.auditing.failure import ModelFailedError
 from nopad.auditing.poison import Poisoned
 from nopad.auditing.probes import Places
-from nopad.auditing.run import OPTIONS, backend_for, check_model, how_of
+from nopad.auditing.recording import within
+from nopad.auditing.run import OPTIONS, backend_for, check_model, how_of, refuse_capacity
 from nopad.auditing.shortened import shortened
+from nopad.auditing.shown import parts_of_images, takes_pictures, tokens_of
 from nopad.auditing.steadiness import steady
 from nopad.auditing.subject import subject_of
 from nopad.auditing.tokens import Tokens
-from nopad.auditing.traces.columns import Columns, moved_by, recorded
+from nopad.auditing.traces.columns import Columns, Values, moved_by, recorded
 from nopad.auditing.traces.influence import Trace
+from nopad.auditing.traces.pictures import of_pictures, shown_in
 from nopad.auditing.trial import Collator, Trial, kinds_of
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError, OptionError
@@ -57,6 +60,10 @@ def trace(
     model's own dtype if it does not run in float64. If sequences are kept apart, only the sequence of the replaced
     token changes.
 
+    If the model takes images, there are five sequences, with images and videos that are drawn as in `nopad.audit`. To
+    replace a token of an image is to replace the image. The modules of a vision tower have a value for each image,
+    which is shown at all of its tokens.
+
     Args:
         model: a transformers model. Without a collator, the copies are made pack-safe if the model is not.
         collator: any function from features (dicts with ``input_ids``) to the arguments of a forward call; the model is
@@ -80,9 +87,10 @@ def trace(
         UnsupportedModelError: nopad refuses this model, or cannot cut it to its first layers; the message gives the
             reason.
         BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens.
-        OptionError: an option is out of range, `poisoned` names a token that does not exist, or the model takes images,
-            has no vocabulary to draw from, is pack-safe with another backend, is random in evaluation mode, or raises
-            an exception on the batch.
+        OptionError: an option is out of range, `poisoned` names a token that does not exist, or the model has no
+            vocabulary to draw from, is pack-safe with another backend, is random in evaluation mode, or raises an
+            exception on the batch; or it takes images, and a `capacity` is given; or it makes its tokens from images
+            (ViT), and there is a `collator`.
 
     With the collator of transformers, a token of sequence 2 changes all other sequences, from the first attention on:
 
@@ -100,7 +108,9 @@ def trace(
     for name, value in given.items():
         OPTIONS[name].check(name, value)
     inner = bare(model)
-    check_model(model, backend)
+    check_model(model, backend, collator is not None)
+    if takes_pictures(model) and capacity != CAPACITY:
+        refuse_capacity(inner, capacity)
     if layers is not None:
         model = inner = shortened(model, layers)
     own = next(inner.parameters()).dtype
@@ -109,7 +119,7 @@ def trace(
         for dtype in dict.fromkeys((torch.float64, own)):
             try:
                 with subject_of(model, dtype, collator is None, backend_for(model, backend, dtype)) as subject:
-                    tokens = Tokens.of(inner.config.get_text_config())
+                    tokens = tokens_of(inner)
                     tokens = tokens if collator is None else tokens.for_collators()
                     trial = Trial.drawn(subject, collator, capacity, seed, tokens)
                     trial = replace(_changed(trial, tokens), partly=steady(trial))
@@ -140,13 +150,13 @@ class _Run:
     Attributes:
         columns: the tokens of the batch.
         names: names of the modules, then of the model's outputs.
-        values: by name, the columns that there are values for, and these values ``[n columns, values]``.
+        values: by name, the columns that there are values for, and these values.
         outputs: number of the model's outputs.
     """
 
     columns: Columns
     names: list[str]
-    values: dict[str, tuple[slice, Any]]
+    values: dict[str, Values]
     outputs: int = 0
 
 
@@ -168,6 +178,7 @@ class _Traced:
         with torch.no_grad():
             self.kinds = kinds_of([self.trial.alone(number) for number in range(len(self.trial.sequences))], self.trial)
         self.layers = _layers(bare(self.trial.model))
+        self.of_images = parts_of_images(self.trial.model)
         self.form = FORM if FORM in self.trial.forms else self.trial.forms[-1]
         self.batch, self.places = self.trial.batch(self.form, self.trial.sequences)
         self.clean = self._run(self.trial.sequences)
@@ -300,22 +311,29 @@ class _Traced:
     def _run(self, sequences: list[list[int]]) -> _Run:
         """Run the sequences in one batch; return the values of each module and model output for each token."""
         at: list[Columns] = []
-        values: dict[str, tuple[slice, Tensor]] = {}
+        values: dict[str, Values] = {}
         flat: set[str] = set()
 
         def watch(places: Places) -> AbstractContextManager[None]:
             at.append(Columns.of(places))
 
+            shown = shown_in(self.trial, at[-1], sequences)
+
             def keep(name: str, call: int, value: Tensor) -> None:
+                if within(name, self.of_images):
+                    pictured = of_pictures(value, shown[call - 1]) if call <= len(shown) else None
+                    if pictured is not None:
+                        values[name if call == 1 else f"{name}, call {call}"] = pictured
+                    return
                 if call > 1 and name in flat:
                     values.pop(name, None)
                 # In a layer, as many rows as there are sequences are an expert's tokens
-                spread = at[-1].spread(value, pooled=not _within(name, self.layers))
+                spread = at[-1].spread(value, pooled=not within(name, self.layers))
                 if spread is None or (at[-1].flat(value) and call > 1):
                     return
                 if at[-1].flat(value):
                     flat.add(name)
-                values[name if call == 1 else f"{name}, call {call}"] = spread
+                values[name if call == 1 else f"{name}, call {call}"] = Values(*spread)
 
             return recorded(self.trial.model, keep)
 
@@ -324,7 +342,7 @@ class _Traced:
         [columns] = at
         for name, parts in outputs.items():
             called = name if name not in values else f"output {name}"
-            values[called] = columns.joined(parts, self.kinds[name])
+            values[called] = Values(*columns.joined(parts, self.kinds[name]))
             names.append(called)
         return _Run(columns, names, values, len(outputs))
 
@@ -337,11 +355,14 @@ class _Traced:
         order = self._same_order(run.columns)
         found = np.full((len(clean.names), len(clean.columns)), np.nan)
         for row, name in enumerate(clean.names):
-            here, before = clean.values[name]
-            _, after = run.values.get(name, (here, None))
-            if after is not None and after.shape == before.shape:
-                after = after[torch.from_numpy(order[here] - here.start).to(after.device)]
-                found[row, here] = moved_by(before, after)
+            mine, other = clean.values[name], run.values.get(name)
+            if other is None or other.values.shape != mine.values.shape:
+                continue
+            if isinstance(mine.here, slice):
+                at = torch.from_numpy(order[mine.here] - mine.here.start).to(other.values.device)
+                found[row, mine.here] = moved_by(mine.values, other.values[at])
+            else:  # nopad's own batches, in which sequences keep their order
+                found[row, mine.here] = moved_by(mine.values, other.values)[mine.owner]
         return found
 
     def _same_order(self, other: Columns) -> NDArray[np.int64]:
@@ -382,14 +403,9 @@ def _drawn(trace: Trace, model: nn.Module) -> NDArray[np.int64]:
     rows = [at for at, name in enumerate(names) if name in layers and moves[at]]  # tables of positions do not move
     if not rows:
         return np.arange(len(trace.modules))
-    moved = [at for at in range(rows[0]) if moves[at] and not _within(names[at], layers)]
+    moved = [at for at in range(rows[0]) if moves[at] and not within(names[at], layers)]
     first = np.flatnonzero(trace.leaks[:modules].any(1))[:1].tolist()
     return np.array(sorted({*moved[-1:], *rows, *first, *range(modules, len(trace.modules))}), dtype=np.int64)
-
-
-def _within(name: str, layers: set[str]) -> bool:
-    """Return whether the module called `name` is one of the layers, or inside one."""
-    return any(name == layer or name.startswith(f"{layer}.") for layer in layers)
 
 
 def _layers(model: nn.Module) -> set[str]:

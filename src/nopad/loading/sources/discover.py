@@ -48,7 +48,7 @@ def open_tokens(
             or its folder; other ready-made ids that `nopad.open_source` reads (Parquet, JSON Lines, lists of ids,
             lists of dicts), or a source that it returned; `nopad.sequences.Sequences` in memory; an open
             `TokenSource`, which is returned as it is; or sequences with images: a list of dicts or a
-            `datasets.Dataset` with ``pixel_values``, as for `PackedBatch.from_features`.
+            `datasets.Dataset` with ``pixel_values`` or ``pixel_values_videos``, as for `PackedBatch.from_features`.
         options: which columns of tables and records are read; None: the defaults of `ReaderOptions`.
         empty: what to do with sequences that have no token: "refuse" raises LengthError; "skip" leaves them out
             (`TokenSource.skipped` counts them).

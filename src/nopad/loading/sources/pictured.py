@@ -1,4 +1,4 @@
-"""Sequences with images as a source of tokens: what a processor of transformers gives for each text.
+"""Sequences with images or videos as a source of tokens: what a processor of transformers gives for each text.
 
 Tokens, grids and the number of images of each sequence are read once and stay in memory. Pixel values are read from the
 records when a batch needs them, so a `datasets.Dataset` is not loaded as a whole. A batch gets them as columns of
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nopad.batch.features import from_features
-from nopad.batch.images import GRIDS, PIXELS
+from nopad.batch.images import KINDS, VIDEOS, Kind, Pictured
 from nopad.errors import NopadError, OptionError, SourceError
 from nopad.loading.sources.arrays import memory_tokens
 from nopad.loading.sources.source import EMPTY, Located, TokenSource
@@ -27,28 +28,44 @@ _AT_ONCE = 256  # records that are read at a time
 _SAMPLED = 64  # sequences whose pixel values are in a fingerprint
 
 
-class PicturedTokens(TokenSource):
-    """Sequences of tokens in memory, and their images, which are read from records by number.
+@dataclass(frozen=True, eq=False)
+class _Stored:
+    """The images of all sequences, or their videos, without pixel values.
 
     Attributes:
-        images: number of images of each sequence; int64 ``[n]``, read-only.
+        kind: whether these are images or videos.
+        counts: number of images (or videos) of each sequence; int64 ``[n]``.
+        columns: by name, the columns without pixel values: one entry per sequence, None for one without images.
+    """
+
+    kind: Kind
+    counts: NDArray[np.int64]
+    columns: Mapping[str, list[Any]]
+
+
+class PicturedTokens(TokenSource):
+    """Sequences of tokens in memory, and their images and videos, which are read from records by number.
+
+    Attributes:
+        images: what each sequence takes of the images that a pack may hold; int64 ``[n]``, read-only.
+        videos: whether a sequence has a video.
     """
 
     exact = True
     images: NDArray[np.int64]
 
-    def __init__(self, records: Any, tokens: TokenSource, images: NDArray[np.int64], grids: list[Any] | None) -> None:
+    def __init__(self, records: Any, tokens: TokenSource, images: NDArray[np.int64], stored: Sequence[_Stored]) -> None:
         """Keep the arguments.
 
         Args:
             records: the records, by number: ``records[i]["pixel_values"]`` are the images of sequence i.
             tokens: the tokens of the sequences, without images.
-            images: number of images of each sequence, int64 ``[n]``.
-            grids: ``image_grid_thw`` of each sequence, None for one without images; None: images have no grids.
+            images: as the attribute.
+            stored: the images and the videos, without pixel values.
         """
-        self._records, self._tokens, self._grids = records, tokens, grids
+        self._records, self._tokens, self._shown = records, tokens, tuple(stored)
         images.flags.writeable = False
-        self.images = images
+        self.images, self.videos = images, any(one.kind is VIDEOS for one in self._shown)
         super().__init__(tokens.name)
 
     def stored_lengths(self) -> NDArray[np.int32]:
@@ -62,45 +79,53 @@ class PicturedTokens(TokenSource):
             SourceError: a record cannot be read, or has no pixel values any more.
         """
         found = self._tokens.located(numbers)
-        columns: dict[str, list[Any]] = {PIXELS: [self._pixels(number) for number in numbers.tolist()]}
-        if self._grids is not None:
-            columns[GRIDS] = [self._grids[number] for number in numbers.tolist()]
+        wanted = numbers.tolist()
+        columns: dict[str, list[Any]] = {}
+        for one in self._shown:
+            columns[one.kind.pixels] = [self._pixels(one, number) for number in wanted]
+            columns |= {name: [values[number] for number in wanted] for name, values in one.columns.items()}
         return found._replace(values={**found.values, **{name: _objects(each) for name, each in columns.items()}})
 
-    def _pixels(self, number: int) -> Any:
-        """Return the pixel values of a sequence, as its record holds them; None: it has no image."""
-        if not self.images[number]:
+    def _pixels(self, stored: _Stored, number: int) -> Any:
+        """Return the pixel values of a sequence, as its record holds them; None: it has no image (or video)."""
+        if not stored.counts[number]:
             return None
-        pixels = self._records[number].get(PIXELS)
+        name = stored.kind.pixels
+        pixels = self._records[number].get(name)
         if pixels is None:
-            raise SourceError(f"{self.name}: record {number} had {PIXELS} when it was opened, and has none now")
+            raise SourceError(f"{self.name}: record {number} had {name} when it was opened, and has none now")
         return pixels
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the content, in hex; computed at its first use.
 
-        It covers the tokens as `TokenSource.fingerprint` does, the numbers of images, all grids, and the pixel values
-        of the first and the last sequence with images and of others spread evenly between them, 64 at most.
+        It covers the tokens as `TokenSource.fingerprint` does, the numbers of images and of videos, all grids and
+        seconds, and the pixel values of the first and the last sequence with images and of others spread evenly between
+        them, 64 at most, and the same for videos.
         """
         if self._fingerprint is None:
             digest = hashlib.sha256(f"nopad images 1\0{self._tokens.fingerprint}\0".encode())
-            digest.update(self.images.astype("<i8").tobytes())
-            for grid in () if self._grids is None else self._grids:
-                digest.update(b"-" if grid is None else _bytes_of(grid))
-            pictured = np.flatnonzero(self.images)
-            spread = np.linspace(0, pictured.size - 1, min(pictured.size, _SAMPLED)).astype(np.int64)
-            for number in pictured[np.unique(spread)].tolist():
-                digest.update(_bytes_of(self._pixels(number)))
+            for one in self._shown:
+                digest.update(f"{one.kind.name}\0".encode() + one.counts.astype("<i8").tobytes())
+                for value in (value for values in one.columns.values() for value in values):
+                    digest.update(b"-" if value is None else _bytes_of(value))
+                pictured = np.flatnonzero(one.counts)
+                spread = np.linspace(0, pictured.size - 1, min(pictured.size, _SAMPLED)).astype(np.int64)
+                for number in pictured[np.unique(spread)].tolist():
+                    digest.update(_bytes_of(self._pixels(one, number)))
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
 
 
 def has_pictures(inputs: Any) -> bool:
-    """Return whether records hold images: a list of dicts or a `datasets.Dataset` with ``pixel_values``."""
+    """Return whether records hold images or videos: a list of dicts or a `datasets.Dataset` with pixel values."""
+    names = {kind.pixels for kind in KINDS}
     if hasattr(inputs, "with_format"):
-        return PIXELS in (getattr(inputs, "column_names", None) or ())
-    return isinstance(inputs, list | tuple) and any(isinstance(one, Mapping) and PIXELS in one for one in inputs)
+        return not names.isdisjoint(getattr(inputs, "column_names", None) or ())
+    return isinstance(inputs, list | tuple) and any(
+        isinstance(one, Mapping) and not names.isdisjoint(one) for one in inputs
+    )
 
 
 def pictured_tokens(inputs: Any, *, empty: str = "refuse") -> PicturedTokens:
@@ -118,24 +143,46 @@ def pictured_tokens(inputs: Any, *, empty: str = "refuse") -> PicturedTokens:
     records = inputs if is_list else inputs.with_format("numpy")
     name = "records" if is_list else "dataset"
     parts: list[Sequences] = []
-    counts: list[NDArray[np.int64]] = []
-    grids: list[Any] = []
+    shown: list[tuple[int, Sequence[Pictured]]] = []
     for begin, part in _parts(records):
         try:
             found, _, images = from_features(part)
         except NopadError as error:
             raise SourceError(f"{name}, counted from {begin:,}: {error}") from error
         parts.append(found)
-        counts.append(np.zeros(len(part), dtype=np.int64) if images is None else images.counts)
-        given = None if images is None else images.grids
-        grids += [None] * len(part) if given is None else list(given)
+        shown.append((len(part), images))
     if not parts:
         raise SourceError(f"{name}: holds no sequence; give at least one")
-    images_of, joined = np.concatenate(counts), _joined(parts, name)
-    with_grids = any(grid is not None for grid in grids)
-    if with_grids and any(grid is None for grid, count in zip(grids, images_of.tolist(), strict=True) if count):
-        raise SourceError(f"{name}: some images have {GRIDS} and others have not; give them to all")
-    return PicturedTokens(records, memory_tokens(joined, name), images_of, grids if with_grids else None)
+    stored = [_stored(kind, shown, name) for kind in KINDS]
+    sizes = np.concatenate([sum((one.sizes() for one in images), np.zeros(n, np.int64)) for n, images in shown])
+    return PicturedTokens(
+        records, memory_tokens(_joined(parts, name), name), sizes, [one for one in stored if one.counts.any()]
+    )
+
+
+def _stored(kind: Kind, shown: Sequence[tuple[int, Sequence[Pictured]]], name: str) -> _Stored:
+    """Return the images (or videos, by `kind`) of all records, from (number of records, their images) of each part.
+
+    Raises:
+        SourceError: some images have grids, and others have not, or some videos seconds.
+    """
+    counts: list[NDArray[np.int64]] = []
+    columns: dict[str, list[Any]] = {column: [] for column in kind.columns if column != kind.pixels}
+    for records, images in shown:
+        mine = next((one for one in images if one.kind is kind), None)
+        counts.append(np.zeros(records, dtype=np.int64) if mine is None else mine.counts)
+        for column, values in columns.items():
+            values += [None] * records if mine is None else mine.columns.get(column, [None] * records)
+    joined = np.concatenate(counts)
+    for column, values in columns.items():
+        given = np.fromiter(_given(values), dtype=bool)
+        if given.any() and joined[~given].any():
+            raise SourceError(f"{name}: some {kind.name} have {column} and others have not; give them to all")
+    return _Stored(kind, joined, {column: values for column, values in columns.items() if any(_given(values))})
+
+
+def _given(values: Sequence[Any]) -> Iterator[bool]:
+    return (value is not None for value in values)
 
 
 def _parts(records: Any) -> Iterator[tuple[int, list[Mapping[str, Any]]]]:

@@ -122,12 +122,15 @@ class TokenSource(ABC):
             lists of numbers.
         exact: whether columns of float64 keep this dtype in batches, as for arrays that the user gave; if False, they
             become float32.
-        images: number of images of each sequence, int64 ``[n]``; None: the source holds no images.
+        images: what each sequence takes of the images that a pack may hold, int64 ``[n]``: 1 for an image, and for a
+            video its steps in time. None: the source holds no images.
+        videos: whether some of these are steps of videos.
     """
 
     left_out: tuple[str, ...] = ()
     exact = False
     images: NDArray[np.int64] | None = None
+    videos = False
 
     def __init__(self, name: str, *, empty: str = "refuse", files: Sequence[MappedFile] = ()) -> None:
         """Read the lengths of all stored sequences (`stored_lengths`); O(n).
