@@ -6,7 +6,8 @@ forward, backward and optimiser of ``BertForPreTraining``, both losses. "mask" i
 its overhead (OH) is what a row with packs costs more than a padded one, which holds one sequence. "segments" is nopad's
 stream without padding. All are timed in turns, in one process. Measured are the median seconds per row (of "segments": per
 token); rates follow from the sequences per row (the packing factor) and tokens per sequence of all the data, since the few
-batches of a turn hold more or fewer sequences by chance.
+batches of a turn hold more or fewer sequences by chance. "padded" is transformers alone, with its own loss; `mask` at
+depth 1 is the same rows with nopad's loss and backward pass, so the last lines tell what packs gain, and what the loss.
 
     python benchmarks/realised.py [--model mini|base] [--capacity 128 384 512] [--depth 1 2 3 4 8 max] [--turns 3]
 """
@@ -164,6 +165,9 @@ def _show(kind: str, capacity: int, data: Sequences, ways: dict[str, Timed], fac
     best, realised = max(factors.values()), ways["segments"].median / padded
     deepest = list(factors)[-1]
     print(f"  segments, no padding: {realised:.3f} x padded = {realised / best:.2f} of p (target > 1)")
+    if 1 in factors:  # one sequence per row, so all that packs do not do is the same
+        same = ways["segments"].median / ways["mask 1"].median
+        print(f"  segments beside padded rows with nopad's loss: {same:.3f} x = {same / best:.2f} of p")
     of = ways[f"mask {deepest}"].median / padded / factors[deepest]
     print(f"  mask at depth {deepest or 'max'}: {of:.2f} of p (target 0.95)", flush=True)
 

@@ -248,6 +248,50 @@ def test_what_has_no_weight_may_be_infinite():
     assert found.item() == pytest.approx(float(torch.tensor(4.0).log()))
 
 
+@pytest.mark.parametrize("options", [{}, {"per": "sequence"}, {"causal": True}, {"smoothing": 0.3}, {"dynamic": True}])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.6, 1.0])
+def test_equal_however_many_tokens_are_labelled(share, options):
+    """Where most tokens have no label, their logits are not read; loss and gradient stay the same."""
+    generator = torch.Generator().manual_seed(2)
+    batch = nopad.PackedBatch.from_sequences([[1] * n for n in (20, 30, 50)])
+    logits = torch.randn(1, 100, CLASSES, generator=generator, dtype=torch.float64).requires_grad_()
+    labels = torch.randint(0, CLASSES, (1, 100), generator=generator)
+    labels[torch.rand(labels.shape, generator=generator) >= share] = -100
+    loss = token_loss(logits, labels, batch, denominator=7.0, **options)
+
+    numbers = torch.from_numpy(batch.layout.sequence_ids[0]).long()
+    total = torch.zeros((), dtype=torch.float64)
+    for number in (1, 2, 3):
+        mine = labels[0, numbers == number]
+        scores = torch.log_softmax(logits[0, numbers == number], -1)
+        if options.get("causal"):
+            mine, scores = mine[1:], scores[:-1]
+        for score, label in zip(scores, mine, strict=True):
+            if label < 0:
+                continue
+            smooth = options.get("smoothing", 0.0)
+            one = -(1 - smooth) * score[label] - smooth * score.mean()
+            one = one * score[label].exp().detach() if "dynamic" in options else one
+            total = total + one / (int((mine >= 0).sum()) if "per" in options else 1)
+    assert abs(float(loss.detach()) - float(total.detach()) / 7) < 1e-12
+    found = torch.autograd.grad(loss, logits)[0]
+    wanted = torch.autograd.grad(total / 7, logits)[0] if total.requires_grad else torch.zeros_like(logits)
+    assert (found - wanted).abs().max() < 1e-12
+
+
+def test_unlabelled_tokens_among_few_labels_may_be_nan():
+    """No NaN of a token without a label reaches the loss, or the gradient of any token."""
+    logits = torch.zeros(1, 4, 3)
+    logits[0, 2] = torch.nan
+    logits.requires_grad_()
+    batch = nopad.PackedBatch.from_sequences([[1, 2], [3, 4]])
+    loss = token_loss(logits, torch.tensor([[1, -100, -100, 2]]), batch)
+    loss.backward()
+    assert loss.item() == pytest.approx(math.log(3))
+    assert not logits.grad[0, 1:3].any()
+    assert logits.grad.isfinite().all()
+
+
 def test_answers_in_static_shapes():
     batch = nopad.PackedBatch.from_sequences([[1, 2], [3]])
     narrow = torch.tensor([[0.5, 1.0], [2.0, -torch.inf]])

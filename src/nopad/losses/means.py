@@ -28,7 +28,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError
 from nopad.losses.checks import check_batch, check_classes, check_places, check_smoothing, check_tensors
-from nopad.losses.slots import check_logits, divided, labelled, slot_weights, wide
+from nopad.losses.slots import check_logits, divided, labelled, slot_weights, sparse, wide
 from nopad.sequences import IGNORED
 
 __all__ = [
@@ -94,11 +94,14 @@ def token_loss(
     check_smoothing(smoothing, dynamic)
     number, wanted = labelled(labels, batch, causal)
     check_logits(logits, labels, batch)
+    scale = slot_weights(number, wanted, batch, per, weights)
     flat = logits.reshape(-1, logits.shape[-1])
+    at = sparse(wanted)
+    if at is not None:
+        flat, wanted, scale = flat.index_select(0, at), wanted[at], scale[at]
     each = cross_entropy(wide(flat), wanted, ignore_index=IGNORED, reduction="none", label_smoothing=smoothing)
     if dynamic:
         each = each * torch.exp(-each.detach())
-    scale = slot_weights(number, wanted, batch, per, weights)
     return _mean(each, scale, denominator)
 
 

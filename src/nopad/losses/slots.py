@@ -14,7 +14,9 @@ from nopad.losses.checks import check_batch, check_classes, check_floating, chec
 from nopad.options import is_number
 from nopad.sequences import IGNORED
 
-__all__ = ["check_logits", "divided", "labelled", "slot_weights", "wide"]
+__all__ = ["check_logits", "divided", "labelled", "slot_weights", "sparse", "wide"]
+
+SPARSE = 0.5  # share of labelled slots up to which it is faster to copy their logits than to read those of all slots
 
 
 def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, Tensor]:
@@ -82,6 +84,19 @@ def slot_weights(number: Tensor, wanted: Tensor, batch: PackedBatch, per: str, w
     if tuple(weights.shape) != (sequences,):
         raise BatchError(f"weights have the shape {list(weights.shape)}; expected [{sequences}], one per sequence")
     return counts * torch.cat([weights.new_zeros(1), weights]).double()[number]
+
+
+def sparse(wanted: Tensor) -> Tensor | None:
+    """Return the indices of the labelled slots, int64 ``[N]``, if a loss is faster on these slots alone; else None.
+
+    In masked language models most slots have no label, and their logits would be read and written several times for
+    nothing. The result is None on other devices than the CPU, where the host would have to wait for the number of
+    labels. `wanted` are the labels of all slots, -100 where there is none.
+    """
+    if wanted.device.type != "cpu" or torch.compiler.is_compiling():
+        return None
+    at = (wanted != IGNORED).nonzero()[:, 0]
+    return at if len(at) <= SPARSE * len(wanted) else None
 
 
 def wide(logits: Tensor) -> Tensor:

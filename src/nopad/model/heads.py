@@ -22,6 +22,7 @@ from nopad.model.hooks import Feed, Hook, Keep, unwrapped
 from nopad.model.known import class_of, head_name, is_stock
 from nopad.model.last_token import eos_tokens, last_tokens, static_last_tokens
 from nopad.model.pooling import last_true, mine, pool
+from nopad.model.vocabulary import LabelledOnly, output_embeddings
 from nopad.sequences import IGNORED
 
 __all__ = ["Causal", "Head", "head_of"]
@@ -73,6 +74,9 @@ class Head:
         """
         for name, dims, module, inner in self._poolers():
             yield from self._feed(cell, name, module, dims, inner)
+        vocabulary = output_embeddings(self.model) if self.by_token else None
+        if vocabulary is not None:
+            yield vocabulary, LabelledOnly(cell, "output embeddings")
 
     def _poolers(self) -> Iterator[tuple[str, int, nn.Module, nn.Module]]:
         """Yield, for each pooler of the base model and of the model, (its name, `dims`, the pooler, `inner`).

@@ -39,6 +39,7 @@ from nopad.model.mixers import Cut, Join, mixing_hooks, release
 from nopad.model.own import changes, foreign, own_modules
 from nopad.model.proven import Proven
 from nopad.model.unguarded import check_rows
+from nopad.model.vocabulary import LabelledOnly
 
 __all__ = ["Enter", "HookedModel", "Leave", "part_of"]
 
@@ -185,7 +186,8 @@ class HookedModel:
                 if module is not self.model or first:
                     attach(module, hook)
             # In transformers' own classes, `Count` need not run (OPT's bypass the base model); in others, it must.
-            free = (UnpackFirst, PackAgain, NoPositions, NoLookup, Cut, Join, *((Count,) if self.head.stock else ()))
+            also = (Count,) if self.head.stock else ()
+            free = (UnpackFirst, PackAgain, NoPositions, NoLookup, Cut, Join, LabelledOnly, *also)
             counted = (hook for _, hook in hooks if not isinstance(hook, free))
             self.roles = tuple(hook.role for hook in counted)
             self.modules, self.kinds = modules, frozenset(map(type, modules))

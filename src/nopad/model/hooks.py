@@ -9,7 +9,7 @@ encoder's hook ran although the caller gave the encoder's states (`nopad.model.p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -49,8 +49,11 @@ class Hook:
         cell: the model's cell.
         role: name under which runs are counted.
         moment: "before" or "after": when the hook runs, relative to its module.
+        harmless: whether the module's results are the same without the hook, so that a faster module without it may
+            take the module's place.
     """
 
+    harmless: ClassVar[bool] = False
     cell: Cell
     role: str = ""
     moment: Literal["before", "after"] = "before"

@@ -130,14 +130,15 @@ class _FastLinear(TorchFunctionMode):
 
 
 def is_plain_layer(module: nn.Module) -> bool:
-    """Return whether a module is of the class `torch.nn.Linear` itself, no subclass, and has no hooks."""
+    """Return whether a module is of the class `torch.nn.Linear` itself, no subclass, and not hooked (`is_hooked`)."""
     return type(module) is nn.Linear and not is_hooked(module)
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Return whether a module has hooks of its own for the forward or the backward pass."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, name) for name in hooks)
+    """Return whether a module has hooks for the forward or the backward pass, other than harmless ones of nopad."""
+    tables = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    hooks = (hook for table in tables for hook in getattr(module, table).values())
+    return any(not getattr(hook, "harmless", False) for hook in hooks)
 
 
 def _is_plain(weight: Any) -> bool:

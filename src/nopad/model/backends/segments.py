@@ -105,6 +105,9 @@ def _split(states: Tensor, placed: Placement, pieces: _Pieces) -> list[Tensor]:
         flat, gaps = placed.stream(by_token), [0] * (len(pieces.runs) + 1)
     else:
         flat, gaps = by_token.flatten(0, 1), pieces.gaps
+    if len(pieces.runs) == 1 and not any(gaps):  # nothing to cut, and the gradient needs no copy
+        n, length = pieces.runs[0]
+        return [flat.view(n, length, *flat.shape[1:]).transpose(1, 2)]
     sizes = [size for gap, (n, length) in zip(gaps, pieces.runs, strict=False) for size in (gap, n * length)]
     # Split, not sliced: the backward pass of each slice would allocate a gradient of the whole stream.
     parts = torch.split(flat, [*sizes, gaps[-1]])[1::2]
@@ -121,6 +124,8 @@ def _joined(out: list[Tensor], placed: Placement, pieces: _Pieces) -> Tensor:
     """
     if pieces.gaps is None:
         return placed.rows(torch.cat(out))
+    if len(out) == 1 and not any(pieces.gaps):
+        return out[0].view(*placed.layout.shape, *out[0].shape[1:])
     padding = [out[0].new_zeros(gap, *out[0].shape[1:]) for gap in pieces.gaps]
     each = [part for gap, one in zip(padding, out, strict=False) for part in (gap, one) if len(part)]
     return torch.cat([*each, padding[-1]]).view(*placed.layout.shape, *out[0].shape[1:])

@@ -1,0 +1,111 @@
+"""The gradient of a language model's output embeddings, from the tokens that have one.
+
+In masked language models and chats most tokens have no label, so the gradient of their logits is 0. The two products in
+the backward pass of the output embeddings, which are as large as the vocabulary, still multiply these zeros. In a
+packed call on a CPU, `LabelledOnly` leaves them out. Values and gradients stay the same, up to the order in which
+numbers are added.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as of_torch
+
+from nopad.model.hooks import Hook
+
+__all__ = ["LabelledOnly", "output_embeddings"]
+
+SMALLEST = 1024  # outputs of a layer below which its products are too cheap to be worth a look at the gradient
+SAMPLE = 32  # rows of the gradient that are looked at first
+MOST = 0.75  # share of the tokens with a gradient, up to which copying these takes less time than multiplying zeros
+
+
+@dataclass(eq=False)
+class LabelledOnly(Hook):
+    """Gives the output embeddings a backward pass that leaves out tokens whose logits have a gradient of 0.
+
+    The output stays the same. It keeps PyTorch's backward pass if the layer is not a plain `torch.nn.Linear` with at
+    least 1,024 outputs, runs on another device than a CPU, in another dtype than that of its weights (autocast), or
+    with weights that FSDP or tensor parallelism has split; or if another library or the user hooks it.
+    """
+
+    harmless: ClassVar[bool] = True
+    moment: Literal["before", "after"] = "after"
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        """Return the same logits with the other backward pass; None if PyTorch's backward pass is kept."""
+        if torch.compiler.is_compiling() or self.cell.call is None or not _is_plain(module, args, kwargs, output):
+            return None
+        linear = cast(nn.Linear, module)
+        return _Linear.apply(args[0], linear.weight, linear.bias, output.detach())  # type: ignore[no-untyped-call]
+
+
+def output_embeddings(model: Any) -> nn.Module | None:
+    """Return the layer of a model that computes a logit for each entry of the vocabulary; None if there is none."""
+    find = getattr(model, "get_output_embeddings", None)
+    found = None if find is None else find()
+    return found if isinstance(found, nn.Module) else None
+
+
+def _is_plain(module: nn.Module, args: Any, kwargs: Any, output: Any) -> bool:
+    """Return whether `output` is a linear layer's result, from the only argument and the module's weights as they are.
+
+    It is False also if no gradient is wanted, or little could be gained.
+    """
+    if type(module) is not nn.Linear or module.out_features < SMALLEST or "forward" in module.__dict__:
+        return False
+    if kwargs or len(args) != 1 or type(args[0]) is not Tensor or type(output) is not Tensor:
+        return False
+    hooks = (*module._forward_hooks.values(), *of_torch._global_forward_hooks.values())
+    if not output.requires_grad or not all(isinstance(hook, Hook) for hook in hooks):
+        return False
+    weights = [module.weight] if module.bias is None else [module.weight, module.bias]
+    alike = all(type(one) is nn.Parameter and one.device.type == "cpu" for one in weights)
+    whole = module.weight.shape == (output.shape[-1], args[0].shape[-1])  # not a part of them, as under FSDP
+    dtypes = {one.dtype for one in (args[0], output, *weights)}
+    return alike and whole and len(dtypes) == 1 and not torch._C._are_functorch_transforms_active()
+
+
+class _Linear(torch.autograd.Function):
+    """A linear layer whose result is known; its backward pass leaves out rows of the gradient that are 0."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, output: Tensor) -> Tensor:
+        ctx.save_for_backward(states, weight)
+        ctx.mark_dirty(output)  # returned as it is, and may be changed in place, as any layer's output
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        states, weight = ctx.saved_tensors
+        of_states, of_weight, of_bias, _ = ctx.needs_input_grad
+        rows, given = gradient.flatten(0, -2), states.flatten(0, -2)
+        # Second derivatives need all rows: a gradient that is 0 can still depend on something.
+        at = None if torch.is_grad_enabled() else _not_zero(rows)
+        if at is not None:
+            rows, given = rows.index_select(0, at), given.index_select(0, at)
+        back = None
+        if of_states:
+            back = rows @ weight
+            if at is not None:
+                back = states.new_zeros(gradient.shape[:-1].numel(), states.shape[-1]).index_copy_(0, at, back)
+            back = back.view(states.shape)
+        return back, rows.t() @ given if of_weight else None, rows.sum(0) if of_bias else None, None
+
+
+def _not_zero(rows: Tensor) -> Tensor | None:
+    """Return the indices of the rows that are not 0 throughout, int64 ``[N]``; None if these are most of the rows.
+
+    If a sample says that they are most, the other rows are not read.
+    """
+    at = torch.empty(0, dtype=torch.long)
+    for some in (rows[:: max(len(rows) // SAMPLE, 1)], rows):
+        # Largest and smallest are found four times as fast as norms; those of rows with NaN are NaN, which is not 0.
+        at = (some.amax(1).ne(0) | some.amin(1).ne(0)).nonzero()[:, 0]
+        if len(at) > MOST * len(some):
+            return None
+    return at
