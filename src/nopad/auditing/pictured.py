@@ -36,8 +36,8 @@ def audit_pictured(model: Any, backend: Callable[[torch.dtype], str], gradients:
     """Audit a model that takes images, on five samples that are drawn.
 
     The samples run alone and in packs: in one flat row, in rows, and in rows filled end to end, unless the backend
-    refuses those. The middle sample is replaced by another one of the same shape, and its pixel values by others, by
-    very large ones and by NaN. The model itself is copied.
+    refuses those. The middle sample is replaced by another one of the same shape. Then its pixel values are replaced by
+    others, by very large ones, and by NaN if the backend keeps NaN out of other samples. Only a copy of the model runs.
 
     Args:
         model: a transformers model that takes images (`takes_pictures`), pack-safe or not.
@@ -120,7 +120,10 @@ class _Front(_Texts):
 
 
 def _split(ran: dict[str, tuple[PackedBatch, dict[str, Tensor]]], count: int) -> list[dict[str, Tensor]]:
-    """Return the results of `count` samples, of batches in several forms: by name, a batch and its results."""
+    """Return a dict for each of `count` samples: its results in every form of a batch, named "FORM RESULT".
+
+    `ran` has, for each form by name, a batch that holds all samples, and the model's results for this batch.
+    """
     found: list[dict[str, Tensor]] = [{} for _ in range(count)]
     for form, (batch, results) in ran.items():
         for name, value in results.items():

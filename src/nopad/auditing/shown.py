@@ -35,7 +35,7 @@ Part = int | tuple[int, int] | tuple[int, int, int]
 PARTS: tuple[tuple[Part, ...], ...] = (
     (3, (2, 3), 5),
     (1,),
-    (2, (1, 1), 1, (2, 1, 3), (4, 2), 4),  # in the middle: this one is replaced
+    (2, (1, 1), 1, (2, 1, 3), (4, 2), 4),  # the middle sequence, which is replaced
     (7,),
     ((2, 2), (3, 2, 1), 6),
 )
