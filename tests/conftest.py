@@ -208,9 +208,11 @@ def write_manifest():
 
 
 @pytest.fixture(scope="session")
-def inductor(tmp_path_factory):
-    """PyTorch's compiler to C++, in this process and with files of its own: other processes write to the usual ones.
+def inductor(_shared_folder):
+    """PyTorch's compiler to C++, in this process and with files that only the workers of `pytest -n` share.
 
+    Other processes write to the usual ones. The compiler is not asked what vectors of numbers the CPU computes with, as
+    the CPU says so itself: for each kind of vector, PyTorch would compile a program and start Python to run it.
     It gives g++ the path of PyTorch without quotes. Where that holds a space, the tests are skipped for what g++ says.
     """
     if not shutil.which("g++"):
@@ -219,8 +221,9 @@ def inductor(tmp_path_factory):
     import torch._inductor.config
     from torch._inductor.exc import InductorError
 
-    with pytest.MonkeyPatch.context() as patch, torch._inductor.config.patch(compile_threads=1):
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+    settings = {"compile_threads": 1, "cpp.vec_isa_ok": True}
+    with pytest.MonkeyPatch.context() as patch, torch._inductor.config.patch(settings):
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(_shared_folder / "inductor"))
         if " " in torch.__file__:
             try:
                 torch.compile(torch.sin)(torch.ones(2))

@@ -43,6 +43,12 @@ def test_only_the_packages_of_planning_are_opened():
     assert opened == {*ground, "planning"}
 
 
+def test_the_metadata_of_packages_are_read_only_where_a_version_is_told():
+    code = "import nopad; made = nopad.plan([5, 3, 4], 8, depth=3, algorithm={!r})"
+    assert "importlib.metadata" not in modules_after(code.format("ffd")) - modules_after("import numpy")
+    assert "importlib.metadata" in modules_after(code.format("nnlshp"))
+
+
 def test_packing_adds_only_the_compiled_loops():
     loaded = modules_after("import nopad; nopad.pack([5, 3, 4], 8)")
     assert loaded & HEAVY == {"numba", "llvmlite", "scipy"}  # numba imports scipy's top where it is installed

@@ -178,7 +178,7 @@ def test_the_real_model(tmp_path):
 from pathlib import Path
 from nopad.cli import demo_model
 from nopad.store.monitor import Silent
-demo_model.TEXTS, demo_model.FIRST, demo_model.REQUESTS = 64, 32, 20
+demo_model.TEXTS, demo_model.FIRST, demo_model.REQUESTS = 32, 16, 10
 print(*demo_model._measured(Path({str(path)!r}), Silent()), sep="\\n")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

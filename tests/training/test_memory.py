@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -89,13 +86,13 @@ def test_what_cannot_be_run_on_shapes_is_said(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Bert", "Llama"])
-def test_what_a_process_takes(tmp_path, kind):
-    program = Path(__file__).with_name("memory_program.py")
-    command = [sys.executable, str(program), kind, str(tmp_path)]
-    given_back = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # else the C library holds on to a fifth more
-    done = subprocess.run(command, capture_output=True, text=True, env=given_back)
-    assert done.returncode == 0, done.stderr[-2000:]
-    told = json.loads(done.stdout.splitlines()[-1])
+def test_what_a_process_takes(tmp_path, kind, warm_python):
+    warm_python.load("transformers.models.bert.modeling_bert", "transformers.models.llama.modeling_llama")
+    warm_python.load("nopad.training")
+    started = warm_python(Path(__file__).with_name("memory_program.py"), kind, tmp_path)
+    told, said = started.communicate()
+    assert started.returncode == 0, said[-2000:]
+    told = json.loads(told.splitlines()[-1])
     assert told["measured"] > 100e6
     assert 0.9 < told["estimated"] / told["measured"] < 1.1
 

@@ -14,7 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -102,11 +102,18 @@ def least_squares(
         "over_cover": covered.over,
         "packs_before_repair": covered.packs,
         "strategies_before_repair": covered.strategies,
-        "solver": f"scipy {version('scipy')}",
+        "solver": _solver(),
     }
     strategies = _everything(solution, histogram, capacity, depth, choices)
     facts["packs_after_repair"] = sum(count for count, _ in strategies)
     return Planned(strategies=strategies, facts=facts, notes=notes)
+
+
+@cache
+def _solver() -> str:
+    from importlib.metadata import version  # imported late: it takes a fifth of the time of `import nopad`
+
+    return f"scipy {version('scipy')}"  # parses a file of metadata, which takes longer than a small plan
 
 
 def _solve(

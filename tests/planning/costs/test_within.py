@@ -54,6 +54,16 @@ def test_slots_of_a_guide_get_real_lengths(judge, lengths, depth, squares, align
         assert proof.bound(Histogram.from_lengths(lengths), 120, squares, align) <= len(lengths)
 
 
+def test_units_of_a_certificate_are_no_finer_than_tokens_and_coarser_ones_may_prove_more():
+    lengths = np.clip(np.random.default_rng(4).lognormal(np.log(36), 0.7, 1500), 1, 120).astype(int)
+    histogram, capacity, depth, squares = Histogram.from_lengths(lengths), 120, 3, 120**2
+    load = load_of(histogram, capacity, depth, squares)
+    proof = certify(guide(load, Budget(2)), load, 1, Budget(4))
+    assert proof.units[0] <= capacity
+    assert proof.units[1] < 2048  # the finest that are tried; they prove less than all tokens do
+    assert proof.bound(histogram, capacity, squares, depth=depth) > -(-histogram.tokens // capacity)
+
+
 @pytest.mark.slow
 def test_near_the_bound_where_both_limits_bind():
     lengths = np.clip(np.random.default_rng(0).lognormal(np.log(350), 1.1, 100_000), 1, 2048).astype(np.int64)

@@ -229,30 +229,35 @@ def certify(plan: Guide, load: Load, align: int, budget: Budget) -> CostCertific
     The result is None if the check of every certificate would take more operations than are left in `budget`, or if
     `CostCertificate.problem` refuses it. `align` is the multiple to which lengths are rounded up in a pack.
 
-    Several ways to make values of lengths (`_certificate`) are tried. The one that proves most is tried again with the
-    finest units that `budget` allows. The operations of all checks are charged to `budget`.
+    Several ways to make values of lengths (`_certificate`) are tried with units that take two fifths of `budget`. The
+    one that proves most is tried again with finer units, as far as `budget` allows, and with coarser ones, which are
+    cheap and sometimes prove more. Units are never finer than one per token. The operations of all checks are charged
+    to `budget`.
     """
     histogram = Histogram(load.lengths[load.counts > 0], load.counts[load.counts > 0])
     capacity, squares, most = load.limits.tolist()
     depth = None if most == UNLIMITED else most
+    finest_first = dict.fromkeys((min(tokens, capacity), min(cost, squares)) for tokens, cost in _UNITS)
     best: tuple[int, CostCertificate | None] = (0, None)
     ways: tuple[tuple[bool, int], ...] = _WAYS
+    tried: set[tuple[int, int]] = set()
     for share in (_TRYING, 1.0):
-        for units in _UNITS:
-            tried = [(way, _certificate(plan, load, units, way)) for way in ways]
-            work = max(proof.work(capacity, squares, align, depth) for _, proof in tried)
-            fits = all(proof.problem(capacity, squares, align, depth) is None for _, proof in tried)
-            if fits and _CHECK * work * len(ways) <= budget.left * share:
+        for units in finest_first:
+            if units in tried:
                 break
-        else:
+            made = [(way, _certificate(plan, load, units, way)) for way in ways]
+            work = max(proof.work(capacity, squares, align, depth) for _, proof in made)
+            fits = all(proof.problem(capacity, squares, align, depth) is None for _, proof in made)
+            if not fits or _CHECK * work * len(ways) > budget.left * share:
+                continue
+            budget.charge(int(_CHECK * work) * len(ways))
+            tried.add(units)
+            for way, proof in made:
+                proven = proof.bound(histogram, capacity, squares, align, depth)
+                if proven > best[0]:
+                    best, ways = (proven, proof), (way,)
+        if best[1] is None:
             break
-        if best[1] is not None and best[1].units == units:
-            break
-        budget.charge(int(_CHECK * work) * len(ways))
-        for way, proof in tried:
-            proven = proof.bound(histogram, capacity, squares, align, depth)
-            if proven > best[0]:
-                best, ways = (proven, proof), (way,)
     return best[1]
 
 
