@@ -21,7 +21,7 @@ from nopad.corpus.record_stream import RecordStream
 from nopad.errors import LengthError, OptionError
 from nopad.loading import PackedLoader
 from nopad.loading.supply import Collate
-from nopad.options import BOOLEAN, MAX_LENGTH, Option
+from nopad.options import BOOLEAN, Option
 from nopad.tasks.examples import Examples, encoded_part, placed, readable
 from nopad.tasks.objective import Objective
 
@@ -58,7 +58,7 @@ def _noting(constructor: Callable[..., None]) -> Callable[..., None]:
 
 
 def _check_kind(name: str, value: Any, annotation: Any) -> None:
-    """Check an argument of a constructor whose annotation says that it is a boolean or a text; a text may be None.
+    """Check an argument of a constructor whose annotation says that it is a boolean, a text, or a text or None.
 
     So a task need not check these itself: "no" would be true as a boolean, and a list of columns is no name of one.
 
@@ -67,12 +67,13 @@ def _check_kind(name: str, value: Any, annotation: Any) -> None:
     """
     if annotation in _BOOLEANS:
         _BOOLEAN.check(name, value)
-    elif annotation in _TEXTS and not isinstance(value, str | None):
+    elif annotation in _TEXTS and not isinstance(value, _TEXTS[annotation]):
         raise OptionError(f"{name} is {value!r}; it is a text")
 
 
 # As annotations are: texts, where a module has `from __future__ import annotations`
-_BOOLEANS, _TEXTS = (bool, "bool"), (str, "str", str | None, "str | None")
+_BOOLEANS = (bool, "bool")
+_TEXTS: dict[Any, Any] = {str: str, "str": str, str | None: str | None, "str | None": str | None}
 _BOOLEAN = Option(default=False, choices=BOOLEAN, help="")
 
 
@@ -86,6 +87,8 @@ def _placing(encode: Callable[..., Examples]) -> Callable[..., Examples]:
 
     @functools.wraps(encode)
     def placing(self: Any, records: Iterable[Mapping[str, Any]], **options: Any) -> Examples:
+        if "labels" in options:
+            _BOOLEAN.check("labels", options["labels"])
         if not isinstance(records, RecordStream):
             return encode(self, records, **options)
         numbers: list[int] = []
@@ -166,7 +169,7 @@ class Task(ABC):
     def __init__(self, tokenizer: Any, *, max_length: int | None = None, over_long: OverLong = "error") -> None:
         self.tokenizer = check_tokenizer(tokenizer)
         self.max_length = _LONGEST.check("max_length", max_length)
-        if over_long not in self.policies:
+        if not isinstance(over_long, str) or over_long not in self.policies:
             raise OptionError(
                 f"over_long is {over_long!r}; for {self.name} it is {' or '.join(map(repr, self.policies))}"
             )
@@ -284,8 +287,10 @@ class Task(ABC):
         Raises:
             LengthError: there is such a sequence.
         """
-        over = made.sequences.seq_lengths > (capacity or MAX_LENGTH)
-        if not isinstance(capacity, int) or not over.any():
+        if not isinstance(capacity, int):
+            return  # None, or a wrong value, which the loader refuses
+        over = made.sequences.seq_lengths > capacity
+        if capacity < 1 or not over.any():
             return
         first, longest = int(made.record[int(over.argmax())]), int(made.sequences.seq_lengths.max())
         cut = f'{type(self).__name__}(tokenizer, max_length={capacity}, over_long="truncate")'
