@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -447,3 +449,14 @@ def test_threads_may_share_a_model(kind):
         for found in threads.map(lambda _: [states(batch) for batch in batches], range(3)):
             for one, other in zip(found, expected, strict=True):
                 torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda given: pickle.loads(pickle.dumps(given))])
+def test_copies_begin_anew(always, way):
+    """Locks and threads cannot be copied; predictors and embedders can, with their lanes."""
+    both = Lanes(a_bert(), 2)
+    assert len(seen_by(both)[1]) == 2
+    other = way(both)
+    assert other.most == 2
+    assert seen_by(other)[0] == [str(index) for index in range(len(LENGTHS))]
+    assert len(seen_by(both)[1]) == 2
