@@ -58,7 +58,7 @@ def _noting(constructor: Callable[..., None]) -> Callable[..., None]:
 
 
 def _check_kind(name: str, value: Any, annotation: Any) -> None:
-    """Check an argument of a constructor whose annotation says that it is a boolean, a text, or a text or None.
+    """Check an argument of a constructor whose annotation says that it is a boolean or a text; a text may be None.
 
     So a task need not check these itself: "no" would be true as a boolean, and a list of columns is no name of one.
 
@@ -67,13 +67,12 @@ def _check_kind(name: str, value: Any, annotation: Any) -> None:
     """
     if annotation in _BOOLEANS:
         _BOOLEAN.check(name, value)
-    elif annotation in _TEXTS and not isinstance(value, _TEXTS[annotation]):
+    elif annotation in _TEXTS and not isinstance(value, str | None):
         raise OptionError(f"{name} is {value!r}; it is a text")
 
 
 # As annotations are: texts, where a module has `from __future__ import annotations`
-_BOOLEANS = (bool, "bool")
-_TEXTS: dict[Any, Any] = {str: str, "str": str, str | None: str | None, "str | None": str | None}
+_BOOLEANS, _TEXTS = (bool, "bool"), (str, "str", str | None, "str | None")
 _BOOLEAN = Option(default=False, choices=BOOLEAN, help="")
 
 
