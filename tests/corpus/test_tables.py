@@ -366,6 +366,10 @@ class TestPython:
             (iter([{"input_ids": [1]}, 3]), "memory, row 2: int, not a dict; give dicts of columns"),
             ([{"ids": [1]}], "memory: neither a column 'input_ids' nor 'text'"),
             ([{"input_ids": [[1]]}], "memory: the column 'input_ids' is list<item: list<item: int64>>, not lists"),
+            (
+                [{"input_ids": np.ones((1, 2), int)}],
+                "memory: the column 'input_ids' is list<item: list<item: int64>>, not",
+            ),
         ],
     )
     def test_items_that_cannot_be_read(self, items, message):

@@ -304,6 +304,29 @@ def test_other_images_are_other_data():
     assert open_tokens(turned).fingerprint != before
 
 
+@pytest.mark.parametrize("grids", [True, False])
+@pytest.mark.parametrize("change", [0, 1, -1])
+def test_records_that_got_other_numbers_of_images_are_refused(grids, change):
+    """The packs were planned for those that were there."""
+    images = [1, 2, 3]
+    records = [{"input_ids": [5] * 4, "pixel_values": np.ones((count * 4, 6), np.float32)} for count in images]
+    if grids:
+        for record, count in zip(records, images, strict=True):
+            record["image_grid_thw"] = np.array([[1, 2, 2]] * count)
+    else:
+        for record, count in zip(records, images, strict=True):
+            record["pixel_values"] = np.ones((count, 3, 2, 2), np.float32)
+    loader = nopad.PackedLoader(records, 8, images=3, rows=1, last="short")
+    each = 4 if grids else 1
+    there = (2 + change) * each
+    records[1]["pixel_values"] = np.resize(records[1]["pixel_values"], (there, *records[1]["pixel_values"].shape[1:]))
+    if not change:
+        assert sum(batch.images.sum() for batch in loader) == 6
+        return
+    with pytest.raises(SourceError, match=f"record 1 had {2 * each} rows when it was opened, and have {there} now"):
+        list(loader)
+
+
 def test_a_mixture_of_sequences_with_images():
     loader = nopad.PackedLoader(Mixture({"one": SAMPLES[:4], "two": SAMPLES[4:]}, exhausted="drop"), 32, rows=1)
     seen = [int(count) for batch in loader for count in batch.images]

@@ -230,3 +230,20 @@ def test_a_name_where_no_classes_are_named_says_how_to_name_them():
         Classification(tokenizer()).encode([{"text": "is it", "label": "bad"}])
     with pytest.raises(RecordError, match=r"label is 'odd'; it is a number from 0 to 1, or one of bad, good$"):
         Classification(tokenizer(), ["bad", "good"]).encode([{"text": "is it", "label": "odd"}])
+
+
+@pytest.mark.parametrize("labels", [2**70, 1, True, None, 2.5, "ab", ["a"], ["a", "a"], ["a", 1], {"a": 1, "b": 0}])
+def test_labels_that_name_no_classes_are_refused(labels):
+    """A huge number too, whose names would not fit into memory."""
+    with pytest.raises(OptionError, match="labels"):
+        Classification(tokenizer(), labels)
+
+
+def test_sets_of_labels_are_refused_since_each_run_would_number_them_otherwise():
+    with pytest.raises(OptionError, match=r"labels are .*give a list of the different names"):
+        Classification(tokenizer(), {"good", "bad"})
+
+
+def test_the_number_of_classes_may_be_one_of_numpy():
+    assert Classification(tokenizer(), np.int64(3)).names == ["0", "1", "2"]
+    assert Classification(tokenizer(), np.array(["a", "b"])).names == ["a", "b"]

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -94,6 +96,10 @@ def test_classifiers_run_in_several_threads(always):
     assert len(calls) == 2
 
 
+def test_weights_that_a_module_leaves_out_are_no_code_of_ones_own():
+    assert may_be_shared(AutoModel.from_config(tiny("llama")))  # its layers have no bias
+
+
 @pytest.mark.parametrize("most", [1, 2])
 def test_a_call_gets_the_shortest_first(always, most):
     results, calls = seen_by(Lanes(a_bert(), most))
@@ -159,7 +165,16 @@ def a_module(model, _):
     model.encoder.layer[1].output.dropout = Stateful()
 
 
-@pytest.mark.parametrize("change", [a_hook, a_hook_of_all, a_method, a_method_of_a_class, a_module])
+class Watched(torch.Tensor):
+    """A tensor that runs code of its own in each operation."""
+
+
+def a_kind_of_weights(model, _):
+    layer = model.encoder.layer[0].output.dense
+    layer.weight = torch.nn.Parameter(layer.weight.detach().as_subclass(Watched), requires_grad=False)
+
+
+@pytest.mark.parametrize("change", [a_hook, a_hook_of_all, a_method, a_method_of_a_class, a_module, a_kind_of_weights])
 def test_hooks_and_methods_of_the_users_own_run_in_one_lane(always, monkeypatch, change):
     """Also those that come later: what they keep between two modules would be another lane's."""
     model = a_bert()
@@ -434,3 +449,14 @@ def test_threads_may_share_a_model(kind):
         for found in threads.map(lambda _: [states(batch) for batch in batches], range(3)):
             for one, other in zip(found, expected, strict=True):
                 torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda given: pickle.loads(pickle.dumps(given))])
+def test_copies_begin_anew(always, way):
+    """Locks and threads cannot be copied; predictors and embedders can, with their lanes."""
+    both = Lanes(a_bert(), 2)
+    assert len(seen_by(both)[1]) == 2
+    other = way(both)
+    assert other.most == 2
+    assert seen_by(other)[0] == [str(index) for index in range(len(LENGTHS))]
+    assert len(seen_by(both)[1]) == 2

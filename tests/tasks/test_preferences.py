@@ -246,6 +246,26 @@ class TestDPO:
         assert model.training
         assert all(one.grad is None or not one.grad.isnan().any() for one in model.parameters())
 
+    def test_all_ranks_take_one_value_where_their_hardware_rounds_otherwise(self, monkeypatch):
+        from nopad.tasks import reference
+
+        task = DPO(tokenizer())
+        made, model = task.encode(strings()), nopad.packed(llama(task))
+        packs = len(nopad.pack(made.sequences.seq_lengths, 60))
+        ranks = next(number for number in (2, 3, 5) if packs % number)  # some ranks run the same packs
+        scored, parts, rank = reference._scored, [], 0
+        monkeypatch.setattr(reference, "_scored", lambda *given: scored(*given) + rank * 1e-9)
+        monkeypatch.setattr(reference, "_place", lambda: (rank, ranks))
+        monkeypatch.setattr(reference, "over_all_ranks", lambda mine: parts.append(mine) or [mine, np.zeros_like(mine)])
+        for rank in range(ranks):  # noqa: B007, as the lambdas read it
+            reference_logprobs(model, made, 60)
+        monkeypatch.setattr(reference, "over_all_ranks", lambda mine: parts)
+        found = []
+        for rank in range(ranks):  # noqa: B007, as the lambdas read it
+            examples = reference_logprobs(model, made, 60)
+            found.append(examples.sequences.values["reference_logp"].tobytes())
+        assert found == found[:1] * ranks
+
     def test_nothing_is_dropped_out_of_a_reference(self):
         task = DPO(tokenizer())
         model = nopad.packed(llama(task, attention_dropout=0.5))

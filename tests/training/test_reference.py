@@ -37,3 +37,9 @@ def test_a_damaged_or_missing_file_is_computed_anew(path):
     assert _read(path, SIZES) is None
     path.unlink()
     assert _read(path, SIZES) is None
+
+
+@pytest.mark.parametrize("odd", [np.float64(3), np.ones((3, 2)), np.ones(3, np.float32), np.array([1.0, np.nan, 2.0])])
+def test_arrays_that_hold_no_log_probabilities_are_computed_anew(path, odd):
+    np.savez(path, **VALUES | {"train": odd})
+    assert _read(path, SIZES) is None

@@ -273,8 +273,18 @@ def _plain(value: Any) -> Any:
     return array if array.size or array.ndim > 1 else []  # NumPy makes an empty list an array of floats
 
 
+def _corner(value: Any) -> Any:
+    """Return the first element of an array ``[a, b, ...]`` as nested lists, for which Arrow has the type of the array.
+
+    Other values, empty arrays and arrays with one dimension are returned unchanged.
+    """
+    if not isinstance(value, np.ndarray) or value.ndim < 2 or not value.size:
+        return value
+    return value[(slice(1),) * value.ndim].tolist()
+
+
 def _type_of(items: Sequence[Mapping[str, Any]], key: str) -> pa.DataType:
-    values = [_plain(item[key]) for item in items if item.get(key) is not None]
+    values = [_corner(_plain(item[key])) for item in items if item.get(key) is not None]
     found = _common_type(values)
     if found is None:  # no common type: take that of the first value that has one
         found = next((kind for value in values if (kind := _common_type([value])) is not None), pa.null())

@@ -60,7 +60,10 @@ class Groups:
                     f"multiple of {size}; give the group of each sequence"
                 )
             return cls(np.arange(0, sequences + 1, size, dtype=dtype), np.arange(sequences, dtype=dtype))
-        ids = np.asarray(given)
+        try:
+            ids = np.asarray(given)
+        except (TypeError, ValueError, RuntimeError) as error:  # rows of unequal sizes, a tensor on another device
+            raise OptionError(f"groups cannot be read ({error}); give an integer for each sequence") from error
         if ids.shape != (sequences,) or ids.dtype.kind not in "iu":
             raise OptionError(
                 f"groups are {ids.dtype} {list(ids.shape)}; expected an integer for each of {sequences:,} sequences"

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import nopad
-from nopad.errors import StorageError
+from nopad.errors import OptionError, StorageError
 from nopad.files import locked, storage_errors
 from nopad.loading.feeds import Feed
 from nopad.loading.ranks import Ranks
@@ -179,7 +179,13 @@ def shared(ranks: Ranks, feed: Feed, host_dir: str | os.PathLike[str] | None) ->
 
     Nothing is shared if `host_dir` is None and sharing is not worth it: a node has one rank, or the data have fewer
     than 2**20 sequences.
+
+    Raises:
+        OptionError: `host_dir` is not a path.
+        StorageError: as for `HostArrays`.
     """
+    if host_dir is not None and not isinstance(host_dir, str | os.PathLike):
+        raise OptionError(f"host_dir is {host_dir!r}; it is the path of a folder")
     if host_dir is None and (ranks.node_size == 1 or feed.sequences < _SHARED_FROM):
         return None
     return HostArrays(feed.facts(), None if host_dir is None else Path(host_dir))

@@ -2,7 +2,8 @@
 
 They may not if a module stores something of a call in an attribute (RecurrentGemma's recurrent blocks do), since a call
 in another thread would then read it. The code of transformers' classes is searched for such assignments. A model with
-other code than that of transformers, PyTorch and nopad is never shared, since such code may do anything.
+other code than that of transformers, PyTorch and nopad is never shared, since such code may do anything. This includes
+code of a tensor's class, which runs in each operation on weights of this class.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from nopad.model.own import alike, of_all_modules, of_module
 __all__ = ["Sharing", "all_modules", "may_be_shared"]
 
 SAFE = ("nopad", "torch", "transformers")
+NONE = type(None)  # in place of a weight that a module leaves out, such as a bias
 ROPES = ("dynamic", "longrope")  # frequencies that a module changes with the longest sequence of a call
 NOTED = "self.config.problem_type"  # what classifiers of transformers note of labels; without labels they note nothing
 STORES = ("register_buffer", "register_parameter", "setattr", "__setattr__", "append", "extend", "update")
@@ -42,6 +44,9 @@ def may_be_shared(model: nn.Module) -> bool:
     modules = list(model.modules())
     if not all(_keeps_nothing(kind) for kind in {class_of(module) for module in modules}):
         return False
+    tensors = {kind for module in modules for kind in _kinds_of_tensors(module)} - {NONE}
+    if not all(kind.__module__.partition(".")[0] in SAFE for kind in tensors):
+        return False
     if any(rope in str(vars(module).get("rope_type", "")) for module in modules for rope in ROPES):
         return False
     changed = (change for module in modules for change in of_module(module, SAFE))
@@ -51,7 +56,8 @@ def may_be_shared(model: nn.Module) -> bool:
 class Sharing:
     """Answers `may_be_shared` for one model before each batch, in a fifth of the time.
 
-    The answer is computed again only if an attribute, hook or forward method changed since the last call.
+    The answer is computed again only if an attribute, hook, forward method or class of weights changed since the last
+    call.
 
     >>> from transformers import BertConfig, BertModel
     >>> from nopad.model.sharing import Sharing
@@ -76,12 +82,19 @@ class Sharing:
             seen += module.__dict__.values()
             seen += module._forward_pre_hooks.values()
             seen += module._forward_hooks.values()
+            if module._parameters or module._buffers:
+                seen += _kinds_of_tensors(module)
         kinds: dict[Any, None] = dict.fromkeys(map(type, modules))
         seen += [kind.forward for kind in kinds]
         known = self._known
         if known is None or not alike(seen, known[0]):
             known = self._known = seen, may_be_shared(self._model)
         return known[1]
+
+
+def _kinds_of_tensors(module: nn.Module) -> Iterator[type]:
+    """Return the class of each of a module's own weights and buffers, in a fixed order."""
+    return map(type, (*module._parameters.values(), *module._buffers.values()))
 
 
 def all_modules(model: nn.Module) -> list[nn.Module]:

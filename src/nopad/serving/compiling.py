@@ -37,7 +37,7 @@ def compiled_rows(core: Core, batching: Batching, mode: bool | Mode) -> Compiled
             routers; or it gives results per sequence, and was made pack-safe without `max_sequences`.
         UnsupportedModelError: the model cannot be compiled on packs; the message gives the reason.
     """
-    if not isinstance(mode, bool) and mode not in get_args(Mode):
+    if not isinstance(mode, bool) and not (isinstance(mode, str) and mode in get_args(Mode)):
         known = ", ".join(map(repr, get_args(Mode)))
         raise OptionError(f"compile is {mode!r}; it is True, False, or a mode of torch.compile: {known}")
     already = is_compiled(core.model)

@@ -227,7 +227,7 @@ class OnlinePacker:
         if deadline_ns is not None:
             deadline = _integer(deadline_ns, "deadline_ns", OptionError, 0, LAST_NS)
             due = max(deadline - lead, 0)
-        if priority != 0:
+        if type(priority) is not int or priority:
             self._check_priority(priority)
         if self._tokens + length > self.batching.max_waiting_tokens:
             self._refuse(length)

@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Any
 
 from nopad.errors import InputError, OptionError
-from nopad.options import MAX_LENGTH, Option, check_choice
+from nopad.options import BOOLEAN, MAX_LENGTH, Option, check_choice
 from nopad.serving.answer import Answer
 from nopad.serving.batching import LONGEST_S, Batching, in_ns
 from nopad.serving.compiling import Mode, compiled_rows
@@ -40,6 +40,7 @@ from nopad.tasks.core import Core
 __all__ = ["PackRunner"]
 
 _FIXED = Option(default=None, high=MAX_LENGTH, help="places of every result per token")
+_WARM = Option(default=True, choices=BOOLEAN, help="run some batches first")
 _AT_ONCE = (64, 4096)  # requests of one call that are tokenised together: the first ones, all others
 _NUMBER = re.compile(r"\b(record|text|request) (\d+)\b")
 
@@ -145,7 +146,7 @@ class PackRunner:
         compiled = compiled_rows(self._core, self.batching, compile)
         if fast and compiled is not None:
             raise OptionError("fast is a kernel for models that are not compiled; leave fast or compile out")
-        self._clock = clock
+        self._clock, warm_up = clock, _WARM.check("warm_up", warm_up)
         self._queue = RequestQueue(self.batching, self.when_full, clock, self._is_worker)
         self._process = os.getpid()
         self._worker = Worker(self._core, self.batching, self._queue, compiled, warm_up)
@@ -174,7 +175,8 @@ class PackRunner:
         """
         if self._core.is_one(inputs):
             return self.submit(inputs, **how).result()
-        if not isinstance(inputs, Iterable) or isinstance(inputs, str | bytes | Mapping | Set):
+        several = isinstance(inputs, Iterable) and getattr(inputs, "ndim", 1) != 0  # an array may be a single number
+        if not several or isinstance(inputs, str | bytes | Mapping | Set):
             raise OptionError(f"requests are of type {type(inputs).__name__}; expected one request, or a list of them")
         futures: list[Answer] = []
         try:

@@ -7,7 +7,7 @@ types, built as in transformers' own examples. `glue` makes the tasks of GLUE's 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -18,7 +18,7 @@ from nopad.batch import PackedBatch
 from nopad.corpus.framing import tokenised
 from nopad.corpus.glue import GLUE
 from nopad.errors import OptionError, RecordError
-from nopad.options import check_choice, is_number
+from nopad.options import check_choice, check_integer, is_number
 from nopad.tasks.examples import Examples, field_of, numbered, stacked
 from nopad.tasks.objectives import OfSequences
 from nopad.tasks.texts import OfTexts
@@ -27,6 +27,7 @@ __all__ = ["GLUE", "Classification", "Regression", "SeveralLabels", "glue"]
 
 
 LabelsAs = Literal["classes", "flags"]
+MOST_CLASSES = 1_000_000
 _NUMERIC = re.compile(r"[-+.0-9].*")
 
 
@@ -301,15 +302,23 @@ def _label(record: Mapping[str, Any], column: str, number: int) -> Any:
 def names_of(labels: Sequence[str] | int) -> list[str]:
     """Return the names of classes; if only the number of classes is given, their names are "0", "1", "2", ...
 
+    Sets are refused, since their order changes from run to run, and with it the numbers of classes.
+
     Raises:
-        OptionError: there are fewer than two classes, two have the same name, or names are not strings.
+        OptionError: there are fewer than two classes, two have the same name, or names are not strings; `labels` is a
+            number above 1,000,000; or it is neither a number nor a sequence of names.
     """
-    if isinstance(labels, int) and not isinstance(labels, bool):
-        labels = [str(number) for number in range(labels)]
-    names = [] if isinstance(labels, str | int) else list(labels)
-    if len(names) < 2 or len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
-        raise OptionError(f"labels are {labels!r}; give the different names of at least 2 classes, or their number")
-    return names
+    if isinstance(labels, int | np.integer) and not isinstance(labels, bool):
+        return [str(number) for number in range(check_integer("labels", labels, 2, MOST_CLASSES))]
+    try:
+        names = [] if isinstance(labels, str | bytes | bool | Mapping | Set) else list(labels)
+    except TypeError:  # not iterable
+        names = []
+    if len(names) < 2 or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise OptionError(
+            f"labels are {str(labels)[:200]}; give a list of the different names of at least 2 classes, or their number"
+        )
+    return list(map(str, names))
 
 
 def number_of(value: Any, names: Sequence[str], where: str) -> int:

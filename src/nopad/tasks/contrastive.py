@@ -248,7 +248,7 @@ class Contrastive(Task):
     ) -> None:
         super().__init__(tokenizer, **options)
         self.anchor, self.positive, self.negative = anchor, positive, negative
-        self.prompt, self.positive_prompt = prompt, positive_prompt
+        self.prompt, self.positive_prompt = prompt or "", positive_prompt or ""  # None is no prompt
         self.objective = InBatch(pooling, normalize=normalize, scale=scale, symmetric=symmetric, same=same)
 
     objective: InBatch

@@ -74,7 +74,7 @@ class Core(ABC):
     longest: int | None
 
     def __init__(self, model: Any, fast: bool | None = None, precision: Precision | None = None) -> None:
-        if fast not in (None, True, False):
+        if fast is not None and not isinstance(fast, bool):
             raise OptionError(f"fast is {fast!r}; it is True, False or None")
         self.precision = precision
         if precision is not None:

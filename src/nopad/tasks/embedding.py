@@ -209,7 +209,8 @@ class Embedder(Core):
             convert_to_tensor=convert_to_tensor,
             show_progress_bar=show_progress_bar,
         )
-        if not isinstance(texts, Iterable) or isinstance(texts, Mapping | Set):
+        several = isinstance(texts, Iterable) and getattr(texts, "ndim", 1) != 0  # an array may be a single number
+        if not several or isinstance(texts, Mapping | Set):
             raise OptionError(f"texts are of type {type(texts).__name__}; expected a list of texts")
         given = [texts] if isinstance(texts, str) else list(texts)
         sequences, skip, _ = self._tokenised(given, prompt, prompt_name, over_long)
@@ -283,7 +284,7 @@ class Embedder(Core):
         for number, text in enumerate(texts):
             if not isinstance(text, str):
                 raise OptionError(f"text {number} is of type {type(text).__name__}; expected a str")
-        if over_long not in ("error", "truncate"):
+        if not isinstance(over_long, str) or over_long not in ("error", "truncate"):
             raise OptionError(f"over_long is {over_long!r}; it must be 'error' or 'truncate'")
         before = self.texts.prompt(prompt, prompt_name)
         ready = [self.texts.ready(before + text) for text in texts]

@@ -40,7 +40,7 @@ def check_encoding(batch_size: int | None, precision: str, **flags: Any) -> As:
     _TEXTS.check("batch_size", batch_size)
     for name, option in _FLAGS.items():
         option.check(name, flags[name])
-    if precision != "float32":
+    if not isinstance(precision, str) or precision != "float32":
         raise OptionError(
             f"precision is {precision!r}, and encode returns float32 vectors only; quantise them afterwards, as "
             "sentence_transformers.util.quantize_embeddings does, or compute in lower precision, with "

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from nopad.corpus.record_stream import RecordStream
 from nopad.corpus.runs import Bad
-from nopad.errors import InputError, LengthError, RecordError
+from nopad.errors import InputError, LengthError, OptionError, RecordError
 from nopad.sequences import Sequences
 
 __all__ = [
     "Examples",
+    "check_examples",
     "check_text",
     "counted",
     "encoded_after",
@@ -89,6 +90,16 @@ class Examples:
     def __str__(self) -> str:
         """Return one line: records, sequences, tokens, and what was cut or left out."""
         return f"{self.records:,} records: {len(self):,} sequences, {self.tokens:,} tokens{counted(self.counts)}"
+
+
+def check_examples(given: Any) -> None:
+    """Check that `given` is an `Examples`.
+
+    Raises:
+        OptionError: it is something else, such as the records themselves.
+    """
+    if not isinstance(given, Examples):
+        raise OptionError(f"the examples are a {type(given).__name__}; give what the task's encode(records) returns")
 
 
 _COUNTED = {"empty_skipped": "skipped as empty", "bad_skipped": "skipped as bad"}
@@ -274,11 +285,15 @@ def numbered(records: Iterable[Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yield (number, record) for each record; numbers begin at 0.
 
     Raises:
-        RecordError: a record is not a mapping of columns.
+        RecordError: a record is not a mapping of columns, or `records` are not iterable.
         LengthError: there is no record.
     """
     number = -1
-    for number, record in enumerate(records):
+    try:
+        given = enumerate(records)
+    except TypeError as error:  # not iterable
+        raise RecordError(f"the records are a {type(records).__name__}; expected a list of dicts of columns") from error
+    for number, record in given:
         if not isinstance(record, Mapping):
             raise RecordError(f"record {number} is a {type(record).__name__}; expected a dict of columns")
         yield number, record

@@ -61,13 +61,14 @@ class Texts:
         It is "" if neither argument is given and there is no default.
 
         Raises:
-            OptionError: there is no prompt of this name, both arguments are given, or `prompt` is not a string.
+            OptionError: there is no prompt of this name, both arguments are given, or one is not a string.
         """
         if prompt is not None and prompt_name is not None:
             raise OptionError("prompt and prompt_name were both given; give one of the two")
         name = self.default_prompt_name if prompt_name is None else prompt_name
-        if prompt is not None and not isinstance(prompt, str):
-            raise OptionError(f"prompt is {prompt!r}; expected a text")
+        for what, given in (("prompt", prompt), ("prompt_name", name)):
+            if given is not None and not isinstance(given, str):
+                raise OptionError(f"{what} is {given!r}; expected a text")
         if prompt is not None or name is None:
             return prompt or ""
         if name not in self.prompts:

@@ -76,6 +76,10 @@ class Lanes:
         self._pools: dict[tuple[int, int, int], _Pool] = {}
         self._lock = threading.Lock()  # held while lanes run: two calls at once would get half of the cores each
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let copies, and what another process unpickles, begin anew: locks and threads cannot be copied."""
+        return Lanes, (self._model, self.most)
+
     def turn(self) -> AbstractContextManager[Any]:
         """Return a context manager that only one thread at a time can be in, so that threads run the model in turn.
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from nopad.batch import PackedBatch
-from nopad.errors import BatchError
+from nopad.errors import BatchError, OptionError
 from nopad.losses.checks import check_batch
 from nopad.tasks.fit import check_head, check_outputs
 from nopad.tasks.routing import auxiliary
@@ -100,7 +100,13 @@ class Objective(ABC):
         """Return a new, empty meter."""
 
     def outputs(self, model: Any, batch: PackedBatch) -> Any:
-        """Run the model on the batch without its targets, and return the model's outputs."""
+        """Run the model on the batch without its targets, and return the model's outputs.
+
+        Raises:
+            OptionError: `model` cannot be called.
+        """
+        if not callable(model):
+            raise OptionError(f"the model is a {type(model).__name__}, which cannot be called; give one made pack-safe")
         return model(**{name: batch[name] for name in batch if name not in self.targets})
 
     def count(self, batch: PackedBatch) -> Tensor:

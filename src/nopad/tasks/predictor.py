@@ -26,7 +26,7 @@ from nopad.model.safety import bare, state_of
 from nopad.options import MAX_LENGTH, Option
 from nopad.sequences import Sequences
 from nopad.tasks.core import Core, Prepared, by_length
-from nopad.tasks.examples import Examples
+from nopad.tasks.examples import Examples, check_examples
 from nopad.tasks.fit import check_rows
 from nopad.tasks.task import Task
 
@@ -136,12 +136,20 @@ class Predictor(Core):
         """Return a `Predicted`: the predictions for the records, and how many sequences and tokens the model ran on.
 
         Raises:
-            RecordError: the task cannot read a record, or the model gives NaN for it; the message gives its number.
+            RecordError: the task cannot read a record, or the model gives NaN for it; the message gives its number. Or
+                `records` have no length, as an iterator has none.
             LengthError: a record is too long, or has no token.
             OptionError: the model is in training mode; or the tokenizer lacks what the task needs, such as a chat
                 template.
         """
-        if not len(records):
+        try:
+            empty = not len(records)
+        except TypeError as error:  # no length
+            raise RecordError(
+                f"the records are a {type(records).__name__}; expected a list of dicts of columns, and nopad.tasks."
+                "predict takes any iterable"
+            ) from error
+        if empty:
             return Predicted(predictions=[], counts={}, sequences=0, tokens=0)
         return self.forward(self.encode(records))
 
@@ -160,11 +168,12 @@ class Predictor(Core):
         """Run the sequences of `examples` through the model, and return a prediction per record.
 
         Raises:
-            OptionError: the model is in training mode.
+            OptionError: the model is in training mode, or `examples` are no `Examples`.
             LengthError: a sequence is longer than a given `capacity`, or, if none was given, than the model's
                 positions.
             RecordError: the model's outputs for a record are NaN; the message gives its number.
         """
+        check_examples(examples)
         if self.training:
             raise OptionError("the model is in training mode, where dropout changes predictions; call model.eval()")
         results: list[dict[str, Any]] = [{}] * len(examples)

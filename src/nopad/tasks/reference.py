@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from nopad.assignment import pack
 from nopad.batch import PackedBatch, Rows
@@ -20,7 +21,7 @@ from nopad.loading import causal
 from nopad.losses import label_logprobs
 from nopad.model.modes import evaluated
 from nopad.options import Option
-from nopad.tasks.examples import Examples
+from nopad.tasks.examples import Examples, check_examples
 from nopad.tasks.meters import over_all_ranks
 from nopad.tasks.pairing import REFERENCE
 from nopad.tasks.scores import check_causal
@@ -45,8 +46,8 @@ def reference_logprobs(model: Any, examples: Examples, capacity: int | None = No
         rows: number of packs run at a time.
 
     Raises:
-        OptionError: the model is not pack-safe, or is not a causal language model; the examples have no ``labels``; or
-            `capacity` or `rows` is not an integer of at least 1.
+        OptionError: the model is not pack-safe, or is not a causal language model; `examples` are no `Examples`, or
+            have no ``labels``; or `capacity` or `rows` is not an integer of at least 1.
         LengthError: a sequence is longer than the capacity.
         BatchError: the model's log-probability of a sequence is NaN or infinite.
 
@@ -60,6 +61,7 @@ def reference_logprobs(model: Any, examples: Examples, capacity: int | None = No
     (2,)
     """
     check_causal(model)
+    check_examples(examples)
     sequences = examples.sequences
     if "labels" not in sequences.tokens:
         raise OptionError("the examples have no labels, so what the answers are is not known; encode them with DPO")
@@ -79,8 +81,7 @@ def reference_logprobs(model: Any, examples: Examples, capacity: int | None = No
             per_row = np.array([len(one) for one in part], np.int64)
             batch = causal(replace(sequences, values={}).take(numbers), Rows(capacity), per_row)
             found[numbers] = _scored(model, batch.to(device))
-    for other in over_all_ranks(found):
-        found = np.where(np.isnan(found), other, found)
+    found = _first_of(over_all_ranks(found))
     if not np.isfinite(found).all():
         at = int(np.argmin(np.isfinite(found)))
         raise BatchError(
@@ -89,6 +90,18 @@ def reference_logprobs(model: Any, examples: Examples, capacity: int | None = No
         )
     values = {**sequences.values, REFERENCE: found}
     return replace(examples, sequences=replace(sequences, values=values))
+
+
+def _first_of(each: list[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return, for each sequence, the value of the first rank that has one; NaN: no rank has one.
+
+    Some ranks run the same sequences, and get other last digits on other hardware. All ranks must take one value, since
+    they compare fingerprints of their data.
+    """
+    found = each[0]
+    for other in each[1:]:
+        found = np.where(np.isnan(found), other, found)
+    return found
 
 
 def _scored(model: Any, batch: PackedBatch) -> Any:

@@ -21,7 +21,7 @@ from nopad.corpus.record_stream import RecordStream
 from nopad.errors import LengthError, OptionError
 from nopad.loading import PackedLoader
 from nopad.loading.supply import Collate
-from nopad.options import BOOLEAN, MAX_LENGTH, Option
+from nopad.options import BOOLEAN, Option
 from nopad.tasks.examples import Examples, encoded_part, placed, readable
 from nopad.tasks.objective import Objective
 
@@ -86,6 +86,8 @@ def _placing(encode: Callable[..., Examples]) -> Callable[..., Examples]:
 
     @functools.wraps(encode)
     def placing(self: Any, records: Iterable[Mapping[str, Any]], **options: Any) -> Examples:
+        if "labels" in options:
+            _BOOLEAN.check("labels", options["labels"])
         if not isinstance(records, RecordStream):
             return encode(self, records, **options)
         numbers: list[int] = []
@@ -166,7 +168,7 @@ class Task(ABC):
     def __init__(self, tokenizer: Any, *, max_length: int | None = None, over_long: OverLong = "error") -> None:
         self.tokenizer = check_tokenizer(tokenizer)
         self.max_length = _LONGEST.check("max_length", max_length)
-        if over_long not in self.policies:
+        if not isinstance(over_long, str) or over_long not in self.policies:
             raise OptionError(
                 f"over_long is {over_long!r}; for {self.name} it is {' or '.join(map(repr, self.policies))}"
             )
@@ -284,8 +286,10 @@ class Task(ABC):
         Raises:
             LengthError: there is such a sequence.
         """
-        over = made.sequences.seq_lengths > (capacity or MAX_LENGTH)
-        if not isinstance(capacity, int) or not over.any():
+        if not isinstance(capacity, int):
+            return  # None, or a wrong value, which the loader refuses
+        over = made.sequences.seq_lengths > capacity
+        if capacity < 1 or not over.any():
             return
         first, longest = int(made.record[int(over.argmax())]), int(made.sequences.seq_lengths.max())
         cut = f'{type(self).__name__}(tokenizer, max_length={capacity}, over_long="truncate")'

@@ -85,4 +85,5 @@ def _read(path: Path, sizes: dict[str, int]) -> dict[str, NDArray[np.float64]] |
             found = {name: stored[name] for name in stored}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
         return None
-    return found if {name: len(one) for name, one in found.items()} == sizes else None
+    whole = all(one.dtype == np.float64 and one.ndim == 1 and np.isfinite(one).all() for one in found.values())
+    return found if whole and {name: len(one) for name, one in found.items()} == sizes else None

@@ -8,7 +8,7 @@ objects: for each sequence one array, or None (`nopad.batch.images.columns_of_im
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +76,7 @@ class PicturedTokens(TokenSource):
         """Return where these sequences lie in the flat columns, and their images; see `TokenSource.located`.
 
         Raises:
-            SourceError: a record cannot be read, or has no pixel values any more.
+            SourceError: a record cannot be read, or has fewer or more pixel values than when it was opened.
         """
         found = self._tokens.located(numbers)
         wanted = numbers.tolist()
@@ -94,6 +94,13 @@ class PicturedTokens(TokenSource):
         pixels = self._records[number].get(name)
         if pixels is None:
             raise SourceError(f"{self.name}: record {number} had {name} when it was opened, and has none now")
+        grids = stored.columns.get(stored.kind.grids)
+        wanted = int(stored.counts[number] if grids is None else np.asarray(grids[number]).prod(axis=1).sum())
+        if _rows(pixels) != wanted:  # the plan of the packs knows of so many
+            raise SourceError(
+                f"{self.name}: the {name} of record {number} had {wanted} rows when it was opened, and have "
+                f"{_rows(pixels)} now; open the records again"
+            )
         return pixels
 
     @property
@@ -211,6 +218,14 @@ def _objects(values: list[Any]) -> NDArray[Any]:
     for at, value in enumerate(values):
         made[at] = value
     return made
+
+
+def _rows(pixels: Any) -> int:
+    """Return the size of the first dimension of pixel values, which are an array, a tensor or nested lists."""
+    shape = getattr(pixels, "shape", None)
+    if shape is None:
+        return len(pixels) if isinstance(pixels, Sized) else 0
+    return int(shape[0]) if len(shape) else 0
 
 
 def _bytes_of(value: Any) -> bytes:

@@ -74,6 +74,8 @@ def _array(values: ArrayLike, name: str) -> NDArray[Any]:
         return np.asarray(values)
     except ValueError as error:  # rows of unequal sizes
         raise LengthError(f"{name} must be integers [n], or [n, 2] for two kinds: {error}") from error
+    except (TypeError, RuntimeError) as error:  # a tensor with gradients, or on another device
+        raise LengthError(f"{name} cannot be read ({error}); give a list or an array of integers") from error
 
 
 def distinct(sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -96,7 +98,10 @@ def _listed(values: Any, name: str) -> list[Any]:
     if np.ma.is_masked(values):
         raise OptionError(f"{name} must not have masked values, got {values!r}")
     if hasattr(values, "tolist"):  # arrays and scalars of NumPy and torch
-        values = values.tolist()
+        try:
+            values = values.tolist()
+        except RuntimeError as error:  # a tensor on device "meta"
+            raise OptionError(f"{name} cannot be read ({error}); give numbers") from error
     if not isinstance(values, Sequence) or isinstance(values, str | bytes | bytearray):
         return [values]
     return [one.item() if getattr(one, "ndim", 1) == 0 and hasattr(one, "item") else one for one in values]
