@@ -39,7 +39,7 @@ from nopad.auditing.steadiness import Singles
 from nopad.auditing.subject import subject_of
 from nopad.model import safety
 from nopad.model.admission import positions_of
-from nopad.model.families import FAMILIES
+from nopad.model.families import FAMILIES, PAIRS
 from nopad.model.refused import REFUSED
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "model"))
@@ -114,7 +114,7 @@ def swept(kind: str, made: type, config: Any) -> Row:
 def judged(kind: str, model: Any) -> Row:
     """Prove one model. Encoder-decoders of the tables are audited only, for the audit itself gives them targets."""
     name, begin = type(model).__name__, time.perf_counter()
-    if kind in FAMILIES and getattr(model.config, "is_encoder_decoder", False):
+    if (kind in FAMILIES or kind in PAIRS) and getattr(model.config, "is_encoder_decoder", False):
         verdict = nopad.audit(small_copy(model)[0])
         outcome = "isolated" if verdict.isolated else "refused"
         return Row(kind, name, "the table", outcome, f"{len(verdict.checks)} checks", time.perf_counter() - begin)
@@ -218,7 +218,9 @@ def main() -> None:
     types = text_types()
     kinds = options.kinds or list(types)
     if options.ten is not None:
-        kinds = random.Random(options.ten).sample([kind for kind in types if kind not in {*FAMILIES, *REFUSED}], 10)
+        kinds = random.Random(options.ten).sample(
+            [kind for kind in types if kind not in {*FAMILIES, *PAIRS, *REFUSED}], 10
+        )
     print(
         f"{len(kinds)} text model types: {machine()}, torch {torch.__version__}, transformers {transformers.__version__}"
     )

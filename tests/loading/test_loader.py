@@ -231,7 +231,7 @@ def test_groups_of_any_sizes_share_a_pack(fleet):
         ({"sequences": 2, "rank": 1}, "rank and world_size go together"),
         ({"sequences": 2, "rank": 2, "world_size": 2}, "the last is number 1"),
         ({"sequences": 2, "rank": 0, "world_size": 6, "node_size": 4}, "whole nodes of 4"),
-        ({"sequences": 200, "rank": 0, "world_size": 2}, "300 units make no step of 400"),
+        ({"sequences": 200, "rank": 0, "world_size": 2}, "300 units cannot make a step of 400"),
         ({"sequences": 2, "balance": "even"}, "unknown method of balance 'even'"),
         ({"sequences": 0}, "sequences must be an integer from 1"),
         ({"sequences": 2, "accumulation": 0}, "accumulation must be an integer from 1"),

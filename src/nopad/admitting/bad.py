@@ -30,6 +30,7 @@ from nopad.admitting.probing import length_for
 from nopad.admitting.small import ran, two_rows, uncached
 from nopad.errors import UnsupportedModelError
 from nopad.model.batchwide import check_experts
+from nopad.model.families import PAIRS
 from nopad.model.own import is_own_call
 
 __all__ = [
@@ -117,8 +118,8 @@ def check_parts(model: Any) -> None:
     name, config = type(model).__name__, model.config
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(
-            f"{name} has an encoder and a decoder, and of such models nopad runs those of its tables only, T5 and "
-            "BART; run its sequences padded"
+            f"{name} has an encoder and a decoder, and of such models nopad runs those of its tables only: bart, t5, "
+            f"{', '.join(PAIRS)}; run its sequences padded"
         )
     parts = [part for part in PARTS if getattr(config, part, None) is not None]
     if parts or config.get_text_config() is not config:

@@ -14,7 +14,7 @@ from nopad.admitting.proof import Proof, prove
 from nopad.admitting.wrapping import prove_wrapper
 from nopad.errors import OptionError, UnsupportedModelError
 from nopad.model import safety
-from nopad.model.families import FAMILIES, FRONTS, IMAGES
+from nopad.model.families import FAMILIES, FRONTS, IMAGES, PAIRS
 from nopad.model.known import NAMES, class_of, is_stock
 from nopad.model.own import foreign
 from nopad.model.refused import REFUSED
@@ -209,4 +209,6 @@ def _in_tables(model: Any, prove: Prove) -> bool:
     kind = getattr(model.config, "model_type", "") or type(model.config).__name__
     if kind in REFUSED:
         return prove != "always"
-    return kind in FRONTS or kind in IMAGES or (kind in FAMILIES and is_stock(class_of(model)) and not foreign(model))
+    if kind in FRONTS or kind in IMAGES:
+        return True
+    return (kind in FAMILIES or kind in PAIRS) and is_stock(class_of(model)) and not foreign(model)

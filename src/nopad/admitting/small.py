@@ -30,7 +30,7 @@ from nopad.admitting.narrowing import (
     with_values,
 )
 from nopad.errors import UnsupportedModelError
-from nopad.model.calls import takes
+from nopad.model.calls import parameters, takes
 from nopad.model.hooks import Hook
 from nopad.model.known import class_of
 from nopad.model.own import is_own
@@ -144,13 +144,17 @@ def short_model(config: Any, kind: type, sizes: dict[str, int], *, every: bool, 
 def ran(model: Any, tokens: list[int], **more: Any) -> Any:
     """Return a model's output for one sequence of token ids, without a cache and without gradients.
 
-    Ids beyond the vocabulary are taken modulo its size. `more` are further arguments of the model.
+    Ids beyond the vocabulary are taken modulo its size. A decoder behind an encoder gets the same ids. `more` are
+    further arguments of the model.
     """
     vocabulary = _vocabulary(model)
     more |= uncached(model)
     device = next(model.parameters()).device
+    ids = torch.tensor([[token % vocabulary for token in tokens]], device=device)
+    if getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in parameters(type(model).forward):
+        more = {"decoder_input_ids": ids, **more}
     with torch.no_grad():
-        return model(input_ids=torch.tensor([[token % vocabulary for token in tokens]], device=device), **more)
+        return model(input_ids=ids, **more)
 
 
 def two_rows(model: Any, length: int) -> Tensor:

@@ -30,7 +30,13 @@ __all__ = ["check_call", "check_layout", "device_of", "leave_columns", "position
 
 log = logging.getLogger("nopad")
 
-RELATIVE = ("t5", "deberta-v2", "deberta")  # no absolute positions, unless config.position_biased_input is set
+RELATIVE = (
+    "t5",
+    "mt5",
+    "umt5",
+    "deberta-v2",
+    "deberta",
+)  # no absolute positions, unless config.position_biased_input is set
 
 
 def check_call(

@@ -16,7 +16,7 @@ from packaging.version import Version
 from nopad.errors import UnsupportedModelError
 from nopad.model.refused import REFUSED
 
-__all__ = ["FAMILIES", "FRONTS", "IMAGES", "Family", "Images", "family_of"]
+__all__ = ["FAMILIES", "FRONTS", "IMAGES", "PAIRS", "Family", "Images", "family_of"]
 
 Route = Literal["interface", "encoder mask", "mixers"]
 Pooled = Literal["first", "last", "mean", "config", "eos"]
@@ -305,6 +305,12 @@ OWN: dict[str, Family] = {
 }
 FAMILIES |= HYBRIDS | OWN
 
+# Encoder–decoders built as BART or T5 are.
+PAIRS: dict[str, Family] = dict.fromkeys(
+    ("blenderbot", "blenderbot-small", "marian", "mbart", "mt5", "pegasus", "plbart", "umt5"),
+    Family(encoder_decoder=True),
+)
+
 # Model types with a front end that makes tokens from images.
 _PATCHES = Family(front=("embeddings", "pixel_values"), head=("classifier", 2), pooler=("pooler", 3))
 FRONTS: dict[str, Family] = {"deit": _PATCHES, "vit": _PATCHES, "vit_msn": _PATCHES}
@@ -357,11 +363,11 @@ def family_of(config: Any) -> Family:
     if layers - {"full_attention", "sliding_attention"} and not FAMILIES.get(kind, NOTHING).mixers:
         odd = ", ".join(sorted(layers - {"full_attention", "sliding_attention"}))
         raise UnsupportedModelError(f"{kind} cannot run on packs: its layers of type {odd} do not stop at sequences")
-    family = FAMILIES.get(kind) or FRONTS.get(kind) or IMAGES.get(kind)
+    family = FAMILIES.get(kind) or PAIRS.get(kind) or FRONTS.get(kind) or IMAGES.get(kind)
     if family is None:
         raise UnsupportedModelError(
             f"nopad does not know models of type {kind!r}, whose sequences may see each other in packs. It knows "
-            f"{', '.join((*FAMILIES, *FRONTS, *IMAGES))}; docs/models.md says how to add and audit a type"
+            f"{', '.join((*FAMILIES, *PAIRS, *FRONTS, *IMAGES))}; docs/models.md says how to add and audit a type"
         )
     if family.since and Version(transformers.__version__) < Version(family.since):
         raise UnsupportedModelError(

@@ -44,6 +44,18 @@ from nopad.model.vocabulary import LabelledOnly
 __all__ = ["Enter", "HookedModel", "Leave", "part_of"]
 
 
+# Tables of positions in encoder–decoders, which count along a row unless they are given `position_ids`.
+COUNTERS = (
+    "BartLearnedPositionalEmbedding",
+    "BlenderbotLearnedPositionalEmbedding",
+    "BlenderbotSmallLearnedPositionalEmbedding",
+    "MBartLearnedPositionalEmbedding",
+    "MarianSinusoidalPositionalEmbedding",
+    "PLBartLearnedPositionalEmbedding",
+    "PegasusSinusoidalPositionalEmbedding",
+)
+
+
 @dataclass(eq=False)
 class HookedModel:
     """The hooks and settings that make one model pack-safe.
@@ -241,7 +253,7 @@ class HookedModel:
         encoder = part_of(model, "encoder")
         inside = set() if encoder is None else set(encoder.modules())
         for module in walk(model):
-            if type(module).__name__ == "BartLearnedPositionalEmbedding":
+            if type(module).__name__ in COUNTERS:
                 yield module, NoPositions(cell)
                 yield module, Positions(cell, f"{'encoder' if module in inside else 'decoder'} positions")
         for table, offset in family.tables:

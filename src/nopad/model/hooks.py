@@ -186,7 +186,7 @@ class PackAgain(Hook):
 
 @dataclass(eq=False)
 class NoPositions(Hook):
-    """Stops learned position embeddings (BART) from counting along the whole row, which could exceed their table."""
+    """Stops position embeddings (BART's, Marian's) from counting along a row, which could exceed their table."""
 
     def __call__(self, module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Return the module's arguments with a single position, 0, as ``(args, kwargs)``; None outside of packed calls.
@@ -211,7 +211,8 @@ class Positions(Hook):
             return None
         call.ran[self.role] += 1
         side = call.placed if call.inside == "encoder" or call.target is None else call.target
-        return nn.functional.embedding(side.positions + module.offset, module.weight)
+        table = module.weight if output.requires_grad else module.weight.detach()  # Marian computes its own
+        return nn.functional.embedding(side.positions + getattr(module, "offset", 0), table)
 
 
 @dataclass(eq=False)
