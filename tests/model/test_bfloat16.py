@@ -19,7 +19,7 @@ from nopad.model.bfloat16 import Bfloat16Linear, formula_of, fused
 
 BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 99}
 KNOWN = {"gelu", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_pytorch_tanh", "gelu_python_tanh"}
-KNOWN |= {"silu", "swish", "relu"}
+KNOWN |= {"silu", "swish"}
 supported = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN multiplies no bfloat16 matrices on this CPU"
 )
@@ -218,3 +218,17 @@ def test_on_packs_each_sequence_is_what_it_is_alone(monkeypatch):
 def test_a_cpu_without_the_instructions_keeps_the_plain_layers(monkeypatch):
     monkeypatch.setattr(precision, "_multiplies_bfloat16", lambda: False)
     assert type(lowered(bert(), "bfloat16").bert.encoder.layer[0].output.dense) is nn.Linear
+
+
+@pytest.mark.parametrize("activation", [nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.ReLU()], ids=repr)
+def test_nan_stays_nan(activation):
+    """oneDNN's ReLU makes 0 of it, so a failed request would get an answer; ReLU is not fused."""
+    layers = nn.Sequential(nn.Linear(64, 64), activation).bfloat16().requires_grad_(False)
+    if formula_of(activation) is not None:
+        layers = Bfloat16Linear(layers[0], activation)
+    states = torch.randn(300, 64).bfloat16()
+    states[7, 3] = torch.nan
+    with torch.inference_mode():
+        found = layers(states)
+    assert found[7].isnan().all()
+    assert found.isnan().any(-1).sum() == 1

@@ -28,9 +28,8 @@ ROUNDING = 2.0**-6  # largest difference there, as a share of the largest value:
 FORMULAS: dict[tuple[str, str], Callable[[Tensor], Tensor]] = {
     ("gelu", "none"): nn.functional.gelu,
     ("gelu", "tanh"): partial(nn.functional.gelu, approximate="tanh"),
-    ("relu", ""): nn.functional.relu,
     ("swish", ""): nn.functional.silu,
-}  # activations that oneDNN computes together with a matrix product, by oneDNN's names of them
+}  # activations that oneDNN computes together with a matrix product, by its names; its ReLU makes 0 of NaN
 
 
 class Bfloat16Linear(nn.Linear):
@@ -61,7 +60,7 @@ class Bfloat16Linear(nn.Linear):
         if formula is None:
             raise OptionError(
                 f"{type(activation).__name__} cannot be computed together with a linear layer; call it after the layer "
-                "(GELU, ReLU and SiLU can)"
+                "(GELU and SiLU can)"
             )
         nn.Module.__init__(self)
         self.in_features, self.out_features = plain.in_features, plain.out_features
