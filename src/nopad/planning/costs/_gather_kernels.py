@@ -229,8 +229,8 @@ def _shake(s: State, tight: int, seed: int, most: int) -> int:
 
     The packs with free space often hold lengths of one kind, so that no exchange between them helps; afterwards other
     packs have the free space. A pack is tight if it is worth at least `tight`. A longer sequence of a random pack is
-    exchanged for a shorter one of a pack that is not tight: the first, second, third or fourth possible exchange. It ends
-    when `State.steps` reaches `most`.
+    exchanged for a shorter one of a pack that is not tight: the first, second, third or fourth possible exchange. This
+    ends when `State.steps` reaches `most`.
     """
     loose = np.flatnonzero((s.worth < tight) & (s.first >= 0))
     if loose.size == 0:

@@ -22,7 +22,7 @@ from nopad.planning.optimal.budget import Budget
 
 __all__ = ["liquid"]
 
-_KNOTS = 140
+_KNOTS, _ROUGH = 140, 60  # number of knots, with and without `exact`
 _LEAST = 2 * 10**8  # operations of a usual program: it is not begun with fewer
 
 
@@ -39,7 +39,7 @@ def liquid(load: Load, budget: Budget, *, exact: bool) -> NDArray[np.float64] | 
     if budget.most < _LEAST:
         return None
     try:
-        return _solved(load, Knots.of(load, _KNOTS, bends=exact), budget, exact=exact)
+        return _solved(load, Knots.of(load, _KNOTS if exact else _ROUGH, bends=exact), budget, exact=exact)
     except SolverError as error:
         budget.trouble = str(error)
         return None
