@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from nopad import Histogram
 from nopad.planning.costs import bound_of, load_of
-from nopad.planning.costs.few import few, is_few
+from nopad.planning.costs.few import few
 from nopad.planning.costs.gathering import gather
 from nopad.planning.costs.knots import Knots, prove
 from nopad.planning.costs.liquid import liquid
-from nopad.planning.costs.spread import spread
+from nopad.planning.costs.spread import is_few, spread
 from nopad.planning.optimal.budget import Budget
 
 LOADS = {

@@ -18,7 +18,7 @@ from nopad.planning.cost_certificate import CostCertificate
 from nopad.planning.costs.even import EVEN, STOPPED, broken_evenness, described, even_out, spreads
 from nopad.planning.costs.gathering import gather
 from nopad.planning.costs.guide import FILLING, MOST_CAPACITY, MOST_FILLED, fill, fits_memory, guide
-from nopad.planning.costs.spread import UNLIMITED, Load, Packed, bound_of, load_of, spread
+from nopad.planning.costs.spread import UNLIMITED, Load, Packed, bound_of, is_few, load_of, spread
 from nopad.planning.optimal.budget import Budget
 
 __all__ = [
@@ -64,8 +64,9 @@ def within(
 
     1. `spread`, which opens all packs at the start. It ends when its plan is near the bound: with `exact`, no pack
        above it, otherwise at most ``1 + bound // 10,000`` packs above it.
-    2. `by_tokens`, where `squares` is at least 1.4 times the mean cost of a pack. Otherwise it is tried later, where
-       the plan is more than ``bound // 100`` packs above the bound.
+    2. `by_tokens`, where few sequences share a pack and `squares` is loose: at least 1.4 times the mean cost of a pack.
+       Otherwise it is tried after method 3, where the plan is more than ``bound // 100`` packs above the bound; or,
+       where `squares` is loose, after method 4, where it is more than ``bound // 2,000`` packs above.
     3. a linear program that gives each length a value, and often a certificate with a higher bound. If few sequences
        share a pack, its solution is a plan too (`few`); otherwise only the longest sequence of a pack is whole
        (`liquid`), and `spread` is tried again with the higher bound.
@@ -138,13 +139,16 @@ class _Search:
         self._spread()
         cost = sum(a * b for a, b in zip(self.load.costs.tolist(), self.load.counts.tolist(), strict=True))
         loose = int(self.load.limits[1]) * self.bound >= _LOOSE * cost
-        if loose and by_tokens is not None and self.packs > self.bound + self.bound // _GOOD:
+        first = loose and is_few(self.load)
+        if first and by_tokens is not None and self.packs > self.bound + self.bound // _GOOD:
             self._by_tokens(by_tokens, _LOOSELY)
         if not self._good() and self.load.limits[0] <= MOST_CAPACITY:
             self._relax()
-        far = self.packs > self.bound + self.bound // _FAR
-        if far and not loose and by_tokens is not None:
-            self._by_tokens(by_tokens, _BY_TOKENS)
+            if loose and not first and fits_memory(self.load):
+                self._gather()
+        far = self.packs > self.bound + self.bound // (_GOOD if loose else _FAR)
+        if far and not first and by_tokens is not None:
+            self._by_tokens(by_tokens, _LOOSELY if loose else _BY_TOKENS)
         if not self._good():
             if fits_memory(self.load):
                 self._gather()
@@ -184,7 +188,7 @@ class _Search:
 
     def _relax(self) -> None:
         """Solve a linear program: it gives `values`, perhaps a higher bound, and perhaps a better plan."""
-        from nopad.planning.costs.few import few, is_few
+        from nopad.planning.costs.few import few
         from nopad.planning.costs.knots import prove
         from nopad.planning.costs.liquid import liquid
 

@@ -30,9 +30,8 @@ from nopad.planning.optimal.master import Master, Optimum
 from nopad.planning.optimal.pricing import Items, Pattern
 from nopad.planning.optimal.solver import SolverError
 
-__all__ = ["Few", "few", "is_few"]
+__all__ = ["Few", "few"]
 
-_FEW = 5  # most sequences per pack on average
 _KNOTS = 240
 _ROUNDS, _AGAIN, _STAGES = 60, 4, 12  # rounds of pricing: at first, and at each of the later stages
 _COLUMNS = 400  # most patterns added per round
@@ -44,15 +43,6 @@ _REST = 30  # so many sequences are left to best-fit
 _WIDTH = 8  # available lengths that are tried on each side of the planned one
 _PAIR, _TABLE, _SEQUENCE = 25, 2 * 10**6, 400  # operations per pair of knots in pricing; per table; per sequence
 _LOOKS = 10**7  # classes that best-fit may look at
-
-
-def is_few(load: Load) -> bool:
-    """Return whether few enough sequences share a pack for `few`, on average, as far as tokens and cost decide it."""
-    total = float(load.counts.sum())
-    packs = max(
-        float(load.counts @ (own / most)) for own, most in ((load.sizes, load.limits[0]), (load.costs, load.limits[1]))
-    )
-    return total <= _FEW * packs
 
 
 @dataclass(frozen=True)

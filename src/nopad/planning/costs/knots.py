@@ -53,7 +53,7 @@ class Knots:
         even = np.searchsorted(passed, np.linspace(0, passed[-1], most // 2 if bends else most))
         low, high = float(load.lengths[0]), float(load.lengths[-1])
         ends = [np.geomspace(low, high, most // 4), high - np.geomspace(1, max(1.0, high - low), most // 4)]
-        near = np.searchsorted(load.lengths, np.concatenate(ends if bends else [[]]))
+        near = np.searchsorted(load.lengths, np.concatenate(ends))[: None if bends else 0]
         chosen = np.unique(np.concatenate([[0, k - 2, k - 1], even, near]).clip(0, k - 1))
         chosen = np.arange(k) if k <= most else chosen
         return cls(load.lengths[chosen], chosen)
