@@ -31,7 +31,6 @@ _MOST_DEALT = 10**7  # most steps of dealing out in one try
 _MOST_LOOKS = 2 * 10**7  # most classes looked at by best-fit in one try, one operation each
 _FEW = 5  # most sequences per pack on average, for `is_few`
 _DEAL, _START = 50, 10**5  # operations of a step of dealing out, and of beginning a try
-_MANY, _LENGTH = 8192, 0  # operations for each distinct length above _MANY: the classes then leave the cache
 _SHARES = (0.0, 0.01, 0.03, 0.1, 0.2, 0.3)  # the shortest sequences with this share of all tokens are not dealt out
 _SCORES = ((0, 0.5), (0, 0.7), (0, 1.0), (0, 1.5), (0, 3.0), (1, 0.5), (1, 1.0), (2, 1.0))  # (kind, weight) of a score
 _LOOK, _HOPELESS = 9, 1.05  # from try _LOOK on, the search ends if the best plan has _HOPELESS times the bound
@@ -186,7 +185,7 @@ class _Tries:
             load.sizes, load.costs, left, classes, 1, links, 0, load.limits, first, kind, weight, _MOST_DEALT
         )
         classes, number, links, linked, steps = made
-        self.budget.charge(_DEAL * steps + _START + _LENGTH * max(0, left.size - _MANY))
+        self.budget.charge(_DEAL * steps + _START)
         stuck = max(left[first:] @ (own[first:] / most) for own, most in zip(self.loads, load.limits, strict=True))
         if packs + stuck > max(1000, self.bound * _HOPELESS) and not patient:
             return packs + int(stuck)
