@@ -3,7 +3,8 @@
 The cost of a pack is the sum of its squared lengths. Each limit on cost is a multiple of the mean cost of a pack, and
 at least the square of the longest sequence. The column "before" is the simple way: plan by tokens, then cut the packs
 above the limit. Seeds are fixed; Wikipedia-512 is read from `../shared/data` beside the repository, and left out when
-absent. `python squares.py optimal` measures that algorithm instead of `auto`.
+absent. `python squares.py optimal` measures that algorithm instead of `auto`; `python squares.py auto "to 4,200" 1.05`
+only the inputs whose names have these words, at limits of so many times the mean cost, without even packs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from nopad import Histogram
 from nopad.planning.conditions import within_squares
 
 ALGORITHM = sys.argv[1] if len(sys.argv) > 1 else "auto"
-SHARES = (1.05, 1.25, 1.5, 2.0)
+WORDS = sys.argv[2] if len(sys.argv) > 2 else ""
+SHARES = tuple(float(share) for share in sys.argv[3:]) or (1.05, 1.25, 1.5, 2.0)
 NONE = None
 
 
@@ -60,6 +62,8 @@ def two_limits() -> None:
     """Print one line for each input, limit on cost and depth."""
     print(f"  {'input':<35}{'limit':>6}{'depth':>6}{'packs':>9}{'bound':>9}  {'above':>8}{'':>9}   before")
     for name, make, capacity, allowed in DRAWN:
+        if WORDS not in name:
+            continue
         histogram = Histogram.from_lengths(make())
         cost = int(histogram.counts @ histogram.lengths**2)
         mean = cost / -(-histogram.tokens // capacity)
@@ -113,7 +117,8 @@ def main() -> None:
         nopad.plan(small, 64, algorithm=ALGORITHM, **options)
     nopad.plan(np.arange(1, 3000).repeat(7), 4096, algorithm=ALGORITHM, max_squares=3000**2)
     two_limits()
-    even()
+    if not WORDS:
+        even()
 
 
 main()

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from itertools import combinations_with_replacement
 
 import numpy as np
@@ -20,7 +19,7 @@ from nopad.planning.cost_certificate import MAX_UNITS, MAX_VALUE, CostCertificat
 def certificates(draw):
     lengths = sorted(draw(st.sets(st.integers(1, 12), min_size=1, max_size=4)))
     values = sorted(draw(st.sets(st.integers(1, 30), min_size=len(lengths), max_size=len(lengths))))
-    units = draw(st.tuples(st.integers(1, 40), st.integers(1, 40)))
+    units = draw(st.none() | st.tuples(st.integers(1, 40), st.integers(1, 40)))
     return CostCertificate(tuple(zip(lengths, values, strict=True)), units, draw(st.booleans()))
 
 
@@ -99,6 +98,22 @@ def test_a_depth_proves_more():
     assert CostCertificate(((1, 1),), (10, 10)).bound(histogram, 10, 10, depth=4) == 4
 
 
+def test_a_rest_as_if_it_could_be_divided():
+    """Without units, a pack is worth its longest length, and the rest of its room at the best rates."""
+    proof = CostCertificate(((10, 10), (90, 90)))
+    assert proof.best(100, 100**2) == 100
+    assert proof.worths(100, 90**2 + 50).tolist() == [100, 90]  # what fits beside 90 is shorter than 10, and worth 0
+    assert CostCertificate(((10, 10), (90, 90)), by_depth=True).best(100, 100**2, depth=2) <= 100
+
+
+def test_two_pairs_and_more_than_four():
+    """Four lengths of 25 and five of 20 fill a pack; a pair of pairs counts exactly."""
+    assert CostCertificate(((25, 5),), (100, 100)).best(100, 100**2) == 20
+    assert CostCertificate(((25, 5), (26, 6)), (100, 100)).best(100, 100**2) == 20  # 26 + 26 + 25 leaves 23
+    assert CostCertificate(((20, 1), (60, 2)), (50, 50)).best(100, 100**2) == 5
+    assert CostCertificate(((20, 1), (60, 2)), (50, 50), by_depth=True).best(100, 100**2, depth=4) == 4
+
+
 def test_steps_with_equal_weights_are_checked_once():
     proof = CostCertificate(((40, 2), (41, 3), (47, 5), (80, 9)), (10, 10))
     assert proof._weights(100, 10_000, 1) == [(4, 1, 3), (4, 2, 5), (8, 6, 9)]
@@ -148,9 +163,7 @@ def proven():
     """A plan whose bound only a cost certificate proves."""
     lengths = np.clip(np.random.default_rng(0).normal(280, 70, 6000), 1, 420).astype(np.int64)
     mean = int((lengths**2).sum()) / -(-int(lengths.sum()) // 820)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["nopad.planning.costs.guide"], "_UNITS", ((1024, 512),))
-        made = plan(lengths, 820, max_squares=max(int(1.05 * mean), 420**2))
+    made = plan(lengths, 820, max_squares=max(int(1.05 * mean), 420**2))
     assert made.bound.proof == "cost certificate"
     return made
 
@@ -168,6 +181,7 @@ def test_proven_again_from_the_file(tmp_path, proven):
         (lambda d: d.update(cost_certificate=3), "damaged"),
         (lambda d: d["cost_certificate"].pop("units"), "damaged"),
         (lambda d: d["cost_certificate"].update(units=[3]), "damaged"),
+        (lambda d: d["cost_certificate"].update(units=0), "damaged"),
         (lambda d: d["cost_certificate"].update(steps=[[1, "2"]]), "damaged"),
         (lambda d: d["cost_certificate"].update(units=[True, 4]), "damaged"),
         (lambda d: d["cost_certificate"].update(by_depth=1), "damaged"),

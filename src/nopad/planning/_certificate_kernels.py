@@ -1,4 +1,4 @@
-"""Compiled loops that check certificates (`nopad.planning.certificate`, `nopad.planning.cost_certificate`).
+"""Compiled loops that check certificates (`nopad.planning.certificate`, `nopad.planning.several.certificate`).
 
 They share no code with the solver that finds the values of a certificate, so they cannot share its mistakes.
 """
@@ -65,25 +65,3 @@ def most_valuable_of_two(sizes: NDArray[Any], values: NDArray[Any], rooms: int, 
             for p in range(place, places + 1):
                 own[p] = max(own[p], rest[p - place] + value)
     return worth
-
-
-@njit(cache=True, nogil=True)
-def most_valuable_of_two_within(sizes: NDArray[Any], values: NDArray[Any], rooms: int, places: int, depth: int) -> int:
-    """Return the highest total value of at most `depth` items whose sizes add up to at most `rooms` and `places`.
-
-    Item i has the two sizes ``sizes[i]`` (integers from 0 on, ``[m, 2]``), is worth ``values[i]`` (at least 0), and may
-    be used repeatedly.
-    """
-    worth = np.zeros((rooms + 1, places + 1), dtype=np.int64)  # of the items placed so far
-    following = np.zeros((rooms + 1, places + 1), dtype=np.int64)
-    for _ in range(depth):
-        for i in range(sizes.shape[0]):
-            room, place, value = sizes[i, 0], sizes[i, 1], values[i]
-            for r in range(room, rooms + 1):
-                rest, own = worth[r - room], following[r]
-                for p in range(place, places + 1):
-                    own[p] = max(own[p], rest[p - place] + value)
-        for r in range(rooms + 1):
-            for p in range(places + 1):
-                worth[r, p] = following[r, p]
-    return int(worth[rooms, places])

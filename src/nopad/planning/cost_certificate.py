@@ -1,19 +1,28 @@
 """`CostCertificate`: values of lengths that prove how many packs are needed under limits on tokens and squared lengths.
 
 This is like `nopad.planning.Certificate`, but a pack has two limits: `capacity` for its tokens, and `squares` for the
-sum of its squared lengths. These limits are divided into T units of tokens and S units of squares. Each length weighs
-``floor(length * T / capacity)`` units of tokens (where the length is first rounded up to a multiple of `align`) and
-``floor(length^2 * S / squares)`` units of squares. Since both weights are rounded down, the weights in a pack add up to
-at most T and S. So a knapsack with the capacities T and S finds a value, `best`, that no pack exceeds. The sequences
-need at least as many packs as their total value, divided by `best`. If the certificate says so, a depth that can limit
-a pack counts too: the knapsack then takes at most so many lengths. Of the steps with equal weights, only the one with
-the highest value is tried. The check takes O(weights x T x S), times the depth if it counts.
+sum of its squared lengths. The check finds a value, `best`, that no pack exceeds. The sequences need at least as many
+packs as their total value, divided by `best`. For each length, packs in which it is the longest are looked at; their
+value is bounded in two ways, and the lower one counts:
+
+* *By rates*: the longest sequence counts exactly, and all others as if they could be divided. A rate is a value per
+  token, per square or per sequence. If no length that fits beside the longest one is worth more than its tokens and
+  square at given rates, then all of them together are worth at most the free room at these rates. Many rates are tried.
+  This is nearly exact if a pack has one long sequence and many short ones.
+* *By pairs*, if the certificate has units ``(T, S)``: the two longest sequences count exactly, and so does a third one,
+  if it is the last. Two more are counted as a pair, in parts of 1/4,096 of each limit, and three or more in T units of
+  tokens and S units of squares, all rounded down. So these also fit into the free room, and a knapsack with two
+  capacities finds what they are worth at most. This is nearly exact if few sequences share a pack.
+
+If the certificate says so, a depth that can limit a pack counts too: as a rate per sequence, and as the number of
+lengths that the knapsack takes. With more than `MAX_PAIRED` steps, steps of equal units count as one in pairs. Checking
+takes O(steps x rates), and for pairs O(steps^2 + weights x T x S), times the depth if it counts.
 
 A certificate is refused in these cases:
 
 * checking it takes more than `MAX_WORK` comparisons (half a minute), or a table of more than `MAX_TABLE` numbers
 * the values in one pack might add up to 2^62 or more
-* a length with a value weighs 0 units of tokens, and no depth counts
+* it has units, a length with a value weighs 0 units of tokens, and no depth counts
 
 Source: dual feasible functions for vector packing, Alves, Valerio de Carvalho, Clautiaux, Rietz, "Multidimensional
 dual-feasible functions and fast lower bounds for the vector packing problem", 2014.
@@ -22,10 +31,12 @@ dual-feasible functions and fast lower bounds for the vector packing problem", 2
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nopad.errors import FormatError
 from nopad.histogram import Histogram
@@ -36,7 +47,13 @@ MAX_VALUE = 2**40
 MAX_UNITS = 2**20
 MAX_TABLE = 2**26  # 64-bit integers, half a gigabyte
 MAX_WORK = 2**36
+MAX_PAIRED = 8192
 _MAX_WORTH = 2**62
+_RATE_WORK, _PAIR_WORK, _CELL_WORK = 10, 40, 4  # comparisons for a step at one rate, a pair, an update of the knapsack
+_LOWEST, _HIGHEST = -6, 12  # a rate per square is 0, or 2^_LOWEST to 2^_HIGHEST packs for all squares of a pack
+_ROOT, _ROOT_BY_DEPTH = 32, 8  # these rates differ by a factor of 2^(1 / _ROOT)
+_PLACES = 32  # number of rates per sequence above 0, from 1 / _PLACES packs to 1 pack for all sequences of a pack
+_SURE = 1e-9  # a value computed in floating point is raised by this share, far above all rounding errors; then cut
 
 
 @dataclass(frozen=True)
@@ -47,7 +64,8 @@ class CostCertificate:
         steps: pairs ``(from length, value)``; lengths and values both rise. A length has the value of the last step
             that begins at or below it, and 0 if there is none.
         units: ``(T, S)``: the numbers of units into which a pack's limits on tokens and on squared lengths are divided.
-            The check counts the weights of lengths in these units, rounded down.
+            The check by pairs counts the weights of lengths in these units, rounded down. None: there is no check by
+            pairs.
         by_depth: whether the check counts a depth limit too, which takes as many times as long; otherwise the bound
             holds for any depth.
 
@@ -66,7 +84,7 @@ class CostCertificate:
     """
 
     steps: tuple[tuple[int, int], ...]
-    units: tuple[int, int]
+    units: tuple[int, int] | None = None
     by_depth: bool = False
 
     def __post_init__(self) -> None:
@@ -75,18 +93,19 @@ class CostCertificate:
         Raises:
             ValueError: a number is not an integer, lengths or values do not rise, or a number is out of range.
         """
-        numbers = [number for pair in (*self.steps, self.units) for number in pair]
+        units = () if self.units is None else self.units
+        numbers = [number for pair in (*self.steps, units) for number in pair]
         if any(type(number) is not int for number in numbers) or type(self.by_depth) is not bool:
             raise ValueError("a cost certificate needs integers, and true or false for by_depth")
         rising = all(a[0] < b[0] and a[1] < b[1] for a, b in itertools.pairwise(self.steps))
         if not rising or (self.steps and (min(self.steps[0]) < 1 or self.steps[-1][1] > MAX_VALUE)):
             raise ValueError(f"cost certificate: steps must rise, from length 1 and value 1 up to {MAX_VALUE}")
-        if not all(1 <= unit <= MAX_UNITS for unit in self.units):
+        if not all(1 <= unit <= MAX_UNITS for unit in units):
             raise ValueError(f"cost certificate: units are from 1 to {MAX_UNITS}")
 
     @classmethod
     def of(
-        cls, values: Iterable[tuple[int, int]], units: tuple[int, int], *, by_depth: bool = False
+        cls, values: Iterable[tuple[int, int]], units: tuple[int, int] | None = None, *, by_depth: bool = False
     ) -> CostCertificate:
         """Make a certificate from ``(length, value)`` pairs in ascending order of length.
 
@@ -102,36 +121,58 @@ class CostCertificate:
                 steps.append((length, value))
         return cls(tuple(steps), units, by_depth)
 
+    def _fitting(self, capacity: int, squares: int, align: int) -> list[tuple[int, int, int]]:
+        """Return ``(tokens, square, value)`` of the steps whose first length fits into a pack by itself.
+
+        The tokens are this first length, rounded up to a multiple of `align`.
+        """
+        return [
+            (-(-length // align) * align, length * length, value)
+            for length, value in self.steps
+            if length <= capacity and length * length <= squares
+        ]
+
     def _weights(self, capacity: int, squares: int, align: int) -> list[tuple[int, int, int]]:
         """Return ``(units of tokens, units of squares, value)`` of the steps whose first length fits into a pack.
 
-        The units are the weights of this first length. To count its tokens, the length is rounded up to a multiple of
-        `align`. Of the steps with the same weights, only the last one, which has the highest value, is returned.
+        Of the steps with the same weights, only the last one, which has the highest value, is returned. The certificate
+        must have units.
         """
-        room, most = self.units
+        one, other = self._parts(capacity, squares)
         heaviest = {
-            (-(-length // align) * align * room // capacity, length * length * most // squares): value
-            for length, value in self.steps
-            if length <= capacity and length * length <= squares
+            (tokens // one, square // other): value for tokens, square, value in self._fitting(capacity, squares, align)
         }
         return [(*weights, value) for weights, value in heaviest.items()]
 
-    def _layers(self, weights: list[tuple[int, int, int]], depth: int | None) -> int:
-        """Return how many lengths the knapsack takes at most; 0 if the depth does not count, or cannot limit a pack."""
-        lightest = weights[0][0]
-        if not self.by_depth or depth is None or (lightest and depth >= self.units[0] // lightest):
-            return 0
-        return depth
+    def _parts(self, capacity: int, squares: int) -> tuple[int, int]:
+        """Return the tokens of a unit of tokens, and the squares of a unit of squares; both are rounded up."""
+        room, most = self.units or (1, 1)
+        return -(-capacity // room), -(-squares // most)
+
+    def _layers(self, shortest: int, capacity: int, depth: int | None) -> int:
+        """Return how many lengths a pack may hold; 0 if the depth does not count, or cannot limit a pack.
+
+        `shortest` is the tokens of the first step.
+        """
+        return 0 if not self.by_depth or depth is None or depth >= capacity // shortest else depth
 
     def work(self, capacity: int, squares: int, align: int = 1, depth: int | None = None) -> int:
         """Return the number of comparisons that `best` makes, about a third of a nanosecond each.
 
         The limits of a pack are as for `problem`.
         """
-        weights = self._weights(capacity, squares, align)
-        if not weights:
+        fitting = self._fitting(capacity, squares, align)
+        if not fitting:
             return 0
-        return len(weights) * (self.units[0] + 1) * (self.units[1] + 1) * max(1, self._layers(weights, depth))
+        layers = self._layers(fitting[0][0], capacity, depth)
+        work = _RATE_WORK * len(fitting) * len(_rates(1.0, 1, layers))
+        if self.units is None:
+            return work
+        one, other = self._parts(capacity, squares)
+        weights = len(self._weights(capacity, squares, align))
+        paired = len(fitting) if len(fitting) <= MAX_PAIRED else weights
+        cells = (capacity // one + 1) * (squares // other + 1)
+        return work + _PAIR_WORK * paired * (paired + 1) // 2 + _CELL_WORK * weights * cells * max(1, layers - 4)
 
     def problem(self, capacity: int, squares: int, align: int = 1, depth: int | None = None) -> str | None:
         """Return why this certificate cannot be checked under these limits, as text; None if it can be checked.
@@ -139,26 +180,30 @@ class CostCertificate:
         A pack holds at most `capacity` tokens, with each length rounded up to a multiple of `align`, and at most
         `depth` sequences (None: unlimited). Its squared lengths add up to at most `squares`.
         """
-        weights = self._weights(capacity, squares, align)
-        if not weights:
+        fitting = self._fitting(capacity, squares, align)
+        if not fitting:
             return None
-        (room, most), lightest, layers = self.units, weights[0][0], self._layers(weights, depth)
-        table = (room + 1) * (most + 1) * (2 if layers else 1)
-        work = self.work(capacity, squares, align, depth)
-        if not lightest and not layers:
-            return (
-                f"the cost certificate gives a value to lengths that weigh 0 units of tokens (it has {room} for a "
-                f"capacity of {capacity})"
-            )
+        layers = self._layers(fitting[0][0], capacity, depth)
+        pieces = layers or capacity // fitting[0][0]
+        work, table = self.work(capacity, squares, align, depth), 1
+        if self.units is not None:
+            one, other = self._parts(capacity, squares)
+            lightest = fitting[0][0] // one
+            table = (capacity // one + 1) * (squares // other + 1) * (3 if layers else 2)
+            if not lightest and not layers:
+                return (
+                    f"the cost certificate gives a value to lengths that weigh 0 units of tokens (it has "
+                    f"{self.units[0]} for a capacity of {capacity})"
+                )
+            pieces = layers or 2 + capacity // one // lightest
         if table > MAX_TABLE or work > MAX_WORK:
             return (
                 f"checking the cost certificate takes {work:,} comparisons of {table:,} numbers; "
                 f"nopad makes at most {MAX_WORK:,} of {MAX_TABLE:,}"
             )
-        pieces = layers or room // lightest
-        if pieces * weights[-1][2] >= _MAX_WORTH:
+        if pieces * fitting[-1][2] >= _MAX_WORTH:
             return (
-                f"the values of the cost certificate, up to {weights[-1][2]}, add up to more than 64 bits in one pack"
+                f"the values of the cost certificate, up to {fitting[-1][2]}, add up to more than 64 bits in one pack"
             )
         return None
 
@@ -168,19 +213,65 @@ class CostCertificate:
         Raises:
             FormatError: the certificate cannot be checked; `problem` says why.
         """
+        return max(self.worths(capacity, squares, align, depth).tolist(), default=0)
+
+    def worths(self, capacity: int, squares: int, align: int = 1, depth: int | None = None) -> NDArray[np.int64]:
+        """Return, for each step, an upper bound on the total value of a pack whose longest length has this step.
+
+        The result is int64 ``[m]``, for the m steps whose first length fits into a pack. The limits of a pack are as
+        for `problem`.
+
+        Raises:
+            FormatError: the certificate cannot be checked; `problem` says why.
+        """
         problem = self.problem(capacity, squares, align, depth)
         if problem is not None:
             raise FormatError(problem)
-        weights = self._weights(capacity, squares, align)
-        if not weights:
-            return 0
-        from nopad.planning._certificate_kernels import most_valuable_of_two, most_valuable_of_two_within
+        fitting = self._fitting(capacity, squares, align)
+        if not fitting:
+            return np.empty(0, dtype=np.int64)
+        from nopad.planning._cost_certificate_kernels import worth_by_rates
 
-        table, layers = np.array(weights, dtype=np.int64), self._layers(weights, depth)
-        sizes, values = table[:, :2].copy(), table[:, 2].copy()
-        if layers:
-            return int(most_valuable_of_two_within(sizes, values, *self.units, layers))
-        return int(most_valuable_of_two(sizes, values, *self.units)[self.units])
+        layers = self._layers(fitting[0][0], capacity, depth)
+        tokens, square, values = np.array(fitting, dtype=np.int64).T.copy()
+        limits, none = (capacity, squares), np.zeros((1, 2))
+        packs = 2.0 ** math.ceil(math.log2(worth_by_rates(tokens, square, values, limits, layers, none).max()))
+        worth = worth_by_rates(tokens, square, values, limits, layers, _rates(packs, squares, layers))
+        most = np.minimum(np.floor(worth * (1 + _SURE)), _MAX_WORTH).astype(np.int64)
+        return most if self.units is None else np.minimum(most, self._by_pairs(tokens, square, values, limits, layers))
+
+    def _by_pairs(
+        self,
+        tokens: NDArray[np.int64],
+        square: NDArray[np.int64],
+        values: NDArray[np.int64],
+        limits: tuple[int, int],
+        layers: int,
+    ) -> NDArray[np.int64]:
+        """Return, for each step, a value that no pack exceeds in which it is the longest, by pairs; int64 ``[m]``.
+
+        Steps are given by their `tokens`, their `square` and their `values`, int64 ``[m]`` each. `limits` are the
+        tokens and squares of a pack, and `layers` is what `_layers` returns.
+        """
+        from nopad.planning import _cost_certificate_kernels as kernels
+
+        parts = self._parts(*limits)
+        units = np.stack([tokens // parts[0], square // parts[1]], axis=1)
+        first = np.flatnonzero(np.append(True, (np.diff(units, axis=0) != 0).any(axis=1)))
+        highest = values[np.append(first[1:] - 1, values.size - 1)]
+        names = np.arange(values.size)
+        if values.size > MAX_PAIRED:
+            names = np.searchsorted(first, names, side="right") - 1
+            tokens, square, values = tokens[first], square[first], highest
+        half = (limits[0] // 2, limits[1] // 2)
+        fine = (-(-limits[0] // kernels.FINE), -(-limits[1] // kernels.FINE))
+        two = kernels.pairs(tokens, square, values, half, fine)
+        more = kernels.pairs(tokens, square, values, limits, parts)
+        more = kernels.three_or_more(more, units[first], highest, max(1, layers - 2) if layers else 0)
+        worth: NDArray[np.int64] = kernels.worth_by_pairs(
+            tokens, square, values, limits, (two, *fine), (more, *parts), layers
+        )
+        return worth[names]
 
     def bound(self, histogram: Histogram, capacity: int, squares: int, align: int = 1, depth: int | None = None) -> int:
         """Return the number of packs that this certificate proves to be necessary for the sequences of `histogram`.
@@ -196,3 +287,15 @@ class CostCertificate:
         at = np.searchsorted(starts, histogram.lengths, side="right").tolist()
         worth = sum(values[i] * count for i, count in zip(at, histogram.counts.tolist(), strict=True))
         return -(-worth // best) if best else 0
+
+
+def _rates(packs: float, squares: int, layers: int) -> NDArray[np.float64]:
+    """Return rates per square and per sequence, to be tried by the check of a certificate; float64 ``[n, 2]``.
+
+    `packs` is about the value of a pack: a power of two, so that a small change of values changes no rate. `squares` is
+    its limit on squares, and `layers` its limit on sequences (0: none, and all rates per sequence are 0).
+    """
+    root = _ROOT_BY_DEPTH if layers else _ROOT
+    powers = [0.0, *(math.pow(2.0, power / root) for power in range(_LOWEST * root, _HIGHEST * root + 1))]
+    places = [place / _PLACES * packs / layers for place in range(_PLACES + 1)] if layers else [0.0]
+    return np.array([(power * packs / squares, place) for power in powers for place in places])

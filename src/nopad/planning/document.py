@@ -148,7 +148,7 @@ def _certificate(document: Mapping[str, Any]) -> Certificate | CostCertificate |
         return None if steps is None else Certificate(_pairs("certificate", steps))
     if steps is not None:
         raise ValueError("a plan has at most one certificate, and this one has two")
-    (units,) = _pairs("cost_certificate units", [both["units"]])
+    units = None if both["units"] is None else _pairs("cost_certificate units", [both["units"]])[0]
     return CostCertificate(_pairs("cost_certificate", both["steps"]), units, both["by_depth"])
 
 

@@ -310,7 +310,7 @@ class Plan:
         proof = self.bound.certificate
         if isinstance(proof, CostCertificate):
             head["cost_certificate"] = {
-                "units": list(proof.units),
+                "units": proof.units and list(proof.units),
                 "by_depth": proof.by_depth,
                 "steps": [list(step) for step in proof.steps],
             }

@@ -7,13 +7,18 @@ above the limit on cost are cut afterwards (`nopad.planning.conditions`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from nopad.histogram import Histogram
 from nopad.planning.algorithm import Planned, Strategies
 from nopad.planning.cost_certificate import CostCertificate
 from nopad.planning.costs.even import EVEN, STOPPED, broken_evenness, described, even_out, spreads
-from nopad.planning.costs.guide import FILLING, MOST_CAPACITY, MOST_FILLED, Guide, certify, fill, fits_memory, guide
-from nopad.planning.costs.spread import Load, Packed, bound_of, load_of, spread
+from nopad.planning.costs.gathering import gather
+from nopad.planning.costs.guide import FILLING, MOST_CAPACITY, MOST_FILLED, fill, fits_memory, guide
+from nopad.planning.costs.spread import UNLIMITED, Load, Packed, bound_of, is_few, load_of, spread
 from nopad.planning.optimal.budget import Budget
 
 __all__ = [
@@ -31,11 +36,12 @@ __all__ = [
 
 _NEAR = 10_000  # `auto` ends at 1 + bound // _NEAR packs above the bound
 _GOOD = 2_000  # no slower method is tried for a plan at most bound // _GOOD packs above the bound
-_WORTHWHILE = 2_000  # a certificate is made where the linear program needs bound // _WORTHWHILE packs above the bound
-_FAR = 100  # `by_tokens` is tried where `spread` needs bound // _FAR packs more: then few sequences share a pack
+_FAR = 100  # `by_tokens` is tried where the plan needs bound // _FAR packs more: then few sequences share a pack
 _LOOSE = 1.4  # a limit of at least so many times the mean cost is loose: few packs of a plan by tokens are above it
-_SPREADING, _BY_TOKENS, _GUIDING, _CERTIFYING = 0.3, 0.35, 0.65, 0.9  # shares of the budget left as a method begins
+_SPREADING, _BY_TOKENS, _GUIDING, _GATHERING = 0.3, 0.35, 0.65, 0.6  # shares of the budget left as a method begins
 _LOOSELY = 0.8  # the same share for `by_tokens`, where the limit is loose
+_UNITS = (512, 256)  # units of tokens and of cost, in a certificate for packs of few sequences
+_SHALLOW = 6  # up to this depth, such a certificate counts the depth
 
 
 def within(
@@ -51,18 +57,24 @@ def within(
 ) -> Planned:
     """Return the best plan found under limits on a pack's tokens (`capacity`) and sum of squared lengths (`squares`).
 
-    Up to three methods are tried in turn, and the plan with fewest packs is returned; its fact ``method`` names the
-    method that made it. Each method gets a share of the operations left in `budget`; the second and third are not begun
-    once the budget is spent. `bound` stands for a lower bound on the number of packs.
+    Several methods are tried in turn, until a plan is good; the plan with fewest packs is returned, and its fact
+    ``method`` names the methods that made it. Each method gets a share of the operations left in `budget`. `bound`
+    stands for a lower bound on the number of packs. With `exact`, a plan is good if it has no more packs than the
+    bound; otherwise it may have ``bound // 2,000``, or 1 more than ``bound // 10,000``.
 
     1. `spread`, which opens all packs at the start. It ends when its plan is near the bound: with `exact`, no pack
-       above it, otherwise at most ``1 + bound // 10,000`` packs above it. It also ends when its share of the budget is
-       used.
-    2. `by_tokens`, if the plan of the first method is more than ``bound // 100`` packs above the bound, or ``bound //
-       2,000`` if `squares` is at least 1.4 times the mean cost of a pack.
-    3. column generation, if the best plan is not good: with `exact`, any packs above the bound, otherwise more than
-       ``bound // 2,000`` and more than ``1 + bound // 10,000``. The capacity and the number of sequences must be small
-       enough for the memory of this method. It may also prove a higher bound; the result then has the certificate.
+       above it, otherwise at most ``1 + bound // 10,000`` packs above it.
+    2. `by_tokens`, where few sequences share a pack and `squares` is loose: at least 1.4 times the mean cost of a pack.
+       Otherwise it is tried after method 3, where the plan is more than ``bound // 100`` packs above the bound; or,
+       where `squares` is loose, after method 4, where it is more than ``bound // 2,000`` packs above.
+    3. a linear program that gives each length a value, and often a certificate with a higher bound. If few sequences
+       share a pack, its solution is a plan too (`few`); otherwise only the longest sequence of a pack is whole
+       (`liquid`), and `spread` is tried again with the higher bound.
+    4. `gather`, a local search that uses these values.
+    5. column generation with rounded lengths and costs (`guide`), then `gather` again.
+
+    Methods 4 and 5, and `few`, need memory for each sequence and each token of the capacity. They are left out if these
+    are too many.
 
     Args:
         histogram: the sequences, by length.
@@ -83,50 +95,143 @@ def within(
     load = load_of(histogram, capacity, depth, squares, align)
     if not load.counts.size:
         return Planned(strategies=[], facts={"method": "spread"})
-    bound = bound_of(load)
-    near = 0 if exact else 1 + bound // _NEAR
-    with budget.part(_SPREADING):
-        made = spread(load, bound, bound + near, budget)
-    best, packs, method = made.strategies(load.lengths), made.packs, "spread"
-    certificate: CostCertificate | None = None
-    notes: list[str] = []
-    good = bound if exact else bound + max(near, bound // _GOOD)
-    loose = squares * bound >= _LOOSE * sum(
-        cost * count for cost, count in zip(load.costs.tolist(), load.counts.tolist(), strict=True)
+    search = _Search(load, align, budget, exact)
+    search.run(by_tokens)
+    return Planned(
+        strategies=search.best,
+        certificate=search.certificate,
+        facts={"method": search.method},
+        notes=tuple(search.notes),
     )
-    if packs > bound + bound // (_GOOD if loose else _FAR) and by_tokens is not None and not budget.spent():
-        with budget.part(_LOOSELY if loose else _BY_TOKENS):
-            cut = by_tokens()
-        if (total := sum(count for count, _ in cut)) < packs:
-            best, packs, method = cut, total, "by tokens, then cut"
-    if packs > good:
-        if not fits_memory(load):
-            notes.append(
-                f"no column generation: a capacity above {MOST_CAPACITY:,}, or more than {MOST_FILLED:,} sequences"
-            )
-        elif (plan := _guided(load, budget)) is not None:
-            if plan.relaxed > bound + bound // _WORTHWHILE:
-                with budget.part(_CERTIFYING):
-                    certificate = certify(plan, load, align, budget)
-            filled = fill(plan, load, align, budget)
-            if filled.packs < packs:
-                best, packs, method = filled.strategies(load.lengths), filled.packs, "column generation"
-    if packs > bound + near and not (budget.spent() and budget.out_of_time):
-        notes.append("no better plan within its budget: a larger one (effort) may find one, or a better bound")
-    return Planned(strategies=best, certificate=certificate, facts={"method": method}, notes=tuple(notes))
 
 
-def _guided(load: Load, budget: Budget) -> Guide | None:
-    """Return a plan in rounded lengths (`guide`), or None.
+@dataclass
+class _Search:
+    """The search of `within`: its best plan and its lower bound so far.
 
-    The caller then fills this plan with the real lengths (`fill`). The operations of filling are charged here, before
-    `guide` runs. If they are more than half of what is left of `budget`, all that is left is charged instead, and the
-    result is None. It is also None if `guide` finds no plan.
+    Attributes:
+        load: the sequences, and the limits of a pack.
+        align: lengths are padded to multiples of this.
+        budget: limits the search.
+        exact: as in `within`.
+        bound: the lower bound on the number of packs; `certificate` proves it, if it is not None.
+        best: the best plan, with `packs` packs; `method` names what made it.
+        values: value of each length, float64 ``[k]``, for `gather`; None before a linear program is solved.
+        notes: sentences for the user.
     """
-    filling = FILLING * int(load.counts.sum())
-    if filling > budget.left // 2:
-        budget.charge(budget.left)
-        return None
-    budget.charge(filling)
-    with budget.part(_GUIDING):
-        return guide(load, budget)
+
+    load: Load
+    align: int
+    budget: Budget
+    exact: bool
+    best: Strategies = field(default_factory=list)
+    packs: int = 2**63
+    method: str = ""
+    certificate: CostCertificate | None = None
+    values: NDArray[np.float64] | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.bound = bound_of(self.load)
+
+    def run(self, by_tokens: Callable[[], Strategies] | None) -> None:
+        """Try the methods of `within` in turn."""
+        self._spread()
+        cost = sum(a * b for a, b in zip(self.load.costs.tolist(), self.load.counts.tolist(), strict=True))
+        loose = int(self.load.limits[1]) * self.bound >= _LOOSE * cost
+        first = loose and is_few(self.load)
+        if first and by_tokens is not None and self.packs > self.bound + self.bound // _GOOD:
+            self._by_tokens(by_tokens, _LOOSELY)
+        if not self._good() and self.load.limits[0] <= MOST_CAPACITY:
+            self._relax()
+            if loose and not first and fits_memory(self.load):
+                self._gather()
+        far = self.packs > self.bound + self.bound // (_GOOD if loose else _FAR)
+        if far and not first and by_tokens is not None:
+            self._by_tokens(by_tokens, _LOOSELY if loose else _BY_TOKENS)
+        if not self._good():
+            if fits_memory(self.load):
+                self._gather()
+                if not self._good():
+                    self._guide()
+                    self._gather()
+            else:
+                self.notes.append(
+                    f"no column generation: a capacity above {MOST_CAPACITY:,}, or more than {MOST_FILLED:,} sequences"
+                )
+        if self.packs > self._near() and not (self.budget.spent() and self.budget.out_of_time):
+            self.notes.append("no better plan within its budget: a larger one (effort) may find one, or a better bound")
+
+    def _near(self) -> int:
+        """Return the number of packs at which each method ends."""
+        return self.bound if self.exact else self.bound + 1 + self.bound // _NEAR
+
+    def _good(self) -> bool:
+        return self.packs <= (self.bound if self.exact else max(self._near(), self.bound + self.bound // _GOOD))
+
+    def _offer(self, strategies: Strategies, method: str) -> None:
+        """Keep a plan if it has fewer packs than the best one."""
+        packs = sum(count for count, _ in strategies)
+        if packs < self.packs:
+            self.best, self.packs, self.method = strategies, packs, method
+
+    def _spread(self) -> None:
+        with self.budget.part(_SPREADING):
+            made = spread(self.load, self.bound, self._near(), self.budget)
+        if made.packs < self.packs:
+            self._offer(made.strategies(self.load.lengths), "spread")
+
+    def _by_tokens(self, by_tokens: Callable[[], Strategies], share: float) -> None:
+        if not self.budget.spent():
+            with self.budget.part(share):
+                self._offer(by_tokens(), "by tokens, then cut")
+
+    def _relax(self) -> None:
+        """Solve a linear program: it gives `values`, perhaps a higher bound, and perhaps a better plan."""
+        from nopad.planning.costs.few import few
+        from nopad.planning.costs.knots import prove
+        from nopad.planning.costs.liquid import liquid
+
+        if fits_memory(self.load) and is_few(self.load):
+            made = few(self.load, self.align, self.budget)
+            if made is not None:
+                self._offer(made.strategies, "few")
+                self.values = made.values
+                by_depth = bool(self.load.limits[2] <= _SHALLOW)
+                self._prove(*prove(self.load, self.align, made.values, _UNITS, by_depth, self.budget))
+            return
+        self.values = liquid(self.load, self.budget, exact=False)
+        values = liquid(self.load, self.budget, exact=True)
+        if values is not None:
+            before, limited = self.bound, bool(self.load.limits[2] < UNLIMITED)
+            self._prove(*prove(self.load, self.align, values, None, limited, self.budget))
+            if self.bound > before and not self._good():
+                self._spread()
+
+    def _prove(self, bound: int, certificate: CostCertificate | None) -> None:
+        """Keep a certificate if it proves a higher bound."""
+        if bound > self.bound:
+            self.bound, self.certificate = bound, certificate
+
+    def _gather(self) -> None:
+        if self.values is not None and not self.budget.spent():
+            with self.budget.part(_GATHERING):
+                found = gather(self.best, self.load, self.align, self.values, self._near(), self.budget)
+            self._offer(found, self.method if "gathered" in self.method else f"{self.method}, then gathered")
+
+    def _guide(self) -> None:
+        """Plan in rounded lengths (`guide`), and fill this plan with the real lengths (`fill`).
+
+        The operations of filling are charged before `guide` runs. If they are more than half of what is left of the
+        budget, nothing is done, and all that is left is charged.
+        """
+        filling = FILLING * int(self.load.counts.sum())
+        if filling > self.budget.left // 2:
+            self.budget.charge(max(0, self.budget.left))
+            return
+        self.budget.charge(filling)
+        with self.budget.part(_GUIDING):
+            plan = guide(self.load, self.budget)
+        if plan is not None:
+            made = fill(plan, self.load, self.align, self.budget)
+            self._offer(made.strategies(self.load.lengths), "column generation")

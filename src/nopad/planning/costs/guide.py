@@ -22,12 +22,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.histogram import Histogram
-from nopad.planning.cost_certificate import CostCertificate
-from nopad.planning.costs.spread import UNLIMITED, Load, Packed
+from nopad.planning.costs.spread import Load, Packed
 from nopad.planning.optimal.budget import Budget
 
-__all__ = ["FILLING", "MOST_CAPACITY", "MOST_FILLED", "Guide", "certify", "fill", "fits_memory", "guide"]
+__all__ = ["FILLING", "MOST_CAPACITY", "MOST_FILLED", "Guide", "fill", "fits_memory", "guide"]
 
 _MOST_SIZES = 700  # most distinct rounded lengths
 _MOST_CELLS = 2**28  # sizes x units of tokens x units of cost x layers: what pricing once costs, at most
@@ -42,18 +40,6 @@ _AGAIN_SHARE = 0.25  # share of the budget that is left, for each of these plans
 _LEAST_LOOKS = 10**6  # classes that the final best-fit may always look at
 _MOST_LAYERS = 32  # of the knapsack: one for each number of sequences in a pack
 _SHALLOW = 2  # pricing ignores a depth of at least this many times the mean number of sequences in a pack
-
-_UNITS = (
-    (4096, 2048),
-    (2048, 1024),
-    (2048, 512),
-    (1024, 512),
-    (512, 256),
-    (256, 128),
-)  # of tokens and squares, in a certificate
-_WAYS = ((False, 0), (True, 0), (False, 256), (True, 256))  # to make the values of a certificate (`_certificate`)
-_TRYING, _CHECK = 0.4, 0.6  # share of the budget to try all of them; operations per comparison of two checks
-_SHORT = 32  # lengths below a pack's tokens / 32 lose much weight by rounding down
 MOST_CAPACITY = 2**24  # filling slots takes 40 bytes per token of capacity
 MOST_FILLED = 2**22  # sequences, of 64 bytes each
 FILLING = 300  # operations per sequence for filling slots; the caller of `fill` charges them to the budget before
@@ -148,21 +134,10 @@ class Guide:
     Attributes:
         units: the rounded lengths, which are the items, and the number of sequences of each.
         packing: maps each pattern to its number of packs; a pattern is a tuple of item numbers, largest first.
-        values: dual value of each item in the first linear program, raised to at least the value of each smaller item;
-            float64 ``[k]``. The values in a pack add up to at most about 1.
     """
 
     units: Units
     packing: Counter[Pattern]
-    values: NDArray[np.float64]
-
-    @property
-    def relaxed(self) -> float:
-        """Approximate number of packs that the first linear program needs for the rounded lengths.
-
-        It is not a lower bound.
-        """
-        return float(self.values @ self.units.demand)
 
 
 def guide(load: Load, budget: Budget) -> Guide | None:
@@ -190,7 +165,6 @@ def guide(load: Load, budget: Budget) -> Guide | None:
     table = np.empty((layers, tokens + 1, money + 1), dtype=np.int64)
     packing: Counter[Pattern] = Counter()
     left = units.demand.copy()
-    values = np.empty(0)
     solved: Optimum | None = None
     rounds = _ROUNDS
     try:
@@ -206,7 +180,6 @@ def guide(load: Load, budget: Budget) -> Guide | None:
                     break
             if solved is None:
                 break
-            values = values if values.size else np.maximum.accumulate(solved.duals.clip(0, 1))
             rounds = _AGAIN if again is not None and solved.packs > 1 else 0
             whole = np.floor(solved.times + _WHOLE).astype(np.int64)
             if not whole.any():
@@ -220,83 +193,7 @@ def guide(load: Load, budget: Budget) -> Guide | None:
             master.demand(left)
     except SolverError as error:
         budget.trouble = str(error)  # what is packed so far is still a guide
-    return Guide(units, packing, values) if packing else None
-
-
-def certify(plan: Guide, load: Load, align: int, budget: Budget) -> CostCertificate | None:
-    """Return a certificate made from the dual values of a plan (`Guide.values`), or None.
-
-    The result is None if the check of every certificate would take more operations than are left in `budget`, or if
-    `CostCertificate.problem` refuses it. `align` is the multiple to which lengths are rounded up in a pack.
-
-    Several ways to make values of lengths (`_certificate`) are tried with units that take two fifths of `budget`. The
-    one that proves most is tried again with finer units, as far as `budget` allows, and with coarser ones, which are
-    cheap and sometimes prove more. Units are never finer than one per token. The operations of all checks are charged
-    to `budget`.
-    """
-    histogram = Histogram(load.lengths[load.counts > 0], load.counts[load.counts > 0])
-    capacity, squares, most = load.limits.tolist()
-    depth = None if most == UNLIMITED else most
-    finest_first = dict.fromkeys((min(tokens, capacity), min(cost, squares)) for tokens, cost in _UNITS)
-    best: tuple[int, CostCertificate | None] = (0, None)
-    ways: tuple[tuple[bool, int], ...] = _WAYS
-    tried: set[tuple[int, int]] = set()
-    for share in (_TRYING, 1.0):
-        for units in finest_first:
-            if units in tried:
-                break
-            made = [(way, _certificate(plan, load, units, way)) for way in ways]
-            work = max(proof.work(capacity, squares, align, depth) for _, proof in made)
-            fits = all(proof.problem(capacity, squares, align, depth) is None for _, proof in made)
-            if not fits or _CHECK * work * len(ways) > budget.left * share:
-                continue
-            budget.charge(int(_CHECK * work) * len(ways))
-            tried.add(units)
-            for way, proof in made:
-                proven = proof.bound(histogram, capacity, squares, align, depth)
-                if proven > best[0]:
-                    best, ways = (proven, proof), (way,)
-        if best[1] is None:
-            break
-    return best[1]
-
-
-def _certificate(plan: Guide, load: Load, units: tuple[int, int], way: tuple[bool, int]) -> CostCertificate:
-    """Return a certificate with `units` from the dual values of a plan, which counts the depth if the plan does.
-
-    Values are interpolated between the mean lengths of the items. A certificate weighs a length in whole units, rounded
-    down. So more sequences fit into a pack than in truth, and these may be worth more than a pack. Two changes, chosen
-    by ``way = (lowered, window)``, make the values fit these weights better:
-
-    * If `lowered`, each length gets the value of the longest length whose tokens and square are at most as much as its
-      weights stand for.
-    * If `window` is above 0, each value is the mean of the values up to ``capacity // window`` tokens around it, since
-      the dual values of a single linear program jump from item to item.
-
-    If the depth does not count, the value of a short length is also limited to its weight as a share of a pack, because
-    short lengths lose much of their weight by rounding down.
-    """
-    lowered, window = way
-    capacity, squares, _ = load.limits.tolist()
-    grid = np.arange(int(load.lengths[-1]) + 1)
-    values = np.interp(grid, np.append(0, plan.units.middle), np.append(0, plan.values))
-    reach = capacity // window if window else 0
-    if reach:
-        upto = np.append(0, np.cumsum(np.pad(values, reach, mode="edge")))
-        means = (upto[2 * reach + 1 :] - upto[: -2 * reach - 1]) / (2 * reach + 1)
-        values = np.where(grid < reach, values, means)
-    lengths = load.lengths.astype(np.float64)
-    if lowered:
-        tokens = load.sizes * units[0] // capacity * (capacity / units[0])
-        cost = np.floor(lengths**2 * (units[1] / squares)) * (squares / units[1])
-        lengths = np.minimum(lengths, np.minimum(tokens, np.sqrt(cost)))
-    held = np.interp(lengths, grid, values)
-    if plan.units.room[2] == 1:
-        share = load.sizes * units[0] // capacity / units[0]
-        held = np.where(load.sizes * _SHORT < capacity, np.minimum(held, share), held)
-    whole = np.maximum.accumulate(np.floor(held * 2**30).astype(np.int64))
-    pairs = zip(load.lengths.tolist(), whole.tolist(), strict=True)
-    return CostCertificate.of(pairs, units, by_depth=plan.units.room[2] > 1)
+    return Guide(units, packing) if packing else None
 
 
 def fill(plan: Guide, load: Load, align: int, budget: Budget) -> Packed:

@@ -24,11 +24,12 @@ from nopad.planning.algorithm import Strategies
 from nopad.planning.costs.bounds import fewest
 from nopad.planning.optimal.budget import Budget
 
-__all__ = ["Load", "Packed", "bound_of", "load_of", "spread"]
+__all__ = ["Load", "Packed", "bound_of", "is_few", "load_of", "spread"]
 
 UNLIMITED = 2**31 - 1  # the depth of a load without a limit
 _MOST_DEALT = 10**7  # most steps of dealing out in one try
 _MOST_LOOKS = 2 * 10**7  # most classes looked at by best-fit in one try, one operation each
+_FEW = 5  # most sequences per pack on average, for `is_few`
 _DEAL, _START = 50, 10**5  # operations of a step of dealing out, and of beginning a try
 _SHARES = (0.0, 0.01, 0.03, 0.1, 0.2, 0.3)  # the shortest sequences with this share of all tokens are not dealt out
 _SCORES = ((0, 0.5), (0, 0.7), (0, 1.0), (0, 1.5), (0, 3.0), (1, 0.5), (1, 1.0), (2, 1.0))  # (kind, weight) of a score
@@ -76,6 +77,18 @@ def bound_of(load: Load) -> int:
     """Return a lower bound on the number of packs of any plan of this load (`nopad.planning.costs.bounds`)."""
     capacity, most, depth = load.limits.tolist()
     return fewest(load.sizes, load.costs, load.counts, capacity, most, None if depth == UNLIMITED else depth)
+
+
+def is_few(load: Load) -> bool:
+    """Return whether few enough sequences share a pack, on average, for `nopad.planning.costs.few`.
+
+    Only tokens and cost are looked at, not the depth.
+    """
+    total = float(load.counts.sum())
+    packs = max(
+        float(load.counts @ (own / most)) for own, most in ((load.sizes, load.limits[0]), (load.costs, load.limits[1]))
+    )
+    return total <= _FEW * packs
 
 
 @dataclass(frozen=True)

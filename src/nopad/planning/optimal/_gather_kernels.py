@@ -57,7 +57,8 @@ class State(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def _insert(lists: Lists, key: int, member: int) -> None:
+def insert(lists: Lists, key: int, member: int) -> None:
+    """Put `member`, which is in no list, at the beginning of list `key`."""
     head = lists.first[key]
     lists.after[member] = head
     lists.before[member] = -1
@@ -67,7 +68,8 @@ def _insert(lists: Lists, key: int, member: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _remove(lists: Lists, key: int, member: int) -> None:
+def remove(lists: Lists, key: int, member: int) -> None:
+    """Take `member` out of list `key`, in which it is."""
     after, before = lists.after[member], lists.before[member]
     if before >= 0:
         lists.after[before] = after
@@ -83,11 +85,11 @@ def _show(s: State, p: int) -> None:
     if s.free[p] > 0 and s.first[p] >= 0:
         i = s.first[p]
         while i >= 0:
-            _insert(s.sums, s.length[i] + s.free[p], i)
+            insert(s.sums, s.length[i] + s.free[p], i)
             i = s.after[i]
         if s.spaces.first[s.free[p]] < 0:
             bits.add(s.present, s.spaces.first.size - 1, s.free[p])
-        _insert(s.spaces, s.free[p], p)
+        insert(s.spaces, s.free[p], p)
 
 
 @njit(cache=True, nogil=True)
@@ -96,9 +98,9 @@ def _hide(s: State, p: int) -> None:
     if s.free[p] > 0 and s.first[p] >= 0:
         i = s.first[p]
         while i >= 0:
-            _remove(s.sums, s.length[i] + s.free[p], i)
+            remove(s.sums, s.length[i] + s.free[p], i)
             i = s.after[i]
-        _remove(s.spaces, s.free[p], p)
+        remove(s.spaces, s.free[p], p)
         if s.spaces.first[s.free[p]] < 0:
             bits.remove(s.present, s.spaces.first.size - 1, s.free[p])
 

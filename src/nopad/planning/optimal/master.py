@@ -77,8 +77,8 @@ class Master:
         self._highs.addCols(k, np.zeros(k), np.zeros(k), ends, 2 * k, starts, rows, np.tile([1.0, -1.0], k))
         self.demand(items.demand)
 
-    def demand(self, demand: NDArray[np.int64]) -> None:
-        """Set how often each item must be packed; int64 ``[k]``."""
+    def demand(self, demand: NDArray[np.int64] | NDArray[np.float64]) -> None:
+        """Set how often each item must be packed; int64 or float64 ``[k]``."""
         self._highs.setOptionValue("simplex_strategy", _DUAL)  # the last solution stays dual feasible
         total = float(demand.sum())
         self._scale = 1e4 / total if total > 1e4 else 1.0  # HiGHS' tolerances are absolute: keep its numbers small
@@ -86,16 +86,21 @@ class Master:
         bounds = demand * self._scale
         self._highs.changeRowsBounds(demand.size, every, bounds, np.full(demand.size, highspy.kHighsInf))
 
+    def column(self, pattern: Pattern) -> dict[int, float]:
+        """Return how much a pattern holds of each item that it holds, by the item's row."""
+        return {item: float(pattern.count(item)) for item in dict.fromkeys(pattern)}
+
     def add(self, patterns: Iterable[Pattern]) -> int:
         """Add those patterns that the program does not have yet; return their number."""
         new = [p for p in dict.fromkeys(patterns) if p not in self._known]
         rows: list[int] = []
-        starts, amounts = [], []
+        amounts: list[float] = []
+        starts = []
         for pattern in new:
             starts.append(len(rows))
-            for item in dict.fromkeys(pattern):
-                rows.append(item)
-                amounts.append(float(pattern.count(item)))
+            column = self.column(pattern)
+            rows += column
+            amounts += column.values()
         if new:
             m = len(new)
             self._highs.setOptionValue("simplex_strategy", _PRIMAL)  # the last solution stays primal feasible

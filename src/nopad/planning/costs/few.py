@@ -1,0 +1,236 @@
+"""Plans with limits on tokens and cost where few sequences share a pack: column generation with real lengths.
+
+Where three or four sequences fill a pack, it matters to a token which ones share it, so lengths and costs must not be
+rounded. The patterns of the linear program hold real lengths, and keep to the limits exactly. The most valuable pattern
+of each longest length is found by trying every second length; the rest is the longest length that fits, or a pair from
+a table. To have few rows, a length counts as shares of two knots (`nopad.planning.costs.knots`).
+
+The whole parts of the solution are filled with sequences of nearly the planned lengths, so that packs stay as valuable
+as planned. Then the program is solved again for what is left. The dual values prove a bound (`prove`).
+
+Source: Gilmore and Gomory, "Multistage cutting stock problems of two and more dimensions", 1965; values between knots
+are a restriction of the dual program, as in Ben Amor and Valerio de Carvalho, "Cutting stock problems", 2005.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.planning.algorithm import Strategies
+from nopad.planning.costs.knots import Knots
+from nopad.planning.costs.spread import Load, Packed
+from nopad.planning.optimal.budget import Budget
+from nopad.planning.optimal.listed import Listed
+from nopad.planning.optimal.master import Master, Optimum
+from nopad.planning.optimal.pricing import Items, Pattern
+from nopad.planning.optimal.solver import SolverError
+
+__all__ = ["Few", "few"]
+
+_KNOTS = 240
+_ROUNDS, _AGAIN, _STAGES = 60, 4, 12  # rounds of pricing: at first, and at each of the later stages
+_COLUMNS = 400  # most patterns added per round
+_NEAR = 2e-5  # pricing ends when no pattern is worth this much more than a pack
+_WHOLE = 1e-6  # a number this close to an integer counts as one
+_LOSS = 3e-3  # a pack that loses more than this share is left to the next stage
+_SMALL, _PARTS = 300, 4  # below so many packs, one in _PARTS of the fractions is rounded up, and packs may lose more
+_REST = 30  # so many sequences are left to best-fit
+_WIDTH = 8  # available lengths that are tried on each side of the planned one
+_PAIR, _TABLE, _SEQUENCE = 25, 2 * 10**6, 400  # operations per pair of knots in pricing; per table; per sequence
+_LOOKS = 10**7  # classes that best-fit may look at
+
+
+@dataclass(frozen=True)
+class Few:
+    """A plan, and the dual values of its linear program.
+
+    Attributes:
+        strategies: the packs of all sequences.
+        values: value of each length of the load, float64 ``[k]``; in a pack they add up to at most about 1.
+    """
+
+    strategies: Strategies
+    values: NDArray[np.float64]
+
+
+class _KnotMaster(Master):
+    """A `Master` with a row for each knot; its patterns are of lengths of the load, by their indices."""
+
+    def __init__(self, load: Load, knots: Knots) -> None:
+        self.load, self.knots = load, knots
+        at, share = knots.shares(load.lengths)
+        self._shares = list(zip(at.tolist(), share.tolist(), strict=True))
+        capacity = int(load.limits[0])
+        number = np.ones_like(knots.lengths)
+        super().__init__(Items(knots.lengths, number, capacity, capacity))
+        self.demand(knots.demand(load.lengths, load.counts))
+
+    def column(self, pattern: Pattern) -> dict[int, float]:
+        """Return how much of each knot a pattern holds; see `Master.column`."""
+        found: dict[int, float] = {}
+        for item in pattern:
+            at, share = self._shares[item]
+            found[at] = found.get(at, 0.0) + 1 - share
+            if share:
+                found[at + 1] = found.get(at + 1, 0.0) + share
+        return found
+
+
+def few(load: Load, align: int, budget: Budget) -> Few | None:
+    """Return a plan of all sequences of `load`; None if the budget ends before the first linear program is solved.
+
+    `align` is the multiple to which lengths are rounded up in a pack. The operations are charged to `budget`. If the
+    solver failed, `Budget.trouble` says why.
+    """
+    try:
+        return _Search(load, align, budget).run()
+    except SolverError as error:
+        budget.trouble = str(error)
+        return None
+
+
+class _Search:
+    """A search for a plan: the linear program, the sequences left, and the packs made so far."""
+
+    def __init__(self, load: Load, align: int, budget: Budget) -> None:
+        self.load, self.align, self.budget = load, align, budget
+        self.knots = Knots.of(load, _KNOTS)
+        self.left = load.counts.copy()
+        self.upto = np.searchsorted(load.lengths, np.arange(int(load.lengths[-1]) + 1), side="right")
+        self.made: list[Listed] = []
+        self.values = np.empty(0)
+        self.work = _PAIR * self.knots.lengths.size**2 + _TABLE
+
+    def run(self) -> Few | None:
+        """Solve the linear program, fill its patterns, and go on with what is left. See `few`.
+
+        Raises:
+            SolverError: HiGHS ended without an optimum.
+        """
+        if self.budget.most < 3 * self.work:
+            return None
+        master = _KnotMaster(self.load, self.knots)
+        alike = self._alike()
+        chosen = self.knots.chosen.tolist()
+        master.add([(item,) for item in chosen])
+        master.add([(item,) * n for item, n in zip(chosen, alike, strict=True)])
+        for stage in range(_STAGES):
+            try:
+                solved = self._solve(master, _AGAIN if stage else _ROUNDS)
+            except SolverError as error:
+                if not stage:
+                    raise
+                self.budget.trouble = str(error)
+                break
+            if solved is None or not self._take(master, solved) or self.left.sum() <= _REST:
+                break
+            master.demand(self.knots.demand(self.load.lengths, self.left))
+        return Few(self._finish(), self.values) if self.values.size else None
+
+    def _alike(self) -> list[int]:
+        """Return how many sequences of each knot fit into a pack."""
+        limits, chosen = self.load.limits, self.knots.chosen
+        by_both = np.minimum(limits[0] // self.load.sizes[chosen], limits[1] // self.load.costs[chosen])
+        alike: list[int] = np.minimum(by_both, limits[2]).tolist()
+        return alike
+
+    def _solve(self, master: _KnotMaster, rounds: int) -> Optimum | None:
+        """Return the optimum after up to `rounds` rounds of pricing; None if the budget ends before the first one.
+
+        The first call also sets `values`.
+
+        Raises:
+            SolverError: HiGHS ended without an optimum.
+        """
+        solved: Optimum | None = None
+        for _ in range(rounds):
+            again = master.solve(self.budget) if self.work <= self.budget.most else None
+            if again is None:
+                break
+            solved = again
+            values = self.knots.values(solved.duals, self.load.lengths)
+            worth, found = self._price(values)
+            if worth <= 1 + _NEAR or not master.add(found):
+                break
+        if solved is not None and not self.values.size:
+            self.values = values
+        return solved
+
+    def _price(self, values: NDArray[np.float64]) -> tuple[float, list[Pattern]]:
+        """Return the value of the best pattern found, and up to 400 patterns with a value above 1, best first."""
+        from nopad.planning.costs import _few_kernels
+
+        self.budget.charge(self.work)
+        load, chosen = self.load, self.knots.chosen
+        out, worth = np.empty((chosen.size, 4), dtype=np.int64), np.empty(chosen.size)
+        _few_kernels.price(load.lengths, load.sizes, values, chosen, self.upto, load.limits, self.align, out, worth)
+        above = np.flatnonzero(worth > 1 + _NEAR / 100)
+        above = above[np.argsort(-worth[above], kind="stable")][:_COLUMNS]
+        return float(worth.max()), [
+            tuple(sorted((i for i in row if i >= 0), reverse=True)) for row in out[above].tolist()
+        ]
+
+    def _take(self, master: _KnotMaster, solved: Optimum) -> int:
+        """Fill the whole parts of a solution with real lengths; return the number of packs made.
+
+        If the program needs few packs, some of the largest fractions are rounded up too.
+        """
+        from nopad.planning.costs import _few_kernels
+
+        load, small = self.load, solved.packs < _SMALL
+        whole = np.floor(solved.times + _WHOLE).astype(np.int64)
+        if small or not whole.any():
+            used = np.count_nonzero(solved.times > _WHOLE)
+            largest = np.argsort(-solved.times, kind="stable")[: 1 + used // _PARTS]
+            whole[largest] = np.maximum(whole[largest], 1)
+        patterns = sorted(((master.patterns[p], int(whole[p])) for p in np.flatnonzero(whole)), reverse=True)
+        n, k = int(self.left.sum()), self.left.size
+        self.budget.charge(_SEQUENCE * n)
+        places = np.arange(k + 2)
+        present = np.concatenate([[True], self.left > 0, [True]])
+        below = np.maximum.accumulate(np.where(present, places, 0))
+        above = np.minimum.accumulate(np.where(present, places, k + 1)[::-1])[::-1].copy()
+        held, ends = np.empty(n + 1, dtype=np.int64), np.empty(n + 2, dtype=np.int64)
+        packs = _few_kernels.fill(
+            np.array([item for pattern, _ in patterns for item in pattern]),
+            np.cumsum([0, *(len(pattern) for pattern, _ in patterns)]),
+            np.array([copies for _, copies in patterns]),
+            _WIDTH,
+            0.0 if small else 1 - _LOSS,
+            load.lengths,
+            load.sizes,
+            self.values,
+            self.upto,
+            load.limits,
+            self.align,
+            self.left,
+            below,
+            above,
+            held,
+            ends,
+        )
+        lengths = load.lengths[held[: ends[packs]]].astype(np.int32)
+        self.made.append(Listed(lengths, ends[: packs + 1].copy(), np.ones(packs, dtype=np.int64)))
+        return packs
+
+    def _finish(self) -> Strategies:
+        """Return all packs, after packing what is left by best-fit."""
+        from nopad.planning.costs import _kernels
+
+        load = self.load
+        strategies: Counter[tuple[int, ...]] = Counter()
+        filled = [part for part in self.made if part.copies.size]
+        for count, lengths in Listed.joined(filled).strategies() if filled else []:
+            strategies[lengths] += count
+        if self.left.any():
+            classes, links = np.empty((self.left.size + 16, 5), np.int64), np.empty((self.left.size + 16, 3), np.int64)
+            made: Any = _kernels.best_fit(load.sizes, load.costs, self.left, classes, 0, links, 0, load.limits, _LOOKS)
+            self.budget.charge(made[4])
+            for count, lengths in Packed(made[0][: made[1]], made[2][: made[3]]).strategies(load.lengths):
+                strategies[lengths] += count
+        return [(count, lengths) for lengths, count in strategies.items()]

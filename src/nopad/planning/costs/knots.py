@@ -1,0 +1,163 @@
+"""Values of lengths that change evenly between a few lengths, the knots.
+
+A linear program with a row for each distinct length is slow. Here a length between two knots stands for a share of
+each, so a linear program has a row for each knot, and its dual values are interpolated between the knots. For the dual
+program this is a restriction, so a lower bound stays one; and it is a small one, since dual values hardly bend.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.histogram import Histogram
+from nopad.planning.cost_certificate import CostCertificate
+from nopad.planning.costs.spread import UNLIMITED, Load
+from nopad.planning.optimal.budget import Budget
+
+__all__ = ["Knots", "prove"]
+
+_BY_TOKENS, _BY_NUMBER = 0.5, 0.25  # shares of tokens and of sequences in where knots lie; the rest: distinct lengths
+_ONE = 2**30  # the integer for a value of 1, in a certificate
+_CHECK = 0.3  # operations per comparison of a check of a certificate
+
+
+@dataclass(frozen=True)
+class Knots:
+    """Some of the lengths of a load, the shortest and the longest among them.
+
+    Attributes:
+        lengths: the knots, ascending; int64 ``[knots]``.
+        chosen: index of each knot in the lengths of the load; int64 ``[knots]``.
+    """
+
+    lengths: NDArray[np.int64]
+    chosen: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, load: Load, most: int, *, bends: bool = True) -> Knots:
+        """Return about `most` knots, or all lengths if they are fewer.
+
+        Between two knots there are about equally many tokens, sequences and distinct lengths. The two longest lengths
+        are always knots: many sequences may have been cut to the longest. With `bends`, this holds for half of the
+        knots only; the others lie where values may bend: a quarter of the knots differ from each other by a factor, and
+        the differences of a quarter from the longest length do so.
+        """
+        k = load.lengths.size
+        counts = load.counts.astype(np.float64)
+        tokens = counts * load.lengths
+        share = _BY_TOKENS * tokens / tokens.sum() + _BY_NUMBER * counts / counts.sum()
+        passed = np.cumsum(share + (1 - _BY_TOKENS - _BY_NUMBER) / k)
+        even = np.searchsorted(passed, np.linspace(0, passed[-1], most // 2 if bends else most))
+        low, high = float(load.lengths[0]), float(load.lengths[-1])
+        ends = [np.geomspace(low, high, most // 4), high - np.geomspace(1, max(1.0, high - low), most // 4)]
+        near = np.searchsorted(load.lengths, np.concatenate(ends))[: None if bends else 0]
+        chosen = np.unique(np.concatenate([[0, k - 2, k - 1], even, near]).clip(0, k - 1))
+        chosen = np.arange(k) if k <= most else chosen
+        return cls(load.lengths[chosen], chosen)
+
+    def shares(self, lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return ``(at, share)``: each length stands for ``1 - share`` of knot `at`, and `share` of the knot after it.
+
+        Each length is from the first to the last knot. Both arrays are ``[lengths]``, int64 and float64.
+        """
+        if self.lengths.size == 1:
+            return np.zeros(lengths.size, dtype=np.int64), np.zeros(lengths.size)
+        at = np.searchsorted(self.lengths, lengths, side="right").clip(1, self.lengths.size - 1) - 1
+        low, high = self.lengths[at], self.lengths[at + 1]
+        return at, (lengths - low) / (high - low)
+
+    def demand(self, lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return how much of each knot ``counts[i]`` sequences of each length stand for; float64 ``[knots]``."""
+        at, share = self.shares(lengths)
+        size = self.lengths.size
+        found = np.zeros(size)
+        np.add.at(found, at, counts * (1 - share))
+        np.add.at(found, np.minimum(at + 1, size - 1), counts * share)
+        return found
+
+    def values(self, duals: NDArray[np.float64], lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the value of each length, interpolated; float64 ``[lengths]``.
+
+        `duals` are the values of the knots, float64 ``[knots]``; they are limited to 0..1, and raised to at least the
+        value of each shorter knot.
+        """
+        return np.interp(lengths, self.lengths, np.maximum.accumulate(duals.clip(0, 1)))
+
+
+def prove(
+    load: Load,
+    align: int,
+    values: NDArray[np.float64],
+    units: tuple[int, int] | None,
+    by_depth: bool,
+    budget: Budget,
+) -> tuple[int, CostCertificate | None]:
+    """Return the bound that the values of lengths prove, in packs, and the certificate.
+
+    Interpolated values may be a little too high. Where a pack might be worth more than 1, the value of its longest
+    length is lowered by the excess, and the values of shorter lengths are lowered to it.
+
+    ``values[i]`` is the value of the length ``load.lengths[i]``; float64 ``[k]``. `units` and `by_depth` are those of
+    `CostCertificate`. With units, lengths shorter than a unit of tokens get no value. `align` is the multiple to which
+    lengths are rounded up in a pack. The checks are charged to `budget`; the result is ``(0, None)`` if the budget does
+    not allow them, or if the certificate cannot be checked.
+    """
+    excess = _excesses(load, align, values, units, by_depth, budget)
+    if excess is None:
+        return 0, None
+    limits = _limits(load, align)
+    lowered = np.minimum.accumulate((_whole(load, values, units) - excess).clip(0)[::-1])[::-1]
+    proof = _certificate(load, lowered, units, by_depth)
+    work = int(2 * _CHECK * proof.work(*limits))  # once here, and once when the plan is made
+    if work > budget.most:
+        return 0, None
+    budget.charge(work)
+    histogram = Histogram(load.lengths[load.counts > 0], load.counts[load.counts > 0])
+    return proof.bound(histogram, *limits), proof
+
+
+def _excesses(
+    load: Load,
+    align: int,
+    values: NDArray[np.float64],
+    units: tuple[int, int] | None,
+    by_depth: bool,
+    budget: Budget,
+) -> NDArray[np.int64] | None:
+    """Return by how much a pack might be worth more than 1, for each longest length; int64 ``[k]``, in 2^-30.
+
+    The arguments are those of `prove`. The result is None if the budget does not allow the check, or if the values
+    cannot be checked.
+    """
+    limits = _limits(load, align)
+    proof = _certificate(load, _whole(load, values, units), units, by_depth)
+    work = int(_CHECK * proof.work(*limits))
+    if work > budget.most or not proof.steps or proof.problem(*limits) is not None:
+        return None
+    budget.charge(work)
+    step = np.searchsorted([length for length, _ in proof.steps], load.lengths, side="right")
+    return np.append(0, np.maximum(proof.worths(*limits) - _ONE, 0))[step]
+
+
+def _limits(load: Load, align: int) -> tuple[int, int, int, int | None]:
+    """Return the limits of a pack, as the methods of `CostCertificate` take them."""
+    capacity, squares, depth = load.limits.tolist()
+    return capacity, squares, align, None if depth == UNLIMITED else depth
+
+
+def _whole(load: Load, values: NDArray[np.float64], units: tuple[int, int] | None) -> NDArray[np.int64]:
+    """Return values of lengths as integers that do not fall with length; int64 ``[k]``. See `prove`."""
+    whole = np.floor(values * _ONE).astype(np.int64)
+    if units is not None:
+        whole[load.sizes < -(-int(load.limits[0]) // units[0])] = 0
+    return np.maximum.accumulate(whole)
+
+
+def _certificate(
+    load: Load, whole: NDArray[np.int64], units: tuple[int, int] | None, by_depth: bool
+) -> CostCertificate:
+    """Return a certificate in which the length ``load.lengths[i]`` has the value ``whole[i]``."""
+    return CostCertificate.of(zip(load.lengths.tolist(), whole.tolist(), strict=True), units, by_depth=by_depth)
