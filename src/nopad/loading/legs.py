@@ -371,7 +371,8 @@ def _whole_steps(
         return steps + 1, shape.per_step - over
     if not steps and not resumed:
         raise OptionError(
-            f"{units:,} unit{'s' * (units != 1)} cannot make a step of {shape.per_step:,} ({shape.world_size:,} ranks x "
-            f"{shape.accumulation:,} micro-steps x {shape.per_rank:,}); choose last='fill' or 'short', or a smaller step"
+            f"{units:,} unit{'' if units == 1 else 's'} cannot make a step of {shape.per_step:,} "
+            f"({shape.world_size:,} ranks x {shape.accumulation:,} micro-steps x {shape.per_rank:,}); choose last='fill' "
+            "or 'short', or a smaller step"
         )
     return steps, 0
