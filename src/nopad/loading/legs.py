@@ -372,7 +372,7 @@ def _whole_steps(
     if not steps and not resumed:
         raise OptionError(
             f"{units:,} unit{'' if units == 1 else 's'} cannot make a step of {shape.per_step:,} "
-            f"({shape.world_size:,} ranks x {shape.accumulation:,} micro-steps x {shape.per_rank:,}); choose last='fill' "
-            "or 'short', or a smaller step"
+            f"({shape.world_size:,} ranks x {shape.accumulation:,} micro-steps x {shape.per_rank:,}); choose "
+            "last='fill' or 'short', or a smaller step"
         )
     return steps, 0
