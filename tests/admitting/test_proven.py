@@ -180,7 +180,7 @@ def test_a_change_by_which_code_decides_is_refused(name, way, monkeypatch):
     packs_and_alone(model)
     other = copy.deepcopy(model)
     way(decider(model), monkeypatch)
-    with pytest.raises(UnsupportedModelError, match="was changed after the model was made pack-safe, and its"):
+    with pytest.raises(UnsupportedModelError, match="was changed after the model was made pack-safe, so its"):
         packs_and_alone(model)
     model(torch.tensor([SEQUENCES[0]]))  # an ordinary call may
     if way in WAYS[:5] and way is not a_setting:  # of this one only

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -51,9 +52,11 @@ MAX_PAIRED = 8192
 _MAX_WORTH = 2**62
 _RATE_WORK, _PAIR_WORK, _CELL_WORK = 10, 40, 4  # comparisons for a step at one rate, a pair, an update of the knapsack
 _LOWEST, _HIGHEST = -6, 12  # a rate per square is 0, or 2^_LOWEST to 2^_HIGHEST packs for all squares of a pack
-_ROOT, _ROOT_BY_DEPTH = 32, 8  # these rates differ by a factor of 2^(1 / _ROOT)
+_ROOTS, _ROOTS_BY_DEPTH = 5, 3  # these rates differ by the root of 2 that so many square roots give
 _PLACES = 32  # number of rates per sequence above 0, from 1 / _PLACES packs to 1 pack for all sequences of a pack
-_SURE = 1e-9  # a value computed in floating point is raised by this share, far above all rounding errors; then cut
+# A value computed in floating point is raised by these shares, far above all rounding errors, and then rounded down. A
+# rounding error in the value of one token counts as often as there are tokens in a pack.
+_SURE, _SURE_PER_TOKEN = 1e-9, 1e-14
 
 
 @dataclass(frozen=True)
@@ -235,9 +238,11 @@ class CostCertificate:
         layers = self._layers(fitting[0][0], capacity, depth)
         tokens, square, values = np.array(fitting, dtype=np.int64).T.copy()
         limits, none = (capacity, squares), np.zeros((1, 2))
-        packs = 2.0 ** math.ceil(math.log2(worth_by_rates(tokens, square, values, limits, layers, none).max()))
+        share, power = math.frexp(worth_by_rates(tokens, square, values, limits, layers, none).max())
+        packs = math.ldexp(1.0, power - (share == 0.5))  # the next power of two
         worth = worth_by_rates(tokens, square, values, limits, layers, _rates(packs, squares, layers))
-        most = np.minimum(np.floor(worth * (1 + _SURE)), _MAX_WORTH).astype(np.int64)
+        raised = worth * (1 + _SURE + _SURE_PER_TOKEN * capacity)
+        most = np.minimum(np.floor(raised), _MAX_WORTH).astype(np.int64)
         return most if self.units is None else np.minimum(most, self._by_pairs(tokens, square, values, limits, layers))
 
     def _by_pairs(
@@ -293,9 +298,15 @@ def _rates(packs: float, squares: int, layers: int) -> NDArray[np.float64]:
     """Return rates per square and per sequence, to be tried by the check of a certificate; float64 ``[n, 2]``.
 
     `packs` is about the value of a pack: a power of two, so that a small change of values changes no rate. `squares` is
-    its limit on squares, and `layers` its limit on sequences (0: none, and all rates per sequence are 0).
+    its limit on squares, and `layers` its limit on sequences (0: none, and all rates per sequence are 0). Roots and
+    products are rounded alike on every machine, which powers are not.
     """
-    root = _ROOT_BY_DEPTH if layers else _ROOT
-    powers = [0.0, *(math.pow(2.0, power / root) for power in range(_LOWEST * root, _HIGHEST * root + 1))]
+    roots = _ROOTS_BY_DEPTH if layers else _ROOTS
+    root = 2.0
+    for _ in range(roots):
+        root = math.sqrt(root)
+    octave = list(itertools.accumulate([1.0] + [root] * (2**roots - 1), operator.mul))
+    powers = [0.0, *(math.ldexp(one, power) for power in range(_LOWEST, _HIGHEST) for one in octave)]
+    powers.append(math.ldexp(1.0, _HIGHEST))
     places = [place / _PLACES * packs / layers for place in range(_PLACES + 1)] if layers else [0.0]
     return np.array([(power * packs / squares, place) for power in powers for place in places])
