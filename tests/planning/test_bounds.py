@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nopad import ALGORITHMS, Histogram, plan
-from nopad.errors import LengthError
 from nopad.planning import Bound, lower_bound
 
 TINY = st.integers(1, 12).flatmap(
@@ -98,8 +97,3 @@ def test_wikipedia_without_a_depth(wikipedia):
 def test_squad(squad):
     assert lower_bound(squad, 384, 2) == Bound(45_335, "pairs")
     assert lower_bound(squad, 384, None) == Bound(39_775, "big lengths")
-
-
-def test_lengths_above_the_capacity_have_no_bound():
-    with pytest.raises(LengthError, match="length 9 is above the capacity of 8"):
-        lower_bound(Histogram.from_lengths([3, 9]), 8, None)

@@ -182,7 +182,7 @@ def test_a_prompt_that_is_not_pooled(folder):
     with pytest.raises(LengthError, match="text 1 has 6 tokens, and 5 is the most"):
         short.encode(["a", "b c"], prompt="query:")
     first = Embedder(embedder.model, embedder.tokenizer, texts=embedder.texts, pooling="first")
-    with pytest.raises(OptionError, match="pools the first token and leaves prompts out"):
+    with pytest.raises(OptionError, match="pools the first token and does not pool prompts"):
         first.encode(["a"])
 
 

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from nopad.errors import LengthError
 from nopad.histogram import Histogram
 from nopad.planning.certificate import Certificate
 from nopad.planning.cost_certificate import CostCertificate
@@ -64,18 +63,15 @@ def lower_bound(
     * "pairs", if `depth` is 2
     * "certificate", if `certificate` is given
 
-    If several bounds are equally high, the first of them in this order is returned.
+    If several bounds are equally high, the first of them in this order is returned. Lengths are not checked: if one is
+    above the capacity, no packs hold the sequences, and the bound says nothing.
 
     Raises:
-        LengthError: a length is above the capacity.
         FormatError: `certificate` cannot be checked at this capacity and depth (`Certificate.problem` says why).
 
     >>> lower_bound(Histogram.from_lengths([5, 5, 5]), 8, None)
     Bound(packs=3, proof='big lengths')
     """
-    longest = int(histogram.lengths.max(initial=0))
-    if longest > capacity:
-        raise LengthError(f"length {longest:,} is above the capacity of {capacity:,}, so no packs hold the sequences")
     bounds = [
         Bound(-(-histogram.tokens // capacity), "tokens"),
         Bound(_big_lengths(histogram, capacity), "big lengths"),
