@@ -235,7 +235,11 @@ class TestCollators:
     def test_texts_that_see_each_other(self, built):
         verdict = nopad.audit(built, collator=together, gradients=False)
         assert verdict.outcome == "contaminated"
-        assert verdict.first_difference == "model.language_model.rotary_emb"
+        # The second is the first difference with transformers 5.9.
+        assert verdict.first_difference in (
+            "model.language_model.rotary_emb",
+            "model.language_model.layers.0.self_attn.o_proj",
+        )
         assert verdict.notes[0] == "its images were drawn by its configuration; no processor ran"
         assert trace(built, collator=together).first_leak.startswith("model.language_model.layers.0")
 

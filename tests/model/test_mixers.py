@@ -324,6 +324,8 @@ def test_chunks_of_a_sequence_are_even_and_no_more_than_the_models_own(length, c
 def test_a_scan_fills_few_chunks_and_the_model_keeps_its_size(monkeypatch):
     from transformers.models.falcon_h1 import modeling_falcon_h1 as source
 
+    if not hasattr(source, "mamba2_chunk_scan"):
+        pytest.skip("this transformers scans inside the mixer, where its chunks cannot be seen")
     scan, seen = source.mamba2_chunk_scan, []
 
     def counting(states, *args, **kwargs):
