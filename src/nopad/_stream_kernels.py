@@ -77,7 +77,8 @@ def window(row: NDArray[Any], at: int) -> np.uint64:
 def mark(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], length: int, change: int) -> None:
     """Add `change` (1 or -1) to the number of held sequences of this length.
 
-    If the number was 0 before, or is 0 now, `words` and `mirror` change too.
+    `words` and `mirror` mark the lengths of which sequences are held (see the module). They change if the number goes
+    from 0 to 1, or from 1 to 0.
     """
     queues[length, COUNT] += change
     if queues[length, COUNT] == (change + 1) // 2:  # the count went from 0 to 1, or from 1 to 0

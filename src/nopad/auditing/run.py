@@ -168,7 +168,9 @@ def _check_backend(model: Any, backend: str) -> None:
 
 
 def refuse_capacity(model: Any, capacity: int | None) -> None:
-    """Refuse a capacity for a model that takes images, since the sizes of its sequences are those of its images.
+    """Refuse a capacity; to be called only for a model that takes images, whose sequences have fixed sizes.
+
+    `model` is only named in the message.
 
     Raises:
         OptionError: `capacity` is not None.
@@ -224,13 +226,13 @@ class _Task:
         Some collators find the borders of sequences by eos. So with a collator, if the configuration has an eos,
         sequences end with it, and begin with bos if bos differs from eos and pad.
 
-        If eos has the same id as pad, other collators take eos for padding. So if a check fails with such an eos, or
-        the collator fails, the audit is repeated on sequences without special tokens. The results of the repetition are
-        returned if all its checks passed, or if the collator failed before. Otherwise those of the first run are
-        returned.
+        If eos has the same id as pad, some collators take eos for padding. So if the first run then fails a check, or
+        raises BatchError, there is a second run, on sequences without special tokens. Its results are returned if all
+        its checks passed, or if the first run raised BatchError. Otherwise those of the first run are returned.
 
         Raises:
-            BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens.
+            BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens. If there is a second
+                run, it is the one that raises this.
         """
         eos, pad = (self.tokens.special.get(name) for name in ("eos", "pad"))
         if self.collator is None or eos is None:

@@ -291,9 +291,9 @@ class Feed(Hook):
         """Return the states to pool, ``[R, L, H]``: the module's input if `dims` is 3, else what `Keep` stored.
 
         Raises:
-            UnsupportedModelError: the states cannot be found or have another shape; or the model's class is not one of
-                transformers' own, and gives a module with pooled input (`dims` 2) something else than what
-                `Head.pooling` makes of each row.
+            UnsupportedModelError: the states cannot be found or have another shape. Or `dims` is 2, the model's class
+                is not one of transformers' own, and the module's input is not the states of each row, pooled in the
+                way that `Head.pooling` names.
         """
         given: Tensor | None = args[0] if args and isinstance(args[0], Tensor) else None
         states: Tensor | None = given if self.dims == 3 else call.seen.get("hidden")

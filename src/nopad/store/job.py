@@ -156,9 +156,12 @@ class _Job:
         return all(self.workspace.half(split).has_manifest() for split in self.splits)
 
     def finished(self) -> Manifest:
-        """Return the manifest of the first dataset, after checking that this job would write the same datasets.
+        """Return the manifest of the first finished dataset in the output folder, and remove the work folder.
 
-        The work folder is removed.
+        First, it is checked that this job would write the same datasets as those that are there.
+
+        Raises:
+            OutputExistsError, CorruptError, FormatError, StorageError: as for `Workspace.finished`.
         """
         manifests = [
             self.workspace.half(split).finished(self.settings(split), self.fingerprint) for split in self.splits

@@ -72,10 +72,11 @@ def _changes(
 ) -> list[str]:
     """Return lines of text about what packing changes, and what corrects these changes.
 
-    The arguments are those of `effects`. In three cases, the result has only the lines of the correction `scaled`
-    (None: no lines): the correction keeps the number of sequences per step; the number of steps without packs is not
-    known; or packing changes little. In the last case, if `usual` is given, a line also says how many steps there would
-    be without packs.
+    The arguments are those of `effects`. If the correction `scaled` keeps the number of sequences per step, or if the
+    number of steps without packs is not known, the result has only the lines of the correction (None: no lines).
+
+    Otherwise, if `usual` is given, the result begins with a line on the number of steps without packs. If packing
+    changes little, only the lines of the correction follow.
     """
     before, after = summary.steps_not_packed, summary.steps
     corrected = list(scaled.lines) if scaled is not None else []

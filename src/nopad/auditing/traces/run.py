@@ -184,9 +184,10 @@ class _Traced:
         self.clean = self._run(self.trial.sequences)
 
     def trace(self, asked: Any) -> Trace:
-        """Replace one token after the other, as `asked` says, and return how the values of all tokens change.
+        """Replace single tokens of the sequences, and return how the values of all tokens change.
 
-        `asked` is the argument `poisoned` of the function `trace`.
+        `asked` says which tokens: it is the argument `poisoned` of the function `trace`. For each of them, only this
+        token of the unchanged sequences is replaced.
 
         Raises:
             OptionError: `asked` is of another form, or names a token that does not exist.
