@@ -139,7 +139,7 @@ class Poisoned:
             mine, chosen = trial.sequences[self.victim], set(tokens)
             changed = [changed[at] if at in chosen else token for at, token in enumerate(mine)]
         self.others = [changed if number == self.victim else mine for number, mine in enumerate(trial.sequences)]
-        self._clean: dict[str, list[Tensor]] | None = None
+        self._clean: tuple[dict[str, list[Tensor]], Places] | None = None
 
     def run(
         self, sequences: list[list[int]], factor: float | None = None, watch: Callable[[Places], Any] | None = None
@@ -153,10 +153,16 @@ class Poisoned:
             ModelFailedError: the model raised an exception.
             BatchError: the collator failed, or cut, dropped, changed or added tokens.
         """
+        return self._run(sequences, factor, watch)[0]
+
+    def _run(
+        self, sequences: list[list[int]], factor: float | None, watch: Callable[[Places], Any] | None
+    ) -> tuple[dict[str, list[Tensor]], Places]:
+        """Do what `run` does; return the outputs, and the places of the sequences in the batch."""
         batch, there = self.trial.batch(self.form, sequences)
         inside = nullcontext() if watch is None else watch(there)
         with torch.no_grad(), _scaled(self.trial, there, self.victim, factor), inside:
-            return per_sequence(self.trial.run(batch, f"packed, {self.form}"), there, self.kinds)
+            return per_sequence(self.trial.run(batch, f"packed, {self.form}"), there, self.kinds), there
 
     def check(self, name: str, dtype: torch.dtype, sequences: list[list[int]], factor: float | None) -> Check | None:
         """Return a check of how far the neighbours' results move when one sequence is changed.
@@ -169,44 +175,54 @@ class Poisoned:
             ModelFailedError, BatchError: as for `run`.
         """
         if self._clean is None:
-            self._clean = self.run(self.trial.sequences)
-        if not self._clean:
+            self._clean = self._run(self.trial.sequences, None, None)
+        clean, before = self._clean
+        if not clean:
             return None
-        moved = self.run(sequences, factor)
+        moved, after = self._run(sequences, factor, None)
         worst = max(
             (
                 apart(part, moved[output][number])
-                for output, parts in self._clean.items()
+                for output, parts in clean.items()
                 for number, part in enumerate(parts)
                 if number != self.victim
             ),
             default=0.0,
         )
-        scale = max((largest_finite(part) for parts in self._clean.values() for part in parts), default=0.0) or 1e-30
+        scale = max((largest_finite(part) for parts in clean.values() for part in parts), default=0.0) or 1e-30
         worst /= scale
-        limit, how = self.allowed(worst, dtype, sequences, factor)
+        limit, how = self.allowed(worst, dtype, sequences, factor, before.alike(after))
         detail = f"sequence {self.victim} of {len(self.trial.sequences[self.victim])} tokens; its neighbours{how}"
         return Check(name=name, passed=worst <= limit, value=worst, limit=limit, detail=detail)
 
     def allowed(
-        self, worst: float, dtype: torch.dtype, sequences: list[list[int]], factor: float | None = None
+        self,
+        worst: float,
+        dtype: torch.dtype,
+        sequences: list[list[int]],
+        factor: float | None = None,
+        alike: bool = True,
     ) -> tuple[float, str]:
         """Return ``(limit, reason)``: how far results of neighbours may move, and why, as text.
 
         The limit is relative to the largest value of all results. `worst` is how far they moved when the model ran
-        these `sequences`, with the embeddings of sequence `victim` scaled by `factor` (None: not scaled).
+        these `sequences`, with the embeddings of sequence `victim` scaled by `factor` (None: not scaled). `alike` is
+        whether the sequences lay in both batches at the same places: a collator may order them anew at each call.
 
         Raises:
             ModelFailedError, BatchError: as for `run`.
         """
         exact = next(bare(self.trial.model).parameters()).device.type == "cpu"
         limit = 0.0 if exact else ROUNDINGS * torch.finfo(dtype).eps
-        if worst <= limit or not self._reroutes(sequences, factor):
+        if worst <= limit or (alike and not self._reroutes(sequences, factor)):
             return limit, ", bit for bit" if exact else ""
         single = torch.float32 if self.trial.partly else dtype
         eps = max(torch.finfo(single).eps, torch.finfo(dtype).eps)
-        why = ", but for rounding: where it is routed to changes what they are computed with"
-        return ROUNDINGS * eps * max(_layers(self.trial), 1), why
+        # Matrix products round the rows of a matrix differently, by where they are
+        why = "the collator lays each batch out anew"
+        if alike:
+            why = "where it is routed to changes what they are computed with"
+        return ROUNDINGS * eps * max(_layers(self.trial), 1), f", but for rounding: {why}"
 
     def _reroutes(self, sequences: list[list[int]], factor: float | None) -> bool:
         """Return whether the changed sequence changes a decision of the model (a token's experts) or a tensor's shape.

@@ -69,6 +69,15 @@ class Places:
             return [values[row] for row in rows]  # with one sequence per row, values per row are values per sequence
         return None
 
+    def alike(self, other: Places) -> bool:
+        """Return whether another batch has the same shape, and the sequences lie in it where they do in this one."""
+        sides = [(self, other)]
+        if self.target is not None and other.target is not None:
+            sides.append((self.target, other.target))
+        return all(
+            mine.shape == theirs.shape and all(map(np.array_equal, mine.of, theirs.of)) for mine, theirs in sides
+        )
+
     @staticmethod
     def _is(places: Places, values: Tensor) -> bool:
         return values.dim() >= 2 and tuple(values.shape[:2]) == places.shape

@@ -149,12 +149,14 @@ class _Run:
 
     Attributes:
         columns: the tokens of the batch.
+        places: where the sequences lie in the batch.
         names: names of the modules, then of the model's outputs.
         values: by name, the columns that there are values for, and these values.
         outputs: number of the model's outputs.
     """
 
     columns: Columns
+    places: Places
     names: list[str]
     values: dict[str, Values]
     outputs: int = 0
@@ -270,7 +272,7 @@ class _Traced:
             batch, places = self.trial.batch(self.form, poisoned.others)
         except BatchError:
             return False
-        alike = places.shape == self.places.shape and all(map(np.array_equal, places.of, self.places.of))
+        alike = self.places.alike(places)
         if not alike or isinstance(batch, PackedBatch):
             return alike
         beside = [(value, self.batch.get(name)) for name, value in batch.items() if name != "input_ids"]
@@ -300,10 +302,11 @@ class _Traced:
         The influence is float64 ``[M, T]``, as in `Trace`. The change is the largest; 0 if it is within the limit.
         """
         poisoned = self._poisoned(sequence, tokens)
-        influence = self._influence(self._run(poisoned.others))
+        run = self._run(poisoned.others)
+        influence = self._influence(run)
         other = self.clean.columns.sequences != sequence
         worst = float(np.nan_to_num(influence[:, other], nan=0.0, posinf=np.inf).max(initial=0.0))
-        limit, _ = poisoned.allowed(worst, self.dtype, poisoned.others)
+        limit, _ = poisoned.allowed(worst, self.dtype, poisoned.others, alike=self.clean.places.alike(run.places))
         return influence, worst if worst > limit else 0.0, limit
 
     def _poisoned(self, sequence: int | None, tokens: Sequence[int] | None = None) -> Poisoned:
@@ -312,12 +315,13 @@ class _Traced:
     def _run(self, sequences: list[list[int]]) -> _Run:
         """Run the sequences in one batch; return the values of each module and model output for each token."""
         at: list[Columns] = []
+        laid_out: list[Places] = []
         values: dict[str, Values] = {}
         flat: set[str] = set()
 
         def watch(places: Places) -> AbstractContextManager[None]:
             at.append(Columns.of(places))
-
+            laid_out.append(places)
             shown = shown_in(self.trial, at[-1], sequences)
 
             def keep(name: str, call: int, value: Tensor) -> None:
@@ -340,12 +344,12 @@ class _Traced:
 
         outputs = self._poisoned(None).run(sequences, watch=watch)
         names = list(values)
-        [columns] = at
+        [columns], [places] = at, laid_out
         for name, parts in outputs.items():
             called = name if name not in values else f"output {name}"
             values[called] = Values(*columns.joined(parts, self.kinds[name]))
             names.append(called)
-        return _Run(columns, names, values, len(outputs))
+        return _Run(columns, places, names, values, len(outputs))
 
     def _influence(self, run: _Run) -> Floats:
         """Return how far each token's values moved since the clean run, for each module output; float64 ``[M, T]``.
