@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -187,3 +188,26 @@ def test_lengths_beyond_32_bits_are_refused():
 def test_an_order_has_each_sequence_once(order):
     with pytest.raises((LengthError, OptionError), match="order must"):
         Layout.rows(np.array([1, 1, 2]), np.array([2, 1]), 4, np.array(order))
+
+
+@given(lengths=LENGTHS, multiple=st.integers(1, 70))
+def test_flat_batches_of_a_multiple(lengths, multiple):
+    """Padding lies behind the last token, and belongs to no sequence."""
+    sequences = [list(range(1, length + 1)) for length in lengths]
+    plain = nopad.PackedBatch.from_sequences(sequences)
+    batch = nopad.PackedBatch.from_sequences(sequences, nopad.Flat(pad_to_multiple_of=multiple), pad_id=99)
+    tokens = sum(lengths)
+    missing = -tokens % multiple
+    assert batch.input_ids.shape == (1, tokens + missing)
+    assert batch.input_ids[0, tokens:].tolist() == [99] * missing
+    assert not batch.sequence_ids[0, tokens:].any()
+    assert [one.tolist() for one in batch.unpack_tokens(batch.input_ids)] == sequences
+    for name in ("input_ids", "position_ids"):
+        assert torch.equal(batch[name][:, :tokens], plain[name])
+    assert np.array_equal(batch.cu_seqlens, plain.cu_seqlens)
+
+
+@pytest.mark.parametrize("multiple", [0, -8, 1.5, True, None, "8", 2**31])
+def test_multiples_that_are_none(multiple):
+    with pytest.raises(OptionError, match="pad_to_multiple_of must be an integer from 1"):
+        nopad.Flat(pad_to_multiple_of=multiple)

@@ -24,6 +24,7 @@ def test_statistics_print_as_a_table():
         answered=6,
         failed=1,
         late=4,
+        filler_tokens=40,
         padded_tokens=1000,
         counts={"truncated": 3},
         us_per_token=2.5,
@@ -35,6 +36,7 @@ def test_statistics_print_as_a_table():
         "waiting   1 sequence, 12 tokens",
         "batches   3 batches: 2 full, 1 idle",
         "padding   25.0% saved: 750 tokens instead of 1,000",
+        "filler    40 slots beyond the tokens of batches, 5.1% of all",
         "answer    half within 10.0 ms, 99 % within 1,234.5 ms",
         "token     2.50 µs",
     ]
@@ -49,6 +51,7 @@ def test_statistics_print_as_a_table():
         answered=0,
         failed=0,
         late=0,
+        filler_tokens=0,
         padded_tokens=0,
         counts={},
         us_per_token=None,

@@ -1,4 +1,4 @@
-"""The two forms of a batch: `Flat`, one stream without padding, and `Rows`, padded rows of one width.
+"""The two forms of a batch: `Flat`, one stream, with no padding unless asked for, and `Rows`, padded rows of one width.
 
 Up to 256 sequences, as in one request or one training step, are packed into rows without compiled code. More sequences,
 or any number with `Rows.align` above 1, are packed by ``nopad.pack(..., algorithm="bfd", order="source")``. Both ways
@@ -29,6 +29,7 @@ __all__ = ["Flat", "Form", "Rows", "check_form", "pack_few"]
 # 256 take 0.3 ms against 0.2. But loading compiled code would delay the first batch of a process by over half a second.
 FEW = 256
 ALIGN = Option(default=1, high=MAX_LENGTH, help="slots of which each sequence takes a multiple")
+MULTIPLE = Option(default=1, high=MAX_LENGTH, help="the width of a flat batch is a multiple of this")
 ROWS = Option(default=None, none=True, high=MAX_LENGTH, help="rows of a batch")
 
 
@@ -36,11 +37,27 @@ ROWS = Option(default=None, none=True, high=MAX_LENGTH, help="rows of a batch")
 class Flat:
     """One row without padding, ``[1, T]`` for T tokens; the sequences are in the order given.
 
+    Attributes:
+        pad_to_multiple_of: padding at the end of the row makes its width a multiple of this; 1: no padding. It is for
+            kernels that are compiled for every new width, or that need a multiple (FP8, tensor cores).
+
+    Raises:
+        OptionError: `pad_to_multiple_of` is not an integer from 1 to 2^31 - 1.
+
     >>> import nopad
     >>> batch = nopad.PackedBatch.from_sequences([[7, 8, 9], [5]], nopad.Flat())
     >>> batch.input_ids.tolist(), batch.position_ids.tolist()
     ([[7, 8, 9, 5]], [[0, 1, 2, 0]])
+    >>> nopad.PackedBatch.from_sequences([[7, 8, 9], [5]], nopad.Flat(pad_to_multiple_of=3)).input_ids.tolist()
+    [[7, 8, 9, 5, 0, 0]]
     """
+
+    _: KW_ONLY
+    pad_to_multiple_of: int = 1
+
+    def __post_init__(self) -> None:
+        multiple = MULTIPLE.check("pad_to_multiple_of", self.pad_to_multiple_of)
+        object.__setattr__(self, "pad_to_multiple_of", multiple)
 
     def layout(self, seq_lengths: NDArray[np.int32]) -> Layout:
         """Return the layout of sequences of these lengths.
@@ -48,7 +65,11 @@ class Flat:
         Raises:
             LengthError: a length is not an integer from 1 to 2^31 - 1.
         """
-        return Layout.flat(seq_lengths)
+        flat = Layout.flat(seq_lengths)
+        missing = -flat.shape[1] % self.pad_to_multiple_of
+        if not missing:
+            return flat
+        return Layout.rows(seq_lengths, np.array([flat.sequences]), flat.shape[1] + missing)
 
     def keep(self, seq_lengths: NDArray[np.int32], per_row: NDArray[np.int64]) -> Layout:
         """Return the layout of sequences that a dataset has divided into rows; the flat form ignores these rows.
@@ -56,7 +77,7 @@ class Flat:
         Raises:
             LengthError: a length is not an integer from 1 to 2^31 - 1.
         """
-        return Layout.flat(seq_lengths)
+        return self.layout(seq_lengths)
 
 
 @dataclass(frozen=True)

@@ -286,6 +286,8 @@ def check_batching(core: Core, batching: Batching) -> None:
 def batch_of(placed: Sequence[Placed], core: Core, form: Form) -> PackedBatch:
     """Return a batch of sequences, which are sorted by the rows in which they begin; `form` is made by `form_of`."""
     sequences = core.joined([one for _, one in placed])
+    if isinstance(form, Flat):
+        form = core.flat(int(sequences.seq_lengths.sum()))
     if isinstance(form, Flat) or form.end_to_end:
         return PackedBatch.from_columns(sequences, form)
     rows = [0 if form.rows == 1 else row for row, _ in placed]

@@ -94,7 +94,7 @@ class RequestQueue:
         self._running: list[Part] = []
         self._closing = False
         self._died: str | None = None
-        self._answered = self._failed = self._late = self._padded = 0
+        self._answered = self._failed = self._late = self._padded = self._filler = 0
         self._counts: dict[str, int] = {}
         self._times: deque[int] = deque(maxlen=_TIMES)
         self._pace = Pace()
@@ -247,6 +247,7 @@ class RequestQueue:
                 answered=self._answered,
                 failed=self._failed,
                 late=self._late,
+                filler_tokens=self._filler,
                 padded_tokens=self._padded,
                 counts=dict(self._counts),
                 us_per_token=None if (pace := self._pace.ns_per_token) is None else pace / 1e3,
@@ -338,14 +339,21 @@ class RequestQueue:
         return sorted(found, key=lambda part: part.row)
 
     def ran(
-        self, batch: list[Part], results: list[Any], spent_ns: int, finish: Callable[[Prepared, list[Any]], Any]
+        self,
+        batch: list[Part],
+        results: list[Any],
+        spent_ns: int,
+        filler: int,
+        finish: Callable[[Prepared, list[Any]], Any],
     ) -> None:
         """Store the results of a batch, with a RequestError for each sequence that failed; resolve finished requests.
 
-        `spent_ns` is the time that the batch took; `finish` makes the answer of a request from its results.
+        `spent_ns` is the time that the batch took, and `filler` the number of its slots beyond its tokens, if it was
+        flat; `finish` makes the answer of a request from its results.
         """
         done: list[Waiting] = []
         with self._lock:
+            self._filler += filler
             if not any(isinstance(result, RequestError) for result in results):  # a failed batch ran in parts: slower
                 self._pace.add(sum(part.request.prepared.lengths[part.at] for part in batch), spent_ns)
             for (_, request, at), result in zip(batch, results, strict=True):

@@ -20,6 +20,8 @@ class RunnerStatistics:
             sequence, except for long texts (one sequence per window) and padded arrays (one per row).
         answered, failed: number of requests that ran and got a result, and that ran and got an error.
         late: number of requests refused because their deadline could not be met; they did not arrive.
+        filler_tokens: number of slots that flat batches had beyond their tokens, since kernels are made for some widths
+            only (`Core.flat`); `packer.slots` does not count them.
         padded_tokens: number of tokens, padding included, that the same batches would have had if the sequences of each
             batch had been padded to its longest one.
         counts: number of requests that were truncated or left out by the task, by reason.
@@ -32,6 +34,7 @@ class RunnerStatistics:
     answered: int
     failed: int
     late: int
+    filler_tokens: int
     padded_tokens: int
     counts: Mapping[str, int]
     us_per_token: float | None
@@ -68,6 +71,9 @@ class RunnerStatistics:
             rows += [("batches", f"{batches}: {reasons}"), ("padding", f"{self.padding_saved:.1%} saved: {padded}")]
             if packer.slots > packer.tokens:
                 rows.append(("slots", f"{packer.slots:,} computed, {1 - packer.efficiency:.1%} of them empty"))
+        if self.filler_tokens:
+            share = self.filler_tokens / (packer.tokens + self.filler_tokens)
+            rows.append(("filler", f"{self.filler_tokens:,} slots beyond the tokens of batches, {share:.1%} of all"))
         if self.p50_ms is not None and self.p99_ms is not None:
             rows.append(("answer", f"half within {self.p50_ms:,.1f} ms, 99 % within {self.p99_ms:,.1f} ms"))
         if self.us_per_token is not None:

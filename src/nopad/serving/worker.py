@@ -18,6 +18,8 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
+import numpy as np
+
 from nopad.batch import PackedBatch
 from nopad.errors import RequestError, UnsupportedModelError
 from nopad.model.safety import bare
@@ -128,23 +130,27 @@ class Worker:
     def _run(self, batch: list[Part]) -> None:
         """Run a batch and hand its results to the queue; a model in training mode gives every sequence an error."""
         placed: list[Placed] = [(part.row, part.sequence) for part in batch]
+        filler: list[int] = []
         with self._turn:
             modules = all_modules(self._core.model)
             begin = time.perf_counter_ns()
-            results = [] if _in_training(modules) else answers(placed, self._run_placed)
+            results = [] if _in_training(modules) else answers(placed, partial(self._run_placed, filler))
             spent = time.perf_counter_ns() - begin
             if not results or _in_training(modules):
                 results = [RequestError(_TRAINING)] * len(batch)
-        self._queue.ran(batch, results, spent, self._core.finish)
+        self._queue.ran(batch, results, spent, sum(filler), self._core.finish)
 
-    def _run_placed(self, placed: Any) -> list[Any]:
+    def _run_placed(self, filler: list[int], placed: Any) -> list[Any]:
         """Run sequences, given as (row, sequence), in one batch, and return their results.
 
-        A flat batch may run as several batches at the same time (`nopad.tasks.lanes`).
+        A flat batch may run as several batches at the same time (`nopad.tasks.lanes`). For each of them, the number of
+        its slots beyond its tokens is added to the list `filler`.
         """
 
         def work(indices: list[int]) -> list[Any]:
             batch = batch_of([placed[index] for index in indices], self._core, self._form)
+            if self._batching.rows is None:
+                filler.append(int(np.prod(batch.layout.shape)) - int(batch.seq_lengths.sum()))
             return self._core.run_batch(batch, self._compiled)
 
         if self._batching.rows is not None:

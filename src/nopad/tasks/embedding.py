@@ -377,7 +377,8 @@ class Embedder(Core):
         lengths = list(map(len, sequences))
         with evaluated(self.model), self.kernels(sum(lengths)):
             for numbers in by_length(lengths, self.budget, most):
-                work = partial(self._vectors_of, [sequences[number] for number in numbers], skip, normalize)
+                part = [sequences[number] for number in numbers]
+                work = partial(self._vectors_of, part, skip, normalize, sum(lengths))
                 vectors = np.stack(self.lanes.run([lengths[number] for number in numbers], work))
                 for at in odd_rows(vectors):
                     raise RecordError(f"text {numbers[at]}: the model gives NaN for it; are its weights damaged?")
@@ -387,11 +388,15 @@ class Embedder(Core):
         return np.stack(found) if found else np.zeros((0, self.model.config.hidden_size), np.float32)
 
     def _vectors_of(
-        self, sequences: list[Any], skip: int, normalize: bool, indices: list[int]
+        self, sequences: list[Any], skip: int, normalize: bool, total: int, indices: list[int]
     ) -> Sequence[NDArray[np.float32]]:
-        """Return the vectors of the sequences with these `indices`, run as one flat batch; float32 ``[H]`` each."""
+        """Return the vectors of the sequences with these `indices`, run as one flat batch; float32 ``[H]`` each.
+
+        `total` is as in `Core.flat`.
+        """
+        chosen = [sequences[index] for index in indices]
         with torch.inference_mode():
-            batch = PackedBatch.from_sequences([sequences[index] for index in indices])
+            batch = PackedBatch.from_sequences(chosen, self.flat(sum(map(len, chosen)), total))
             return list(self._embedded(self.model, batch.to(device_of(self.model)), skip, normalize))
 
     def _embedded(

@@ -181,7 +181,8 @@ class Predictor(Core):
             for numbers, per_row, form in self._batches(examples):
                 chosen = examples.sequences.take(numbers)
                 if isinstance(form, Flat):
-                    found = self.lanes.run(chosen.seq_lengths.tolist(), partial(self._run_flat, chosen))
+                    work = partial(self._run_flat, chosen, form, examples.tokens)
+                    found = self.lanes.run(chosen.seq_lengths.tolist(), work)
                 else:
                     with self.lanes.turn():
                         found = self.run_batch(PackedBatch.from_columns(chosen, form, per_row=per_row))
@@ -195,9 +196,15 @@ class Predictor(Core):
             tokens=examples.tokens,
         )
 
-    def _run_flat(self, sequences: Sequences, indices: list[int]) -> list[Any]:
-        """Return the task's results for the sequences with these `indices`, which are run as one flat batch."""
-        return self.run_batch(PackedBatch.from_columns(sequences.take(np.array(indices)), Flat()))
+    def _run_flat(self, sequences: Sequences, form: Flat, total: int, indices: list[int]) -> list[Any]:
+        """Return the task's results for the sequences with these `indices`, which are run as one flat batch.
+
+        `form` is the predictor's; if its batches have no padding, `Core.flat` decides, which gets `total`.
+        """
+        chosen = sequences.take(np.array(indices))
+        if form.pad_to_multiple_of == 1:
+            form = self.flat(int(chosen.seq_lengths.sum()), total)
+        return self.run_batch(PackedBatch.from_columns(chosen, form))
 
     def is_one(self, given: Any) -> bool:
         """Return whether `given` is a single record or text."""
