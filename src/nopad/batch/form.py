@@ -39,7 +39,8 @@ class Flat:
 
     Attributes:
         pad_to_multiple_of: padding at the end of the row makes its width a multiple of this; 1: no padding. It is for
-            kernels that are compiled for every new width, or that need a multiple (FP8, tensor cores).
+            kernels that are compiled for every new width, or that need a multiple (FP8, tensor cores). On a GPU,
+            backend "auto" takes flash attention only for flat batches without padding.
 
     Raises:
         OptionError: `pad_to_multiple_of` is not an integer from 1 to 2^31 - 1.

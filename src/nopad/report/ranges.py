@@ -20,9 +20,11 @@ def in_ranges(counts: dict[int, int]) -> list[tuple[int, int]]:
       range.
     * Otherwise, if the largest number is more than 8 times the median, there are two ranges for each doubling; if that
       makes more than 24, one for each.
-    * Otherwise, all ranges have the same width: 1, 2 or 5 times a power of ten.
+    * Otherwise, ranges end at the multiples of a width: the smallest of 1, 2 or 5 times a power of ten for which there
+      are at most 24 ranges.
 
-    Ranges without a number are left out.
+    The first range begins at the smallest number, and the last one ends at the largest. Ranges without a number are
+    left out.
 
     >>> in_ranges({5: 1, 500: 2}), in_ranges(dict.fromkeys(range(1, 101), 1))[:3]
     ([(5, 5), (500, 500)], [(1, 5), (6, 10), (11, 15)])

@@ -247,7 +247,11 @@ def _strategies(made: Plan) -> list[list[tuple[int, str]]]:
 
 
 def _real_packs(path: Path, manifest: Manifest) -> list[list[tuple[int, str]]]:
-    """Return an evenly spaced sample of a dataset's packs; each is a list of pairs such as (21, "record 7")."""
+    """Return an evenly spaced sample of a dataset's packs; each is a list of (length in tokens, place) pairs.
+
+    The place says where the sequence comes from, such as "record 7" or, if the dataset has several sources, "wiki,
+    record 7". The last packs of the sample are left out if it has too many sequences (`_enough`).
+    """
     dataset = open_packed(path)
     parts = manifest.sources
 

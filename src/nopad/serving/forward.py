@@ -129,7 +129,10 @@ class Tensors(Core):
         return isinstance(given, Mapping)
 
     def prepare(self, requests: Sequence[Any], **how: Any) -> tuple[list[Prepared], Mapping[str, int]]:
-        """Check requests and remove their padding; see `Core.prepare`. `how` may have `out`, for a single request.
+        """Check requests and remove their padding; return one `Prepared` per request, in order, and an empty mapping.
+
+        `how` may have `out`, if there is a single request: a dict of buffers by name of output, into which its results
+        are written; see `PackRunner.submit`.
 
         Raises:
             InputError: a request, or `how`, is not valid; if there are several requests, the message has its number.

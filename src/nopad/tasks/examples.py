@@ -223,7 +223,8 @@ def renumbered(error: InputError, numbers: Sequence[int] | Any) -> str | None:
     """Return an error's message with ``numbers[i]`` in place of i, if it begins with "record i"; else None.
 
     What follows is not changed, since it may quote the record. The result is also None for an error whose message
-    names the place in the input already (`InputError.placed`): a file may be called ``record 12.jsonl``.
+    names the place in the input already (`InputError.placed`): a file may be called ``record 12.jsonl``. So it is if
+    `numbers` has no entry i.
 
     >>> from nopad.errors import RecordError
     >>> from nopad.tasks.examples import renumbered

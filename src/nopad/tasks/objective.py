@@ -137,7 +137,7 @@ class Objective(ABC):
         share of the denominator. So over a step it is a mean over the batches, each weighted by this share.
 
         Raises:
-            BatchError: the batch is not a `PackedBatch` with all targets, or a target does not fit the batch.
+            BatchError: as for `check`; or a target does not fit the batch.
             OptionError: the model has a head that the objective cannot train, lacks an output that the loss reads, has
                 another number of classes than the objective, or (if gradients are enabled) returns a loss of its own
                 other than `aux_loss` (`nopad.tasks.fit`); or it gives `aux_loss`, and its configuration has no

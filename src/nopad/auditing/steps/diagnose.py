@@ -1,7 +1,8 @@
 """Find out why the loss or the gradients of a step differ from those of its sequences alone.
 
-The cause is a common mistake, or the first module whose output differs. A mistake is recognised by the loss: made with
-the sequences alone, it gives the same loss as the step.
+The sequences run alone, and from their losses comes the loss that each common mistake would give. If the step's loss
+equals one of these, that mistake is the cause. Otherwise, the first module whose output differs is looked for. Losses
+that are not finite, and random numbers that are not of dropout, are reported too.
 """
 
 from __future__ import annotations

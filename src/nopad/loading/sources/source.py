@@ -173,7 +173,11 @@ class TokenSource(ABC):
         return kept, lengths
 
     def _arrays(self) -> _Held:
-        """Return the result of `_numbered`, computed again if it was freed; another thread may free it at any time."""
+        """Return which stored sequences are numbered, and their lengths; both as in `_numbered`.
+
+        They are computed again if they were freed (`release`). Another thread may free them at any time; arrays that
+        were returned stay valid.
+        """
         held = self._held
         if held is None:
             self._held = held = self._numbered(self.stored_lengths())

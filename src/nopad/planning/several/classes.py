@@ -131,9 +131,11 @@ class Classes:
         return cls(corners, of_size, demand, (one, other), units, False)
 
     def within(self, task: Task) -> Classes:
-        """Return a copy of these classes in which each corner fits into a capacity of `task`, counted in whole units.
+        """Return a copy of these classes in which each corner fits into a capacity of `task`.
 
-        Corners that fit into none are lowered as little as possible.
+        Capacities are rounded down to whole units.
+        Corners that fit into none are lowered as little as possible. A corner that would become 0 in both sizes gets
+        one unit of the first size.
         """
         limits = task.capacities // self.units * self.units
         least = np.full(len(self.corners), np.inf)
