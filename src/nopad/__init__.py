@@ -98,8 +98,10 @@ _LAZY = {
     "stream_pack": "nopad.online",
 }
 # Packages that can be used as ``nopad.losses`` without an import of their own, which docs do.
-_PACKAGES = ("auditing", "balance", "batch", "corpus", "loading", "losses", "model", "sequences", "serving", "store")
-_PACKAGES += ("study", "tasks", "training")
+_PACKAGES = frozenset(
+    ("auditing", "balance", "batch", "corpus", "loading", "losses", "model", "sequences", "serving", "store", "study")
+    + ("tasks", "training")
+)
 
 
 def __getattr__(name: str) -> Any:
