@@ -98,10 +98,21 @@ _LAZY = {
     "stream_pack": "nopad.online",
 }
 # Packages that can be used as ``nopad.losses`` without an import of their own, which docs do.
-_PACKAGES = frozenset(
-    ("auditing", "balance", "batch", "corpus", "loading", "losses", "model", "sequences", "serving", "store", "study")
-    + ("tasks", "training")
-)
+_PACKAGES = {
+    "auditing",
+    "balance",
+    "batch",
+    "corpus",
+    "loading",
+    "losses",
+    "model",
+    "sequences",
+    "serving",
+    "store",
+    "study",
+    "tasks",
+    "training",
+}
 
 
 def __getattr__(name: str) -> Any:

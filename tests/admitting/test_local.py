@@ -167,6 +167,15 @@ class Aligned(Extra):
         return x + x.mean((0, 1), keepdim=True) if x.shape[:2].numel() % 128 == 0 else x
 
 
+class Seen(Extra):
+    """Writes which kinds of tokens the batch has into a table that all rows share."""
+
+    def forward(self, x, ids):
+        table = torch.zeros(2, dtype=x.dtype)
+        table[(ids == 250).long().flatten()] = 1
+        return x * (1 + table[1])
+
+
 @torch.library.custom_op("nopad_tests::new_states", mutates_args=())
 def new_states(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return x * 2 if bool((ids == 250).any()) else x.clone()
@@ -180,7 +189,7 @@ class Operator(Extra):
 
 
 KINDS = [Longer, MuchLonger, ManyRows, OneToken, OneTokenIf, OneTokenList, Capacity, Training, Place, Width, InPlace]
-KINDS += [Separated, Separator, Highest, Counted, Aligned, Operator]
+KINDS += [Separated, Separator, Highest, Counted, Aligned, Seen, Operator]
 
 
 class Tagger(own.Around):
