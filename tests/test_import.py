@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "pyarrow", "numba", "llvmlite", "tokenizers", "rich", "typer", "datasets", "scipy", "pandas"}
 
 
@@ -41,6 +44,15 @@ def test_only_the_packages_of_planning_are_opened():
     opened = {name.split(".")[1] for name in modules_after("import nopad") if name.startswith("nopad.")}
     ground = {"arrow", "assignment", "errors", "files", "histogram", "options", "packs", "random", "wording"}
     assert opened == {*ground, "planning"}
+
+
+def test_packages_that_documents_name_need_no_import_of_their_own():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    named = {one for page in pages for one in re.findall(r"\bnopad\.([a-z]+)\.\w", page.read_text())}
+    named = {one for one in named if (ROOT / "src/nopad" / one).is_dir()}
+    assert {"losses", "loading", "model", "tasks"} <= named
+    modules_after(f"import nopad; [getattr(nopad, name) for name in {sorted(named, reverse=True)}]")
+    modules_after("import nopad; collate = nopad.loading.causal")
 
 
 def test_the_metadata_of_packages_are_read_only_where_a_version_is_told():

@@ -97,18 +97,36 @@ _LAZY = {
     "StreamPacker": "nopad.online",
     "stream_pack": "nopad.online",
 }
+# Packages that can be used as ``nopad.losses`` without an import of their own, which docs do.
+_PACKAGES = {
+    "auditing",
+    "balance",
+    "batch",
+    "corpus",
+    "loading",
+    "losses",
+    "model",
+    "sequences",
+    "serving",
+    "store",
+    "study",
+    "tasks",
+    "training",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Return the public object of nopad called `name`; its module is imported when the name is first used.
+    """Return the public object or package of nopad called `name`; its module is imported at the first use.
 
     Raises:
         AttributeError: nopad has no such name.
     """
-    if name not in _LAZY:
-        raise AttributeError(f"module 'nopad' has no attribute {name!r}")
     from importlib import import_module
 
+    if name in _PACKAGES:
+        return import_module(f"nopad.{name}")
+    if name not in _LAZY:
+        raise AttributeError(f"module 'nopad' has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)
 
 

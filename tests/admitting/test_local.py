@@ -134,7 +134,62 @@ class Fifth(Extra):
         return x + mean(x) if self.at == 4 else x
 
 
+class Separated(Extra):
+    """Adds how many separators there were before; the ids of a proof hold none, so it counts zeros."""
+
+    def forward(self, x, ids):
+        return x + (ids == 250).long().cumsum(1)[..., None]
+
+
+class Separator(Extra):
+    def forward(self, x, ids):
+        return x + (ids == 250).long().roll(1, 1)[..., None]
+
+
+class Highest(Extra):
+    """Marks the tokens behind one of a high id; the ids of a proof ascend."""
+
+    def forward(self, x, ids):
+        return x + (ids.cummax(1).values >= 250)[..., None].to(x.dtype)
+
+
+class Counted(Extra):
+    """Counts the tokens 250 without reading a number."""
+
+    def forward(self, x, ids):
+        return x * (1 + ids[ids == 250].numel())
+
+
+class Aligned(Extra):
+    """Mixes in batches of whole blocks only."""
+
+    def forward(self, x, ids):
+        return x + x.mean((0, 1), keepdim=True) if x.shape[:2].numel() % 128 == 0 else x
+
+
+class Seen(Extra):
+    """Writes which kinds of tokens the batch has into a table that all rows share."""
+
+    def forward(self, x, ids):
+        table = torch.zeros(2, dtype=x.dtype)
+        table[(ids == 250).long().flatten()] = 1
+        return x * (1 + table[1])
+
+
+@torch.library.custom_op("nopad_tests::new_states", mutates_args=())
+def new_states(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return x * 2 if bool((ids == 250).any()) else x.clone()
+
+
+class Operator(Extra):
+    """Decides in an operator of its own."""
+
+    def forward(self, x, ids):
+        return x + new_states(x.detach(), ids)
+
+
 KINDS = [Longer, MuchLonger, ManyRows, OneToken, OneTokenIf, OneTokenList, Capacity, Training, Place, Width, InPlace]
+KINDS += [Separated, Separator, Highest, Counted, Aligned, Seen, Operator]
 
 
 class Tagger(own.Around):
@@ -178,6 +233,9 @@ def test_what_mixes_sometimes_never_does_across_sequences(kind):
     lengths = (300,) * 12 if kind is Capacity else (30, 300, 1, 300, *(30,) * 9, 200)
     sequences = [torch.randint(0, 200, (n,)) for n in lengths]
     sequences[1][5] = 250
+    sequences[5][-1] = 250
+    if kind is Aligned:
+        sequences += [torch.randint(0, 200, (-sum(map(len, sequences)) % 128,))]
     if kind is MuchLonger:
         sequences += [torch.randint(0, 200, (200,)) for _ in range(8)]
     worst, model = apart(Tagger(config(kind, **size)), sequences, kind is Training)
@@ -461,6 +519,10 @@ LOCAL = {
     "top of a token": lambda x: x.masked_fill(x < x.topk(3, -1)[0][..., -1:], 0),
     "flat": lambda x: (x.reshape(-1, 8) @ torch.eye(8, dtype=x.dtype)).view(x.shape),
     "masked": lambda x: torch.where(x > 0, x, torch.zeros_like(x)),
+    "integers": lambda x: x + ((x > 0).long() * 7 + 3)[..., :1] // 2 % 4,
+    "looked up": lambda x: nn.functional.embedding((x > 0).long().sum(-1), torch.eye(9, dtype=x.dtype))[..., :8],
+    "gathered": lambda x: x.gather(2, x.topk(8, dim=2).indices),
+    "set by a mask": lambda x: x.clone().masked_fill_(x > 0, 0),
     "halves": lambda x: torch.cat([x[..., :4].sigmoid() * x[..., 4:], x[..., 4:]], -1),
 }
 MIXED = {
@@ -472,6 +534,9 @@ MIXED = {
     "attention": lambda x: (x @ x.transpose(1, 2)).softmax(-1) @ x,
     "flip": lambda x: x.flip(1),
     "written": lambda x: x.clone().index_fill_(2, torch.tensor([0]), 0) + x.max(),
+    "zeros shifted": lambda x: x + (x > 1e9).long().roll(1, 1),
+    "zeros summed": lambda x: x + (x > 1e9).int().cumsum(1),
+    "highest so far": lambda x: x + (x > -1e9).long().mul(torch.arange(x.shape[1])[:, None]).cummax(1).values,
     "constant of a row": lambda x: x * 0 + x.sum(),
 }
 
@@ -490,7 +555,14 @@ def _reads(how):
     return lambda x: x * 2 if how(x) else x
 
 
+def _counted(x):
+    return x * (1 + x[x > 1e9].numel())
+
+
 READS = {
+    "masked": _counted,
+    "nonzero": lambda x: x * (1 + len((x > 1e9).nonzero())),
+    "unique": lambda x: x * len(x.unique()),
     "item": _reads(lambda x: x.max().item() > 1e9),
     "bool": _reads(lambda x: (x > 1e9).any()),
     "list": _reads(lambda x: max(x.flatten().tolist()) > 1e9),

@@ -9,6 +9,7 @@ import transformers as t
 
 import nopad
 from nopad.auditing import find_fix, trace
+from nopad.batch.images import COLUMNS
 from nopad.errors import OptionError, UnsupportedModelError
 from nopad.model.safety import is_packed
 
@@ -255,6 +256,42 @@ class TestCollators:
         model = nopad.packed(built)
         verdict = nopad.audit(model, collator=nopad.PackedBatch.from_features)
         assert verdict.isolated, str(verdict)
+
+
+def padded(features, names):
+    """A right collator for one micro-batch, which pads on the right; of images and videos it gives `names`."""
+    width = max(len(one["input_ids"]) for one in features)
+    rows = [name for name in ("input_ids", "labels", "mm_token_type_ids") if name in features[0]]
+    fill = {"labels": -100}
+    batch = {
+        name: torch.tensor([[*one[name], *[fill.get(name, 0)] * (width - len(one[name]))] for one in features])
+        for name in rows
+    }
+    lengths = torch.tensor([len(one["input_ids"]) for one in features])
+    batch["attention_mask"] = (torch.arange(width) < lengths[:, None]).long()
+    shown = {name: [one[name] for one in features if name in one] for name in names}
+    return batch | {name: torch.cat(values) for name, values in shown.items() if values}
+
+
+@pytest.mark.parametrize("built", ["qwen2_5_vl"], indirect=True)
+def test_seconds_of_videos_that_a_collator_drops(built):
+    """Positions of videos are counted by them, and a model without them takes 1 second."""
+    right = nopad.audit(built, collator=lambda features: padded(features, COLUMNS), gradients=False)
+    assert right.isolated, str(right)
+    others = [name for name in COLUMNS if name != "second_per_grid_ts"]
+    wrong = nopad.audit(built, collator=lambda features: padded(features, others), gradients=False)
+    assert not wrong.isolated
+    assert wrong.outcome == "different"  # no sequence sees another
+    fix = find_fix(built, collator=lambda features: {**together(features), **seconds_of(features)})
+    assert [change.name for change in fix.changes] == [
+        "position_ids with three axes",
+        "block-diagonal attention_mask",
+    ]
+    assert fix.verdict.isolated
+
+
+def seconds_of(features):
+    return {"second_per_grid_ts": torch.cat([one["second_per_grid_ts"] for one in features if "video_grid_thw" in one])}
 
 
 def test_a_model_that_nopad_refuses():

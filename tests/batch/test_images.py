@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import nopad
 from nopad.batch.images import images_of
@@ -186,3 +187,28 @@ def test_images_that_do_not_go_together(other, says):
     first = {"input_ids": [1, 2], "pixel_values": PIXELS, "image_grid_thw": GRIDS}
     with pytest.raises(BatchError, match=says):
         nopad.PackedBatch.from_features([first, {"input_ids": [1, 2], **other}])
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "int32", "uint64"])
+@pytest.mark.parametrize("of", [np, torch], ids=["arrays", "tensors"])
+def test_grids_of_any_integers_are_int64(of, kind):
+    """Vision towers take no others, and two features may have different ones."""
+    grids = np.array([[1, 12, 12]])
+    pixels = np.zeros((144, 2), dtype=np.float32)
+    other = grids.astype(kind)
+    if of is torch:
+        pixels, grids, other = torch.tensor(pixels), torch.tensor(grids), torch.tensor(other)
+    features = [{"input_ids": [1], "pixel_values": pixels, "image_grid_thw": one} for one in (grids, other)]
+    found = nopad.PackedBatch.from_features(features)["image_grid_thw"]
+    assert found.tolist() == [[1, 12, 12]] * 2
+    assert str(found.dtype).removeprefix("torch.") == "int64"
+
+
+def test_tensors_that_are_on_other_devices():
+    videos = {"pixel_values_videos": torch.tensor(PIXELS), "video_grid_thw": GRIDS}
+    nowhere = {**videos, "pixel_values_videos": torch.tensor(PIXELS, device="meta")}
+    with pytest.raises(BatchError, match="pixel_values_videos of feature 1 are on meta, and those of feature 0 on cpu"):
+        nopad.PackedBatch.from_features([{"input_ids": [1], **videos}, {"input_ids": [1], **nowhere}])
+    seconds = torch.ones(1, device="meta")
+    with pytest.raises(BatchError, match="second_per_grid_ts of feature 0 cannot be read"):
+        nopad.PackedBatch.from_features([{"input_ids": [1], **videos, "second_per_grid_ts": seconds}])

@@ -446,6 +446,10 @@ WRONG = {
         lambda batch: {**batch, "mm_token_type_ids": 2 * batch["mm_token_type_ids"]},
         "mm_token_type_ids hold 2 at place 4 of sequence 0; they are 1 at image tokens, 2 at video tokens and 0 at oth",
     ),
+    "kinds that are no numbers": (
+        lambda batch: {**batch, "mm_token_type_ids": batch["mm_token_type_ids"] * float("nan")},
+        "mm_token_type_ids hold nan at place 0 of sequence 0; they are",
+    ),
     "video": (
         changed(pixel_values_videos=torch.zeros(4, 96)),
         "pixel_values_videos were given, and .* does not say which",

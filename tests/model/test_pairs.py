@@ -52,6 +52,42 @@ def test_packed_is_alone(kind):
     assert {"float64 gradients, flat", "float64 outputs, end to end", "attention ran once per layer"} <= names
 
 
+def _in_rows(number):
+    return nopad.Flat() if number == 1 else nopad.Rows(30, rows=number)
+
+
+@pytest.mark.parametrize("rows", [(1, 3), (3, 1), (4, 3), (2, 5)], ids="{0[0]} of sources, {0[1]} of targets".format)
+@pytest.mark.parametrize("kind", sorted(CLASSES))
+def test_other_numbers_of_rows_of_sources_and_targets(kind, rows):
+    """UMT5 counts the rows of its encoder's states by those of its decoder."""
+    model = build(kind).double()
+    generator = torch.Generator().manual_seed(1)
+    texts, targets = (
+        [torch.randint(5, 99, (n,), generator=generator) for n in lengths]
+        for lengths in ((7, 23, 1, 4, 12), (3, 1, 19, 8, 5))
+    )
+    wanted = []
+    for text, target in zip(texts, targets, strict=True):
+        ids = torch.cat([torch.tensor([2]), target[:-1]])[None]
+        wanted.append(model(input_ids=text[None], decoder_input_ids=ids).logits[0])
+    weights = [one for one in model.parameters() if one.requires_grad]
+    slopes = torch.autograd.grad(sum((one**2).sum() for one in wanted), weights)
+    try:
+        nopad.packed(model)
+    except UnsupportedModelError as error:
+        if "newer versions may" not in str(error):
+            raise
+        pytest.skip("this transformers does not register its attention")
+    source, target = (_in_rows(one) for one in rows)
+    batch = nopad.PackedBatch.from_sequences(texts, source).with_decoder(targets, 2, target)
+    found = batch.targets.unpack_tokens(model(**batch).logits)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+    again = torch.autograd.grad(sum((one**2).sum() for one in found), weights)
+    for one, other in zip(again, slopes, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-7)
+
+
 @pytest.mark.parametrize("kind", ["mbart", "marian"])
 def test_rows_longer_than_the_table_of_positions(kind):
     """40 positions: a row of 60 tokens holds two sequences, each counted from 0."""

@@ -32,8 +32,9 @@ from nopad.model.own import is_own, is_own_call
 
 __all__ = ["Run", "backward_of_ones_own", "crossing", "crossing_outputs", "first_crossing", "varying"]
 
-WIDE = (1, 2, 150, 600, 1500, 5000, 20000)  # tokens of a row
-MANY = (2, 9, 70, 300)  # rows
+# Code may do something else for a multiple of 64 or 128, so some sizes are such multiples, and some are not.
+WIDE = (1, 2, 150, 600, 1536, 4096, 20480)  # tokens of a row
+MANY = (2, 9, 64, 300)  # rows
 MUCH = (20, 300)  # 20 rows of 300 tokens
 MOST = 20_000_000  # numbers in a tensor, as far as can be foreseen
 RAISES = "it raises"

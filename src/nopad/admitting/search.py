@@ -145,6 +145,8 @@ class Search:
             if reads or by_rows or (varied and not mixes):
                 probed.alone.add(module)
             mixes |= bool(reads or varied or backward)
+            if mixes and _takes_ids(run.given, probed.tokens):  # by some ids, it might mix the rows of a batch
+                probed.alone.add(module)
         return mixes
 
     def _mixes(self, module: nn.Module, frozen: list[nn.Module]) -> bool:
@@ -192,10 +194,15 @@ def _given(module: nn.Module, given: dict[str, Any], tokens: list[int]) -> dict[
     """
     length, takes = len(tokens), parameters(type(module).forward)
     more = {"attention_mask": torch.ones(1, length, dtype=torch.long), "position_ids": torch.arange(length)[None]}
-    ids = [one for one in given.values() if isinstance(one, Tensor) and one.dtype == torch.long]
-    if not any(one.flatten().tolist() == tokens for one in ids):
+    if not _takes_ids(given, tokens):
         return given
     return {**{name: value for name, value in more.items() if name in takes}, **_without_none(given)}
+
+
+def _takes_ids(given: dict[str, Any], tokens: list[int]) -> bool:
+    """Return whether the token ids are among `given`, the arguments of a module by name."""
+    ids = (one for one in given.values() if isinstance(one, Tensor) and one.dtype == torch.long)
+    return any(one.flatten().tolist() == tokens for one in ids)
 
 
 def _without_none(given: dict[str, Any]) -> dict[str, Any]:

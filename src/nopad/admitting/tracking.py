@@ -15,7 +15,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 __all__ = ["ROW", "TOKEN", "Track"]
 
 TOKEN, ROW = 1, 2  # what a tensor holds: one value per token, or something of several tokens
-FILLED = ("_like", "new_", "empty", "zeros", "ones", "full", "arange")  # in names of operations that read no values
+# In names of PyTorch's operations that read no values
+FILLED = ("_like", "new_", "empty", "zeros", "ones", "full", "arange")
+# How a token's values are changed, to see what changes with them; and the ways in which only integers change
+CHANGES = ("other", "nan", "switched", "largest")
+OF_INTEGERS = CHANGES[2:]
+OF_TORCH = ("aten", "prim", "prims", "mkldnn", "onednn", "quantized", "profiler")  # namespaces of operations
 # Methods that read a tensor's values, but are no operations that a dispatch mode sees
 READERS = ("tolist", "numpy", "__array__", "data_ptr", "__dlpack__")
 
@@ -41,7 +46,9 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
             If not, the result is taken to be `TOKEN`.
 
     Attributes:
-        reads: whether code took a Python number out of a tensor that is computed from tokens, or out of a weight.
+        reads: whether code took a Python number out of a tensor that is computed from tokens, or out of a weight;
+            or could decide by such values in another way: inside an operation that is not PyTorch's own, or by the
+            shape of a result that depends on them (``ids[ids == 0].numel()``).
         handed: the largest of what the arguments of held modules hold (see `held`).
         sequences: whether "token" stands for a sequence (`nopad.admitting.local.Run.sequences`); settable.
     """
@@ -112,8 +119,10 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
         weights = bool(given) and all(id(one) in self.weights for one in given)
         if any(isinstance(one, bool | int | float) for one in found):
             self.reads |= worst > 0 or weights
-        name = function._schema.name.rpartition("::")[2]
-        state = 0 if any(part in name for part in FILLED) and not writes else worst
+        if worst > 0:
+            self.reads |= function.namespace not in OF_TORCH or _sizes_by_values(function, given)
+        fills = function.namespace in OF_TORCH and any(part in function._schema.name for part in FILLED)
+        state = 0 if fills and not writes else worst
         if state == TOKEN and self.tries and self._crosses(function, before, holds, output):
             state = ROW
         for one in found:
@@ -156,11 +165,13 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(not _equal(a, b) for a, b in zip(made, again, strict=True)):
             return False  # random: there is nothing to compare
         for place, other in ((1, 0), (self.length // 2, 2), (self.length - 2, 3)):
-            for poison in (False, True):
+            for way in CHANGES if _integers(before, holds) else CHANGES[:2]:
                 try:
-                    given = _copied_with(before, holds, partial(self._changed, place=place, other=other, poison=poison))
+                    given = _copied_with(before, holds, partial(self._changed, place=place, other=other, way=way))
                     found = _leaves(_run(function, given))
                 except Exception:  # an operation on values that it does not take
+                    if way in OF_INTEGERS:
+                        continue  # an index beyond a table
                     return True
                 for one, two, dim in zip(made, found, [one[0] for one in dims], strict=True):
                     rest = [at for at in range(self.length) if at != place]
@@ -169,20 +180,41 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
                         return True
         return False
 
-    def _changed(self, value: Tensor, place: int, other: int, poison: bool) -> Tensor:
+    def _changed(self, value: Tensor, place: int, other: int, way: str) -> Tensor:
         """Overwrite what `value` holds for the token `place`, and return `value`.
 
-        Booleans are negated; other numbers become those of the token `other`, or NaN with `poison`.
+        Booleans are negated. Other numbers become those of the token `other` (with "nan", floats become NaN). These may
+        be the same, as in a column of zeros; so integers also become 0, and 0 becomes 1 ("switched"), or they become
+        larger than all others ("largest").
         """
         dim = next(dim for dim, size in enumerate(value.shape) if size == self.length)
         mine, theirs = value.select(dim, place), value.select(dim, other)
         if value.dtype == torch.bool:
             mine.logical_not_()
-        elif poison and value.is_floating_point():
-            mine.fill_(torch.nan)
+        elif value.is_floating_point():
+            if way not in OF_INTEGERS:
+                mine.copy_(theirs.clone() if way == "other" else torch.full_like(theirs, torch.nan))
+        elif way in OF_INTEGERS:
+            mine.copy_(mine == 0 if way == "switched" else value.max() + 1)
         else:
             mine.copy_(theirs.clone())
         return value
+
+
+def _sizes_by_values(function: Any, given: Sequence[Tensor]) -> bool:
+    """Return whether the shape of an operation's result depends on the values of the tensors that it is given.
+
+    Indexing is such an operation only with masks (bool, or uint8).
+    """
+    if torch.Tag.dynamic_output_shape not in function.tags:
+        return False
+    return function._schema.name != "aten::index" or any(one.dtype in (torch.bool, torch.uint8) for one in given[1:])
+
+
+def _integers(before: Any, holds: Mapping[int, int]) -> bool:
+    """Return whether one of an operation's arguments that hold `TOKEN` has integers."""
+    kinds = {one.dtype for one in _leaves(before) if holds.get(id(one)) == TOKEN}
+    return any(not one.is_floating_point and one != torch.bool for one in kinds)
 
 
 def _run(function: Any, given: Any) -> Any:

@@ -39,6 +39,7 @@ PARTS: tuple[tuple[Part, ...], ...] = (
     (7,),
     ((2, 2), (3, 2, 1), 6),
 )
+SECONDS = {2: 2.0, 3: 0.5}  # between two steps of a video, by its number of steps; a model without them takes 1
 SIZES = ((2, 3), (1, 1), (4, 2), (1, 5), (3, 3))  # height and width of images in patches, without text
 
 Numbers = list[list[int]]
@@ -102,7 +103,8 @@ class Picture:
 
     Attributes:
         kind: whether it is an image or a video.
-        columns: its columns by name: pixel values, and a grid ``[1, 3]`` if the model takes one.
+        columns: its columns by name: pixel values, and a grid ``[1, 3]`` if the model takes one; of a video also the
+            seconds between its steps, ``[1]``, if the model counts positions by them.
         tokens: number of its tokens.
         patches: number of rows of its pixel values: patches, or 1 for an image of a fixed size.
     """
@@ -299,4 +301,6 @@ def _picture(config: Any, images: Images, part: tuple[int, ...], generator: torc
         kind.pixels: drawn(patches, size_of_patch(eye)),
         kind.grids: torch.tensor([(steps, height * merged, width * merged)]),
     }
+    if kind is VIDEOS and hasattr(eye, "tokens_per_second"):
+        columns[VIDEOS.seconds] = torch.tensor([SECONDS[steps]])
     return Picture(kind, columns, tokens, patches)

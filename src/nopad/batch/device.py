@@ -190,6 +190,28 @@ class Cross:
         self.pairs = [of_keys[int(number)] for number in queries.layout.order]
         self._kept: Tensor | None = None
 
+    def in_rows_of_queries(self, states: Tensor) -> Tensor:
+        """Return states ``[R, L, ...]`` of the keys in as many rows as the queries have, with 0 behind the last slot.
+
+        Some cross attention counts rows by its queries only (UMT5). The slots keep their order, and a row has one for
+        each token of the longest key sequence, since position biases are as wide as a row. If both have as many rows,
+        the states are returned as they are. `in_own_rows` is the inverse.
+        """
+        rows, layout = self.queries.layout.shape[0], self.keys.layout
+        if states.shape[0] == rows:
+            return states
+        width = max(-(-layout.slots // rows), layout.max_seqlen)
+        empty = states.new_zeros(rows * width - layout.slots, *states.shape[2:])
+        return torch.cat([states.flatten(0, 1), empty]).view(rows, width, *states.shape[2:])
+
+    def in_own_rows(self, states: Tensor) -> Tensor:
+        """Return states ``[R, heads, L, D]`` of the keys in the keys' own rows, from those of `in_rows_of_queries`."""
+        layout = self.keys.layout
+        if states.shape[0] == layout.shape[0]:
+            return states
+        slots = states.transpose(1, 2).flatten(0, 1)[: layout.slots]
+        return slots.view(*layout.shape, *slots.shape[1:]).transpose(1, 2)
+
     def keep(self, make: Callable[[], Tensor]) -> Tensor:
         """Return the cached mask between queries and keys; the first call computes it by `make`."""
         if self._kept is None:

@@ -257,6 +257,7 @@ def _of(kind: Kind, feature: Mapping[str, Any], n: int) -> tuple[int, dict[str, 
             f"expected {whole}patches [patches, size] with {kind.grids}"
         )
     count = _check_grids(kind, pixels, grids, n)
+    found[kind.grids] = grids.long() if hasattr(grids, "detach") else grids.astype(np.int64)  # as of processors
     seconds = found.get(kind.seconds)
     if seconds is not None:
         _check_seconds(seconds, count, n)
@@ -295,7 +296,10 @@ def _check_seconds(seconds: Any, count: int, n: int) -> None:
     name = VIDEOS.seconds
     if tuple(seconds.shape) != (count,):
         raise BatchError(f"{name} of feature {n} are {list(seconds.shape)}; expected one number per video, [{count}]")
-    values = np.asarray(seconds.tolist(), dtype=np.float64)
+    try:
+        values = np.asarray(seconds.tolist(), dtype=np.float64)
+    except (RuntimeError, TypeError) as error:  # such as a tensor on device "meta"
+        raise BatchError(f"{name} of feature {n} cannot be read ({error}); give numbers") from error
     if not (np.isfinite(values) & (values >= 0)).all():
         raise BatchError(f"{name} of feature {n} are {values.tolist()}; expected seconds, from 0")
 
@@ -348,6 +352,11 @@ def _check_like(kind: Kind, given: Mapping[str, Any], first: Mapping[str, Any], 
             raise BatchError(
                 f"{name} of feature {n} are {told(one)}, and those of feature {other} {told(two)}; {kind.name} of a "
                 "batch have one size, dtype and kind of array"
+            )
+        if getattr(one, "device", None) != getattr(two, "device", None):
+            raise BatchError(
+                f"{name} of feature {n} are on {one.device}, and those of feature {other} on {two.device}; move all "
+                f"{kind.name} of a batch to one device"
             )
 
 

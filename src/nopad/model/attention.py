@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from nopad.batch.device import DENSE, NUMBERS, OPAQUE, carried_by
+from nopad.batch.device import DENSE, NUMBERS, OPAQUE, Cross, carried_by
 from nopad.errors import UnsupportedModelError
 from nopad.model.backends import backend_of
 from nopad.model.backends.core import Heads, allowed, attend
@@ -120,6 +120,8 @@ def packed_attention(
     if placed is None:  # compiled graphs and copied masks keep only the mask's numbers
         keep = _keep_of(module, attention_mask, query, key, heads)
         return attend(query, key, value, keep, heads).transpose(1, 2), None
+    if isinstance(placed, Cross):
+        key, value = placed.in_own_rows(key), placed.in_own_rows(value)
     return backend_of(placed.backend)(query, key, value, placed, heads).contiguous(), None
 
 

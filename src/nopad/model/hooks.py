@@ -123,6 +123,8 @@ class Swap(Hook):
             named["attention_mask"] = call.target.mask()
             cross = Cross(call.target, call.placed)
             named["encoder_attention_mask"] = dense_cross(cross) if call.compiled else cross.mask()
+            if isinstance(named.get("encoder_hidden_states"), torch.Tensor):
+                named["encoder_hidden_states"] = cross.in_rows_of_queries(named["encoder_hidden_states"])
         elif takes(module, "attention_mask"):
             named["attention_mask"] = call.placed.mask() if family.masked else None
         call.note(module, named)

@@ -303,6 +303,6 @@ def _check_types(given: Any, shown: list[Shown], shape: tuple[int, ...], layout:
         row, slot = (int(one) for one in wrong[0])
         marks = ", ".join(f"{one.type} at {one.kind.one} tokens" for one in shown)
         raise BatchError(
-            f"{TYPES} hold {int(given[row, slot])} at place {layout.position_ids[row, slot]} of sequence "
+            f"{TYPES} hold {given[row, slot].item()} at place {layout.position_ids[row, slot]} of sequence "
             f"{layout.sequence_ids[row, slot] - 1}; they are {marks} and 0 at others"
         )
