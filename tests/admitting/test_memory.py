@@ -88,10 +88,24 @@ def test_names_in_a_configuration_change_nothing(audits):
 
 def test_versions_are_part_of_it(audits, monkeypatch):
     front.proof_of(model())
-    for library in (memory.nopad, memory.transformers):
+    for library in (memory.torch, memory.transformers):
         monkeypatch.setattr(library, "__version__", "99.0")
         front.proof_of(model())
     assert len(audits) == 3
+
+
+def test_the_code_of_nopad_is_part_of_it(audits, monkeypatch, tmp_path):
+    """In a checkout, the code changes while the version stays."""
+    front.proof_of(model())
+    package = tmp_path / "nopad"
+    package.mkdir()
+    for number, code in enumerate(("one = 1", "one = 2")):
+        (package / "rules.py").write_text(code)
+        monkeypatch.setattr(memory.nopad, "__file__", str(package / "__init__.py"))
+        memory.code_of_nopad.cache_clear()
+        front.proof_of(model())
+        assert len(audits) == number + 2
+    memory.code_of_nopad.cache_clear()
 
 
 def test_another_method_of_a_class_is_another_model(audits, monkeypatch):

@@ -45,7 +45,7 @@ def packed(
     copy of the same classes and configuration, derives from it how sequences can be kept apart, and audits the copy on
     packs. This takes some seconds. The verdict is remembered in ``~/.cache/nopad`` (or ``$XDG_CACHE_HOME/nopad``), and
     used again until something changes on which it depends. Examples are the classes' source, the configuration, and the
-    versions of Python, torch, transformers and nopad.
+    versions of Python, torch and transformers, and nopad's code.
 
     Args:
         model: a transformers model, bare or with a head, also inside PEFT; or a module of your own (`nn.Module`) that

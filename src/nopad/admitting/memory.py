@@ -5,7 +5,7 @@ A proof depends on:
 * the source of the model's classes, and of the Python modules that these use
 * what the user's own modules hold
 * the configuration, and the kind of head that was asked for
-* the versions of nopad, torch, transformers and Python
+* the versions of torch, transformers and Python, and the code of nopad
 
 The files lie in ``nopad/proofs`` under ``$XDG_CACHE_HOME``, or ``~/.cache``, each with a checksum of itself. A damaged
 file counts as missing. Nothing is remembered if a class has no source, if the model was changed after it was built (a
@@ -24,6 +24,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields, replace
+from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar
@@ -76,7 +77,7 @@ def fingerprint(model: Any, head: str | None = None, base: Any = None) -> str | 
     kinds = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in map(type, model.modules())}
     parts: list[Any] = [
         FORMAT,
-        nopad.__version__,
+        code_of_nopad(),
         torch.__version__,
         transformers.__version__,
         platform.python_version(),
@@ -100,6 +101,15 @@ def fingerprint(model: Any, head: str | None = None, base: Any = None) -> str | 
                 return None
     parts.append(sorted(files.items()))
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=repr).encode()).hexdigest()
+
+
+@cache
+def code_of_nopad() -> str:
+    """Return nopad's version and a hash of its source files, which change in a checkout while the version stays."""
+    digest = hashlib.sha256(nopad.__version__.encode())
+    for path in sorted(Path(nopad.__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def recall(model: Any, head: str | None = None) -> Proof | None:
