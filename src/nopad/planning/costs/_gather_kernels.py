@@ -19,14 +19,18 @@ from numpy.typing import NDArray
 
 from nopad import _bit_kernels as bits
 from nopad.planning.costs._guide_kernels import root
-from nopad.planning.optimal._gather_kernels import Lists, insert, remove
+from nopad.planning.optimal._gather_kernels import Lists, insert, random, remove
 
 _ENTRIES = 8  # most members of one list that are looked at
 _SHORTER = 64  # an exchange leaves the reach of the sequence that was moved at most this much above its length
-_MOVE, _ENTRY = 20, 2  # steps counted for one move or exchange; for each sequence in a pack that takes part
+_MOVE, _ENTRY = 50, 10  # steps counted for one move or exchange; for each sequence in a pack that changes
+_COMPARED = 4  # comparisons of lengths that count as one step
+_SCANNED, _SORTED = 3, 12  # packs that count as one step where all are looked at; steps for each pack that is sorted
+_FAILED, _FILLED = 300, 30  # a sweep ends after so many failures; a pack filled before its turn counts as 30
 _SWEEPS = 2  # sweeps before packs are shaken
 _SHAKES = 4  # attempts to shake a pack, for each pack that is not tight
-_IDLE = 8  # the search ends after so many shakes in a row without a pack less
+_HIDDEN = -1  # the space of a pack that is out of the indices
+_IDLE = 16  # the search ends after so many shakes in a row without a pack less
 
 
 class State(NamedTuple):
@@ -44,7 +48,7 @@ class State(NamedTuple):
         used: number of sequences in each pack; int32 ``[packs]``.
         worth: sum of the values in each pack; int64 ``[packs]``.
         reach: reach of each sequence, as it is in `reaches`; int32 ``[n]``.
-        space: space of each pack, as it is in `spaces`; int32 ``[packs]``.
+        space: space of each pack, as it is in `spaces`, and -1 for a pack out of the indices; int32 ``[packs]``.
         reaches: list r holds the sequences with the reach r, if that is above their length.
         spaces: list s holds the packs with the space s, s > 0.
         present: the bit set (`nopad._bit_kernels`) of all s for which the list in `spaces` is not empty.
@@ -73,7 +77,9 @@ class State(NamedTuple):
 def _reach(s: State, i: int) -> Any:
     """Return the reach of sequence `i`, at most the longest length of all."""
     p, length = s.pack[i], np.int64(s.length[i])
-    return min(s.size[i] + s.tokens[p], root(s.cost[p] + length * length), s.spaces.first.size - 1)
+    by_tokens = min(s.size[i] + s.tokens[p], s.spaces.first.size - 1)
+    cost = s.cost[p] + length * length
+    return by_tokens if by_tokens * by_tokens <= cost else root(cost)
 
 
 @njit(cache=True, nogil=True)
@@ -106,6 +112,7 @@ def _hide(s: State, p: int) -> None:
             remove(s.reaches, s.reach[i], i)
         i = s.after[i]
     space = s.space[p]
+    s.space[p] = _HIDDEN
     if space > 0:
         remove(s.spaces, space, p)
         if s.spaces.first[space] < 0:
@@ -183,6 +190,7 @@ def _exchange(s: State, p: int) -> bool:
             if length + more <= longest:
                 j, seen = s.reaches.first[length + more], 0
                 while j >= 0 and seen < _ENTRIES:
+                    s.steps[0] += 1
                     other = s.pack[j]
                     if s.length[j] < length and s.worth[p] - s.value[i] + s.value[j] < s.worth[other]:
                         _hide(s, other)
@@ -197,19 +205,27 @@ def _exchange(s: State, p: int) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def _sweep(s: State, packs: int, goal: int, depth: int, tight: int, most: int) -> int:
+def sweep(s: State, packs: int, goal: int, depth: int, tight: int, most: int) -> int:
     """Try to empty one pack after another, the lowest worth first; return the number of packs that are not empty.
 
     `packs` is this number at the start. Packs that are worth at least `tight` are left out. The sweep ends early when
-    at most `goal` packs are left, or when `State.steps` reaches `most`.
+    at most `goal` packs are left, when `State.steps` reaches `most`, or after many failures in a row: packs that were
+    not emptied, or became tight before their turn. With more such packs, free space would gather where no exchange
+    finds it.
     """
-    for p in np.argsort(s.worth, kind="mergesort"):
-        if packs <= goal or s.steps[0] >= most or s.worth[p] >= tight:
+    failed = 0
+    loose = np.flatnonzero((s.worth < tight) & (s.first >= 0))
+    s.steps[0] += s.first.size // _SCANNED + _SORTED * loose.size
+    for p in loose[np.argsort(s.worth[loose], kind="mergesort")]:
+        if packs <= goal or s.steps[0] >= most or failed >= _FAILED:
             break
-        if s.first[p] >= 0:
+        if s.worth[p] >= tight:
+            failed += _FILLED
+        elif s.first[p] >= 0:
             _hide(s, p)
             while s.first[p] >= 0 and s.steps[0] < most and (_give(s, p, depth) or _exchange(s, p)):
                 pass
+            failed = 0 if s.first[p] < 0 else failed + 1
             packs -= s.first[p] < 0
             _show(s, p)
             s.steps[0] += _MOVE + _ENTRY * s.used[p]
@@ -217,10 +233,36 @@ def _sweep(s: State, packs: int, goal: int, depth: int, tight: int, most: int) -
 
 
 @njit(cache=True, nogil=True)
-def _random(seed: int, below: int) -> tuple[int, int]:
-    """Return ``(next seed, random integer from 0 to below - 1)``."""
-    seed = (seed * 1103515245 + 12345) & 0x7FFFFFFF
-    return seed, (seed >> 4) % below
+def _longer(s: State, p: int, other: int, number: int, held: NDArray[Any]) -> tuple[int, int]:
+    """Return ``(i, j)``: sequence i of pack `other` is longer than sequence j of pack `p`, and fits there in its place.
+
+    It is such a pair by its number, from 0 on; the last one if there are fewer; and ``(-1, -1)`` if there is none.
+    `held` is working memory for one entry for each sequence of `other`.
+    """
+    size, shortest, longest = 0, s.length[s.first[other]], 0
+    i = s.first[other]
+    while i >= 0:
+        held[size] = i
+        shortest, longest = min(shortest, s.length[i]), max(longest, s.length[i])
+        size += 1
+        i = s.after[i]
+    s.steps[0] += 2 * (s.used[p] + size)
+    found, beside = -1, -1
+    j = s.first[p]
+    while j >= 0:
+        length = s.length[j]
+        if length < longest:
+            reach = _reach(s, j) if s.space[p] == _HIDDEN else s.reach[j]
+            if reach >= shortest and reach > length:
+                s.steps[0] += size // _COMPARED
+                for k in range(size):
+                    if length < s.length[held[k]] <= reach:
+                        found, beside = held[k], j
+                        if number == 0:
+                            return found, beside
+                        number -= 1
+        j = s.after[j]
+    return found, beside
 
 
 @njit(cache=True, nogil=True)
@@ -230,63 +272,47 @@ def _shake(s: State, tight: int, seed: int, most: int) -> int:
     The packs with free space often hold lengths of one kind, so that no exchange between them helps; afterwards other
     packs have the free space. A pack is tight if it is worth at least `tight`. A longer sequence of a random pack is
     exchanged for a shorter one of a pack that is not tight: the first, second, third or fourth possible exchange. This
-    ends when `State.steps` reaches `most`.
+    ends when `State.steps` reaches `most`. Packs that change stay out of the indices until the end.
     """
     loose = np.flatnonzero((s.worth < tight) & (s.first >= 0))
     if loose.size == 0:
         return seed
+    s.steps[0] += s.first.size // _SCANNED
+    held = np.empty(s.used.max(), dtype=np.int32)
     for _ in range(_SHAKES * loose.size):
-        seed, other = _random(seed, s.first.size)
-        seed, at = _random(seed, loose.size)
-        seed, skipped = _random(seed, 4)
+        seed, other = random(seed, s.first.size)
+        seed, at = random(seed, loose.size)
+        seed, number = random(seed, 4)
         p = loose[at]
         if s.steps[0] >= most:
             break
         if other == p or s.first[other] < 0 or s.first[p] < 0:
             continue
-        s.steps[0] += _ENTRY * (s.used[p] + s.used[other])
-        given, taken = -1, -1
-        j = s.first[p]
-        while j >= 0 and skipped >= 0:
-            reach = _reach(s, j)
-            i = s.first[other]
-            while i >= 0 and skipped >= 0:
-                if s.length[j] < s.length[i] <= reach:
-                    given, taken, skipped = i, j, skipped - 1
-                i = s.after[i]
-            j = s.after[j]
+        given, taken = _longer(s, p, other, number, held)
         if given >= 0:
-            _hide(s, p)
-            _hide(s, other)
+            for changed in (p, other):
+                if s.space[changed] != _HIDDEN:
+                    _hide(s, changed)
+                    s.steps[0] += _MOVE + _ENTRY * s.used[changed]
             _move(s, given, p)
             _move(s, taken, other)
+    for p in range(s.first.size):
+        if s.space[p] == _HIDDEN:
             _show(s, p)
-            _show(s, other)
-            s.steps[0] += _MOVE + _ENTRY * (s.used[p] + s.used[other])
     return seed
 
 
 @njit(cache=True, nogil=True)
-def gather(
+def opened(
     length: NDArray[Any],
     size: NDArray[Any],
     value: NDArray[Any],
     indptr: NDArray[Any],
     limits: NDArray[Any],
-    goal: int,
-    tight: int,
-    most: int,
     words: NDArray[Any],
     pack: NDArray[Any],
-) -> int:
-    """Move sequences between packs until at most `goal` packs are left, or sweeps stop helping; return the steps taken.
-
-    Sequence i has the length ``length[i]``, takes ``size[i]`` tokens, costs its squared length, and is worth
-    ``value[i]``. Pack p holds the sequences from ``indptr[p]`` up to ``indptr[p + 1]`` (exclusive) at the start; at the
-    end ``pack[i]`` is the pack of sequence i. `limits` are the most tokens, cost and sequences of a pack. Packs that
-    are worth at least `tight` are not emptied. There are about `most` steps. `words` is an empty bit set,
-    ``empty_set(longest length)``.
-    """
+) -> State:
+    """Return the packs with which `gather` begins, all in the indices; the arguments are those of `gather`."""
     n, packs, longest = length.size, indptr.size - 1, length.max()
     s = State(
         length,
@@ -316,11 +342,36 @@ def gather(
             s.used[p] += 1
             s.worth[p] += value[i]
         _show(s, p)
-    left, idle, seed = packs, 0, 1
+    return s
+
+
+@njit(cache=True, nogil=True)
+def gather(
+    length: NDArray[Any],
+    size: NDArray[Any],
+    value: NDArray[Any],
+    indptr: NDArray[Any],
+    limits: NDArray[Any],
+    goal: int,
+    tight: int,
+    most: int,
+    words: NDArray[Any],
+    pack: NDArray[Any],
+) -> int:
+    """Move sequences between packs until at most `goal` packs are left, or sweeps stop helping; return the steps taken.
+
+    Sequence i has the length ``length[i]``, takes ``size[i]`` tokens, costs its squared length, and is worth
+    ``value[i]``. Pack p holds the sequences from ``indptr[p]`` up to ``indptr[p + 1]`` (exclusive) at the start; at the
+    end ``pack[i]`` is the pack of sequence i. `limits` are the most tokens, cost and sequences of a pack. Packs that
+    are worth at least `tight` are not emptied. There are about `most` steps. `words` is an empty bit set,
+    ``empty_set(longest length)``.
+    """
+    s = opened(length, size, value, indptr, limits, words, pack)
+    left, idle, seed = indptr.size - 1, 0, 1
     while left > goal and idle < _IDLE and s.steps[0] < most:
         before = left
         for _ in range(_SWEEPS):
-            left = _sweep(s, left, goal, limits[2], tight, most)
+            left = sweep(s, left, goal, limits[2], tight, most)
         idle = 0 if left < before else idle + 1
         if left > goal and idle < _IDLE:
             seed = _shake(s, tight, seed, most)

@@ -28,7 +28,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 TOKENS, COST, PLACES, PACKS, LINK = 0, 1, 2, 3, 4  # columns of a class
-SHELVES = 2048  # ranges of free tokens, by which `best_fit` finds a class
+SHELVES = 2**15  # at most so many ranges of free tokens, by which `best_fit` finds a class
+_SEARCH = 8  # steps counted for a search of the shelves, besides the classes looked at
 SMALLEST, SUM, COST_ONLY = 0, 1, 2  # kinds of score
 
 
@@ -51,46 +52,27 @@ def score(pack: NDArray[Any], limits: NDArray[Any], kind: int, weight: float) ->
 
 
 @njit(cache=True, nogil=True)
-def sift_up(scores: NDArray[Any], heap: NDArray[Any], at: int, value: float, number: int) -> None:
-    """Insert class `number` with score `value` into the heap, whose next free entry is `at`.
+def enter(scores: NDArray[Any], winners: NDArray[Any], number: int, value: float) -> None:
+    """Set the score of class `number` to `value`, in a tournament of all classes.
 
-    ``heap[i]`` is a class and ``scores[i]`` its score. The highest score is first; of equal scores, the lowest class.
+    The tournament is a binary tree: node 1 is the root, node n has the nodes 2n and 2n + 1 below it, and the last half
+    of all nodes are the classes. ``scores[n]`` is the highest score below node n, and ``winners[n]`` is its class; of
+    equal scores, the lowest class wins. A class that does not take part has the score -1.
     """
-    while at > 0:
-        above = (at - 1) >> 1
-        if scores[above] > value or (scores[above] == value and heap[above] < number):
-            break
-        scores[at], heap[at] = scores[above], heap[above]
-        at = above
-    scores[at], heap[at] = value, number
-
-
-@njit(cache=True, nogil=True)
-def sift_down(scores: NDArray[Any], heap: NDArray[Any], size: int, value: float, number: int) -> None:
-    """Replace the first of the `size` classes in the heap by class `number` with score `value`, and restore the order.
-
-    ``heap[i]`` is a class and ``scores[i]`` its score. The highest score is first; of equal scores, the lowest class.
-    """
-    at = 0
-    while 2 * at + 1 < size:
-        below = 2 * at + 1
-        other = below + 1
-        if other < size and (
-            scores[other] > scores[below] or (scores[other] == scores[below] and heap[other] < heap[below])
-        ):
-            below = other
-        if value > scores[below] or (value == scores[below] and number < heap[below]):
-            break
-        scores[at], heap[at] = scores[below], heap[below]
-        at = below
-    scores[at], heap[at] = value, number
+    node = scores.shape[0] // 2 + number
+    scores[node], winners[node] = value, number
+    while node > 1:
+        rival, other = scores[node ^ 1], winners[node ^ 1]
+        # `&` and `|` instead of `and` and `or`: no branches, which would be hard to predict
+        lost = (rival > value) | ((rival == value) & (other < number))
+        value, number = (rival if lost else value), (other if lost else number)
+        node >>= 1
+        scores[node], winners[node] = value, number
 
 
 @njit(cache=True, nogil=True)
 def grown(rows: NDArray[Any], used: int) -> NDArray[Any]:
-    """Return `rows` if at least two rows after the first `used` rows are free; otherwise a larger copy of it."""
-    if used + 2 <= rows.shape[0]:
-        return rows
+    """Return a copy of the first `used` rows, with room for as many more."""
     larger = np.empty((2 * rows.shape[0] + 2, rows.shape[1]), dtype=np.int64)
     larger[:used] = rows[:used]
     return larger
@@ -98,14 +80,23 @@ def grown(rows: NDArray[Any], used: int) -> NDArray[Any]:
 
 @njit(cache=True, nogil=True)
 def moved(
-    packs: NDArray[Any], at: int, number: int, size: int, cost: int, copies: int, links: NDArray[Any], item: int
+    packs: NDArray[Any],
+    at: int,
+    number: int,
+    size: int,
+    cost: int,
+    copies: int,
+    links: NDArray[Any],
+    linked: int,
+    item: int,
 ) -> None:
     """Write to row `number` of `packs` what class `at` becomes if `copies` sequences of `item` are added to each pack.
 
-    `size` and `cost` are those of one sequence of `item`. The new link is written to ``links[0]``. The caller sets the
-    number of packs and the last link of row `number`.
+    `size` and `cost` are those of one sequence of `item`. The new link is written to row `linked` of `links`, and is
+    the last one of row `number`. The caller sets its number of packs.
     """
-    links[0, 0], links[0, 1], links[0, 2] = packs[at, LINK], item, copies
+    links[linked, 0], links[linked, 1], links[linked, 2] = packs[at, LINK], item, copies
+    packs[number, LINK] = linked
     packs[number, TOKENS] = packs[at, TOKENS] - copies * size
     packs[number, COST] = packs[at, COST] - copies * cost
     packs[number, PLACES] = packs[at, PLACES] - copies
@@ -136,71 +127,128 @@ def spread_out(
     after placing; the two arrays are those given, changed in place, or larger copies. A step changes or divides one
     class; the loop ends after `most` steps, and `steps` is the number of steps made.
     """
-    scores, heap = np.empty(classes + sizes.shape[0] + 1), np.empty(classes + sizes.shape[0] + 1, dtype=np.int64)
+    places = 2
+    while places < classes + sizes.shape[0]:
+        places *= 2
+    scores, winners = np.full(2 * places, -1.0), np.zeros(2 * places, dtype=np.int64)
     for number in range(classes):
-        sift_up(scores, heap, number, score(packs[number], limits, kind, weight), number)
+        enter(scores, winners, number, score(packs[number], limits, kind, weight))
     steps = 0
     for item in range(sizes.shape[0] - 1, first - 1, -1):
         size, cost = sizes[item], costs[item]
         while left[item] > 0 and steps < most:
-            at = heap[0]
+            at = winners[1]
             if packs[at, TOKENS] < size or packs[at, COST] < cost or packs[at, PLACES] < 1:
                 break
             steps += 1
-            packs, links = grown(packs, classes), grown(links, linked)
+            if classes == packs.shape[0]:
+                packs = grown(packs, classes)
+            if linked == links.shape[0]:
+                links = grown(links, linked)
             if packs[at, PACKS] > left[item]:
-                moved(packs, at, classes, size, cost, 1, links[linked:], item)
-                packs[classes, PACKS], packs[classes, LINK] = left[item], linked
+                moved(packs, at, classes, size, cost, 1, links, linked, item)
+                packs[classes, PACKS] = left[item]
                 packs[at, PACKS] -= left[item]
-                sift_up(scores, heap, classes, score(packs[classes], limits, kind, weight), classes)
+                enter(scores, winners, classes, score(packs[classes], limits, kind, weight))
                 classes += 1
                 left[item] = 0
             else:
-                moved(packs, at, at, size, cost, 1, links[linked:], item)
-                packs[at, LINK] = linked
+                moved(packs, at, at, size, cost, 1, links, linked, item)
                 left[item] -= packs[at, PACKS]
-                sift_down(scores, heap, classes, score(packs[at], limits, kind, weight), at)
+                enter(scores, winners, at, score(packs[at], limits, kind, weight))
             linked += 1
     return packs, classes, links, linked, steps
 
 
 @njit(cache=True, nogil=True)
-def shelf(tokens: int, capacity: int) -> int:
-    """Return the number, 0 to `SHELVES`, of the shelf for a class of packs with this many free tokens.
+def raise_peak(peaks: NDArray[Any], at: int, cost: int) -> None:
+    """Raise what `peaks` says of shelf `at` to at least `cost` (see `first_shelf`)."""
+    node = peaks.shape[0] // 2 + at
+    while node > 0 and peaks[node] < cost:
+        peaks[node] = cost
+        node //= 2
 
-    A shelf is a list of classes with about the same number of free tokens; a higher number means more free tokens.
-    `capacity` is the number of tokens that an empty pack has free.
+
+@njit(cache=True, nogil=True)
+def lower_peak(peaks: NDArray[Any], at: int, cost: int) -> None:
+    """Set what `peaks` says of shelf `at` to `cost`, which is lower than before (see `first_shelf`)."""
+    node = peaks.shape[0] // 2 + at
+    peaks[node] = cost
+    while node > 1:
+        node //= 2
+        peaks[node] = max(peaks[2 * node], peaks[2 * node + 1])
+
+
+@njit(cache=True, nogil=True)
+def first_shelf(peaks: NDArray[Any], first: int, cost: int) -> int:
+    """Return the first shelf, from shelf `first` on, that may hold a class with so much free cost; -1: none.
+
+    `peaks` is a binary tree of the highest free cost on each shelf, or a higher number: node 1 is the root, node n has
+    the nodes 2n and 2n + 1 below it, and the last half of all nodes are the shelves.
     """
-    return int(tokens * (SHELVES / capacity))
+    shelves = peaks.shape[0] // 2
+    node = shelves + first
+    while peaks[node] < cost:
+        while node % 2:  # all nodes after this one are below the next node of a row further up
+            if node & (node + 1) == 0:
+                return -1
+            node //= 2
+        node += 1
+    while node < shelves:
+        node = 2 * node if peaks[2 * node] >= cost else 2 * node + 1
+    return int(node - shelves)
 
 
 @njit(cache=True, nogil=True)
 def tightest(
-    packs: NDArray[Any], heads: NDArray[Any], after: NDArray[Any], first: int, size: int, cost: int
+    packs: NDArray[Any],
+    heads: NDArray[Any],
+    after: NDArray[Any],
+    peaks: NDArray[Any],
+    shift: int,
+    size: int,
+    cost: int,
 ) -> tuple[int, int, int, int]:
     """Find the fullest class that a sequence fits into; return ``(class, before, shelf, looks)``.
 
-    The fullest class has the fewest free tokens. The sequence has `size` tokens and the cost `cost`. A shelf is a list
-    of classes with about the same number of free tokens (`shelf`): ``heads[s]`` is the first class on shelf s, and
-    ``after[c]`` the class after class c; -1: none. The search begins at shelf `first`.
+    The fullest class has the fewest free tokens. The sequence has `size` tokens and the cost `cost`. Shelf s is a list
+    of the classes whose free tokens are s when divided by ``2**shift`` and rounded down: ``heads[s]`` is the first of
+    them, and ``after[c]`` the class after class c; -1: none. `peaks` is that of `first_shelf`; it is lowered where it
+    was too high.
 
     ``before`` is the class before the found one on its shelf (-1: none), and ``looks`` the number of classes that were
-    examined. If the sequence fits into no class, the first three results are -1, and ``looks`` also counts the shelves
-    that were searched.
+    examined. If the sequence fits into no class, the first three results are -1.
     """
     looks = 0
-    for at in range(first, heads.shape[0]):
-        best, before, previous, number = -1, -1, -1, heads[at]
+    at = first_shelf(peaks, size >> shift, cost)
+    while at >= 0:
+        best, before, previous, number, peak = -1, -1, -1, heads[at], np.int64(-1)
         while number >= 0:
             looks += 1
             tokens = packs[number, TOKENS]
+            peak = max(peak, packs[number, COST])
             fuller = best < 0 or tokens < packs[best, TOKENS]
             if fuller and tokens >= size and packs[number, COST] >= cost:
                 best, before = number, previous
             previous, number = number, after[number]
         if best >= 0:
             return best, before, at, looks
-    return -1, -1, -1, looks + heads.shape[0] - first
+        if peak < cost:
+            lower_peak(peaks, at, int(peak))
+        looks += _SEARCH
+        at = first_shelf(peaks, at + 1, cost) if at + 1 < heads.shape[0] else -1
+    return -1, -1, -1, looks
+
+
+@njit(cache=True, nogil=True)
+def put(
+    packs: NDArray[Any], heads: NDArray[Any], after: NDArray[Any], peaks: NDArray[Any], number: int, shift: int
+) -> None:
+    """Put class `number` on its shelf, if its packs have a free place; see `tightest`."""
+    if packs[number, PLACES] > 0:
+        at = packs[number, TOKENS] >> shift
+        after[number], heads[at] = heads[at], number
+        raise_peak(peaks, at, packs[number, COST])
 
 
 @njit(cache=True, nogil=True)
@@ -218,24 +266,34 @@ def best_fit(
     """Place all sequences, those of the last item first, into the fullest class of packs that has room, or new packs.
 
     The fullest class has the fewest free tokens. Arguments and results are those of `spread_out`. The last result,
-    ``steps``, counts the work of searching: 1 for each search, and the ``looks`` of `tightest`. After `most` steps no
+    ``steps``, counts the work of searching: 8 for each search, and the ``looks`` of `tightest`. After `most` steps no
     class is searched for any more: all other sequences go to new packs, which hold sequences of one item only.
     """
-    items = left.shape[0]
-    heads, after = np.full(SHELVES + 1, -1, dtype=np.int64), np.empty(classes + 3 * items + 16, dtype=np.int64)
+    items, shift, shelves = left.shape[0], 0, 1
+    while limits[TOKENS] >> shift >= SHELVES:
+        shift += 1
+    while limits[TOKENS] >> shift >= shelves:
+        shelves *= 2
+    heads, after = np.full(shelves, -1, dtype=np.int64), np.empty(classes + 3 * items + 16, dtype=np.int64)
+    peaks = np.full(2 * shelves, -1, dtype=np.int64)
     for number in range(classes):
-        if packs[number, PLACES] > 0:
-            at = shelf(packs[number, TOKENS], limits[TOKENS])
-            after[number], heads[at] = heads[at], number
+        put(packs, heads, after, peaks, number, shift)
     steps = 0
     for item in range(items - 1, -1, -1):
         size, cost = sizes[item], costs[item]
         while left[item] > 0:
             number, before, at = -1, -1, -1
             if steps < most:
-                number, before, at, looks = tightest(packs, heads, after, shelf(size, limits[TOKENS]), size, cost)
-                steps += looks + 1
-            packs, links = grown(packs, classes + 1), grown(links, linked)
+                number, before, at, looks = tightest(packs, heads, after, peaks, shift, size, cost)
+                steps += looks + _SEARCH
+            if classes + 2 > packs.shape[0]:
+                packs = grown(packs, classes)
+            if classes + 2 > after.shape[0]:
+                longer = np.empty(2 * after.shape[0] + 2, dtype=np.int64)
+                longer[: after.shape[0]] = after
+                after = longer
+            if linked == links.shape[0]:
+                links = grown(links, linked)
             opened = number < 0
             if opened:  # the class gets as many new packs as the rest of this item fills
                 number = classes
@@ -251,21 +309,14 @@ def best_fit(
                 copies = min(copies, packs[number, COST] // cost)
             count = min(packs[number, PACKS], left[item] // copies)
             rest = 0 if opened else packs[number, PACKS] - count
-            if classes + 2 > after.shape[0]:
-                longer = np.empty(2 * after.shape[0] + 2, dtype=np.int64)
-                longer[: after.shape[0]] = after
-                after = longer
             if rest:
                 packs[classes] = packs[number]
                 packs[classes, PACKS] = rest
-                at = shelf(packs[classes, TOKENS], limits[TOKENS])
-                after[classes], heads[at] = heads[at], classes
+                put(packs, heads, after, peaks, classes, shift)
                 classes += 1
-            moved(packs, number, number, size, cost, copies, links[linked:], item)
-            packs[number, PACKS], packs[number, LINK] = count, linked
-            if packs[number, PLACES] > 0:
-                at = shelf(packs[number, TOKENS], limits[TOKENS])
-                after[number], heads[at] = heads[at], number
+            moved(packs, number, number, size, cost, copies, links, linked, item)
+            packs[number, PACKS] = count
+            put(packs, heads, after, peaks, number, shift)
             left[item] -= count * copies
             linked += 1
     return packs, classes, links, linked, steps

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from nopad.planning.algorithm import Strategies
 from nopad.planning.costs.knots import Knots
-from nopad.planning.costs.spread import Load, Packed
+from nopad.planning.costs.spread import LOOK, Load, Packed
 from nopad.planning.optimal.budget import Budget
 from nopad.planning.optimal.listed import Listed
 from nopad.planning.optimal.master import Master, Optimum
@@ -42,7 +42,7 @@ _SMALL, _PARTS = 300, 4  # below so many packs, one in _PARTS of the fractions i
 _REST = 30  # so many sequences are left to best-fit
 _WIDTH = 8  # available lengths that are tried on each side of the planned one
 _PAIR, _TABLE, _SEQUENCE = 25, 2 * 10**6, 400  # operations per pair of knots in pricing; per table; per sequence
-_LOOKS = 10**7  # classes that best-fit may look at
+_LOOKS = 10**7  # most steps of best-fit
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class _Search:
         if self.left.any():
             classes, links = np.empty((self.left.size + 16, 5), np.int64), np.empty((self.left.size + 16, 3), np.int64)
             made: Any = _kernels.best_fit(load.sizes, load.costs, self.left, classes, 0, links, 0, load.limits, _LOOKS)
-            self.budget.charge(made[4])
+            self.budget.charge(LOOK * made[4])
             for count, lengths in Packed(made[0][: made[1]], made[2][: made[3]]).strategies(load.lengths):
                 strategies[lengths] += count
         return [(count, lengths) for lengths, count in strategies.items()]

@@ -25,7 +25,7 @@ __all__ = ["MOST_GATHERED", "gather"]
 MOST_GATHERED = 2**22  # sequences, about 100 bytes each
 _SCALE = 2**40  # the integer for a value of 1
 _TIGHT = 1e-4  # a pack with a worth of at least 1 - _TIGHT is not emptied
-_STEP, _LISTING = 15, 500  # operations per step; and per sequence, to set up the search and to read its result
+_STEP, _LISTING = 7, 500  # operations per step; and per sequence, to set up the search and to read its result
 
 
 def gather(

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.planning.costs.spread import Load, Packed
+from nopad.planning.costs.spread import LOOK, Load, Packed
 from nopad.planning.optimal.budget import Budget
 
 __all__ = ["FILLING", "MOST_CAPACITY", "MOST_FILLED", "Guide", "fill", "fits_memory", "guide"]
@@ -37,7 +37,7 @@ _WHOLE = 1e-6  # a number this close to an integer counts as one
 _SCALE = 2**40  # the integer for a dual value of 1
 _FILLS, _FEW = 4, 40  # most plans in rounded lengths, each for the sequences left by the one before (at least _FEW)
 _AGAIN_SHARE = 0.25  # share of the budget that is left, for each of these plans but the first
-_LEAST_LOOKS = 10**6  # classes that the final best-fit may always look at
+_LEAST_LOOKS = 10**6  # steps that the final best-fit may always take
 _MOST_LAYERS = 32  # of the knapsack: one for each number of sequences in a pack
 _SHALLOW = 2  # pricing ignores a depth of at least this many times the mean number of sequences in a pack
 MOST_CAPACITY = 2**24  # filling slots takes 40 bytes per token of capacity
@@ -202,8 +202,8 @@ def fill(plan: Guide, load: Load, align: int, budget: Budget) -> Packed:
     Each rounded length in a pattern of `plan` is a slot for one sequence. For sequences without a slot, `guide` makes a
     plan in rounded lengths again, a few times. Sequences that still have no slot are placed by best-fit. The operations
     of `guide` and of best-fit are charged to `budget` here. The operations of filling slots (`FILLING`) must be charged
-    by the caller. Best-fit always places all sequences: even with no budget left it may look at a million classes of
-    equal packs, and then opens new packs.
+    by the caller. Best-fit always places all sequences: even with no budget left it may take a million steps to look
+    for room, and then opens new packs.
     """
     from nopad.planning.costs import _kernels
 
@@ -226,10 +226,10 @@ def fill(plan: Guide, load: Load, align: int, budget: Budget) -> Packed:
         with budget.part(_AGAIN_SHARE):
             following = guide(rest, budget)
     made: Any = _kernels.best_fit(
-        load.sizes, load.costs, left, classes, used, links, linked, load.limits, max(budget.left, _LEAST_LOOKS)
+        load.sizes, load.costs, left, classes, used, links, linked, load.limits, max(budget.left // LOOK, _LEAST_LOOKS)
     )
     classes, used, links, linked, looks = made
-    budget.charge(looks)
+    budget.charge(LOOK * looks)
     return Packed(classes[:used], links[:linked])
 
 

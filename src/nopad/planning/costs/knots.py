@@ -105,41 +105,21 @@ def prove(
     lengths are rounded up in a pack. The checks are charged to `budget`; the result is ``(0, None)`` if the budget does
     not allow them, or if the certificate cannot be checked.
     """
-    excess = _excesses(load, align, values, units, by_depth, budget)
-    if excess is None:
+    limits, whole = _limits(load, align), _whole(load, values, units)
+    proof = _certificate(load, whole, units, by_depth)
+    work = int(_CHECK * proof.work(*limits))
+    if work > budget.most or not proof.steps or proof.problem(*limits) is not None:
         return 0, None
-    limits = _limits(load, align)
-    lowered = np.minimum.accumulate((_whole(load, values, units) - excess).clip(0)[::-1])[::-1]
-    proof = _certificate(load, lowered, units, by_depth)
+    budget.charge(work)
+    step = np.searchsorted([length for length, _ in proof.steps], load.lengths, side="right")
+    excess = np.append(0, np.maximum(proof.worths(*limits) - _ONE, 0))[step]  # for each longest length
+    proof = _certificate(load, np.minimum.accumulate((whole - excess).clip(0)[::-1])[::-1], units, by_depth)
     work = int(2 * _CHECK * proof.work(*limits))  # once here, and once when the plan is made
     if work > budget.most:
         return 0, None
     budget.charge(work)
     histogram = Histogram(load.lengths[load.counts > 0], load.counts[load.counts > 0])
     return proof.bound(histogram, *limits), proof
-
-
-def _excesses(
-    load: Load,
-    align: int,
-    values: NDArray[np.float64],
-    units: tuple[int, int] | None,
-    by_depth: bool,
-    budget: Budget,
-) -> NDArray[np.int64] | None:
-    """Return by how much a pack might be worth more than 1, for each longest length; int64 ``[k]``, in 2^-30.
-
-    The arguments are those of `prove`. The result is None if the budget does not allow the check, or if the values
-    cannot be checked.
-    """
-    limits = _limits(load, align)
-    proof = _certificate(load, _whole(load, values, units), units, by_depth)
-    work = int(_CHECK * proof.work(*limits))
-    if work > budget.most or not proof.steps or proof.problem(*limits) is not None:
-        return None
-    budget.charge(work)
-    step = np.searchsorted([length for length, _ in proof.steps], load.lengths, side="right")
-    return np.append(0, np.maximum(proof.worths(*limits) - _ONE, 0))[step]
 
 
 def _limits(load: Load, align: int) -> tuple[int, int, int, int | None]:

@@ -4,8 +4,8 @@ At first, as many packs are opened as a lower bound says. The sequences are deal
 emptiest pack, so that every pack gets a share of the long ones, which cost most. Sequences shorter than some limit go
 to the fullest pack that they fit into instead, so that free room gathers in few packs. There are several tries, in a
 fixed order, until a plan has few enough packs. They vary the measure of emptiness (a score of free tokens and free
-cost), the limit on length, and the number of packs opened. Each try takes O(distinct lengths x classes of equal packs)
-steps.
+cost), the limit on length, and the number of packs opened. With more packs opened, only the best ways are tried again,
+and each time half of them are left. A step of dealing out takes O(log(classes of equal packs)) operations.
 
 Source: worst-fit with a fixed number of bins, as `nopad.planning.optimal.spread`; scores for several resources as in
 Panigrahy, Talwar, Uyeda, Wieder, "Heuristics for vector bin packing", 2011.
@@ -24,18 +24,19 @@ from nopad.planning.algorithm import Strategies
 from nopad.planning.costs.bounds import fewest
 from nopad.planning.optimal.budget import Budget
 
-__all__ = ["Load", "Packed", "bound_of", "is_few", "load_of", "spread"]
+__all__ = ["LOOK", "Load", "Packed", "bound_of", "is_few", "load_of", "spread"]
 
 UNLIMITED = 2**31 - 1  # the depth of a load without a limit
 _MOST_DEALT = 10**7  # most steps of dealing out in one try
-_MOST_LOOKS = 2 * 10**7  # most classes looked at by best-fit in one try, one operation each
+_MOST_LOOKS = 2 * 10**7  # most steps of best-fit in one try
+LOOK = 7  # operations of a step of best-fit
 _FEW = 5  # most sequences per pack on average, for `is_few`
-_DEAL, _START = 50, 10**5  # operations of a step of dealing out, and of beginning a try
+_DEAL, _START = 75, 10**5  # operations of a step of dealing out, and of beginning a try
 _SHARES = (0.0, 0.01, 0.03, 0.1, 0.2, 0.3)  # the shortest sequences with this share of all tokens are not dealt out
 _SCORES = ((0, 0.5), (0, 0.7), (0, 1.0), (0, 1.5), (0, 3.0), (1, 0.5), (1, 1.0), (2, 1.0))  # (kind, weight) of a score
 _LOOK, _HOPELESS = 9, 1.05  # from try _LOOK on, the search ends if the best plan has _HOPELESS times the bound
-_BEST_WAYS = 12  # number of best ways that are tried again with more packs opened; how many more:
-_MORE = (0.0, 1e-4, 2e-4, 3e-4, 5e-4, 7e-4, 1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2)  # shares of the bound
+_BEST_WAYS, _LEAST_WAYS = 12, 3  # number of best ways tried again with more packs opened: at first, and at least
+_MORE = (0.0, 1e-4, 2e-4, 3e-4, 5e-4, 7e-4, 1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2)  # parts of the bound
 
 
 @dataclass(frozen=True)
@@ -143,12 +144,15 @@ def spread(load: Load, bound: int, enough: int, budget: Budget) -> Packed:
         ranked.append((tries.deal(bound, way), number))
         if tries.over or (number >= _LOOK and min(ranked)[0] > bound * _HOPELESS):
             return tries.finish(ways[min(ranked)[1]])
+    ranked = sorted(ranked)[:_BEST_WAYS]
     for more in _MORE:
         packs = bound + 1 + int(bound * more)
-        for _, number in sorted(ranked)[:_BEST_WAYS]:
+        again = []
+        for _, number in ranked:
             if tries.over or packs >= tries.packs:
                 return tries.finish(ways[number])
-            tries.deal(packs, ways[number])
+            again.append((tries.deal(packs, ways[number]), number))
+        ranked = sorted(again)[: max(_LEAST_WAYS, len(again) // 2)]
     return tries.finish(ways[min(ranked)[1]])
 
 
@@ -191,7 +195,7 @@ class _Tries:
             return packs + int(stuck)
         made = _kernels.best_fit(load.sizes, load.costs, left, classes, number, links, linked, load.limits, _MOST_LOOKS)
         classes, number, links, linked, looks = made
-        self.budget.charge(looks)
+        self.budget.charge(LOOK * looks)
         plan = Packed(classes[:number], links[:linked])
         total = plan.packs
         if total < self.packs:

@@ -80,6 +80,13 @@ def remove(lists: Lists, key: int, member: int) -> None:
 
 
 @njit(cache=True, nogil=True)
+def random(seed: int, below: int) -> tuple[int, int]:
+    """Return ``(next seed, random integer from 0 to below - 1)``."""
+    seed = (seed * 1103515245 + 12345) & 0x7FFFFFFF
+    return seed, (seed >> 4) % below
+
+
+@njit(cache=True, nogil=True)
 def _show(s: State, p: int) -> None:
     """Enter pack `p` into the indices `sums` and `spaces`, if it has free space and is not empty."""
     if s.free[p] > 0 and s.first[p] >= 0:
@@ -200,8 +207,7 @@ def _shake(s: State, seed: int) -> int:
     """
     packs = s.first.size
     for _ in range(min(packs, 4 * _open(s))):
-        seed = (seed * 1103515245 + 12345) & 0x7FFFFFFF
-        full = (seed >> 4) % packs
+        seed, full = random(seed, packs)
         if s.free[full] == 0:
             i = s.first[full]
             while i >= 0:
