@@ -165,8 +165,8 @@ class Traced:
     def many(self) -> Run:
         """Return the recorded call as a `Run` in which the base returns results of several sequences in one row.
 
-        The base's tensors with one entry per sequence get several entries, all different; its tensors per token stay as
-        recorded.
+        The base's tensors with one entry per sequence get several entries, its own times factors from 1 to 2, so that
+        floats other than 0 all differ. Its tensors per token stay as recorded.
         """
         length, base = len(self.tokens), self.model.base
         many = next(one for one in SEQUENCES if one != length and not _has_size(self.model, one))

@@ -170,8 +170,8 @@ def _proven(model: Any, small: Any, head: str | None) -> Proof:
 def _lines(model: Any, exact: Any, close: float) -> Iterator[Derived]:
     """Yield lines that could fit a model: that of the table, if its type is known but not its class, then derived ones.
 
-    `exact` is the small copy in float64. A model with classes of the user's own is probed in another copy instead,
-    which has more layers (`deep_copy`).
+    `close` is as in `Judge`. `exact` is the small copy in float64. A model with classes of the user's own is probed in
+    another copy instead, which has more layers (`deep_copy`), unless no such copy can be made.
     """
     kind = getattr(model.config, "model_type", "")
     deep = deep_copy(model) if foreign(model) and not own_parts(model) else None

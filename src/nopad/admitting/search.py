@@ -266,7 +266,10 @@ def beside(probed: Probed, module: nn.Module) -> bool:
 
 @contextmanager
 def _frozen(modules: list[nn.Module], seen: dict[nn.Module, Seen]) -> Iterator[None]:
-    """For a ``with`` block, let modules return the output of their first call, whatever their arguments."""
+    """For a ``with`` block, let modules return their recorded output, whatever their arguments.
+
+    ``seen[module]`` is the module's first call in an earlier run.
+    """
 
     def same(output: Any) -> Callable[..., Any]:
         return lambda *args, **kwargs: output

@@ -153,8 +153,9 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _crosses(self, function: Any, before: Any, holds: Mapping[int, int], output: Any) -> bool:
         """Return whether an operation changes its result for a token when the input for another token changes.
 
-        True also if this cannot be tried, or if a result does not have exactly one dimension of tokens. False if the
-        operation is random.
+        `before` are the operation's arguments as they were before it ran, and `output` is its result. `holds` says
+        what each tensor in `before` holds (`TOKEN`), by ``id``. True also if this cannot be tried, or if a result does
+        not have exactly one dimension of tokens. Otherwise False if the operation is random.
         """
         made = [one for one in tree_leaves(output) if isinstance(one, Tensor)]
         dims = [[dim for dim, size in enumerate(one.shape) if size == self.length] for one in made]

@@ -158,7 +158,10 @@ class Poisoned:
     def _run(
         self, sequences: list[list[int]], factor: float | None, watch: Callable[[Places], Any] | None
     ) -> tuple[dict[str, list[Tensor]], Places]:
-        """Do what `run` does; return the outputs, and the places of the sequences in the batch."""
+        """Run the sequences packed, as `run` does; return ``(outputs, places)``.
+
+        The outputs are by name, split into one part per sequence; the places say where the sequences lie in the batch.
+        """
         batch, there = self.trial.batch(self.form, sequences)
         inside = nullcontext() if watch is None else watch(there)
         with torch.no_grad(), _scaled(self.trial, there, self.victim, factor), inside:

@@ -136,7 +136,11 @@ class Pictures:
 
     @classmethod
     def drawn(cls, config: Any, seed: int, tokens: Tokens) -> Pictures:
-        """Draw the sequences; see `PARTS`. They begin and end with the special tokens that `tokens` names."""
+        """Draw the `Pictures` of a model with this configuration, with random tokens and pixel values from `seed`.
+
+        `PARTS` says which parts each sequence has; without videos if the model takes none. Sequences begin and end with
+        the special tokens that `tokens` names.
+        """
         images = IMAGES[config.model_type].images
         assert images is not None
         parts = [[part for part in one if images.axes or isinstance(part, int) or len(part) == 2] for one in PARTS]

@@ -70,7 +70,10 @@ class Tokens:
         return np.setdiff1d(np.arange(self.vocabulary), [*self.special.values(), self.mask])
 
     def including(self, names: Sequence[str]) -> Tokens:
-        """Return a copy that also draws the special tokens with these names, at any place of a sequence."""
+        """Return a copy that draws the special tokens with these names, in place of those in `inside`.
+
+        They are drawn at any place of a sequence, beside the ordinary ids.
+        """
         return replace(self, inside=tuple(dict.fromkeys(self.special[name] for name in names)))
 
     def for_collators(self) -> Tokens:

@@ -193,9 +193,10 @@ class Cross:
     def in_rows_of_queries(self, states: Tensor) -> Tensor:
         """Return states ``[R, L, ...]`` of the keys in as many rows as the queries have, with 0 behind the last slot.
 
-        Some cross attention counts rows by its queries only (UMT5). The slots keep their order, and a row has one for
-        each token of the longest key sequence, since position biases are as wide as a row. If both have as many rows,
-        the states are returned as they are. `in_own_rows` is the inverse.
+        Some cross attention counts rows by its queries only (UMT5). The slots keep their order, row after row. A row
+        gets just enough slots for all of them, but at least one for each token of the longest key sequence, since
+        position biases are as wide as a row. If keys and queries have equally many rows, `states` itself is returned.
+        `in_own_rows` is the inverse.
         """
         rows, layout = self.queries.layout.shape[0], self.keys.layout
         if states.shape[0] == rows:

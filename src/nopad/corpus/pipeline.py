@@ -87,8 +87,9 @@ class Part(NamedTuple):
 class Gathered:
     """The decoded records of a group: the good ones in order (`parts`), and the number of skipped bad ones (`bad`).
 
-    `records` is the number of all records, good and skipped. `failure` is the error of the bad record at which decoding
-    stopped; None: there was no such record.
+    `blocks` are the blocks that the records are from; a stream leaves them empty. `records` is the number of all
+    records, good and skipped. `failure` is the error of the bad record at which decoding stopped; None: there was no
+    such record.
     """
 
     blocks: list[Block]

@@ -79,9 +79,10 @@ class Head:
             yield vocabulary, LabelledOnly(cell, "output embeddings")
 
     def _poolers(self) -> Iterator[tuple[str, int, nn.Module, nn.Module]]:
-        """Yield, for each pooler of the base model and of the model, (its name, `dims`, the pooler, `inner`).
+        """Yield ``(name, dims, pooler, inner)`` for each pooler of the base model and of the model.
 
-        `dims` and `inner` are those of `_feed`.
+        The pooler is to get one pooled state per sequence: with `dims` 3 ``[S, 1, H]``, pooled from its own input; with
+        2 ``[S, H]``, pooled from the output of the module `inner`.
         """
         name, dims = self.family.pooler or ("", 0)
         for holder in dict.fromkeys((self.base, self.model)):

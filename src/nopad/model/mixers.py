@@ -188,12 +188,14 @@ def release(modules: Iterable[nn.Module]) -> None:
 
 
 def refuse_compiled(model: Any, family: Family) -> None:
-    """Refuse a compiled call, or one with static shapes, of a model with mixing modules or tables of positions.
+    """Refuse a model that cannot run compiled or with static shapes; callers call this only for such a call.
 
-    The groups in which mixing modules run differ from batch to batch.
+    Mixing modules run in groups that differ from batch to batch. Positions counted along the row are replaced by hooks,
+    which compiled code would leave out.
 
     Raises:
-        UnsupportedModelError: the model has mixing modules, or counts positions along the row.
+        UnsupportedModelError: the model has mixing modules (`Family.mixers`), or learned tables of position embeddings
+            for which it counts positions along the row (`Family.tables`).
     """
     if family.tables:
         raise UnsupportedModelError(

@@ -107,8 +107,9 @@ def _is_of(libraries: tuple[str, ...], name: str) -> bool:
 def of_module(module: nn.Module, libraries: tuple[str, ...] = LIBRARIES) -> Iterator[tuple[str, Any]]:
     """Yield (description, callable) for the user's own hooks on this module, and for its replaced methods.
 
-    The user's own code is what `is_own_call` says, with these `libraries`. If the module's class is the user's own, the
-    forward method is the only method that is looked at.
+    The description is what the callable is, such as "the hook" or "the forward method". The user's own code is what
+    `is_own_call` says, with these `libraries`. If the module's class is the user's own, the forward method is the only
+    method that is looked at.
     """
     stock = not is_own(class_of(module))
     for name, value in module.__dict__.items():
@@ -179,9 +180,10 @@ def _places(kinds: frozenset[type]) -> list[Any]:
 def changes(model: nn.Module) -> list[tuple[str, Any]]:
     """Return the user's own code that changes what a model's modules compute, as (description, callable) pairs.
 
-    Such code is a hook, a replaced method, or a replaced function: of a module's class, of the file of transformers
-    that defines this class, or of ``torch``, ``torch.Tensor`` or ``torch.nn.functional``. The user's own classes of
-    modules do not count.
+    A description is what the callable is, such as "the hook" or "the forward method", or the name of the function that
+    it replaces. Such code is a hook, a replaced method, or a replaced function: of a module's class, of the file of
+    transformers that defines this class, or of ``torch``, ``torch.Tensor`` or ``torch.nn.functional``. The user's own
+    classes of modules do not count.
     """
     found = [(what, call) for module in model.modules() for what, call in of_module(module)]
     kinds = frozenset(type(module) for module in model.modules())

@@ -269,7 +269,10 @@ class Spool:
         return self._folder / f"{name}.bin"
 
     def _trusted(self) -> list[Progress]:
-        """Return the commits before the first one with a wrong checksum; remove all others from the journal."""
+        """Return the commits before the first damaged one, and remove all others from the journal.
+
+        A commit is damaged if its line in the journal is, or if the files lack its bytes or hold others.
+        """
         history: list[Progress] = []
         good = 0
         with ExitStack() as stack:

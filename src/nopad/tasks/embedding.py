@@ -224,7 +224,9 @@ class Embedder(Core):
         return isinstance(given, str)
 
     def prepare(self, requests: Sequence[Any], **how: Any) -> tuple[list[Prepared], Mapping[str, int]]:
-        """Tokenise texts; see `Core.prepare`. `how` may have `prompt`, `prompt_name` and `over_long`, as in `encode`.
+        """Tokenise texts; return one `Prepared` per text, in order, and ``{"truncated": number of texts cut}``.
+
+        The mapping is empty if no text was cut. `how` may have `prompt`, `prompt_name` and `over_long`, as in `encode`.
 
         Raises:
             OptionError: `how` has another option; or as for `encode`.

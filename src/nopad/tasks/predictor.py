@@ -211,9 +211,10 @@ class Predictor(Core):
         return isinstance(given, str | Mapping)
 
     def prepare(self, requests: Sequence[Any], **how: Any) -> tuple[list[Prepared], Mapping[str, int]]:
-        """Tokenise records; see `Core.prepare`.
+        """Tokenise records; return one `Prepared` per record, in order, and counts by name (`Examples.counts`).
 
         A request is a record (a dict of columns), a text, or a tuple or list of texts, one per text column of the task.
+        There are no options, so `how` must be empty.
 
         Raises:
             OptionError: an option is given in `how`, or the task combines records at random, so that it has no answer
@@ -229,7 +230,10 @@ class Predictor(Core):
         return [Prepared(one.sequences, one) for one in examples.of_each_record()], examples.counts
 
     def results_of(self, batch: PackedBatch, model: Any) -> list[Any]:
-        """Return the task's result for each sequence; see `Core.results_of`."""
+        """Run the model on a batch, and return the task's result for each sequence, in the order of the batch.
+
+        A sequence for which the model gives NaN gets a RequestError instead. `model` is as in `Core.results_of`.
+        """
         outputs = self.task.objective.outputs(model, batch)
         odd = self._odd(outputs, batch)
         if len(odd) == batch.layout.sequences:

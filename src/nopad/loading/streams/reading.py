@@ -253,9 +253,9 @@ class _Pass:
         return not mine.size
 
     def _lines(self, block: Block, lines: Lines, first: int) -> Iterator[tuple[Gathered, Cursor]]:
-        """Add this rank's records of a block of lines, decoding no others; yield the groups that this fills.
+        """Add this rank's records of a block of lines, decoding no others; yield the groups that end here.
 
-        `first` is the number, in the pass, of the block's first record.
+        Each comes with the cursor after it. `first` is the number, in the pass, of the block's first record.
         """
         end, begin = first + len(lines), max(first, self._cursor.record)
         if end <= begin:
@@ -272,7 +272,7 @@ class _Pass:
         self._cursor = replace(self._cursor, record=end, deal=deal)
 
     def _run(self, run: Records | BadRecord, first: int) -> Iterator[tuple[Gathered, Cursor]]:
-        """Add this rank's records of a run; yield the groups that this fills.
+        """Add this rank's records of a run; yield the groups that end here, each with the cursor after it.
 
         A run is consecutive records that were decoded together, or one bad record. `first` is the number, in the pass,
         of its first record.
@@ -287,9 +287,10 @@ class _Pass:
     def _fill(
         self, run: Records | BadRecord, mine: NDArray[np.int64], numbers: NDArray[np.int64]
     ) -> Iterator[tuple[Gathered, Cursor]]:
-        """Add the records at places `mine` of a run; yield the groups that this fills.
+        """Add the records at places `mine` of a run; yield the groups that end here, each with the cursor after it.
 
-        `numbers` are the numbers of these records in the pass.
+        A group ends when it is full, or at a bad record that the options do not allow. `numbers` are the numbers of
+        the chosen records in the pass.
         """
         sizes = np.cumsum(_bytes_of(run, mine))
         at = 0

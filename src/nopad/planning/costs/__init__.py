@@ -135,7 +135,7 @@ class _Search:
         self.bound = bound_of(self.load)
 
     def run(self, by_tokens: Callable[[], Strategies] | None) -> None:
-        """Try the methods of `within` in turn."""
+        """Try the methods of `within` in turn, and keep the best plan in `best`; `by_tokens` is as in `within`."""
         self._spread()
         cost = sum(a * b for a, b in zip(self.load.costs.tolist(), self.load.counts.tolist(), strict=True))
         loose = int(self.load.limits[1]) * self.bound >= _LOOSE * cost

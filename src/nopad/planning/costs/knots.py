@@ -123,13 +123,16 @@ def prove(
 
 
 def _limits(load: Load, align: int) -> tuple[int, int, int, int | None]:
-    """Return the limits of a pack, as the methods of `CostCertificate` take them."""
+    """Return the limits of a pack as ``(capacity, squares, align, depth)``; a depth of None is unlimited."""
     capacity, squares, depth = load.limits.tolist()
     return capacity, squares, align, None if depth == UNLIMITED else depth
 
 
 def _whole(load: Load, values: NDArray[np.float64], units: tuple[int, int] | None) -> NDArray[np.int64]:
-    """Return values of lengths as integers that do not fall with length; int64 ``[k]``. See `prove`."""
+    """Return the values of lengths, rounded down to integers that do not fall with length; int64 ``[k]``.
+
+    A value of 1 becomes 2^30. `values` and `units` are those of `prove`.
+    """
     whole = np.floor(values * _ONE).astype(np.int64)
     if units is not None:
         whole[load.sizes < -(-int(load.limits[0]) // units[0])] = 0

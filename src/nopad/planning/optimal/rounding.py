@@ -77,7 +77,7 @@ def dive_through(
 def _dive(
     master: Master, times: NDArray[np.float64], bound: int, budget: Budget, parts: int
 ) -> tuple[Packing, list[tuple[Packing, NDArray[np.int64]]]]:
-    """Do what `dive_through` does, but leave the demand of `master` as the last step set it."""
+    """Return ``(packing, stages)`` as `dive_through` does, but leave the demand of `master` as the last step set it."""
     items = master.items
     left = items.demand.copy()
     taken: Packing = Counter()

@@ -93,9 +93,9 @@ class PriceCertificate:
             raise ValueError(f"price certificate: sizes of extras must rise, with values from 1 to {MAX_VALUE}")
 
     def _table(self, capacities: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int, int]], int, int]:
-        """Return the extras that fit into at least one capacity, and the largest limits of both sizes.
+        """Return ``(extras, room, places)``: the extras that fit into a capacity, and the largest limits of both sizes.
 
-        All of these are in units, rounded down.
+        An extra is ``(first size, second size, value)``. All sizes and limits are in units, rounded down.
         """
         one, other = self.units
         rooms, places = max(c[0] for c in capacities) // one, max(c[1] for c in capacities) // other
