@@ -4,6 +4,7 @@ PyTorch multiplies float32 matrices with MKL. On AVX-512 CPUs that are not made 
 is up to 1.85 times as fast; on CPUs with AVX2 only, MKL is faster. So both kernels are timed on the model's most
 frequent layer size, once per process and size, and the result is logged. Parameters and `state_dict` stay unchanged:
 the reordered copies take as much memory as the linear layers' weights, and are freed at the end of the ``with`` block.
+oneDNN computes GELU and SiLU together with the layer before them (`nopad.model.fusing`).
 Do not change weights inside the block: a weight that is changed in place is reordered again, but a change through
 ``.data`` cannot be noticed; a new parameter in a weight's place runs on PyTorch's own kernel.
 """
@@ -15,12 +16,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from nopad.model.fusing import PLAIN, Activations, Formula
 
 __all__ = ["active", "fast_linear", "is_hooked", "is_plain_layer", "is_worth_it", "shared"]
 
@@ -105,6 +108,8 @@ class _FastLinear(TorchFunctionMode):
         self.model = model
         self._mine: dict[int, Tensor]  # kept alive, so that no new parameter gets one of these ids
         self._laid_out: dict[int, tuple[Tensor, int, Tensor]]
+        learnt: dict[int, Formula] = {} if other is None else other._activations.learnt
+        self._activations: Activations = Activations(learnt)
         if other is None:
             self._mine = {id(one): one for one in model.parameters() if _is_plain(one) and not one.is_inference()}
             self._laid_out = {}
@@ -114,11 +119,25 @@ class _FastLinear(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.compiler.is_compiling():  # a compiler lays weights out by itself
             return function(*args, **(kwargs or {}))
+        done = self._activations.next(function, args, kwargs or {})
+        if done is not None:
+            return done
         if function is _linear and not kwargs and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
             states, weight = args[0], args[1]
             if weight.dtype == states.dtype == torch.float32 and id(weight) in self._mine:
-                return _by_onednn(states, self._packed(weight), args[2] if len(args) > 2 else None)
+                return self._multiplied(states, weight, args[2] if len(args) > 2 else None)
         return function(*args, **(kwargs or {}))
+
+    def __exit__(self, *error: Any) -> None:
+        """Leave the mode; every output that is still held has its own values from here on."""
+        self._activations.close()
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def _multiplied(self, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return a layer's output, computed together with the activation that is expected to follow."""
+        laid_out, formula = self._packed(weight), self._activations.of(id(weight))
+        out = _by_onednn(states, laid_out, bias, formula)
+        return self._activations.computed(id(weight), formula, out, partial(_by_onednn, states, laid_out, bias))
 
     def _packed(self, weight: Tensor) -> Tensor:
         """Return a layer's weight in oneDNN's own order, from the cache unless the weight has changed."""
@@ -169,8 +188,8 @@ def _lay_out(weight: Tensor) -> Tensor:
     return laid_out
 
 
-def _by_onednn(states: Tensor, laid_out: Tensor, bias: Tensor | None) -> Tensor:
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(states, laid_out, bias, "none", [], "")
+def _by_onednn(states: Tensor, laid_out: Tensor, bias: Tensor | None, formula: Formula = PLAIN) -> Tensor:
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(states, laid_out, bias, formula[0], [], formula[1])
     return out
 
 

@@ -1,0 +1,113 @@
+"""`Activations`: inside `fast_linear`, oneDNN computes the activation that follows a linear layer with its product.
+
+An activation by itself reads and writes the layer's output once more: GELU takes half as long as the product before it.
+Which layers are followed by an activation is learnt while the model runs: if the next call of PyTorch after a layer's
+product is GELU or SiLU of its output, then the layer's next product is computed together with it, and the call of the
+activation only returns what is there.
+
+That is a guess, so it is checked at every layer. If another call comes next, the output is computed again without the
+activation. And the output as it would be without the activation does not exist, so nobody may still hold it when the
+next call but one comes: if somebody does (a hook, or ``act(y) + y``), it is computed for him. In both cases, the layer
+is not guessed at again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["PLAIN", "Activations", "Formula"]
+
+Formula = tuple[str, str]  # oneDNN's names of an activation and of its approximation
+PLAIN: Formula = ("none", "")
+
+
+@dataclass
+class _Product:
+    """The output of a layer, which was computed with an activation.
+
+    Attributes:
+        layer: id of the layer's weight.
+        formula: the activation.
+        plain: computes the output without the activation.
+        out: the output; None: it was returned as the activation's result, and should no longer be needed.
+        ref: reference to the output that does not keep it alive.
+    """
+
+    layer: int
+    formula: Formula
+    plain: Callable[[], Tensor]
+    out: Tensor | None
+    ref: weakref.ref[Tensor]
+
+
+class Activations:
+    """Follows the calls of PyTorch in one thread, and says with which activation a layer's product is computed.
+
+    Call `next` before every call of PyTorch, `of` and `computed` at a layer, and `close` at the end.
+
+    Attributes:
+        learnt: by id of a layer's weight: the activation that follows the layer; `PLAIN`: it is not guessed again.
+            Threads that run the same model may share the dict.
+    """
+
+    def __init__(self, learnt: dict[int, Formula]) -> None:
+        self.learnt = learnt
+        self._last: tuple[int, weakref.ref[Tensor]] | None = None  # the last call was this layer's, with this output
+        self._open: _Product | None = None
+
+    def of(self, layer: int) -> Formula:
+        """Return the activation with which the product of a layer should be computed."""
+        return self.learnt.get(layer, PLAIN)
+
+    def computed(self, layer: int, formula: Formula, out: Tensor, plain: Callable[[], Tensor]) -> Tensor:
+        """Record that the output of a layer was computed with `formula`, and return the output."""
+        ref = weakref.ref(out)
+        if formula != PLAIN:
+            self._open = _Product(layer, formula, plain, out, ref)
+        elif layer not in self.learnt:
+            self._last = layer, ref
+        return out
+
+    def next(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+        """Return the result of a call, if it was computed already; None: the call has to be made."""
+        last, self._last = self._last, None
+        if last is not None and args and args[0] is last[1]():
+            formula = _formula_of(function, args, kwargs)
+            if formula is not None:
+                self.learnt.setdefault(last[0], formula)
+        product = self._open
+        if product is None:
+            return None
+        out = product.out
+        if out is not None and args and args[0] is out and _formula_of(function, args, kwargs) == product.formula:
+            product.out = None
+            return out.detach()  # another object with the same memory: `ref` tells whether the output itself is held
+        self.close()
+        return None
+
+    def close(self) -> None:
+        """Give an output that was computed with an activation its values without it, if somebody holds the output."""
+        product, self._open = self._open, None
+        if product is None:
+            return
+        held: Any = product.ref()
+        if held is None:
+            return
+        self.learnt[product.layer] = PLAIN
+        with torch.inference_mode(held.is_inference()), torch.no_grad():
+            held.set_(product.plain())  # the activation's result, if there is one, keeps the memory that it has
+
+
+def _formula_of(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Formula | None:
+    """Return the activation that a call computes; None if it is not one that oneDNN computes."""
+    if function is nn.functional.gelu and len(args) == 1 and kwargs.keys() <= {"approximate"}:
+        return "gelu", kwargs.get("approximate", "none")
+    if function is nn.functional.silu and len(args) == 1 and not any(kwargs.values()):
+        return "swish", ""
+    return None
