@@ -5,6 +5,7 @@ import os
 import pickle
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
@@ -217,13 +218,21 @@ def test_the_lock_of_such_a_model_is_not_inherited_by_a_forked_process():
     model = a_bert()
     a_hook(model, None)
     both = Lanes(model)
+
+    def entered():
+        with both.turn():
+            os.write(write, b"1")
+
+    read, write = os.pipe()
     with both.turn():
-        read, write = os.pipe()
         child = os.fork()
         if not child:
-            taken = ThreadPoolExecutor(1).submit(lambda: both.turn().acquire(timeout=20)).result()
-            os.write(write, b"1" if taken else b"0")
-            os._exit(0)
+            try:
+                threading.Thread(target=entered, daemon=True).start()
+                time.sleep(1)
+                os.write(write, b"0")
+            finally:
+                os._exit(0)
     os.waitpid(child, 0)
     assert os.read(read, 1) == b"1"
 

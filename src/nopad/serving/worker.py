@@ -18,8 +18,6 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-import numpy as np
-
 from nopad.batch import PackedBatch
 from nopad.errors import RequestError, UnsupportedModelError
 from nopad.model.safety import bare
@@ -150,7 +148,7 @@ class Worker:
         def work(indices: list[int]) -> list[Any]:
             batch = batch_of([placed[index] for index in indices], self._core, self._form)
             if self._batching.rows is None:
-                filler.append(int(np.prod(batch.layout.shape)) - int(batch.seq_lengths.sum()))
+                filler.append(batch.layout.slots - batch.layout.tokens)
             return self._core.run_batch(batch, self._compiled)
 
         if self._batching.rows is not None:

@@ -166,7 +166,7 @@ class Core(ABC):
         `total` is the number of tokens that are run in one context of `kernels`, its argument `tokens`.
         """
         fast = self.fast and (total is None or total >= WORTH_TOKENS)
-        if self._narrow or not (self.lowered or fast):
+        if self._narrow or not (fast or self.lowered):
             return Flat()
         return Flat(pad_to_multiple_of=next(multiple for most, multiple in MULTIPLES if tokens <= most))
 

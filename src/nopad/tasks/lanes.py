@@ -16,9 +16,9 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from statistics import median
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -80,16 +80,21 @@ class Lanes:
         """Let copies, and what another process unpickles, begin anew: locks and threads cannot be copied."""
         return Lanes, (self._model, self.most)
 
-    def turn(self) -> AbstractContextManager[Any]:
-        """Return a context manager that only one thread at a time can be in, so that threads run the model in turn.
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Let threads run the model in turn: in this context, only one at a time, unless they may share the model.
 
-        If threads may share the model, the context manager does nothing. A thread that is in it may enter it again.
+        A thread that is in it may enter it again. Whether threads may share the model is looked up only if another one
+        is in the context, since it takes as long as some layers of a small model.
         """
-        if self._sharing.allowed():
-            return nullcontext()
         with _turns_lock:
-            lock: AbstractContextManager[Any] = _turns.setdefault(self._model, threading.RLock())
-        return lock
+            lock: Any = _turns.setdefault(self._model, threading.RLock())
+        taken = lock.acquire(blocking=False) or (not self._sharing.allowed() and lock.acquire())
+        try:
+            yield
+        finally:
+            if taken:
+                lock.release()
 
     def run(self, lengths: Sequence[int], work: Work) -> list[Any]:
         """Return a result for each sequence, in the order of `lengths`, the numbers of tokens of the sequences.
@@ -103,14 +108,12 @@ class Lanes:
             Exception: whatever `work` raises; by then, its calls in other threads have ended too.
         """
         every = sorted(range(len(lengths)), key=lengths.__getitem__)
-        turn = self.turn()
-        if not isinstance(turn, nullcontext):
-            with turn:
-                return _in_order([every], [work(every)])
         tokens, threads = sum(lengths), torch.get_num_threads()
         most = min(self.most or threads, threads, len(lengths) // 2, tokens // FEWEST_TOKENS)
-        if most < 2 or not _is_plain() or not self._lock.acquire(blocking=False):
-            return _in_order([every], [work(every)])
+        several = most >= 2 and _is_plain() and self._sharing.allowed()
+        if not several or not self._lock.acquire(blocking=False):
+            with self.turn():
+                return _in_order([every], [work(every)])
         try:
             if self._trial is None or self._trial.threads != threads:
                 self._trial = _Trial(threads)
