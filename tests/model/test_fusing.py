@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import threading
+import warnings
+
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from zoo import build
 
 import nopad
-from nopad.model import fast_linear, linear
+from nopad.model import fast_linear, fusing, linear
 
 gelu, silu = nn.functional.gelu, nn.functional.silu
 
 
 @pytest.fixture(autouse=True)
 def chosen(monkeypatch):
-    """Let oneDNN win, whatever this CPU is."""
+    """Let oneDNN win, whatever this CPU is, and let activations be fused in the modules of this file too."""
     monkeypatch.setattr(linear, "_gain", lambda inputs, outputs: 2.0)
+    monkeypatch.setattr(linear, "may_fuse", lambda model: True)
 
 
 @pytest.fixture
@@ -188,3 +194,178 @@ def test_a_failing_call_leaves_nothing_behind(formulas):
                 module(torch.ones(8, 31))
             found = module(torch.ones(8, 32))
         torch.testing.assert_close(found, module(torch.ones(8, 32)), atol=2e-6, rtol=1e-5)
+
+
+def doubled(y):
+    return y * 2
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # of `torch.jit.script`, from PyTorch 2.10 on
+    scripted, scripted_gelu = torch.jit.script(doubled), torch.jit.script(nn.GELU())
+compiled = torch.compile(doubled, backend="aot_eager")
+
+
+def by_thread(y):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(y * 2))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def unfollowed(y):
+    with torch._C.DisableTorchFunction():
+        return y * 2
+
+
+class Unseen(nn.Module):
+    """Reads the output of a layer in a way that no mode can follow, and then calls its activation."""
+
+    def __init__(self, read):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.read, self.end = nn.Linear(32, 64), read, nn.Linear(64, 32)
+
+    def forward(self, x):
+        y = self.linear(x)
+        other, z = self.read(y), gelu(y)
+        del y
+        return self.end(z) + self.end(other)
+
+
+READS = {"script": scripted, "compiled": compiled, "thread": by_thread, "no function": unfollowed}
+
+
+def equal_thrice(model, states):
+    """Three calls in `fast_linear`; the first teaches it the activations, and the second uses them."""
+    with torch.no_grad():
+        wanted = model(states)
+        with fast_linear(model):
+            found = [model(states) for _ in range(3)]
+    for one in found:
+        torch.testing.assert_close(one, wanted, atol=5e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_what_reads_unseen(read, monkeypatch):
+    monkeypatch.setattr(linear, "may_fuse", fusing.may_fuse)
+    equal_thrice(Unseen(read).eval(), torch.randn(8, 32))
+
+
+def hooked(model):
+    model.encoder.layer[0].intermediate.dense.register_forward_hook(lambda module, args, output: None)
+
+
+def module_compiled(model):
+    model.encoder.layer[0].intermediate.intermediate_act_fn.compile(backend="aot_eager")
+
+
+def wrapped_in_compiled(model):
+    model.pooler = torch.compile(model.pooler, backend="aot_eager")
+
+
+def forward_compiled(model):
+    model.pooler.forward = torch.compile(model.pooler.forward, backend="aot_eager")
+
+
+def scripted_module(model):
+    model.encoder.layer[0].intermediate.intermediate_act_fn = scripted_gelu
+
+
+def scripted_function(model):
+    model.encoder.layer[0].intermediate.intermediate_act_fn = scripted
+
+
+def own_class(model):
+    class Own(nn.GELU):
+        pass
+
+    model.encoder.layer[0].intermediate.intermediate_act_fn = Own()
+
+
+CHANGES = [
+    hooked,
+    module_compiled,
+    wrapped_in_compiled,
+    forward_compiled,
+    scripted_module,
+    scripted_function,
+    own_class,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_models_in_which_nothing_is_guessed(change, monkeypatch):
+    model = build("bert", dtype=torch.float32)
+    assert fusing.may_fuse(model)
+    assert fusing.may_fuse(nopad.packed(build("bert", dtype=torch.float32)))
+    if change is scripted_function:
+        del model.encoder.layer[0].intermediate.intermediate_act_fn
+    change(model)
+    assert not fusing.may_fuse(model)
+
+
+class Sums(TorchFunctionMode):
+    """Notes the sum of what layers and activations return."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        return self.note(out) if function in (nn.functional.linear, gelu) else out
+
+    def note(self, out):
+        self.seen.append(float(out.sum()))
+        return out
+
+
+class DispatchedSums(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return Sums.note(self, function(*args, **(kwargs or {})))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("kind", [Sums, DispatchedSums])
+def test_modes_of_the_user_see_what_they_know(kind, inside):
+    module, states = Layer(lambda _, y: gelu(y)).eval(), torch.randn(8, 32)
+    with torch.no_grad():
+        with kind() as plain:
+            module(states)
+        for _ in range(2):
+            mode = kind()
+            with fast_linear(module) if inside else mode, mode if inside else fast_linear(module):
+                for _ in range(3):
+                    module(states)
+            assert mode.seen == pytest.approx(3 * plain.seen, rel=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch scripts formulas for jvp
+def test_transforms_run_as_without(formulas):
+    module, states = Layer(lambda _, y: gelu(y)).eval(), torch.randn(8, 32)
+    with torch.no_grad():
+        wanted = torch.func.jvp(module, (states,), (states,))
+        with fast_linear(module):
+            found = torch.func.jvp(module, (states,), (states,))
+    torch.testing.assert_close(found, wanted)
+    assert not formulas
+    with torch.no_grad(), torch.device("cpu"), fast_linear(module):  # a mode that changes no product
+        module(states)
+    assert formulas
+
+
+def test_a_context_is_left_whatever_fails(monkeypatch):
+    module = Layer(lambda _, y: gelu(y)).eval()
+
+    def failing(self):
+        raise MemoryError
+
+    with monkeypatch.context() as patch, torch.no_grad(), pytest.raises(MemoryError), fast_linear(module):
+        patch.setattr(linear.Activations, "close", failing)
+    assert not torch._C._len_torch_function_stack()

@@ -9,6 +9,10 @@ That is a guess, so it is checked at every layer. If another call comes next, th
 activation. And the output as it would be without the activation does not exist, so nobody may still hold it when the
 next call but one comes: if somebody does (a hook, or ``act(y) + y``), it is computed for him. In both cases, the layer
 is not guessed at again.
+
+Code that reads the output without a call that can be followed would get wrong values: compiled or scripted functions,
+another thread, or `torch._C.DisableTorchFunction`. So nothing is guessed for a model with any compiled or scripted
+module, or with code of the user's own (`may_fuse`).
 """
 
 from __future__ import annotations
@@ -21,10 +25,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["PLAIN", "Activations", "Formula"]
+from nopad.model.own import changes, foreign
+
+__all__ = ["PLAIN", "Activations", "Formula", "may_fuse"]
 
 Formula = tuple[str, str]  # oneDNN's names of an activation and of its approximation
 PLAIN: Formula = ("none", "")
+
+
+def may_fuse(model: nn.Module) -> bool:
+    """Return whether all code that may read an output of the model's layers does so with calls that can be followed.
+
+    That is known of the libraries' classes as they are. It is not of the user's own classes, hooks and replaced
+    functions, nor of modules that were compiled or scripted.
+    """
+    return not any(map(_is_compiled, model.modules())) and not foreign(model) and not changes(model)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Return whether a module, or a function that it holds, was compiled with `torch.compile` or `torch.jit`."""
+    if isinstance(module, torch.jit.ScriptModule) or module._compiled_call_impl is not None:
+        return True
+    held = [value for value in module.__dict__.values() if callable(value)]
+    return any(isinstance(one, torch.jit.ScriptFunction) or hasattr(one, "_torchdynamo_orig_callable") for one in held)
 
 
 @dataclass
@@ -107,7 +130,8 @@ class Activations:
 def _formula_of(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Formula | None:
     """Return the activation that a call computes; None if it is not one that oneDNN computes."""
     if function is nn.functional.gelu and len(args) == 1 and kwargs.keys() <= {"approximate"}:
-        return "gelu", kwargs.get("approximate", "none")
+        approximate = kwargs.get("approximate", "none")
+        return ("gelu", approximate) if approximate in ("none", "tanh") else None
     if function is nn.functional.silu and len(args) == 1 and not any(kwargs.values()):
         return "swish", ""
     return None

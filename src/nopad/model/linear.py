@@ -22,8 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 
-from nopad.model.fusing import PLAIN, Activations, Formula
+from nopad.model.fusing import PLAIN, Activations, Formula, may_fuse
 
 __all__ = ["active", "fast_linear", "is_hooked", "is_plain_layer", "is_worth_it", "shared"]
 
@@ -39,8 +40,9 @@ _active: ContextVar[_FastLinear | None] = ContextVar("nopad_fast_linear", defaul
 def fast_linear(model: nn.Module) -> Iterator[None]:
     """In a ``with`` block, run the model's float32 linear layers on oneDNN's kernel if it is faster than PyTorch's.
 
-    It is for inference on a CPU: with gradients or autocast enabled, and in compiled code, layers run on PyTorch's own
-    kernel. Do not train, load or swap the model's weights inside the context. After each entry, every weight is
+    It is for inference on a CPU: with gradients or autocast enabled, in compiled code, in transforms of `torch.func`
+    and in modes of the user, layers run on PyTorch's own kernel. Do not train, load or swap the model's weights inside
+    the context, and do not hook, compile or replace its modules there. After each entry, every weight is
     reordered when it is first used; for the whole model this takes about as long as running a few hundred tokens. The
     context does nothing in these cases: oneDNN is missing, or less than 1.15 times as fast; the model has no plain
     `torch.nn.Linear`; or its first parameter is not in float32 on a CPU.
@@ -100,7 +102,7 @@ def is_worth_it(model: nn.Module) -> bool:
 class _FastLinear(TorchFunctionMode):
     """While active, a model's float32 linear layers run on weights reordered for oneDNN.
 
-    They run on PyTorch's own kernel with gradients or autocast enabled, and in compiled code.
+    They run on PyTorch's own kernel with gradients or autocast enabled, in compiled code, and unless `_is_alone`.
     """
 
     def __init__(self, model: nn.Module, other: _FastLinear | None = None) -> None:
@@ -108,6 +110,7 @@ class _FastLinear(TorchFunctionMode):
         self.model = model
         self._mine: dict[int, Tensor]  # kept alive, so that no new parameter gets one of these ids
         self._laid_out: dict[int, tuple[Tensor, int, Tensor]]
+        self._fuses: bool = may_fuse(model) if other is None else other._fuses
         learnt: dict[int, Formula] = {} if other is None else other._activations.learnt
         self._activations: Activations = Activations(learnt)
         if other is None:
@@ -124,18 +127,24 @@ class _FastLinear(TorchFunctionMode):
             return done
         if function is _linear and not kwargs and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
             states, weight = args[0], args[1]
-            if weight.dtype == states.dtype == torch.float32 and id(weight) in self._mine:
+            ours = id(weight) in self._mine and _is_alone()
+            if ours and weight.dtype == states.dtype == torch.float32:
                 return self._multiplied(states, weight, args[2] if len(args) > 2 else None)
         return function(*args, **(kwargs or {}))
 
     def __exit__(self, *error: Any) -> None:
         """Leave the mode; every output that is still held has its own values from here on."""
-        self._activations.close()
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        try:
+            self._activations.close()
+        finally:
+            super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def _multiplied(self, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return a layer's output, computed together with the activation that is expected to follow."""
-        laid_out, formula = self._packed(weight), self._activations.of(id(weight))
+        laid_out = self._packed(weight)
+        if not self._fuses:
+            return _by_onednn(states, laid_out, bias)
+        formula = self._activations.of(id(weight))
         out = _by_onednn(states, laid_out, bias, formula)
         return self._activations.computed(id(weight), formula, out, partial(_by_onednn, states, laid_out, bias))
 
@@ -146,6 +155,18 @@ class _FastLinear(TorchFunctionMode):
         if known is None or known[0].data_ptr() != weight.data_ptr() or known[1] != weight._version:
             known = self._laid_out[id(weight)] = (weight.detach(), weight._version, _lay_out(weight))
         return known[2]
+
+
+def _is_alone() -> bool:
+    """Return whether nothing but PyTorch itself sees the operations that are called.
+
+    It is False in a `TorchDispatchMode`, in a transform of `torch.func`, and in a `TorchFunctionMode` that was entered
+    before `fast_linear`: they know PyTorch's linear layer, but neither oneDNN's operations nor its order of weights.
+    """
+    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    modes = (torch._C._get_function_stack_at(index) for index in range(torch._C._len_torch_function_stack()))
+    return all(isinstance(mode, _FastLinear | DeviceContext) for mode in modes)
 
 
 def is_plain_layer(module: nn.Module) -> bool:
