@@ -437,3 +437,27 @@ def test_attention_weights_are_refused(kind, sequences):
     assert model(**batch, output_attentions=False).last_hidden_state.shape[1] == batch.layout.tokens
     nopad.unpacked(model).set_attn_implementation("eager")
     assert len(model(input_ids=sequences[0][None], output_attentions=True).attentions) == 2
+
+
+class Around(torch.nn.Module):
+    """A user's module around a model, with something scripted beside it."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.after = model, torch.jit.script(torch.nn.ReLU())
+
+    def forward(self, **batch):
+        return self.after(self.model(**batch).last_hidden_state)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("where", ["inside", "around"])
+def test_scripted_modules_are_refused_by_name(where):
+    model = build("bert")
+    if where == "inside":
+        model.encoder.layer[0].intermediate.intermediate_act_fn = torch.jit.script(torch.nn.ReLU())
+    else:
+        model = Around(model)
+    named = "after" if where == "around" else "encoder.layer.0.intermediate.intermediate_act_fn"
+    with pytest.raises(UnsupportedModelError, match=f"^{named} is scripted or traced"):
+        nopad.packed(model)

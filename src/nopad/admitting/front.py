@@ -16,7 +16,7 @@ from nopad.errors import OptionError, UnsupportedModelError
 from nopad.model import safety
 from nopad.model.families import FAMILIES, FRONTS, IMAGES, PAIRS
 from nopad.model.known import NAMES, class_of, is_stock
-from nopad.model.own import foreign
+from nopad.model.own import foreign, refuse_scripted
 from nopad.model.refused import REFUSED
 from nopad.model.safety import bare, is_packed, outermost
 from nopad.model.wrapper_parts import Admitted, bases_of, wraps
@@ -90,6 +90,7 @@ def packed(
     if head is not None and not (isinstance(head, str) and head in NAMES):
         raise OptionError(f"unknown head {head!r}; there are {', '.join(NAMES)}")
     whole = outermost(model)
+    refuse_scripted(whole)
     if wraps(whole):
         _wrapped(whole, backend, max_sequences, head, prove)
         return model

@@ -72,9 +72,9 @@ KEY_HEADS = ("num_key_value_heads", "n_head_kv", "num_kv_heads")
 def shares(config: Any, share: int) -> dict[str, int]:
     """Return smaller widths for a configuration, by the names of their fields (those in `WIDTHS`).
 
-    Each width is divided by `share`, so that the ratios between widths stay. If a width is not a multiple of `share`,
-    or not above it, its value in `WIDTHS` is taken instead, if that is smaller. Sizes of heads and of states are left
-    out.
+    Each width is divided by `share`, so that the ratios between widths stay. A width that is not a multiple of `share`,
+    or is equal to it, becomes its value in `WIDTHS` instead, but never larger than it was. Fields whose names end with
+    ``head_dim``, ``d_head``, ``d_state`` or ``state_size`` are left out.
     """
     widths = {name: value for name, value in values_of(config).items() if name in WIDTHS and type(value) is int}
     return {

@@ -141,7 +141,8 @@ def _shown(
     """Return where the images (or videos) of a packed call are, and how many tokens each gives.
 
     Raises:
-        BatchError: grids are missing, or pixel values or grids have a wrong shape.
+        BatchError: grids are missing, have a wrong shape, or have values that the model cannot merge to tokens; or
+            pixel values have a wrong shape.
     """
     assert family.images is not None
     given = getattr(layout, kind.name)

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as of_torch
 
+from nopad.errors import UnsupportedModelError
 from nopad.model.known import class_of
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "of_libraries",
     "of_module",
     "own_modules",
+    "refuse_scripted",
     "said",
 ]
 
@@ -128,6 +130,20 @@ def of_module(module: nn.Module, libraries: tuple[str, ...] = LIBRARIES) -> Iter
 def _chained(hook: Any) -> list[Any]:
     """Return the hooks that a hook of Accelerate runs one after the other, or the hook itself if it runs no others."""
     return [one for inner in getattr(hook, "hooks", []) for one in _chained(inner)] or [hook]
+
+
+def refuse_scripted(model: nn.Module) -> None:
+    """Refuse a model with a module that was scripted or traced by `torch.jit`: its code cannot be looked at.
+
+    Raises:
+        UnsupportedModelError: there is such a module; the message gives its name in the model.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UnsupportedModelError(
+                f"{name or 'the model'} is scripted or traced (torch.jit), so nopad cannot see what it computes; put "
+                "the module that it was made of in its place"
+            )
 
 
 def of_all_modules(kinds: Iterable[Any], libraries: tuple[str, ...] = LIBRARIES) -> Iterator[tuple[str, Any]]:

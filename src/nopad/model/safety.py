@@ -22,6 +22,7 @@ from nopad.errors import OptionError, UnsupportedModelError
 from nopad.model.backends import BACKENDS
 from nopad.model.families import Family, family_of
 from nopad.model.heads import head_of
+from nopad.model.own import refuse_scripted
 from nopad.model.state import State
 from nopad.options import Option
 
@@ -85,6 +86,7 @@ def packed(
         raise OptionError(f"unknown backend {backend!r}; there are auto, {', '.join(BACKENDS)}")
     max_sequences = MOST.check("max_sequences", max_sequences)
     inner = bare(model)
+    refuse_scripted(inner)
     if hasattr(inner, STATE):
         raise OptionError(f"this {type(inner).__name__} is pack-safe already; nopad.unpacked(model) undoes it")
     parts = [name for name, part in inner.named_modules() if name and STATE in vars(part)]

@@ -101,7 +101,11 @@ def _counts(text: str) -> dict[str, str]:
 
 
 def _counted(depth: str, name: str, limit: int | None, figures: str, **more: Any) -> Row:
-    """Return a row whose figures are counts, parsed from `figures`; `name` is the printed name of the algorithm."""
+    """Return a row with a figure for each column in `COUNTS`: `figures` are these texts, separated by spaces.
+
+    `name` is the algorithm's name as printed; nopad's name for it is the same in lower case. `more` are other fields of
+    `Row`.
+    """
     return Row(depth=depth, name=name, algorithm=name.lower(), limit=limit, printed=_counts(figures), **more)
 
 
