@@ -26,7 +26,7 @@ from torch.utils._device import DeviceContext
 
 from nopad.model.fusing import PLAIN, Activations, Formula, may_fuse
 
-__all__ = ["active", "fast_linear", "is_hooked", "is_plain_layer", "is_worth_it", "shared"]
+__all__ = ["active", "fast_linear", "fastest", "is_alone", "is_hooked", "is_plain_layer", "is_worth_it", "shared"]
 
 log = logging.getLogger("nopad")
 
@@ -102,7 +102,7 @@ def is_worth_it(model: nn.Module) -> bool:
 class _FastLinear(TorchFunctionMode):
     """While active, a model's float32 linear layers run on weights reordered for oneDNN.
 
-    They run on PyTorch's own kernel with gradients or autocast enabled, in compiled code, and unless `_is_alone`.
+    They run on PyTorch's own kernel with gradients or autocast enabled, in compiled code, and unless `is_alone`.
     """
 
     def __init__(self, model: nn.Module, other: _FastLinear | None = None) -> None:
@@ -127,7 +127,7 @@ class _FastLinear(TorchFunctionMode):
             return done
         if function is _linear and not kwargs and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
             states, weight = args[0], args[1]
-            ours = id(weight) in self._mine and _is_alone()
+            ours = id(weight) in self._mine and is_alone()
             if ours and weight.dtype == states.dtype == torch.float32:
                 return self._multiplied(states, weight, args[2] if len(args) > 2 else None)
         return function(*args, **(kwargs or {}))
@@ -157,7 +157,7 @@ class _FastLinear(TorchFunctionMode):
         return known[2]
 
 
-def _is_alone() -> bool:
+def is_alone() -> bool:
     """Return whether nothing but PyTorch itself sees the operations that are called.
 
     It is False in a `TorchDispatchMode`, in a transform of `torch.func`, and in a `TorchFunctionMode` that was entered
@@ -195,7 +195,7 @@ def _gain(inputs: int, outputs: int) -> float:
     states, weight = torch.ones(TRIED_TOKENS, inputs), torch.ones(outputs, inputs)
     with torch.inference_mode():
         laid_out = _lay_out(weight)
-        plain, packed = _fastest(lambda: _linear(states, weight), lambda: _by_onednn(states, laid_out, None))
+        plain, packed = fastest(lambda: _linear(states, weight), lambda: _by_onednn(states, laid_out, None))
     gain = plain / packed
     log.info(
         f"linear layers of {inputs} x {outputs} on this CPU: oneDNN with laid-out weights is {gain:.2f} times as "
@@ -214,7 +214,7 @@ def _by_onednn(states: Tensor, laid_out: Tensor, bias: Tensor | None, formula: F
     return out
 
 
-def _fastest(*ways: Callable[[], Any], turns: int = 9) -> list[float]:
+def fastest(*ways: Callable[[], Any], turns: int = 9) -> list[float]:
     """Return each function's fastest time in seconds, of `turns` runs after a first one that does not count.
 
     The functions take turns, so a busy machine slows all alike.
