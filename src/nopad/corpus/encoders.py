@@ -78,7 +78,7 @@ class Encoder(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """Return, by name and as JSON values, everything besides the records that the result of `encode` depends on."""
+        """Return all settings that the result of `encode` depends on (besides the records), by name, as JSON values."""
 
 
 class Fields(Encoder):
@@ -289,7 +289,7 @@ def has_chat(record: Mapping[str, Any], place: str = "the record") -> bool:
 
 
 def _not_text(record: Mapping[str, Any], fields: Sequence[str]) -> str:
-    """Return a message that says which of `fields` is missing in a record, or is not a string; "" if none is."""
+    """Return a message about the first of `fields` that a record lacks or that is not a string; "" if none is."""
     for name in fields:
         if name not in record:
             return f"no {name!r} in this record; it has {', '.join(map(shown, list(record)[:8]))}"

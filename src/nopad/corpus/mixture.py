@@ -78,7 +78,7 @@ class MixtureSource(JoinedSource):
         return [(f"{name}={file}", size) for name, source in self._sources.items() for file, size in source.inventory()]
 
     def settings(self) -> dict[str, Any]:
-        """Return how the bytes are read, by name: the settings of all sources in one dict.
+        """Return the settings of all sources by name, in one dict.
 
         If sources differ in a setting, the last one's value is returned; `open_source` makes sources that agree.
         """

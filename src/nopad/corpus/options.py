@@ -173,7 +173,7 @@ class CorpusOptions:
     def content_capacity(self, tokenizer: Tokenizer | None) -> int:
         """Return how many content tokens fit into a sequence, beside the special tokens of `tokenizer`.
 
-        None means that records are ready-made ids, which get no special tokens.
+        With `tokenizer` None, records are ready-made ids, which get no special tokens.
 
         Raises:
             OptionError: no content token fits.

@@ -141,8 +141,8 @@ class Vocabulary:
     Attributes:
         start, middle: ids of ``[CLS]`` and ``[SEP]``.
         masks: the rules by which masks are drawn.
-        goes_on: whether the token with each id continues a word; bool, indexed by id; None: every token counts as a
-            word.
+        goes_on: bool array; ``goes_on[id]`` says whether the token with this id continues a word. None: every token
+            counts as a word.
     """
 
     start: int
@@ -379,9 +379,9 @@ def _made(
 
 
 def _written(made: NDArray[np.int64], tokens: NDArray[np.int32], words: Vocabulary) -> Sequences:
-    """Return pairs as sequences of ids with token types; `made` has the pairs as rows, as `_made` returns them.
+    """Return pairs as sequences, with token types, and with ``next_sentence_label`` (0 or 1) for each pair.
 
-    `tokens` are the tokens of all sentences.
+    `made` has the pairs as rows, as `_made` returns them. `tokens` are the tokens of all sentences.
     """
     from nopad.corpus import _pair_kernels
 

@@ -244,7 +244,7 @@ class RecordStream:
         return self._left is None
 
     def _begin_reading(self) -> None:
-        """Note that the input is read now.
+        """Note that the input is being read, which an iterator allows only once.
 
         Raises:
             SourceError: the input is an iterator, and was read before.

@@ -262,7 +262,7 @@ def _from_transformers(folder: Path) -> Tokenizer:
 
 
 def with_words(tokenizer: Any, spec: Any) -> Any:
-    """Check that a tokenizer of transformers has more than special tokens, and return the same object.
+    """Check that a tokenizer of transformers has tokens other than special ones, and return the same object.
 
     From a folder with a model and no tokenizer, transformers 5 makes a tokenizer with an empty vocabulary, without a
     warning: every text would become a row of unknown tokens.
