@@ -27,7 +27,7 @@ IMAGES = Option(default=None, none=True, help="most images per pack")
 
 
 class PackedImages(SourceFeed):
-    """The feed of stored sequences with images, in packs that hold at most so many tokens and so many images.
+    """The feed of stored sequences with images, in packs that have a limit on tokens and one on images.
 
     The plan is the same in all epochs; which sequences of equal sizes share a pack is chosen anew in each epoch.
     """

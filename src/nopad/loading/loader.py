@@ -54,8 +54,8 @@ _NUMBER = Option(default=0, low=0, help="of an epoch, or of batches")
 class PackedLoader:
     """The batches of one rank, epoch after epoch, or from a stream.
 
-    ``for batch in loader`` gives the batches that are left of the current epoch; the next such loop gives the next
-    epoch. ``len(loader)`` is the number of batches that a rank takes in a whole epoch.
+    ``for batch in loader`` gives the remaining batches of the current epoch; the next such loop gives the next epoch.
+    ``len(loader)`` is the number of batches that a rank takes in a whole epoch.
 
     Args:
         data: a packed dataset or its folder; tokens already stored, also with images, in any form that
@@ -195,7 +195,7 @@ class PackedLoader:
         self._cursor = Cursor(self._supply, self.ranks)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore in another process, or as a copy: at the same place, from where it moves on by itself."""
+        """Restore in another process, or as a copy, at the same position; the loader then advances by itself."""
         vars(self).update(state)
         self._cursor = copy(self._cursor)
 
@@ -253,7 +253,7 @@ class PackedLoader:
         return 1 if self._step.flat else self._step.per_rank
 
     def __repr__(self) -> str:
-        """Return in one line what is loaded, for which rank, and where the loader stands."""
+        """Return in one line what is loaded, for which rank, and the loader's position."""
         return (
             f"PackedLoader({self._supply.described()}, {counted(self._step.accumulation, 'micro-step')} per step; "
             f"rank {self.ranks.rank} of {self.ranks.world_size}; epoch {self.epoch}, {self.steps_seen:,} steps seen)"
@@ -330,7 +330,7 @@ class PackedLoader:
         """Return the loader's state, or the state that it will have after `batches` more batches of this epoch.
 
         The result is plain JSON. A batch counts as seen as soon as the training loop gets it. After the last batch of
-        an epoch, the loader stands at the beginning of the next epoch.
+        an epoch, the loader is at the beginning of the next epoch.
 
         Raises:
             OptionError: `batches` is not an integer of at least 0; this epoch has fewer batches left; or the data are a
@@ -339,7 +339,7 @@ class PackedLoader:
         return self._supply.state(self._cursor.at, _NUMBER.check("batches", batches))
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Move this loader to where the loader that gave `state` stood.
+        """Set this loader to the position that the loader had when it gave `state`.
 
         If this loader has the same numbers of ranks and nodes, the same size of a step and the same `balance`, its next
         batch is the one that would have come next. If any of these differs, the epoch goes on with exactly those packs
@@ -360,12 +360,13 @@ class PackedLoader:
         self._cursor.go(self._supply.placed(state))
 
     def __iter__(self) -> Iterator[PackedBatch]:
-        """Iterate over the batches that are left of this epoch.
+        """Iterate over the remaining batches of this epoch.
 
         Raises:
             OptionError: the ranks have different data or options (checked once, if torch.distributed is in use);
-                another iteration of this loader began meanwhile, or the loader was set to another place; a stream ended
-                in the middle of a step, and `last` is "refuse"; or a stream holds text, and no `tokenizer` was given.
+                another iteration of this loader began meanwhile, or the loader was set to another position; a stream
+                ended in the middle of a step, and `last` is "refuse"; or a stream holds text, and no `tokenizer` was
+                given.
             CorruptError, SourceError: the data changed since the loader was made, or a stream cannot be read.
             RecordError: a record of a stream is bad, too long or empty, and the options do not allow it.
             FormatError: the tokenizer cannot encode a text of a stream; or the folder of a packed dataset holds none
@@ -376,7 +377,7 @@ class PackedLoader:
     def dataloader(self, *, num_workers: int = 0, **options: Any) -> TorchLoader:
         """Return a torch `DataLoader` that gives these batches.
 
-        Iterating over it moves this loader on as well, so save this loader's `state_dict`.
+        Iterating over it advances this loader as well, so save this loader's `state_dict`.
 
         Args:
             num_workers: number of processes that build batches; 0: this process builds them.
@@ -393,20 +394,21 @@ class PackedLoader:
         return TorchLoader(self, num_workers=num_workers, **options)
 
     def share(self, worker: int, workers: int) -> Iterator[PackedBatch]:
-        """Yield the batches that worker process number `worker` of `workers` builds; the loader stays where it is.
+        """Yield the batches that worker process number `worker` of `workers` builds; the loader's position stays.
 
-        Of the batches left of this epoch, counted from 0, these are number `worker` and every `workers`-th after it.
+        Of the remaining batches of this epoch, counted from 0, these are number `worker` and every `workers`-th after
+        it.
         """
         return (batch for _, batch in self._supply.batches(self._cursor.at, worker, workers) if batch is not None)
 
     def follow(self, batches: Callable[[], Iterator[PackedBatch]]) -> Iterator[PackedBatch]:
-        """Iterate over the batches that are left of this epoch, while other processes build them (`share`).
+        """Iterate over the remaining batches of this epoch, while other processes build them (`share`).
 
         `batches` is a function without arguments that returns an iterator over these batches in order; it is called
         once.
 
         Raises:
             OptionError: the other processes gave too few batches; another iteration of this loader began meanwhile, or
-                the loader was set to another place; or the ranks have different data or options.
+                the loader was set to another position; or the ranks have different data or options.
         """
         return self._cursor.follow(batches)

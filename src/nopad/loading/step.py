@@ -1,4 +1,4 @@
-"""`Step`: what each rank takes in an optimiser step, and as what batches, by the arguments of `PackedLoader`."""
+"""`Step`: what each rank takes in an optimiser step, and how its batches are built, by arguments of `PackedLoader`."""
 
 from __future__ import annotations
 

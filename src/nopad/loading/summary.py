@@ -35,7 +35,7 @@ class Summary:
         steps_not_packed: number of optimiser steps that the same sequences would take with one sequence per row; None:
             the loader was not given `rows`.
         left_out: numbers of units, of sequences and of tokens that make no whole step in this epoch.
-        empty: number of places for units that stay empty in the last step.
+        empty: number of places in the last step that get no unit, since there are too few units.
         last: what happens to units that make no whole step, as in `PackedLoader`.
         balanced: how evenly the ranks share the work between two points where they wait for one another, measured over
             up to 32 steps.
