@@ -292,7 +292,7 @@ class ChatEncoder:
         in the chat, and `number` the record's, for messages.
 
         Raises:
-            RecordError: `end` does not begin with it, the turn is the first message, or the template refuses the
+            RecordError: `end` does not begin with this text, the turn is the first message, or the template refuses the
                 messages.
         """
         if not turn:

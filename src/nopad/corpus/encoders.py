@@ -1,8 +1,8 @@
 """Encoders, which turn chats, pairs of texts or several text fields into what is packed (`nopad.corpus.record_files`).
 
 An encoder turns records (dicts) into dicts with the content to pack, ``input_ids`` or ``text``, and columns that belong
-to this content, such as ``labels``. For chats, `nopad.corpus.chats` decides which tokens there are and which of them
-are learned, here and in training.
+to this content, such as ``labels``. For chats, `nopad.corpus.chats` decides which token ids a chat gives and which of
+them are learned; training uses the same code.
 """
 
 from __future__ import annotations

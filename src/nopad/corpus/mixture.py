@@ -18,7 +18,7 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 class JoinedSource(Source):
     """Base class of sources that read other sources one after the other; its attributes describe them together.
 
-    All of them hold text, or all ready-made ids, with the same mask; and all have the same carried columns.
+    All of them must hold text, or all ready-made ids with the same mask; and all must have the same carried columns.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:

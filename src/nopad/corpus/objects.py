@@ -231,7 +231,9 @@ def guarded(items: Iterable[Any] | Callable[[], Iterable[Any]], name: str) -> It
 
 
 def as_dict(item: Any, name: str, row: int) -> Mapping[str, Any]:
-    """Return the item itself if it is a dict; `name` and its number `row` (from 1) are for messages.
+    """Return the item itself if it is a dict.
+
+    `name` (of the input) and `row` (the item's number, from 1) are for messages.
 
     Raises:
         SourceError: the item is not a dict.
@@ -360,7 +362,7 @@ def _fit(values: Sequence[Any], kind: pa.DataType) -> bool:
 
     This is checked here because Arrow would silently turn 0.5 into 0 in a column of integers, and True into 1 in a
     column of floats. Only booleans, numbers, texts and lists of these are checked. For any other type, all values are
-    taken to fit; but a NumPy array does not fit a list of such a type.
+    assumed to fit; but a NumPy array does not fit a list of such a type.
     """
     if is_list(kind):
         arrays = [value for value in values if isinstance(value, np.ndarray)]

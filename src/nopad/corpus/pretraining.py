@@ -209,7 +209,7 @@ class PretrainingSource(Source):
         return self._source.files()
 
     def settings(self) -> dict[str, Any]:
-        """Return, by name, how documents are read, how pairs are made from them, and the tokenizer's fingerprint."""
+        """Return the settings by which documents are read and pairs made, and the tokenizer's fingerprint, by name."""
         own = {f"{PREFIX}{name}": value for name, value in self.options.settings().items()}
         return {**self._source.settings(), **own, f"{PREFIX}tokenizer": self._tokenizer.fingerprint}
 

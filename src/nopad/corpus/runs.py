@@ -83,7 +83,7 @@ class Run:
 
 
 def as_json(records: Iterable[dict[str, Any] | Bad]) -> bytes:
-    """Return records as a JSON array; a list with the reason stands for a bad record.
+    """Return records as a JSON array; ``[reason]`` stands for a bad record.
 
     What JSON cannot hold is replaced by the result of its method `tolist`, as NumPy arrays have it, or by its `repr`.
     """

@@ -61,7 +61,7 @@ class Block:
         by_line: whether each line of `data` that is not empty is one record; empty lines are not records.
         source: name of the source in a mixture to which the block belongs; "" if there is no mixture.
         at: the argument with which `Source.blocks_from` begins at this block. (): the argument is ``(number,)``, where
-            number is the block's place among all blocks of the source, from 0.
+            number is the block's index among all blocks of the source, from 0.
         places: one text for each record, which names the record's place in messages; (): the place is made from `path`
             and the line.
         ways: which values of `CorpusOptions.over_long`, besides "error", are possible for the block's records.
@@ -284,7 +284,7 @@ class IterableSource(Source):
 
 
 def located(sources: Sequence[Source], at: tuple[int, ...] = (0,)) -> Iterator[Block]:
-    """Yield the blocks of several sources, source after source, with a new `Block.at` that says which source it is of.
+    """Yield the blocks of several sources, source after source, with a new `Block.at` that also gives the source.
 
     The new `Block.at` is the source's number, from 0, followed by the argument with which this source's `blocks_from`
     begins at the block. `at` is such a tuple too: the block with which to begin. If it has only the source's number,

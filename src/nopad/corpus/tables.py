@@ -263,7 +263,7 @@ def opened_arrow(file: Any, path: Path | str | None = None) -> Any:
 
     If `path` is given, a stream without its end mark is refused, since a stream that was cut short between two batches
     would otherwise seem complete. The reader reads all columns: if it read only some, Arrow would not notice a short
-    read, and would take leftover memory for values.
+    read, and would read leftover memory as values.
 
     Raises:
         SourceError: `path` is given, and the stream has no end mark; the message names `path`.

@@ -307,7 +307,7 @@ def _special_tokens(
     They are found by encoding a probe text with and without them; `name` is the tokenizer's name, for messages.
 
     Raises:
-        FormatError: special tokens stand inside a sequence, or no text gives a token.
+        FormatError: there are special tokens inside a sequence, or no text gives a token.
     """
     content, probe = _probe(inner, name)
     encoding = inner.encode(probe, add_special_tokens=True)
