@@ -61,7 +61,7 @@ def _lists(ends: NDArray[np.int32], column: Any) -> pa.Array:
 def _labelled(found: Sequences, causal: bool | None) -> Sequences:
     """Return the sequences with ``labels`` as `PackedDataset.to_hf` describes them for this value of `causal`.
 
-    In some of the cases that are described there, the result has no labels.
+    No labels are added if `causal` is False, or if it is None and the sequences have ``labels`` or ``maskable``.
 
     Raises:
         OptionError: the labels do not fit `causal`.

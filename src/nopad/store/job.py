@@ -156,7 +156,7 @@ class _Job:
         return all(self.workspace.half(split).has_manifest() for split in self.splits)
 
     def finished(self) -> Manifest:
-        """Return the manifest of the job's first dataset, all of which are finished, and remove the work folder.
+        """Return the manifest of the first of the job's datasets, which are all finished; remove the work folder.
 
         Before that, it is checked that this job would write the same datasets as those in the output folder.
 

@@ -195,7 +195,7 @@ class ShardFiles:
         return readers[file]
 
     def _to_row_group(self, table: pa.Table | pa.RecordBatch, file: int, group: int) -> RowGroup:
-        """Return a row group that Arrow has decoded as a `RowGroup`, which has NumPy arrays.
+        """Convert a row group that Arrow has decoded to a `RowGroup`, which holds NumPy arrays.
 
         `table` is row group number `group` of shard number `file`, as Arrow has decoded it.
 
