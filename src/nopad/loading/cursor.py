@@ -66,7 +66,10 @@ class Cursor:
             yield after, batch
 
     def _moved_on(self, batches: Callable[[Place], Served]) -> Iterator[PackedBatch]:
-        """Yield the batches that ``batches(place)`` gives; as the loop gets a batch, move to the place after it."""
+        """Yield the batches of ``batches(place)``; before each is yielded, set the place to the one after it.
+
+        A batch of None ends the iteration. After the last batch, the place is the beginning of the next epoch.
+        """
         self._agree()
         self.at = self._supply.settled(self.at)  # the last loop may have stopped right after the last batch
         running = self._running = os.getpid(), object()

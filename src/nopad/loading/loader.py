@@ -61,18 +61,19 @@ class PackedLoader:
         data: a packed dataset or its folder; tokens already stored, also with images, in any form that
             `nopad.loading.sources.open_tokens` takes; a `nopad.loading.Mixture` of several of these; or a stream (see
             `options`).
-        capacity: with `rows`, most tokens per pack; the sequences are packed anew every epoch. None: the rows of a
-            packed dataset are used as stored.
-        images: most images per pack, for sequences with images; packs then have two limits, tokens and images. A video
-            counts as many images as it has steps in time (the first number of its ``video_grid_thw``). None: no limit.
+        capacity: with `rows`, maximum number of tokens per pack; the sequences are packed anew every epoch. None: the
+            rows of a packed dataset are used as stored.
+        images: maximum number of images per pack, for sequences with images; packs then have two limits, tokens and
+            images. A video counts as many images as it has steps in time (the first number of its ``video_grid_thw``).
+            None: no limit.
         rows: number of packs per rank and micro-step. Give exactly one of `rows`, `tokens` and `sequences`.
-        tokens: most tokens per rank and micro-step: one pack, as one flat row without padding; replaces `rows` and
-            `capacity`.
+        tokens: maximum number of tokens per rank and micro-step: one pack, as one flat row without padding; replaces
+            `rows` and `capacity`.
         sequences: number of sequences per rank and micro-step, not packed, as one flat row without padding unless
             `form` says otherwise; replaces `rows` and `capacity`.
-        token_cap: only with `sequences`: most tokens per rank and micro-step. To keep to this limit, ranks may get
-            different numbers of sequences; if the sequences of a step still do not fit, the step takes fewer, and the
-            sequences left over go to the next step. None: no limit.
+        token_cap: only with `sequences`: maximum number of tokens per rank and micro-step. To keep to this limit, ranks
+            may get different numbers of sequences; if the sequences of a step still do not fit, the step takes fewer,
+            and the sequences left over go to the next step. None: no limit.
         accumulation: micro-steps per optimiser step.
         last: what happens at the end of an epoch to the units (packs, single sequences or groups) that are too few for
             a whole step. "drop" leaves them out (`summary` counts them); "fill" completes the step with empty rows, so
@@ -234,7 +235,7 @@ class PackedLoader:
 
     @property
     def capacity(self) -> int | None:
-        """Most tokens per pack; None: sequences are not packed."""
+        """Maximum number of tokens per pack; None: sequences are not packed."""
         return self._capacity
 
     @property
@@ -249,7 +250,10 @@ class PackedLoader:
 
     @property
     def rows(self) -> int:
-        """Most rows of a batch, without empty rows that `form` adds; 1 if all sequences lie in one flat row."""
+        """Largest number of rows of a batch; 1 if all sequences lie in one flat row.
+
+        Empty rows that `form` adds are not counted.
+        """
         return 1 if self._step.flat else self._step.per_rank
 
     def __repr__(self) -> str:
@@ -309,7 +313,7 @@ class PackedLoader:
         return found
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of epoch number `epoch`; if it is the current epoch, the loader stays where it is.
+        """Go to the beginning of epoch number `epoch`; if it is the current epoch, nothing changes.
 
         Raises:
             OptionError: `epoch` is not an integer of at least 0; or the data are a stream that never ends, and `epoch`
@@ -323,7 +327,7 @@ class PackedLoader:
         self._cursor.go(self._supply.begin())
 
     def facts(self) -> dict[str, Any]:
-        """Return, by name, what must be the same when a saved run goes on, such as data and seed; JSON values."""
+        """Return, by name, what a saved run and the run that resumes it must share, such as the seed; JSON values."""
         return self._supply.facts()
 
     def state_dict(self, *, batches: int = 0) -> dict[str, Any]:
@@ -394,7 +398,7 @@ class PackedLoader:
         return TorchLoader(self, num_workers=num_workers, **options)
 
     def share(self, worker: int, workers: int) -> Iterator[PackedBatch]:
-        """Yield the batches that worker process number `worker` of `workers` builds; the loader's position stays.
+        """Yield the batches that worker process number `worker` of `workers` builds; the position does not change.
 
         Of the remaining batches of this epoch, counted from 0, these are number `worker` and every `workers`-th after
         it.

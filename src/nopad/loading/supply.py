@@ -87,9 +87,10 @@ class Serving:
         accumulation: number of micro-steps per optimiser step.
         per_rank: number of units (packs, rows, single sequences or groups) per rank and micro-step.
         rows: whether the step was given by the loader's argument `rows`; then each unit is a row of fixed capacity.
-        tokens: the loader's argument `tokens`: most tokens per rank and micro-step; None if it was not given.
-        token_cap: the loader's argument `token_cap`: most tokens per rank and micro-step, where ranks take sequences
-            that are not packed; None: no limit.
+        tokens: the loader's argument `tokens`: maximum number of tokens per rank and micro-step; None if it was not
+            given.
+        token_cap: the loader's argument `token_cap`: maximum number of tokens per rank and micro-step, where ranks take
+            sequences that are not packed; None: no limit.
         form: how the sequences of a batch lie in memory: `Flat` or `Rows`.
         collate: the function that makes a batch.
         prefetch: number of batches that are built ahead in a thread; 0: no thread.

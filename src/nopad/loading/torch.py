@@ -139,7 +139,7 @@ class TorchLoader(DataLoader[PackedBatch]):
 
 
 def _check_not_batched(reader: Any) -> None:
-    """Refuse to be read by a DataLoader that has a batch size, whatever its `collate_fn`.
+    """Refuse to let a DataLoader with a batch size read the dataset, whatever its `collate_fn`.
 
     A dataset cannot ask for the batch size. Only `reader` knows it: the object that reads the dataset for the
     DataLoader, and that calls ``__iter__``.
@@ -162,7 +162,7 @@ default_collate_fn_map[PackedBatch] = _refuse_batches_of_batches  # torch's docu
 
 
 def _check_not_prepared(dataset: TorchDataset) -> None:
-    """Refuse to be read by a DataLoader from accelerate, which divides batches among ranks and reads a batch ahead.
+    """Refuse to let a DataLoader of accelerate read: it divides batches among ranks and reads a batch ahead.
 
     Raises:
         OptionError: accelerate's DataLoader is the one that reads.

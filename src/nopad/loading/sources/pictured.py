@@ -61,7 +61,7 @@ class PicturedTokens(TokenSource):
         Args:
             records: the records, by number: ``records[i]["pixel_values"]`` are the images of sequence i.
             tokens: the tokens of the sequences, without images.
-            images: as the attribute.
+            images: see the attribute.
             stored: the images and the videos, without pixel values.
         """
         self._records, self._tokens, self._shown = records, tokens, tuple(stored)
@@ -146,7 +146,7 @@ def pictured_tokens(inputs: Any, *, empty: str = "refuse") -> PicturedTokens:
     Tokens whose ``attention_mask`` is 0 are padding and are removed. All records are read once.
 
     Raises:
-        SourceError: a record cannot be used; the message says why, and from which record on it counts records.
+        SourceError: a record cannot be used; the message says why, and with which record its count of records begins.
         OptionError: `empty` is "skip".
     """
     if empty != EMPTY.default:

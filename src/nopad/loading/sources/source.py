@@ -55,7 +55,7 @@ class Bits:
         return 8 * self.words.size
 
     def runs(self, begins: NDArray[np.int64], lengths: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Return ``lengths[i]`` values from value ``begins[i]`` on, for each i, concatenated."""
+        """Return runs of values, concatenated; run i has ``lengths[i]`` values from index ``begins[i]`` on."""
         ends = np.cumsum(lengths, dtype=np.int64)
         at = np.arange(int(ends[-1]) if ends.size else 0) + np.repeat(begins - ends + lengths, lengths)
         found: NDArray[np.bool_] = (self.words[at >> 3] >> (at & 7).astype(np.uint8) & 1).astype(np.bool_)
@@ -211,12 +211,11 @@ class TokenSource(ABC):
     def fingerprint(self) -> str:
         """SHA-256 of the content, in hex, the same however the tokens are stored; computed at its first use.
 
-        It covers all lengths, and the names and kinds of the columns. Of a source with up to 4 million tokens, it also
-        covers all tokens and values. Of a larger one, it covers those of the first and the last sequence, and of others
-        spread evenly between them: at most 4,096 sequences in all, and at most 4 million tokens apart from the first
-        and last sequence. So other lengths are always detected; tokens or values that were replaced are not detected in
-        sequences that it does not cover. Writes while the source is open are detected by `gather` and
-        `check_unchanged`.
+        It covers the length of every sequence, the names and kinds of the columns, and tokens and values: all of them
+        if there are at most 4 million tokens; else those of at most 4,096 sequences spread evenly from the first to the
+        last, with at most 4 million tokens, not counting the first and the last. So a changed length is always
+        detected, and a changed token or value only in these sequences. `gather` and `check_unchanged` detect writes
+        while the source is open.
         """
         if self._fingerprint is None:
             digest = hashlib.sha256(f"nopad tokens 1\0{len(self)}\0".encode())
