@@ -107,7 +107,7 @@ class Fields(Encoder):
         return made, {}
 
     def settings(self) -> dict[str, Any]:
-        """Return the encoder's name and the names of the fields, under "encoder"."""
+        """Return one entry, "encoder": the encoder's name and the names of the fields."""
         return {"encoder": {"name": "fields", "fields": list(self.reads)}}
 
 
@@ -171,7 +171,7 @@ class TextPairs(Encoder):
         return made, counts
 
     def settings(self) -> dict[str, Any]:
-        """Return the encoder's name, the names of the fields, and the tokenizer's fingerprint, under "encoder"."""
+        """Return one entry, "encoder": the encoder's name, the names of the fields, and the tokenizer's fingerprint."""
         return {"encoder": {"name": "pairs", "fields": list(self.reads), "tokenizer": self._fingerprint}}
 
 
@@ -261,7 +261,7 @@ class Chats(Encoder):
         return made
 
     def settings(self) -> dict[str, Any]:
-        """Return the encoder's name, its options, and the tokenizer's and template's fingerprints, under "encoder"."""
+        """Return one entry, "encoder": the encoder's name, its options, and fingerprints of tokenizer and template."""
         return {"encoder": {"name": "chats", "options": self._options, **self._prints}}
 
 
