@@ -70,7 +70,7 @@ class Placement:
         self._kept: dict[Any, Any] = {}
 
     def keep(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Return the value cached under `key`; the first call with this key computes it by `make`."""
+        """Return the value cached under `key`; the first call with a key computes it by calling `make`."""
         if key not in self._kept:
             with lasting():
                 self._kept[key] = make()
@@ -191,12 +191,12 @@ class Cross:
         self._kept: Tensor | None = None
 
     def in_rows_of_queries(self, states: Tensor) -> Tensor:
-        """Return states ``[R, L, ...]`` of the keys in as many rows as the queries have, with 0 behind the last slot.
+        """Return states ``[R, L, ...]`` of the keys as ``[rows, width, ...]``, with as many rows as the queries have.
 
-        Some cross attention counts rows by its queries only (UMT5). The slots keep their order, row after row. A row
-        gets just enough slots for all of them, but at least one for each token of the longest key sequence, since
-        position biases are as wide as a row. If keys and queries have equally many rows, `states` itself is returned.
-        `in_own_rows` is the inverse.
+        Some cross attention takes the number of rows from its queries only (UMT5). The slots keep their order, row
+        after row, and zeros fill the end. `width` is just large enough for all slots, but at least the length of the
+        longest key sequence, since position biases are as wide as a row. If keys and queries have equally many rows,
+        `states` itself is returned. `in_own_rows` is the inverse.
         """
         rows, layout = self.queries.layout.shape[0], self.keys.layout
         if states.shape[0] == rows:
@@ -206,7 +206,10 @@ class Cross:
         return torch.cat([states.flatten(0, 1), empty]).view(rows, width, *states.shape[2:])
 
     def in_own_rows(self, states: Tensor) -> Tensor:
-        """Return states ``[R, heads, L, D]`` of the keys in the keys' own rows, from those of `in_rows_of_queries`."""
+        """Return keys or values as ``[R, heads, L, D]``, in the keys' own rows; the inverse of `in_rows_of_queries`.
+
+        `states` are ``[rows, heads, width, D]``, with the `rows` and `width` that `in_rows_of_queries` made.
+        """
         layout = self.keys.layout
         if states.shape[0] == layout.shape[0]:
             return states
@@ -214,7 +217,7 @@ class Cross:
         return slots.view(*layout.shape, *slots.shape[1:]).transpose(1, 2)
 
     def keep(self, make: Callable[[], Tensor]) -> Tensor:
-        """Return the cached mask between queries and keys; the first call computes it by `make`."""
+        """Return the cached mask between queries and keys; the first call computes it by calling `make`."""
         if self._kept is None:
             with lasting():
                 self._kept = make()
@@ -241,10 +244,10 @@ def carried_by(mask: Tensor | None) -> Placement | Cross | None:
 
 
 def is_static(mask: Any) -> bool:
-    """Return whether a mask is like one from `nopad.model.static_inputs`.
+    """Return whether a mask looks like one from `nopad.model.static_inputs`.
 
     Such a mask is int32 with four dimensions, and has no placement attached. While a model is being compiled, only
-    dtype and dimensions are looked at.
+    dtype and number of dimensions are checked.
     """
     if not (isinstance(mask, Tensor) and mask.dtype == torch.int32 and mask.dim() == 4):
         return False
