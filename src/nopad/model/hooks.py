@@ -316,7 +316,7 @@ class Feed(Hook):
 
 
 def _pooled_so(given: Tensor, states: Tensor, real: Tensor, how: str) -> bool:
-    """Return whether `given` ``[R, H]`` is what pooling each row of `states` by `how` gives.
+    """Return whether `given` ``[R, H]`` equals the states of each row, pooled by `how`.
 
     Rows without tokens are not compared. `how` is "first"; "last" (the last real token, or the last slot); or "mean"
     (over the real tokens, or over all slots, up to rounding). For any other value, the result is True. `states` are

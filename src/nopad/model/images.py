@@ -2,7 +2,7 @@
 
 Such a model runs its vision tower on all images of a batch, each image by itself, and then on all videos. It puts the
 resulting features in place of the image tokens and video tokens of the batch, in order. Qwen3-VL also adds features of
-its tower to the states of these tokens behind its first layers (DeepStack), which moves nothing between tokens.
+its tower to the states of these tokens after each of its first layers (DeepStack), which moves nothing between tokens.
 
 In a pack, the features of an image could get into the tokens of another sequence. So before the model runs, the number
 of image tokens of each sequence is compared with the number that its own images give, and the same for videos.
@@ -165,10 +165,10 @@ def _shown(
 
 
 def _check_pixels(kind: Kind, model: Any, named: Mapping[str, Any], layout: Layout) -> None:
-    """Check that a batch has both pixel values and the number of images of each sequence, or neither of them.
+    """Check that a batch has pixel values if and only if its layout has a number of images for each sequence.
 
-    It is also checked that pixel values and grids are tensors on the model's device. `kind` says whether images or
-    videos are meant.
+    Pixel values and grids must also be tensors on the model's device, and there must be one entry of seconds per video.
+    `kind` says whether images or videos are meant.
 
     Raises:
         BatchError: one of these checks fails.

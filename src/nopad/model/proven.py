@@ -93,7 +93,7 @@ class Proven:
         self._read_code(kinds, _run(kinds))
 
     def check(self, modules: Sequence[nn.Module], config: Any) -> None:
-        """Check that the code and the values that it reads, in `modules` and `config`, are as they were.
+        """Check that the code, and the values that it reads in `modules` and `config`, are as they were proven.
 
         Raises:
             UnsupportedModelError: something changed; the message names it.

@@ -215,7 +215,7 @@ class State(HookedModel):
         return chosen
 
     def _types_are_narrow(self, width: int) -> bool:
-        """Return whether the zeros that the model takes for missing token types are too few for rows of `width` slots.
+        """Return whether the model's own zeros for missing token types are too few for rows of `width` slots.
 
         The zeros are a buffer of the model's embeddings, ``[1, positions]``. ConvBERT's may be too narrow.
         """
