@@ -70,7 +70,7 @@ class Places:
         return None
 
     def alike(self, other: Places) -> bool:
-        """Return whether another batch has the same shape, and the sequences lie in it where they do in this one."""
+        """Return whether another batch has the same shape as this one, and its sequences the same positions."""
         sides = [(self, other)]
         if self.target is not None and other.target is not None:
             sides.append((self.target, other.target))
