@@ -39,8 +39,8 @@ def check_changes(model: Any) -> None:
 
     Args:
         model: a pack-safe transformers model, without wrappers. It is not copied, so the user's hooks run too. A
-            model on the device "meta" cannot run, so nothing is compared. Once it has weights, its calls refuse the
-            changes or watch them (`nopad.model.later`).
+            model on the device "meta" cannot run, so nothing is compared: later calls check such code instead
+            (`nopad.model.later`).
 
     Raises:
         UnsupportedModelError: a sequence gets another result in a pack than alone, or the model does not run. The model

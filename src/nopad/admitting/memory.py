@@ -105,7 +105,10 @@ def fingerprint(model: Any, head: str | None = None, base: Any = None) -> str | 
 
 @cache
 def code_of_nopad() -> str:
-    """Return nopad's version and a hash of its source files, which change in a checkout while the version stays."""
+    """Return a SHA-256, in hex, of nopad's version and source files.
+
+    The version alone would not do: in a checkout, files change while it stays.
+    """
     digest = hashlib.sha256(nopad.__version__.encode())
     for path in sorted(Path(nopad.__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
