@@ -96,7 +96,7 @@ def axes_of(
 
 
 def _of_positions(kind: Kind) -> tuple[str, ...]:
-    """Return the names of the columns on which positions depend."""
+    """Return the names of the columns of images (or videos) on which positions depend: all but the pixel values."""
     return tuple(name for name in kind.columns if name != kind.pixels)
 
 
@@ -120,7 +120,7 @@ def _check_runs(tokens: NDArray[np.bool_], runs: NDArray[np.int64], kind: Kind, 
 
 
 def check_limit(model: Any, axes: Tensor | None, layout: Layout) -> None:
-    """Check that no position of a token is beyond those that the model has.
+    """Check that no token has a position beyond the number of positions that the model has.
 
     `axes` are positions with three axes, ``[3, R, L]``; None: the positions are those of the layout.
 

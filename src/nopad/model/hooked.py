@@ -1,4 +1,4 @@
-"""`HookedModel` puts on a model's modules the hooks that make it pack-safe, and takes them off again."""
+"""`HookedModel` attaches the hooks that make a model pack-safe to its modules, and removes them again."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class HookedModel:
             self.attending.set_attn_implementation(self.before)
 
     def renew(self) -> None:
-        """Attach hooks to the model's modules, if they are other modules than those that have hooks already.
+        """Attach hooks to the model's modules, if modules were added, replaced or removed since this was last done.
 
         Raises:
             UnsupportedModelError: as for `_hooks`, or a module of the user's own class was put into the model after it

@@ -135,8 +135,8 @@ class Swap(Hook):
 class Count(Hook):
     """Counts the runs of the base model, and gives it the batch's positions.
 
-    The class around the base model need not pass the positions on. If the base model takes `use_cache` and the caller
-    does not give it, it becomes False.
+    Positions are given here since the class around the base model may not pass them on. If the base model takes
+    `use_cache` and the caller does not give it, it becomes False.
     """
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -116,7 +116,7 @@ class Watch:
 
 
 def check_given(module: nn.Module, call: Any, given: Mapping[str, Any]) -> None:
-    """Check that hooks that were added later left a model's arguments as nopad's own hook returned them.
+    """Check that no hook that was added later changed the arguments that nopad's own hook returned for a model.
 
     `call` is the packed call that ends, and `given` are the arguments by name with which the model ran.
 
@@ -140,7 +140,7 @@ def came_before(module: nn.Module) -> bool:
 
 
 def take_off_judges(modules: Iterable[nn.Module]) -> None:
-    """Put the user's hooks on `modules` back where a `Judged` stands in for them."""
+    """Replace each `Judged` on `modules` by the user's hook that it stands in for."""
     for module in modules:
         for table in _tables(module):
             table.update({number: one.judged for number, one in table.items() if isinstance(one, Judged)})

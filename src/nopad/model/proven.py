@@ -166,7 +166,7 @@ def _run(kinds: Mapping[type, Any]) -> list[tuple[str, FunctionType]]:
 
 
 def _reached(run: Sequence[tuple[str, FunctionType]]) -> Iterator[FunctionType]:
-    """Yield the methods in `run`, and the functions that they call by name, as far as these are the user's own."""
+    """Yield the methods in `run` that are the user's own, and the user's own functions that they call by name."""
     waiting, seen = [call for _, call in run], set[FunctionType]()
     while waiting:
         one = waiting.pop()

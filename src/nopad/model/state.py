@@ -94,7 +94,7 @@ class State(HookedModel):
         return (), named
 
     def _begun(self, module: nn.Module, guard: PackedMask, named: dict[str, Any]) -> Call:
-        """Return the `Call` for a packed batch; `named`, its items by name, become the model's own arguments.
+        """Return the `Call` for a packed batch; change `named`, its items by name, into the model's own arguments.
 
         Raises:
             BatchError: the batch does not fit the model.

@@ -28,7 +28,7 @@ MOST = 0.75  # share of the tokens with a gradient, up to which copying these ta
 class LabelledOnly(Hook):
     """Gives the output embeddings a backward pass that leaves out tokens whose logits have a gradient of 0.
 
-    The output stays the same. It keeps PyTorch's backward pass if the layer is not a plain `torch.nn.Linear` with at
+    The output stays the same. PyTorch's own backward pass is kept if the layer is not a plain `torch.nn.Linear` with at
     least 1,024 outputs, runs on another device than a CPU, in another dtype than that of its weights (autocast), or
     with weights that FSDP or tensor parallelism has split; or if another library or the user hooks it.
     """

@@ -116,9 +116,9 @@ def _split(states: Tensor, placed: Placement, pieces: _Pieces) -> list[Tensor]:
 
 
 def _joined(out: list[Tensor], placed: Placement, pieces: _Pieces) -> Tensor:
-    """Join the results of all runs, each ``[n * length, H, D]``, to ``[R, L, H, D]``.
+    """Join the results of all runs, each ``[n * length, H, D]``, into rows ``[R, L, H, D]`` with 0 in padding.
 
-    The runs are those of `_split`. Slots of padding are 0.
+    The runs are those of `_split`.
     """
     if pieces.gaps is None:
         return placed.rows(torch.cat(out))
