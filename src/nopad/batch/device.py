@@ -93,7 +93,10 @@ class Placement:
 
     @property
     def owner(self) -> Tensor:
-        """Number of the sequence that each token of the stream belongs to, from 0 in the order given; int64 ``[T]``."""
+        """Index of each token's sequence, in the order in which the caller passed the sequences; int64 ``[T]``.
+
+        Tokens are in stream order.
+        """
         return self._tensor("owner", lambda at: np.repeat(at.order, at.stream_lengths))
 
     @property
@@ -108,9 +111,10 @@ class Placement:
 
     @property
     def padded_index(self) -> Tensor:
-        """Where each token of the stream lies in a flattened array ``[S, longest]``; int64 ``[T]``.
+        """Index of each token in a flattened array ``[S, longest]`` with one sequence per row; int64 ``[T]``.
 
-        The array has one row per sequence, in the order given; each sequence begins its row.
+        Tokens are in stream order. The rows are in the order in which the caller passed the sequences, and each
+        sequence begins its row.
         """
 
         def made(at: Layout) -> Any:
@@ -121,19 +125,22 @@ class Placement:
         return self._tensor("padded", made)
 
     def given(self, slots: Tensor) -> Tensor:
-        """Return the values of real tokens from concatenated rows, with sequences in the order given.
+        """Return one entry per real token, ``[T, ...]``, from concatenated rows ``[R * L, ...]``.
 
-        `slots` is ``[R * L, ...]``, the result is ``[T, ...]``. In the flat form, `slots` itself is returned.
+        Sequences are in the order in which the caller passed them. In the flat form, `slots` itself is returned.
         """
         return slots if self.index is None else slots[self._tensor("places", lambda at: at.places)]
 
     def stream(self, rows: Tensor) -> Tensor:
-        """Return the values of real tokens from rows ``[R, L, ...]``, in stream order; the result is ``[T, ...]``."""
+        """Return one entry per real token, ``[T, ...]``, from rows ``[R, L, ...]``; tokens are in stream order."""
         flat = rows.reshape(-1, *rows.shape[2:])
         return flat if self.index is None else flat[self.index]
 
     def rows(self, stream: Tensor) -> Tensor:
-        """Return rows ``[R, L, ...]`` with the values of the stream ``[T, ...]``, 0 in padding; inverse of `stream`."""
+        """Put one entry per real token, ``[T, ...]`` in stream order, into rows ``[R, L, ...]``, with 0 in padding.
+
+        This is the inverse of `stream`.
+        """
         shape = (*self.layout.shape, *stream.shape[1:])
         if self.index is None:
             return stream.reshape(shape)
@@ -141,16 +148,19 @@ class Placement:
         return empty.index_copy(0, self.index, stream).reshape(shape)
 
     def to_padded(self, stream: Tensor, fill: float = 0) -> Tensor:
-        """Return the values of the stream ``[T, ...]`` with one row per sequence, ``[S, longest, ...]``.
+        """Put one entry per real token, ``[T, ...]`` in stream order, into one row per sequence, ``[S, longest, ...]``.
 
-        Sequences are in the order given. Padding gets `fill`.
+        The rows are in the order in which the caller passed the sequences. Padding gets `fill`.
         """
         shape = (self.layout.sequences, self.layout.max_seqlen, *stream.shape[1:])
         empty = stream.new_full((shape[0] * shape[1], *stream.shape[1:]), fill)
         return empty.index_copy(0, self.padded_index, stream).reshape(shape)
 
     def from_padded(self, padded: Tensor) -> Tensor:
-        """Return the stream ``[T, ...]`` from one row per sequence, ``[S, longest, ...]``; inverse of `to_padded`."""
+        """Return the real tokens of one sequence per row, ``[T, ...]`` in stream order; the inverse of `to_padded`.
+
+        `padded` is ``[S, longest, ...]``.
+        """
         return padded.reshape(-1, *padded.shape[2:])[self.padded_index]
 
     def mask(self, opaque: bool = False) -> Tensor:
@@ -169,10 +179,10 @@ class Placement:
 
 
 class Cross:
-    """The placements of a cross attention: each sequence of `queries` attends to the same sequence of `keys`.
+    """The placements of a cross attention: sequence n of `queries` attends to sequence n of `keys`.
 
-    The same sequence is the one with the same number in the order given. The attribute `pairs` has the number of the
-    key sequence for each query sequence; both are counted in stream order, from 0.
+    Sequences are numbered here in the order in which the caller passed them. The attribute `pairs` has the number of
+    the key sequence for each query sequence; both are counted in stream order, from 0.
 
     Raises:
         BatchError: `queries` and `keys` have different numbers of sequences.
@@ -256,7 +266,10 @@ def is_static(mask: Any) -> bool:
 
 
 def place(mask: PackedMask, device: Any, backend: str) -> Placement:
-    """Return the `Placement`, on `device`, of the batch with this mask; it is made once per device and backend."""
+    """Return the `Placement`, on `device`, of the batch with this mask.
+
+    It is made once per device and backend, and is then stored in the mask.
+    """
     known: dict[Any, Placement] = mask._on_device
     key = (str(device), backend)
     if key not in known:

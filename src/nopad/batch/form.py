@@ -35,7 +35,7 @@ ROWS = Option(default=None, none=True, high=MAX_LENGTH, help="rows of a batch")
 
 @dataclass(frozen=True)
 class Flat:
-    """One row without padding, ``[1, T]`` for T tokens; the sequences are in the order given.
+    """One row, ``[1, T]`` for T tokens, with the sequences in the order given; without padding by default.
 
     Attributes:
         pad_to_multiple_of: padding at the end of the row makes its width a multiple of this; 1: no padding. It is for

@@ -43,7 +43,7 @@ class Items(MutableMapping[str, Any]):
         self.layout = layout_of(mask)
 
     def __getitem__(self, name: str) -> Any:
-        """Return an item as a model gets it: a column of numbers is a torch tensor, the same one at every read."""
+        """Return an item as a model gets it: a column of numbers is a torch tensor, the same object at every read."""
         value = self._fields[name]
         if isinstance(value, np.ndarray) and value.dtype != object:
             import torch

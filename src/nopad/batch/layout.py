@@ -259,9 +259,9 @@ class Layout:
         return self.scatter(numbers.repeat(self.seq_lengths), 0)
 
     def same_places(self, other: Layout) -> bool:
-        """Return whether both layouts have the same sequence lengths and put each sequence at the same place.
+        """Return whether both layouts have the same sequence lengths, and each sequence begins at the same index.
 
-        Places are counted in the concatenated rows.
+        The index is that in the concatenated rows.
         """
         return np.array_equal(self.starts, other.starts) and np.array_equal(self.seq_lengths, other.seq_lengths)
 

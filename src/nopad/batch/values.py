@@ -135,7 +135,10 @@ def joined(values: Any, layout: Layout) -> Any:
 
 
 def told(value: Any) -> str:
-    """Return words for a value in an error message: its type, the shape and dtype of an array, or "empty" (list)."""
+    """Return a description of a value for error messages: its type and, if it is an array, its shape and dtype.
+
+    An empty list or tuple is described as "empty".
+    """
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{type(value).__name__} {list(value.shape)} of {value.dtype}"
     return f"a {type(value).__name__}" if not isinstance(value, list | tuple) or value else "empty"
