@@ -256,7 +256,7 @@ class Patches:
         return {PICTURES.pixels: self.images[number], "interpolate_pos_encoding": True}
 
     def batch(self, sequences: Sequence[Sequence[int]], parameter: Tensor, **how: Any) -> PackedBatch:
-        """Return a batch of the states of these sequences; `how` is the argument ``form``, and others are ignored."""
+        """Return a batch of the states of these sequences. Of `how`, only the argument ``form`` is used."""
         form = {"form": how["form"]} if "form" in how else {}
         return PackedBatch.from_embeddings([self.states[torch.tensor(one)] for one in sequences], **form)
 
@@ -289,7 +289,7 @@ def _bordered(ids: list[int], tokens: Tokens) -> list[int]:
 
 
 def _picture(config: Any, images: Images, part: tuple[int, ...], generator: torch.Generator) -> Picture:
-    """Draw an image of a size in tokens, ``(height, width)``, or a video with its number of steps in front."""
+    """Draw an image of a size in tokens, ``(height, width)``, or a video, ``(steps, height, width)``."""
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)

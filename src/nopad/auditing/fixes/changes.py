@@ -314,7 +314,7 @@ def _mask(layout: Layout, causal: bool) -> str:
 
 
 def _after_padding(model: nn.Module) -> bool:
-    """Return whether an embedding of positions has a ``padding_idx``: then positions begin at ``padding_idx + 1``."""
+    """Return whether an embedding of positions has a ``padding_idx``, and so begins at ``padding_idx + 1``."""
     return any(
         "position_embeddings" in name and getattr(module, "padding_idx", None) is not None
         for name, module in model.named_modules()

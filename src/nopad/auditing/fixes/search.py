@@ -178,8 +178,8 @@ def _less(before: StepVerdict, after: StepVerdict) -> bool:
     """Return whether less is wrong in `after` than in `before`.
 
     That is so if the step passes in `after`. Otherwise, the gravest findings are compared, by `HIDES`. If they are
-    equally grave, a first differing module that embeds an input (`input_of`) is worse than another. If both have one or
-    neither, less is wrong if one of the findings in `before` is gone.
+    equally grave, more is wrong where the first module that differs embeds an input (`input_of`). If that is so in both
+    or in neither, less is wrong if one of the findings in `before` is gone.
     """
     if after.passed:
         return True
