@@ -52,8 +52,8 @@ def check_model(model: Any) -> None:
     """Check the modules, weights and configuration of a model, without running it.
 
     Raises:
-        UnsupportedModelError: the model has something about which a proof on a small copy would say nothing: one of the
-            causes in the list of this module's docstring; the message names it.
+        UnsupportedModelError: the model has one of the things that this module's docstring lists, such as batch
+            statistics, so that a proof would say nothing about it; the message names it.
     """
     name, config = type(model).__name__, model.config
     check_experts(model, also=config)

@@ -69,7 +69,7 @@ def check_changes(model: Any) -> None:
 
 
 def _differs(model: Any) -> str:
-    """Return in words how the outputs of packs are wrong; "": they are right.
+    """Return a sentence on what is wrong with the outputs of packs; "": nothing is.
 
     They are right if they equal those of each sequence alone, and stay the same when other sequences of the pack
     change. Rounding is allowed.
@@ -114,7 +114,7 @@ def _apart(
     limits: dict[torch.dtype, float],
     when: str,
 ) -> str:
-    """Return in words which output differs by more than its limit, or has another shape; "": no output does.
+    """Return a sentence on an output that differs by more than its limit, or has another shape; "": no output does.
 
     Args:
         wanted: the outputs to compare with, by name; one tensor per sequence.

@@ -77,7 +77,7 @@ class Derived:
 
 
 def derive(model: Any, close: float, table: Family | None = None) -> Iterator[Derived]:
-    """Yield each `Family` that fits a small model by what probing finds, the likeliest first.
+    """Yield each `Family` with which a small model could run on packs, as a `Derived`, the likeliest first.
 
     Args:
         model: a model in float64 and in evaluation mode, which is run many times.
@@ -198,7 +198,7 @@ def base_of(model: Any) -> Any:
 
 
 def most_tokens(config: Any) -> int | None:
-    """Return how many positions a model has by its configuration; None if the configuration does not say."""
+    """Return the number of positions that a configuration states; None: it states none."""
     text = config.get_text_config()
     found = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
     return int(found) if isinstance(found, int) and found > 0 else None

@@ -80,7 +80,7 @@ class Traced:
         return tuple(name for name in COLUMNS if name in self.given)
 
     def run(self, **more: Any) -> Run:
-        """Return the recorded call as a `Run` with the arguments `more` added; it does not run the base again."""
+        """Return the recorded call as a `Run`, in which the base is not run again; `more` are further arguments."""
         base, length = self.model.base, len(self.tokens)
         return Run(self.model.wrapped, {**self.given, **more}, {base: self.base}, length, self.close, tuple(self.given))
 

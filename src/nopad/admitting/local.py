@@ -220,8 +220,8 @@ def _learned(value: Any) -> Any:
 def first_crossing(run: Run, tokens: list[int]) -> tuple[nn.Module | None, bool]:
     """Return the first submodule whose output depends on several tokens, and whether none of its inputs does.
 
-    First is the one that finishes first. The second value is True if the submodule itself moved the information. The
-    result is (None, False) if there is no such submodule. Modules in `held` are left out.
+    Submodules are looked at in the order in which they finish. The second value is True if the submodule itself moved
+    the information. The result is (None, False) if there is no such submodule. Modules in `held` are left out.
 
     Raises:
         Exception: the module's code may raise anything.

@@ -107,7 +107,7 @@ def fingerprint(model: Any, head: str | None = None, base: Any = None) -> str | 
 def code_of_nopad() -> str:
     """Return a SHA-256, in hex, of nopad's version and source files.
 
-    The version alone would not do: in a checkout, files change while it stays.
+    The version alone is not enough: in a checkout, files change while the version stays.
     """
     digest = hashlib.sha256(nopad.__version__.encode())
     for path in sorted(Path(nopad.__file__).parent.rglob("*.py")):
@@ -132,7 +132,7 @@ def recall_wrapper(wrapper: Any, base: Any) -> WrapperProof | None:
 
 
 def remember(model: Any, head: str | None, proof: Proof) -> None:
-    """Write a proof to its file; a model without a fingerprint is left out.
+    """Write a proof to its file. Nothing is written for a model without a fingerprint.
 
     If the file cannot be written, a warning is logged, and no error is raised.
     """
@@ -141,7 +141,7 @@ def remember(model: Any, head: str | None, proof: Proof) -> None:
 
 
 def remember_wrapper(wrapper: Any, base: Any, proof: WrapperProof) -> None:
-    """Write the proof of a wrapper around `base` to its file; a wrapper without a fingerprint is left out.
+    """Write the proof of a wrapper around `base` to its file. Nothing is written for a wrapper without a fingerprint.
 
     If the file cannot be written, a warning is logged, and no error is raised.
     """

@@ -300,7 +300,7 @@ def with_layers(config: Any, layers: list[int], again: bool) -> Any:
     """Return a copy of a configuration with only the layers of these numbers.
 
     Lists with one entry per layer are cut to match, and layers are renumbered in lists of layer numbers. If `layers` is
-    empty or has all layers, the configuration itself is returned. `again` is that of `with_values`.
+    empty or has all layers, the configuration itself is returned. `again` is as in `with_values`.
     """
     there = layer_count(config)
     if not layers or len(layers) == there:

@@ -144,8 +144,8 @@ def short_model(config: Any, kind: type, sizes: dict[str, int], *, every: bool, 
 def ran(model: Any, tokens: list[int], **more: Any) -> Any:
     """Return a model's output for one sequence of token ids, without a cache and without gradients.
 
-    Ids beyond the vocabulary are taken modulo its size. A decoder behind an encoder gets the same ids. `more` are
-    further arguments of the model.
+    Ids beyond the vocabulary are taken modulo its size. In a model with an encoder and a decoder, both get the same
+    ids. `more` are further arguments of the model.
     """
     vocabulary = _vocabulary(model)
     more |= uncached(model)
