@@ -301,7 +301,7 @@ def _places(model: Any, probed: Probed) -> Iterator[tuple[str, int | None]]:
 def _with_positions(line: Family, model: Any, base: Any, probed: Probed) -> Family:
     """Return `line` with the fields set that say how the model counts positions.
 
-    If the base model takes `position_ids`, this is `after_padding`; otherwise, these are `tables` and `narrow`.
+    If the base model takes `position_ids`, only `after_padding` may be set; otherwise, `tables` and `narrow`.
     """
     length = len(probed.tokens)
     takes = "position_ids" in parameters(type(base).forward)

@@ -110,7 +110,7 @@ class Judge:
             )
 
     def differs(self, line: Family, head: str | None) -> str:
-        """Return how packs differ from the stock model, in a copy made pack-safe with `line` and `head`; "" if not.
+        """Return how packs in a copy made pack-safe with `line` and `head` differ from the stock model; "": not at all.
 
         The result is a sentence for messages. If the model raises an error on packs, or nopad refuses the model, it is
         the error's message.

@@ -167,11 +167,11 @@ def _proven(model: Any, small: Any, head: str | None) -> Proof:
 
 
 def _lines(model: Any, exact: Any, close: float) -> Iterator[Derived]:
-    """Yield what could fit a model, each as a `Derived`: first the table's `Family` of its type, then derived ones.
+    """Yield each `Family` that could fit a model, as a `Derived`: first that of its type in the tables, then derived ones.
 
-    The table's comes first only if it knows the model's type. `close` is as in `Judge`. `exact` is the small copy in
-    float64. A model with classes of the user's own is probed in another copy instead, which has more layers
-    (`deep_copy`), unless no such copy can be made.
+    The first is left out if the tables do not have the type, or if one of the user's own modules mixes tokens. `close`
+    is as in `Judge`. `exact` is the small copy in float64. A model with classes of the user's own is probed in another
+    copy instead, which has more layers (`deep_copy`), unless no such copy can be made.
     """
     kind = getattr(model.config, "model_type", "")
     deep = deep_copy(model) if foreign(model) and not own_parts(model) else None

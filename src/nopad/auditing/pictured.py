@@ -111,9 +111,9 @@ class _Front(_Texts):
     """Runs images alone and packed, for a model that makes its tokens from images."""
 
     def alone(self, model: Any, sample: Sample) -> dict[str, Tensor]:
-        """Return the results of one image in an ordinary call, at its own height and width.
+        """Return the results of one image in an ordinary call at its own size, once for each form of a batch.
 
-        There is one for each form of a batch, with names as in `_Texts.alone`.
+        Names are those of `_Texts.alone`.
         """
         found = _results(model(**sample, interpolate_pos_encoding=True))
         return {f"{form} {name}": value[0] for form in self._forms(model) for name, value in found.items()}

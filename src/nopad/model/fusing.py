@@ -58,7 +58,7 @@ class _Product:
         layer: id of the layer's weight.
         formula: the activation.
         plain: function that computes the output without the activation.
-        out: the output; None: it was returned as the activation's result, and should no longer be needed.
+        out: the output; None: the call of the activation has returned it already.
         ref: weak reference to the output, which shows whether something still holds it.
     """
 
