@@ -167,7 +167,7 @@ def _proven(model: Any, small: Any, head: str | None) -> Proof:
 
 
 def _lines(model: Any, exact: Any, close: float) -> Iterator[Derived]:
-    """Yield each `Family` that could fit a model, as a `Derived`: first that of its type in the tables, then derived ones.
+    """Yield each `Family` that could fit, as a `Derived`: first that of its type in the tables, then derived ones.
 
     The first is left out if the tables do not have the type, or if one of the user's own modules mixes tokens. `close`
     is as in `Judge`. `exact` is the small copy in float64. A model with classes of the user's own is probed in another
