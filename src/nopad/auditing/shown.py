@@ -262,9 +262,10 @@ class Patches:
 
 
 def _ids(config: Any, images: Images, part: Part, shown: int, tokens: Tokens, rng: np.random.Generator) -> list[int]:
-    """Return the ids of one part: text, or images and steps of videos between tokens that mark their borders.
+    """Return the ids of one part of a sequence: text, an image or a video.
 
-    `shown` is the id that stands for a token of this image.
+    An image or a video lies between two tokens that mark its borders. With `images.steps`, each step of a video does
+    instead, with two tokens of text before it. `shown` is the id that stands for a token of this image or video.
     """
     if isinstance(part, int):
         return _words(tokens, part, rng)
