@@ -1,6 +1,6 @@
 """Models whose type is not in nopad's tables: derive how packs can run, prove it on a small copy, or refuse the model.
 
-"To prove" means here: to audit a small copy of the model on packs, after checks that the audit is valid for the model.
+Here, to prove means to audit a small copy of the model on packs, after checks that the audit is valid for the model.
 """
 
 from nopad.errors import MissingExtraError, install

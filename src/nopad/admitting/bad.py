@@ -1,6 +1,6 @@
 """Refuse models about which a proof on a small copy (`nopad.admitting.proof`) would say nothing.
 
-Without running the model, those are found that have:
+The model is refused without running it if it has one of these:
 
 * batch statistics, quantised weights, or experts of limited capacity
 * the user's own hooks on gradients
@@ -52,8 +52,8 @@ def check_model(model: Any) -> None:
     """Check the modules, weights and configuration of a model, without running it.
 
     Raises:
-        UnsupportedModelError: a proof on a small copy would say nothing about this model, for one of the causes that
-            this module's docstring lists; the message names it.
+        UnsupportedModelError: the model has one of the things that this module's docstring lists, such as batch
+            statistics, so that a proof would say nothing about it; the message names it.
     """
     name, config = type(model).__name__, model.config
     check_experts(model, also=config)
@@ -69,7 +69,7 @@ def check_model(model: Any) -> None:
 
 
 def check_modules(name: str, modules: Mapping[str, nn.Module]) -> None:
-    """Check `modules`, a model's modules by their names in it; messages call the model `name`.
+    """Check a model's modules, which `modules` has by their names in the model; messages call the model `name`.
 
     Raises:
         UnsupportedModelError: a module computes statistics over a batch (such as batch norm), or has quantised weights.
@@ -146,8 +146,8 @@ def _check_versions(model: nn.Module) -> None:
 def outputs_of(output: Any) -> dict[str, Tensor]:
     """Return the floating-point tensors with at least one dimension in a model's output, by name.
 
-    Tensors in a tuple are named "output 0", "output 1", ... by their place. What is nested (such as `hidden_states`) is
-    left out.
+    Tensors in a tuple are named "output 0", "output 1", ... by their index. Tensors in nested tuples (such as
+    `hidden_states`) are left out.
     """
     if isinstance(output, Tensor):
         output = (output,)
@@ -278,10 +278,10 @@ def _first_apart(
 ) -> str | None:
     """Run `one` and `two`, which call the model, and return the name of the first module whose outputs differ.
 
-    First is the module that finishes first. The model itself has the name "". None: no outputs differ.
-    ``alike(tensor of one, tensor of two)`` says whether two tensors count as equal. Of modules inside the model, only
-    tensors with at least three dimensions are compared. If the two runs call different modules, only the model's
-    outputs are compared.
+    Modules are compared in the order in which they finish; the model itself, with the name "", comes last. None: no
+    outputs differ. ``alike(tensor of one, tensor of two)`` says whether two tensors count as equal. Of modules inside
+    the model, only tensors with at least three dimensions are compared. If the two runs call different modules, only
+    the model's outputs are compared.
     """
     runs: list[list[tuple[str, list[Tensor]]]] = []
     for run in (one, two):

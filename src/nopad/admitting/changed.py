@@ -39,8 +39,8 @@ def check_changes(model: Any) -> None:
 
     Args:
         model: a pack-safe transformers model, without wrappers. It is not copied, so the user's hooks run too. A
-            model on the device "meta" cannot run, so nothing is compared. Once it has weights, its calls refuse the
-            changes or watch them (`nopad.model.later`).
+            model on the device "meta" cannot run, so nothing is compared: later calls check such code instead
+            (`nopad.model.later`).
 
     Raises:
         UnsupportedModelError: a sequence gets another result in a pack than alone, or the model does not run. The model
@@ -69,7 +69,7 @@ def check_changes(model: Any) -> None:
 
 
 def _differs(model: Any) -> str:
-    """Return in words how the outputs of packs are wrong; "": they are right.
+    """Return a sentence on what is wrong with the outputs of packs; "": nothing is.
 
     They are right if they equal those of each sequence alone, and stay the same when other sequences of the pack
     change. Rounding is allowed.
@@ -114,7 +114,7 @@ def _apart(
     limits: dict[torch.dtype, float],
     when: str,
 ) -> str:
-    """Return in words which output differs by more than its limit, or has another shape; "": no output does.
+    """Return a sentence on an output that differs by more than its limit, or has another shape; "": no output does.
 
     Args:
         wanted: the outputs to compare with, by name; one tensor per sequence.

@@ -1,8 +1,8 @@
 """`derive`: find out by probing a small copy how a model of an unknown type could be run on packs.
 
-The answer is a `Family`, the facts about one model type; `nopad.model.families` has a table of them, one line per type.
-A module *mixes* tokens if it moves information between them. Nothing here is a proof. Where probing cannot decide,
-`derive` yields several lines, the likeliest first, and the audit judges them (`nopad.admitting.proof`).
+The answer is a `Family`, the facts about one model type, as in the tables of `nopad.model.families`. A module *mixes*
+tokens if it moves information between them. Nothing here is a proof. Where probing cannot decide, `derive` yields
+several families, the likeliest first, and the audit judges them (`nopad.admitting.proof`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Derived:
     """What probing a small copy found.
 
     Attributes:
-        family: the line of the family table.
+        family: the facts with which the copy might run on packs.
         each: for each class of modules that mix tokens, by the class's name:
             ``[number of these modules in the copy, number of their calls when the copy runs once]``.
     """
@@ -77,16 +77,16 @@ class Derived:
 
 
 def derive(model: Any, close: float, table: Family | None = None) -> Iterator[Derived]:
-    """Yield the lines of the family table that fit a small model, the likeliest first.
+    """Yield each `Family` with which a small model could run on packs, as a `Derived`, the likeliest first.
 
     Args:
         model: a model in float64 and in evaluation mode, which is run many times.
         close: differences of at most this, relative to an output's largest value, are rounding.
-        table: the table's line for the model's type. It is yielded first, unless one of the user's own modules mixes
-            tokens. None: the type is not in the table.
+        table: the `Family` of the model's type in nopad's tables. It is yielded first, unless one of the user's own
+            modules mixes tokens. None: the type is not in the tables.
 
     Raises:
-        UnsupportedModelError: no line can fit, for one of these causes:
+        UnsupportedModelError: no `Family` can fit, for one of these causes:
 
             * the forward method of the model, or of its base model, mixes tokens outside of any module that could be
               run by itself
@@ -168,13 +168,13 @@ def _sets_attention(model: Any) -> bool:
 
 
 def _variants(line: Family, causal: bool, attended: tuple[str, ...], registers: bool) -> Iterator[Family]:
-    """Yield a line, then other lines that would also agree with what probing found, the likeliest first.
+    """Yield `line`, then other families that would also agree with what probing found, the likeliest first.
 
-    Probing leaves these questions open, so the lines differ in the fields in parentheses. Does a module with attention
-    of its own get a mask, make one, or need none (`route`, `masked`)? Can nopad's attention replace the registered one?
-    If not, modules that use the registered attention are run sequence by sequence too (`mixers`). Does a decoder read
-    its results from the first token (`pooled`)? Are tables of positions read in another way (`tables`), and do they
-    limit the width of rows (`narrow`)?
+    Probing leaves these questions open, so the families differ in the fields in parentheses. Does a module with
+    attention of its own get a mask, make one, or need none (`route`, `masked`)? Can nopad's attention replace the
+    registered one? If not, modules that use the registered attention are run sequence by sequence too (`mixers`). Does
+    a decoder read its results from the first token (`pooled`)? Are tables of positions read in another way (`tables`),
+    and do they limit the width of rows (`narrow`)?
 
     `causal`: whether no token sees later ones. `attended`: class names of the modules that use the registered
     attention. `registers`: whether the model lets users choose a registered attention.
@@ -198,7 +198,7 @@ def base_of(model: Any) -> Any:
 
 
 def most_tokens(config: Any) -> int | None:
-    """Return how many positions a model has by its configuration; None if the configuration does not say."""
+    """Return the number of positions that a configuration states; None: it states none."""
     text = config.get_text_config()
     found = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
     return int(found) if isinstance(found, int) and found > 0 else None
@@ -254,7 +254,7 @@ def _is_causal(model: Any, tokens: list[int], close: float) -> bool:
 
 
 def _with_counts(line: Family, config: Any, probed: Probed) -> tuple[Family, dict[str, list[int]]]:
-    """Return the line with `attends` or `mixes` set, and the counts of modules and calls, as in `Derived.each`.
+    """Return `line` with `attends` or `mixes` set, and the counts of modules and calls, as in `Derived.each`.
 
     `attends` says how often each layer mixes tokens in one call of the model; `mixes` says how often the whole model
     does.
@@ -299,9 +299,9 @@ def _places(model: Any, probed: Probed) -> Iterator[tuple[str, int | None]]:
 
 
 def _with_positions(line: Family, model: Any, base: Any, probed: Probed) -> Family:
-    """Return the line with the fields set that say how the model counts positions.
+    """Return `line` with the fields set that say how the model counts positions.
 
-    If the base model takes `position_ids`, this is `after_padding`; otherwise, these are `tables` and `narrow`.
+    If the base model takes `position_ids`, only `after_padding` may be set; otherwise, `tables` and `narrow`.
     """
     length = len(probed.tokens)
     takes = "position_ids" in parameters(type(base).forward)
@@ -331,8 +331,8 @@ def _with_positions(line: Family, model: Any, base: Any, probed: Probed) -> Fami
 def _counts_from(table: nn.Embedding, seen: Seen, tokens: list[int]) -> int | None:
     """Return the row of an embedding table that the first token got, if later tokens got the next rows in order.
 
-    None: the table was not read in this way, so it is no table of positions. Rows 0 to 4 are tried. `seen` is the
-    table's recorded call.
+    The result is None if the table was not read in this way, so that it is no table of positions. Only the rows 0 to 4
+    are tried for the first token. `seen` is the recorded call of the table.
     """
     given = seen.output
     if not isinstance(given, Tensor) or given.numel() != len(tokens) * table.embedding_dim:
@@ -345,7 +345,7 @@ def _counts_from(table: nn.Embedding, seen: Seen, tokens: list[int]) -> int | No
 
 
 def _with_pooling(line: Family, model: Any, base: Any, probed: Probed, causal: bool) -> Family:
-    """Return the line with the fields `pooler`, `head`, `pooled` and `readers` set.
+    """Return `line` with the fields `pooler`, `head`, `pooled` and `readers` set.
 
     These say which modules get one state per sequence, and from which token it is read.
     """

@@ -35,7 +35,7 @@ class Traced:
     """A recorded call of a wrapper on one sequence, and checks of what the wrapper computes.
 
     Attributes:
-        model: the substitute whose wrapper was called.
+        model: the `Substitute`, a small copy of the wrapper, that was called.
         close: differences of at most this, relative to an output's largest value, are rounding.
         tokens: token ids of the sequence.
         given: the wrapper's arguments, by name.
@@ -80,7 +80,7 @@ class Traced:
         return tuple(name for name in COLUMNS if name in self.given)
 
     def run(self, **more: Any) -> Run:
-        """Return the recorded call as a `Run` with the arguments `more` added; it does not run the base again."""
+        """Return the recorded call as a `Run`, in which the base is not run again; `more` are further arguments."""
         base, length = self.model.base, len(self.tokens)
         return Run(self.model.wrapped, {**self.given, **more}, {base: self.base}, length, self.close, tuple(self.given))
 
@@ -149,7 +149,8 @@ class Traced:
         """Return whether each of the wrapper's tensors that is not per token has one entry per sequence.
 
         Each entry must depend only on what the base returns for that sequence, such as its ``pooler_output``. To find
-        out, the wrapper is called with several different entries in place of the one that the base returned.
+        out, the wrapper is called with entries of several different sequences in place of the one that the base
+        returned.
         """
         run = self.many()
         sizes = [one.shape for _, one in self._own() if tuple(one.shape[:2]) != (1, len(self.tokens))]
@@ -208,7 +209,7 @@ class Traced:
                 raise UnsupportedModelError(f"{full} is a {type(value).__name__}, in which nopad cannot look")
 
     def _first(self, run: Run, odd: list[str]) -> str:
-        """Return in words where information first moves between tokens.
+        """Return a sentence that says where information first moves between tokens.
 
         `odd` has the names of those of the wrapper's own tensors that are not per token.
         """

@@ -43,9 +43,9 @@ def packed(
     Called with a `PackedBatch`, a pack-safe model gives each sequence the result that it would get alone. nopad has
     tables of model types. A model of another type, or with classes of your own, is proven first: nopad builds a small
     copy of the same classes and configuration, derives from it how sequences can be kept apart, and audits the copy on
-    packs. This takes some seconds. The verdict is remembered in ``~/.cache/nopad`` (or ``$XDG_CACHE_HOME/nopad``), and
-    used again until something changes on which it depends. Examples are the classes' source, the configuration, and the
-    versions of Python, torch and transformers, and nopad's code.
+    packs. This takes some seconds. The verdict is remembered in ``~/.cache/nopad`` (or ``$XDG_CACHE_HOME/nopad``) until
+    something changes on which it depends: the classes' source, the configuration, the versions of Python, torch and
+    transformers, or nopad's code.
 
     Args:
         model: a transformers model, bare or with a head, also inside PEFT; or a module of your own (`nn.Module`) that
@@ -197,14 +197,17 @@ def proof_of(model: Any, head: str | None = None, again: bool = False) -> Proof:
 
 
 def _why_proven(model: Any) -> str:
-    """Return, as words for a message, why nopad's tables do not decide about a model."""
+    """Return the reason why a model needs a proof, as a part of a sentence for messages."""
     if is_stock(class_of(model)) and (own := foreign(model)):
         return f"has modules of your own ({', '.join(kind.__name__ for kind in own.values())})"
     return "is in no table of nopad"
 
 
 def _in_tables(model: Any, prove: Prove) -> bool:
-    """Return whether nopad's tables decide about a model: they admit it or refuse it, and it needs no proof."""
+    """Return whether a model needs no proof: nopad's tables admit or refuse it, or `prove` is "never".
+
+    True also for anything but a `PreTrainedModel`, which the next step refuses.
+    """
     if prove == "never" or not isinstance(model, PreTrainedModel):
         return True
     kind = getattr(model.config, "model_type", "") or type(model.config).__name__

@@ -21,7 +21,7 @@ CLOSE = 1e-5  # relative; losses are often computed in float32
 
 
 def head_for(model: Any, causal: bool) -> str | None:
-    """Return the kind of head of a small model, as `nopad.packed` takes it; None: the class is transformers' own.
+    """Return the kind of head of a small model, by its name in `nopad.packed`; None: the class is transformers' own.
 
     `causal` says whether no token sees later ones. It decides between "causal" and "tokens" if the model takes labels
     per token but returns no loss.

@@ -1,4 +1,4 @@
-"""Refuse models that do in training what no output shows: layers that add a loss of their own, or keep statistics.
+"""Refuse models that do in training what outputs do not show: a layer adds a loss of its own, or keeps statistics.
 
 Some mixtures of experts do both: an autograd function adds the gradient of a loss that balances experts, and a buffer
 counts the tokens that each expert got. Both are computed from all slots of a batch, padding included.

@@ -1,4 +1,4 @@
-"""`Judge`: run packs with a line of the family table (a `Family`), and compare them with the stock model.
+"""`Judge`: run packs through a copy of a model with a given `Family`, and compare them with the stock model.
 
 The stock model is the model before `packed`; it runs on each sequence alone. The audit comes after this, and compares a
 pack-safe model only with itself. Here evaluation mode and training mode (without dropout) are both compared, since a
@@ -110,9 +110,10 @@ class Judge:
             )
 
     def differs(self, line: Family, head: str | None) -> str:
-        """Return, in words, how packs with this line and kind of head differ from the stock model; "": they do not.
+        """Return how packs in a copy made pack-safe with `line` and `head` differ from the stock model; "": not at all.
 
-        If the model raises an error on packs, or nopad refuses the line, the result is the message.
+        The result is a sentence for messages. If the model raises an error on packs, or nopad refuses the model, it is
+        the error's message.
         """
         model = copy.deepcopy(self.model)
         try:
@@ -125,10 +126,11 @@ class Judge:
             unpacked(model)
 
     def apart(self, model: Any, narrow: bool) -> str:
-        """Return, in words, how `model`, a pack-safe copy, differs on packs from the stock model; "": it does not.
+        """Return how `model`, a pack-safe copy, differs on packs from the stock model; "": it does not.
 
-        If the copy raises an error, the result is the message. With `narrow`, no row is longer than the number of the
-        model's positions. Without it, a row that is longer is tried too, unless it would be too long to try.
+        The result is a sentence for messages. If the copy raises an error, it is the error's message. With `narrow`, no
+        row is longer than the number of the model's positions. Without it, a row that is longer is tried too, unless it
+        would hold each sequence more than 10 times.
         """
         try:
             for training, wanted in self.alone.items():
@@ -192,11 +194,11 @@ def split(batch: PackedBatch, value: Tensor) -> Sequence[Tensor]:
 
 
 def _worst(wanted: Outputs, found: Outputs, sequences: list[list[int]], limit: float = 0.0) -> str:
-    """Return, in words, which output differs most between `wanted` and `found`, relative to its largest value.
+    """Return a sentence on the output that differs most between `wanted` and `found`, relative to its largest value.
 
     The result is "" if none differs by more than `limit`. `wanted` and `found` have one dict of outputs for each
     sequence. The names are those of the first sequence in `wanted`; a name that is missing elsewhere is reported at
-    once. `sequences` are the token ids of the sequences, whose lengths the words name.
+    once. `sequences` are the token ids of the sequences, of which the sentence names the lengths.
     """
     said, most = "", limit
     for name in wanted[0]:

@@ -1,4 +1,4 @@
-"""A line of the family table (`Family`) as Python code."""
+"""Write a `Family`, the facts about one model type, as Python code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["line_of"]
 
 
 def line_of(family: Family) -> str:
-    """Return Python code that makes this line of the family table: its fields that differ from the defaults.
+    """Return Python code that makes this `Family`, with the fields that differ from the defaults.
 
     The field `refuse`, a function, is left out.
 

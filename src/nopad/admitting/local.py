@@ -49,7 +49,7 @@ class Run:
     Attributes:
         module: the module.
         given: its arguments by name.
-        held: modules inside it that are not run, each with the recorded output that it returns instead.
+        held: modules inside it that are not run: maps each to its recorded output, which it returns instead.
         length: L, the number of tokens in `given`; with `sequences`, the number of sequences.
         close: differences of at most this, relative to an output's largest value, are rounding.
         data: names of arguments that are computed from tokens, whatever their values. Other arguments count as such
@@ -120,11 +120,11 @@ def crossing(run: Run, tokens: list[int], mixes: bool = False) -> tuple[bool, bo
 
 
 def crossing_outputs(run: Run, tokens: list[int]) -> tuple[list[Tensor], bool, bool]:
-    """Return (outputs that depend on several tokens, whether held modules get such tensors, whether numbers are read).
+    """Return the outputs that depend on several tokens, and two booleans, as a tuple.
 
-    Numbers are read where code takes a Python number out of a tensor, as ``.item()`` does. The module runs in
-    evaluation mode and in training mode, and the list has the outputs of both. With `Run.sequences`, the outputs are
-    those that depend on several sequences.
+    The booleans say whether modules in `Run.held` get tensors that depend on several tokens, and whether code takes a
+    Python number out of a tensor, as ``.item()`` does. The module runs in evaluation mode and in training mode, and the
+    list has the outputs of both. With `Run.sequences`, the outputs are those that depend on several sequences.
 
     Raises:
         Exception: the module's code may raise anything.
@@ -220,8 +220,8 @@ def _learned(value: Any) -> Any:
 def first_crossing(run: Run, tokens: list[int]) -> tuple[nn.Module | None, bool]:
     """Return the first submodule whose output depends on several tokens, and whether none of its inputs does.
 
-    First is the one that finishes first. The second value is True if the submodule itself moved the information. The
-    result is (None, False) if there is no such submodule. Modules in `held` are left out.
+    Submodules are looked at in the order in which they finish. The second value is True if the submodule itself moved
+    the information. The result is (None, False) if there is no such submodule. Modules in `held` are left out.
 
     Raises:
         Exception: the module's code may raise anything.
@@ -267,12 +267,12 @@ def _followed(
 
 
 def varying(run: Run, mixes: bool, whole: bool = False, brief: bool = False) -> tuple[str, bool]:
-    """Run a module on longer rows and on more rows; return (what changes, in words; whether it changes with more rows).
+    """Run a module on longer rows and on more rows; return ``(change, by_rows)``.
 
-    The words are "" if nothing changes. If the module raises an error on some size, this counts as a change. With
-    `whole`, the module is a whole model, which may raise an error on long rows. With `mixes`, the module moves
-    information between tokens and may compute something else for longer rows, so only more rows are tried. With
-    `brief`, fewer sizes are tried, and only in evaluation mode.
+    `change` says in words what changes with the size; "": nothing. An error on some size counts as a change. `by_rows`
+    is whether something changes with more rows. With `whole`, the module is a whole model, which may raise an error on
+    long rows. With `mixes`, the module moves information between tokens and may compute something else for longer rows,
+    so only more rows are tried. With `brief`, fewer sizes are tried, and only in evaluation mode.
 
     Some sizes are not tried: those that would need too much memory, and several rows of a length at which even one row
     raises an error. A mode in which two equal calls give different results is not tried either.
@@ -334,7 +334,7 @@ def _alike(run: Run, before: Any, after: Any, rows: int, wide: int, base: int = 
 
     `before` is the output for one row of `base` tokens (0: the recorded number). `after` is the output for `rows` rows
     of `wide` tokens, in which the same tokens are repeated. Only floating-point tensors with a dimension of tokens are
-    compared.
+    compared. Differences of at most `Run.close` are rounding.
     """
     base = base or run.length
     if len(_tensors(before)) != len(_tensors(after)):

@@ -105,7 +105,10 @@ def fingerprint(model: Any, head: str | None = None, base: Any = None) -> str | 
 
 @cache
 def code_of_nopad() -> str:
-    """Return nopad's version and a hash of its source files, which change in a checkout while the version stays."""
+    """Return a SHA-256, in hex, of nopad's version and source files.
+
+    The version alone is not enough: in a checkout, files change while the version stays.
+    """
     digest = hashlib.sha256(nopad.__version__.encode())
     for path in sorted(Path(nopad.__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
@@ -129,7 +132,7 @@ def recall_wrapper(wrapper: Any, base: Any) -> WrapperProof | None:
 
 
 def remember(model: Any, head: str | None, proof: Proof) -> None:
-    """Write a proof to its file; a model without a fingerprint is left out.
+    """Write a proof to its file. Nothing is written for a model without a fingerprint.
 
     If the file cannot be written, a warning is logged, and no error is raised.
     """
@@ -138,7 +141,7 @@ def remember(model: Any, head: str | None, proof: Proof) -> None:
 
 
 def remember_wrapper(wrapper: Any, base: Any, proof: WrapperProof) -> None:
-    """Write the proof of a wrapper around `base` to its file; a wrapper without a fingerprint is left out.
+    """Write the proof of a wrapper around `base` to its file. Nothing is written for a wrapper without a fingerprint.
 
     If the file cannot be written, a warning is logged, and no error is raised.
     """

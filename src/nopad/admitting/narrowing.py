@@ -247,8 +247,8 @@ def _signatures(stacks: list[nn.ModuleList], there: int) -> list[list[Any]]:
 def _is_index(values: list[Any]) -> bool:
     """Return whether the values of one setting, one for each layer, only number the layers (`layer_idx`).
 
-    None stands for a layer without the setting. Each of the others, and there are at least two, is its layer's index,
-    or they count from 0.
+    None stands for a layer without the setting. At least two layers must have it. Their values must be the indices of
+    the layers, or 0, 1, 2, ... in the order of the layers.
     """
     there = [(at, value) for at, value in enumerate(values) if value is not None]
     if len(there) < 2 or any(type(value) is not int for _, value in there):
@@ -292,7 +292,7 @@ def _per_layer(config: Any, there: int) -> dict[str, list[Any]]:
 
 
 def layer_count(config: Any) -> int:
-    """Return how many layers a configuration states; 0: it states none."""
+    """Return the number of layers that a configuration states; 0: it states none."""
     return next((int(getattr(config, name)) for name in LAYER_COUNTS if getattr(config, name, None)), 0)
 
 
@@ -300,7 +300,7 @@ def with_layers(config: Any, layers: list[int], again: bool) -> Any:
     """Return a copy of a configuration with only the layers of these numbers.
 
     Lists with one entry per layer are cut to match, and layers are renumbered in lists of layer numbers. If `layers` is
-    empty or has all layers, the configuration itself is returned. `again` is that of `with_values`.
+    empty or has all layers, the configuration itself is returned. `again` is as in `with_values`.
     """
     there = layer_count(config)
     if not layers or len(layers) == there:

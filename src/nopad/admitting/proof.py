@@ -1,6 +1,6 @@
 """`prove`: derive how a model of an unknown type can be run on packs, and audit this on a small copy.
 
-What is derived is a line of the family table: a `Family`, the facts about one model type (`nopad.model.families`).
+What is derived is a `Family`, the facts about one model type (`nopad.model.families`).
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ AUDITS = 3  # lines that are audited at most
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What is known of a model that no table has: admitted with a line of the family table, or refused with a reason.
+    """The result of proving a model that no table has: admitted with a `Family`, or refused with a reason.
 
     Attributes:
         kind: the model type, or the name of the class if the configuration has none.
         model: name of the model's class.
         admitted: whether the small copy passed the audit.
-        family: the line of the family table, the facts with which the model runs on packs; None: the model is refused.
+        family: the facts with which the model runs on packs; None: the model is refused.
         each: for each class of modules that mix tokens, by the class's name:
             ``[number of these modules in the copy, number of their calls when the copy runs once]``.
         head: the kind of head, as `nopad.packed` takes it; None: the class is transformers' own, and nopad knows its
@@ -98,11 +98,10 @@ class Proof:
 
 
 def prove(model: Any, head: str | None = None) -> Proof:
-    """Return a `Proof`: it says how a transformers model can be run on packs, or why the model is refused.
+    """Derive and audit how a transformers model can be run on packs, on a small copy; return the `Proof`.
 
-    This is derived from a small copy, and audited on it. The model itself is not run and not changed; it must have no
-    wrappers, such as PEFT's. `head` is the kind of head that the user names; None: it is found out. If the model is
-    refused, no error is raised.
+    The model itself is not run and not changed; it must have no wrappers, such as PEFT's. `head` is the kind of head
+    that the user names; None: it is found out. If the model is refused, no error is raised: `Proof.reason` says why.
     """
     begin = time.perf_counter()
     kind = getattr(model.config, "model_type", "") or type(model).__name__
@@ -122,13 +121,13 @@ def prove(model: Any, head: str | None = None) -> Proof:
 
 
 def _proven(model: Any, small: Any, head: str | None) -> Proof:
-    """Return a proof with the first line of the family table that passes two tests.
+    """Return a proof with the first derived `Family` that passes two tests.
 
-    The first test is the comparison with the stock model (`Judge`), the second is the audit. At most 3 lines are
+    The first test is the comparison with the stock model (`Judge`), the second is the audit. At most 3 families are
     audited. `small` is the small copy. The proof still lacks the kind and name of the model.
 
     Raises:
-        UnsupportedModelError: no line passes, or no proof would be valid; the message names the reason.
+        UnsupportedModelError: no `Family` passes, or no proof would be valid; the message names the reason.
     """
     with subject_of(small, torch.float64, False) as exact:
         fresh = copy.deepcopy(exact)
@@ -168,10 +167,11 @@ def _proven(model: Any, small: Any, head: str | None) -> Proof:
 
 
 def _lines(model: Any, exact: Any, close: float) -> Iterator[Derived]:
-    """Yield lines that could fit a model: that of the table, if its type is known but not its class, then derived ones.
+    """Yield each `Family` that could fit, as a `Derived`: first that of its type in the tables, then derived ones.
 
-    `close` is as in `Judge`. `exact` is the small copy in float64. A model with classes of the user's own is probed in
-    another copy instead, which has more layers (`deep_copy`), unless no such copy can be made.
+    The first is left out if the tables do not have the type, or if one of the user's own modules mixes tokens. `close`
+    is as in `Judge`. `exact` is the small copy in float64. A model with classes of the user's own is probed in another
+    copy instead, which has more layers (`deep_copy`), unless no such copy can be made.
     """
     kind = getattr(model.config, "model_type", "")
     deep = deep_copy(model) if foreign(model) and not own_parts(model) else None
@@ -183,7 +183,7 @@ def _lines(model: Any, exact: Any, close: float) -> Iterator[Derived]:
 
 
 def _audited(small: Any, line: Family, head: str | None, judge: Judge) -> list[Verdict]:
-    """Audit a small model with this line, and return the verdicts; afterwards, it is not pack-safe any more.
+    """Audit a small model that is made pack-safe with `line`, and return the verdicts; afterwards, it is not pack-safe.
 
     The first audit has short sequences. If it passes, a second one has longer sequences, and compares no gradients. The
     second audit is left out if the model runs too many operations, or has too few positions for longer sequences.
@@ -197,7 +197,7 @@ def _audited(small: Any, line: Family, head: str | None, judge: Judge) -> list[V
 
 
 def room_of(model: Any, family: Family) -> int:
-    """Return how many tokens the longest sequence of an audit may have, so that flat rows fit; at most 400.
+    """Return the largest length of a sequence in an audit, so that flat rows fit the model; at most 400 tokens.
 
     If rows must not be longer than the model's number of positions (`Family.narrow`), it is a third of that number.
     """
@@ -221,7 +221,7 @@ def audited(safe: Any, short: int, long: int) -> list[Verdict]:
 
 
 def why(verdict: Verdict, part: str = "layer") -> str:
-    """Return, in words, the first check that failed, and the first layer (or other `part` of a model) that differs."""
+    """Return a sentence on the first check that failed, and on the first layer (or other `part`) that differs."""
     check = next(one for one in verdict.checks if not one.passed)
     where = f"; the first {part} that differs is {verdict.first_difference}" if verdict.first_difference else ""
     said = check.detail if check.error else f"{check.value:.1e}, at most {check.limit:.0e}"

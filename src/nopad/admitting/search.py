@@ -189,8 +189,8 @@ def _stock(module: nn.Module, seen: dict[nn.Module, Seen]) -> list[nn.Module]:
 def _given(module: nn.Module, given: dict[str, Any], tokens: list[int]) -> dict[str, Any]:
     """Return `given`, the arguments of a module by name, with a mask and positions if the token ids are among them.
 
-    The mask has only ones, and the positions count from 0; both are int64 ``[1, L]``. They are added if the module
-    takes them, and if they are missing or None. Other arguments that are None are left out then.
+    The mask has only ones, and the positions count from 0; both are int64 ``[1, L]``. Each is added if the module takes
+    it, and it is missing or None. Arguments that are None are left out. Without token ids, `given` itself is returned.
     """
     length, takes = len(tokens), parameters(type(module).forward)
     more = {"attention_mask": torch.ones(1, length, dtype=torch.long), "position_ids": torch.arange(length)[None]}
@@ -284,11 +284,11 @@ def _frozen(modules: list[nn.Module], seen: dict[nn.Module, Seen]) -> Iterator[N
 
 
 def moved(before: Any, after: Any, length: int, close: float) -> set[int]:
-    """Return the places (0 to L - 1) of the tokens for which two outputs of a module differ.
+    """Return the positions (0 to L - 1) of the tokens for which two outputs of a module differ.
 
     Only floating-point tensors with one entry per token, ``[1, L, ...]``, are compared; `length` is L. Differences of
     at most `close`, relative to the largest absolute value in the tensor of `before`, do not count. If a shape differs,
-    all places are returned.
+    all positions are returned.
     """
     found: set[int] = set()
     for one, two in zip(tree_leaves(_plain(before)), tree_leaves(_plain(after)), strict=False):

@@ -144,8 +144,8 @@ def short_model(config: Any, kind: type, sizes: dict[str, int], *, every: bool, 
 def ran(model: Any, tokens: list[int], **more: Any) -> Any:
     """Return a model's output for one sequence of token ids, without a cache and without gradients.
 
-    Ids beyond the vocabulary are taken modulo its size. A decoder behind an encoder gets the same ids. `more` are
-    further arguments of the model.
+    Ids beyond the vocabulary are taken modulo its size. In a model with an encoder and a decoder, both get the same
+    ids. `more` are further arguments of the model.
     """
     vocabulary = _vocabulary(model)
     more |= uncached(model)
@@ -176,7 +176,7 @@ def uncached(model: Any) -> dict[str, Any]:
 
 
 def own_parts(model: nn.Module) -> str:
-    """Return, in words, what a model has that a copy built from its configuration would lack; "": nothing."""
+    """Return a sentence on what a model has that a copy built from its configuration would lack; "": nothing."""
     for name, module in model.named_modules():
         tables = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
         hooks = [one for table in tables for one in table.values()]
@@ -187,7 +187,7 @@ def own_parts(model: nn.Module) -> str:
 
 
 def _unlike(model: Any) -> str:
-    """Return, in words, how a model differs from what its class builds from its configuration; "": it does not.
+    """Return a sentence on how a model differs from what its class builds from its configuration; "": it does not.
 
     The classes of modules are compared, and the attributes of the user's own modules. The result is "" also if the
     class cannot be built from a configuration alone.
@@ -228,9 +228,9 @@ def _of_transformers(hook: Any) -> bool:
 
 
 def _attempts(config: Any) -> Iterator[tuple[str, Callable[[type], Any]]]:
-    """Yield (words, function) for each way to make a configuration small, the smallest first.
+    """Yield (description, function) for each way to make a configuration small, the smallest first.
 
-    The function takes the model's class and returns the configuration; the words say how it was made.
+    The function takes the model's class and returns the configuration.
     """
     wide = next(
         (getattr(config, name) for name in ("hidden_size", "d_model", "n_embd", "dim") if hasattr(config, name)), 0

@@ -164,7 +164,10 @@ def _bases(wrapper: nn.Module, base: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _lacks(base: nn.Module, name: str, key: str) -> bool:
-    """Return whether the base's module of this `name` has None as its submodule `key`, such as a pooler left out."""
+    """Return whether the base's module called `name` has None as its submodule `key`.
+
+    A base may be built without some modules, such as a pooler.
+    """
     there = dict(base.named_modules()).get(name)
     return there is not None and key in there._modules and there._modules[key] is None
 

@@ -182,11 +182,12 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def _changed(self, value: Tensor, place: int, other: int, way: str) -> Tensor:
-        """Overwrite what `value` holds for the token `place`, and return `value`.
+        """Overwrite what `value` holds for the token `place`, by `way`, and return `value`.
 
-        Booleans are negated. Other numbers become those of the token `other` (with "nan", floats become NaN). These may
-        be the same, as in a column of zeros; so integers also become 0, and 0 becomes 1 ("switched"), or they become
-        larger than all others ("largest").
+        Booleans are negated, by any `way`. "other": numbers become those of the token `other`. "nan": floats become
+        NaN, and integers are changed as by "other". Since two tokens may have the same integers, as in a column of
+        zeros, there are two more ways for integers, which leave floats as they are. "switched": 0 becomes 1, and any
+        other integer 0. "largest": integers become larger than all others in `value`.
         """
         dim = next(dim for dim, size in enumerate(value.shape) if size == self.length)
         mine, theirs = value.select(dim, place), value.select(dim, other)
@@ -203,7 +204,7 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _sizes_by_values(function: Any, given: Sequence[Tensor]) -> bool:
-    """Return whether the shape of an operation's result depends on the values of the tensors that it is given.
+    """Return whether the shape of an operation's result depends on the values of the tensors in its arguments, `given`.
 
     Indexing is such an operation only with masks (bool, or uint8).
     """
@@ -213,7 +214,7 @@ def _sizes_by_values(function: Any, given: Sequence[Tensor]) -> bool:
 
 
 def _integers(before: Any, holds: Mapping[int, int]) -> bool:
-    """Return whether one of an operation's arguments that hold `TOKEN` has integers."""
+    """Return whether one of the tensors in `before`, an operation's arguments, holds `TOKEN` and integers."""
     kinds = {one.dtype for one in _leaves(before) if holds.get(id(one)) == TOKEN}
     return any(not one.is_floating_point and one != torch.bool for one in kinds)
 

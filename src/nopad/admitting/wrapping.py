@@ -222,9 +222,9 @@ def _safe(made: Substitute, admitted: Admitted, make: MakeBase) -> Substitute:
 
 
 def _with_types(exact: Substitute, safe: Substitute, judge: Judge) -> str:
-    """Return in words how outputs with token types differ between packs and sequences alone; "": they do not.
+    """Return a sentence on how outputs with token types differ between packs and sequences alone; "": they do not.
 
-    "" also if the wrapper takes no ``token_type_ids``.
+    The result is also "" if the wrapper takes no ``token_type_ids``.
     """
     kinds = getattr(exact.config, "type_vocab_size", 0)
     if "token_type_ids" not in accepted(exact.wrapped, exact.base) or not kinds:

@@ -1,4 +1,4 @@
-"""Run each sequence of a `Trial` alone. Its outputs and gradients are kept, since several comparisons need them."""
+"""Run each sequence of a `Trial` alone, and keep its outputs and gradients, which several comparisons need."""
 
 from __future__ import annotations
 

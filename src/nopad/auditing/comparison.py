@@ -40,9 +40,9 @@ class Found:
         attended: how often each layer called nopad's attention in the first packed run, by ``id(module)``.
         names: names of the outputs that can be split into one part per sequence.
         row: number of slots in the widest row that was run so far.
-        unseen: whether outputs differ although no sequence sees another, that is, changing one does not change the
-            results of the others. False: outputs differ, and a sequence sees another, or may do so. None: this was not
-            checked, for example because no output differs.
+        unseen: True: outputs differ, although no sequence sees another: changing one does not change the results of the
+            others. False: outputs differ, and a sequence sees another or may see one. None: this was not checked, for
+            example because no output differs.
     """
 
     checks: list[Check] = field(default_factory=list)
@@ -80,8 +80,8 @@ class Found:
     def attempt(self, name: str, measure: Callable[[], Found], may_refuse: bool = False) -> None:
         """Call `measure` and add its result; if the model raises an exception, add a failed check called `name`.
 
-        If that happens and `name` begins with "float64", `worst` becomes infinite. With `may_refuse`, there is one
-        exception: if nopad refuses the batch for this model, no check fails, and a note is added instead.
+        A failed check whose name begins with "float64" makes `worst` infinite. With `may_refuse`, there is one
+        exception: if nopad refuses the batch for this model, a note is added and no check.
         """
         try:
             self.add(measure())
@@ -154,8 +154,8 @@ def _compare_form(alone: Alone, form: str, dtype: torch.dtype, truth: Truth | No
 def same_outputs(alone: Alone, dtype: torch.dtype) -> bool:
     """Return whether the sequences have the same outputs packed and alone, in every form (batch layout) of the trial.
 
-    `dtype`, that of the model, decides how far rounding may go. The result is False too if no output of the packed run
-    can be split into sequences. Gradients are not compared.
+    Differences up to the rounding of `dtype`, the model's dtype, do not count. The result is also False if no output of
+    the packed run can be split into sequences. Gradients are not compared.
 
     Raises:
         ModelFailedError: the model raised an exception.
@@ -194,8 +194,8 @@ def _judged(
 def _left_out(alone: Alone, given: Mapping[str, Tensor], together: Mapping[str, list[Tensor]]) -> bool:
     """Return whether `pooler_output` has one value per row instead of per sequence, and other outputs can be compared.
 
-    `given` has all outputs of the packed run by name, and `together` those that can be split into sequences. This
-    happens only with a collator that is not nopad's, since nopad pools each sequence.
+    `given` has all outputs of the packed run by name, and `together` those that can be split into sequences. The result
+    is True only with a collator that is not nopad's, since nopad pools each sequence.
     """
     pooled = "pooler_output"
     foreign = alone.trial.collator is not None
@@ -207,10 +207,16 @@ def _outputs(
 ) -> tuple[Check, float]:
     """Compare outputs of the sequences packed with those alone; return the check, and the largest absolute difference.
 
-    The check fails if a difference is too large for `dtype`, the dtype of the model. `together` holds the packed
-    outputs by name, one part per sequence. `of_rows` names outputs that belong to a row and to no sequence, and
-    `missing` names outputs that the packed run does not have. The check also fails if there are any of these, if an
-    output has no finite number even alone, or if nothing can be compared; the difference is then infinite.
+    The check fails if a difference is too large for `dtype`, the dtype of the model. It also fails, with an infinite
+    difference, if `of_rows` or `missing` has names, if an output has no finite number even alone, or if nothing can be
+    compared.
+
+    Args:
+        alone: the sequences run alone, with their outputs.
+        together: the packed outputs by name, one part per sequence.
+        of_rows: names of the outputs that belong to a row and to no sequence.
+        missing: names of the outputs that the packed run does not have.
+        dtype: the dtype of the model.
     """
     worst, scale, odd = 0.0, 1e-30, []
     for name, parts in together.items():

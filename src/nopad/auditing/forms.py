@@ -35,7 +35,7 @@ def arranged(
 ) -> PackedBatch:
     """Build a batch of one `form` in `FORMS`, with targets for a decoder if they are given.
 
-    In the form "rows", a sequence and its target are in rows of the same number. The rows of targets differ in width
+    In the form "rows", a sequence and its target are in rows with the same index. The rows of targets differ in width
     from those of sequences, so the shape of an output shows whether it belongs to targets or to sequences.
 
     Args:
@@ -78,10 +78,10 @@ def crossing(lengths: Sequence[int]) -> int | None:
 
 
 def shortened_targets(lengths: Sequence[int]) -> list[int]:
-    """Return a length for the target of each sequence: two thirds of the next sequence's length.
+    """Return a length for the target of each sequence: two thirds of the next sequence's length, but at least 1.
 
-    It is rounded down, to at least 1. The last sequence is followed by the first. So a target and its own sequence are
-    unlikely to have the same length.
+    Lengths are rounded down, and the last sequence takes two thirds of the first one's length. So a target and its own
+    sequence are unlikely to have the same length.
 
     >>> shortened_targets([64, 1, 38])
     [1, 25, 42]

@@ -68,9 +68,11 @@ def compare_gradients(
 
     Some gradients are small sums of large numbers (DeBERTa's key biases), so that rounding alone may exceed the limit.
     Therefore a gradient may also differ by `TIMES_ALONE` times the rounding error that it has for the sequences alone.
-    But it may not differ by more than the dtype's limit times the largest value of all gradients. In float64 there is
-    this allowance only if the model computes some results in float32 (a softmax); the rounding error is then that of
-    the largest gradient in float32, and the limit is float32's.
+    But it may not differ by more than the dtype's limit times the largest value of all gradients.
+
+    In float64, a gradient may exceed the limit in this way only if the model computes some results in float32 (a
+    softmax). Its rounding error then counts as one rounding of the largest value of all gradients to float32, and the
+    dtype's limit is that of float32.
 
     Raises:
         ModelFailedError: the gradients cannot be computed.

@@ -1,7 +1,7 @@
-"""Audit models that take images with nopad's own batches: compare samples packed with alone.
+"""Audit a model that takes images, in nopad's own batches: compare samples run packed and alone.
 
-The samples are those of `nopad.auditing.shown`. An audit with a collator of the user's goes on as for texts
-(`nopad.auditing.run`), with these samples as features.
+The samples are those of `nopad.auditing.shown`. With a collator of the user's, these samples are its features, and the
+audit is the one for texts (`nopad.auditing.run`).
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def _sample(shown: Pictures | Patches, sequence: Sequence[int]) -> Sample:
 
 @dataclass(frozen=True)
 class _Texts:
-    """How sequences of text and images run alone and packed.
+    """Runs samples of text and images alone and packed.
 
     Attributes:
-        backend: gives the attention backend for a dtype.
+        backend: function that returns the attention backend for a dtype.
         longest: number of tokens of the longest sample.
     """
 
@@ -82,12 +82,15 @@ class _Texts:
     longest: int
 
     def alone(self, model: Any, sample: Sample) -> dict[str, Tensor]:
-        """Return the results of one sample in an ordinary call, once for each form of a batch."""
+        """Return the results of one sample in an ordinary call, once for each form of a batch.
+
+        Names are those of the form and the result, such as "flat logits" and "rows logits".
+        """
         found = _results(model(**sample))
         return {f"{form} {name}": value[0] for form in self._forms(model) for name, value in found.items()}
 
     def packed(self, model: Any, samples: Sequence[Sample]) -> list[dict[str, Tensor]]:
-        """Return the results of samples in packs, one dict for each sample."""
+        """Return the results of samples in packs of each form, one dict for each sample; names are those of `alone`."""
         forms = self._forms(model)
         batches = {name: self._batch(model, samples, form) for name, form in forms.items()}
         return _split({name: (batch, _results(model(**batch))) for name, batch in batches.items()}, len(samples))
@@ -105,10 +108,13 @@ class _Texts:
 
 @dataclass(frozen=True)
 class _Front(_Texts):
-    """How images run alone and packed in a model that makes its tokens from them."""
+    """Runs images alone and packed, for a model that makes its tokens from images."""
 
     def alone(self, model: Any, sample: Sample) -> dict[str, Tensor]:
-        """Return the results of one image in an ordinary call, at its own height and width."""
+        """Return the results of one image in an ordinary call at its own size, once for each form of a batch.
+
+        Names are those of `_Texts.alone`.
+        """
         found = _results(model(**sample, interpolate_pos_encoding=True))
         return {f"{form} {name}": value[0] for form in self._forms(model) for name, value in found.items()}
 

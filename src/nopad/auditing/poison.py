@@ -77,7 +77,7 @@ def poison(alone: Alone, dtype: torch.dtype) -> Found:
 
 
 def keeps_nan_apart(backend: str) -> bool:
-    """Return whether NaN in one sequence reaches no other with this backend of a pack-safe model."""
+    """Return whether NaN in one sequence reaches no other with this backend; "auto" counts as such a backend."""
     return backend in ("auto", *SHARED_NAN)
 
 

@@ -53,7 +53,7 @@ class Places:
         """Split ``[R, L, ...]`` or ``[S, ...]`` into one tensor per sequence; return None for any other shape.
 
         `kind` is "token" or "target" for values per token of the sequences or targets, and "sequence" for values per
-        sequence; None decides by the shape. Values per sequence are ``[S, ...]`` only if nopad built the batch; in
+        sequence; None: the shape decides. Values per sequence are ``[S, ...]`` only if nopad built the batch; in
         another batch they are ``[R, ...]``, and each row must hold one sequence.
         """
         if self.target is not None and kind in (None, "target") and self._is(self.target, values):
@@ -70,7 +70,7 @@ class Places:
         return None
 
     def alike(self, other: Places) -> bool:
-        """Return whether another batch has the same shape, and the sequences lie in it where they do in this one."""
+        """Return whether another batch has the same shape as this one, and its sequences the same positions."""
         sides = [(self, other)]
         if self.target is not None and other.target is not None:
             sides.append((self.target, other.target))

@@ -1,4 +1,4 @@
-"""Look at the outputs of a model's modules while it runs; this is how models and training steps are traced."""
+"""Call functions with the outputs of a model's modules while it runs, as traces of models and training steps need."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def within(name: str, parts: Iterable[str]) -> bool:
 
 
 def states_of(output: Any) -> Tensor | None:
-    """Return the tensor that a module gives as its output, detached from the autograd graph.
+    """Return a module's output as a tensor, detached from the autograd graph.
 
-    Of a tuple or list, this is the first entry. The result is None unless it would be a floating-point tensor with at
-    least 2 dimensions.
+    Of a tuple or list, this is the first entry. The result is None if that is not a floating-point tensor with at least
+    2 dimensions.
     """
     value = output[0] if isinstance(output, tuple | list) and output else output
     kept = isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 2

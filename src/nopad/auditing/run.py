@@ -1,8 +1,8 @@
-"""Run sequences alone and packed, and compare outputs, gradients and neighbours (docs/audit.md says what this proves).
+"""`audit`: compare sequences run packed and alone, and check that none changes the results of its neighbours.
 
-Only copies of the model run, so the caller's model does not change. In float64, outputs and gradients are compared on
-packs of the full capacity. The more expensive neighbour checks (`poison`), and all checks in the model's own dtype, use
-packs of a quarter of this capacity, but of at least 4 and at most 16 tokens.
+docs/audit.md says what this proves. Only copies of the model run, so the caller's model does not change. In float64,
+outputs and gradients are compared on packs of the full capacity. The more expensive neighbour checks (`poison`), and
+all checks in the model's own dtype, use packs of a quarter of this capacity, but of at least 4 and at most 16 tokens.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def audit(
 
 
 def check_model(model: Any, backend: str, foreign: bool) -> None:
-    """Check that a model can be run on drawn sequences, and with this backend; `foreign`: whether with a collator.
+    """Check that a model can be audited with this backend, and with a collator if `foreign` is True.
 
     Raises:
         OptionError: the model makes its tokens from images, and there is a collator; or it is pack-safe with another
@@ -159,7 +159,7 @@ def check_model(model: Any, backend: str, foreign: bool) -> None:
 
 
 def _check_backend(model: Any, backend: str) -> None:
-    """Raise an `OptionError` if a model is pack-safe with another backend than `backend`, which is not "auto"."""
+    """Raise an `OptionError` if `backend` is not "auto", and the model is pack-safe with another backend."""
     if is_packed(model) and backend not in ("auto", state_of(model).backend):
         raise OptionError(
             f"this model is pack-safe by backend {state_of(model).backend!r}, and {backend!r} is asked; leave it "
@@ -168,9 +168,9 @@ def _check_backend(model: Any, backend: str) -> None:
 
 
 def refuse_capacity(model: Any, capacity: int | None) -> None:
-    """Refuse a capacity; to be called only for a model that takes images, whose sequences have fixed sizes.
+    """Refuse a capacity for a model that takes images: its sequences have fixed sizes.
 
-    `model` is only named in the message.
+    Call this only for such a model, which is only named in the message.
 
     Raises:
         OptionError: `capacity` is not None.

@@ -348,7 +348,10 @@ def _distance(wanted: Tensor, got: Tensor) -> float:
 
 
 def _is_value(path: Any, value: Any) -> bool:
-    """Return whether an entry of a sample, at this path, holds floats that may be any: seconds of videos may not."""
+    """Return whether an entry of a sample is a float tensor that may be changed: any but the seconds of videos.
+
+    `path` is the entry's path in the sample.
+    """
     return _is_float(value) and keystr(path[-1:]) != f"['{VIDEOS.seconds}']"
 
 

@@ -1,4 +1,4 @@
-"""The sequences of an audit of a model that takes images: they are drawn by the model's configuration alone.
+"""The sequences of an audit of a model that takes images, drawn at random from the model's configuration.
 
 A model that takes images beside its tokens (Qwen2-VL, LLaVA) gets sequences of text, images and videos (`Pictures`);
 one that makes its tokens from images alone (ViT) gets images of several sizes (`Patches`). No processor and no file is
@@ -166,9 +166,9 @@ class Pictures:
         return [one if one < self.first else self._token(self.pictures[one - self.first].kind) for one in sequence]
 
     def places(self, sequence: Sequence[int]) -> list[tuple[Picture, NDArray[np.int64]]]:
-        """Return the images and videos of a sequence, in order, each with the places of its tokens, int64.
+        """Return the images and videos of a sequence, in order, each with the indices of its tokens, int64.
 
-        An image one of whose tokens was replaced is the other image of its shape.
+        If a token of an image was replaced by one of the other image of the same shape, that other image is returned.
         """
         half = len(self.pictures) // 2
         numbers = np.asarray(sequence) - self.first
@@ -251,20 +251,21 @@ class Patches:
         return cls(images, torch.cat(states), numbers[: len(SIZES)], numbers[len(SIZES) :])
 
     def alone(self, sequence: Sequence[int]) -> dict[str, Any]:
-        """Return the model's arguments for running an image alone; it is the one of the sequence's first state."""
+        """Return the model's arguments for running an image alone; `sequence` is in `sequences` or `others`."""
         number = [*self.sequences, *self.others].index(list(sequence))
         return {PICTURES.pixels: self.images[number], "interpolate_pos_encoding": True}
 
     def batch(self, sequences: Sequence[Sequence[int]], parameter: Tensor, **how: Any) -> PackedBatch:
-        """Return a batch of the states of these sequences; `how` is the argument ``form``, and others are ignored."""
+        """Return a batch of the states of these sequences. Of `how`, only the argument ``form`` is used."""
         form = {"form": how["form"]} if "form" in how else {}
         return PackedBatch.from_embeddings([self.states[torch.tensor(one)] for one in sequences], **form)
 
 
 def _ids(config: Any, images: Images, part: Part, shown: int, tokens: Tokens, rng: np.random.Generator) -> list[int]:
-    """Return the ids of one part: text, or images and steps of videos between tokens that mark their borders.
+    """Return the ids of one part of a sequence: text, an image or a video.
 
-    `shown` is the id that stands for a token of this image.
+    An image or a video lies between two tokens that mark its borders. With `images.steps`, each step of a video does
+    instead, with two tokens of text before it. `shown` is the id that stands for a token of this image or video.
     """
     if isinstance(part, int):
         return _words(tokens, part, rng)
@@ -283,13 +284,13 @@ def _words(tokens: Tokens, count: int, rng: np.random.Generator) -> list[int]:
 
 
 def _bordered(ids: list[int], tokens: Tokens) -> list[int]:
-    """Return the ids with the special tokens in front of them and behind them that `tokens` names."""
+    """Return `ids` between the special tokens `tokens.begins` and `tokens.ends`; a single id gets no `begins`."""
     begins = [] if tokens.begins is None or len(ids) == 1 else [tokens.begins]
     return [*begins, *ids, *([] if tokens.ends is None else [tokens.ends])]
 
 
 def _picture(config: Any, images: Images, part: tuple[int, ...], generator: torch.Generator) -> Picture:
-    """Draw an image of a size in tokens, ``(height, width)``, or a video with its number of steps in front."""
+    """Draw an image of a size in tokens, ``(height, width)``, or a video, ``(steps, height, width)``."""
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)

@@ -110,7 +110,7 @@ def _sparse_tables(model: nn.Module) -> None:
 
 
 def eager_experts(model: Any) -> None:
-    """Let a model run its experts one by one, since the grouped kernels of transformers do not support float64."""
+    """Make a model run its experts one by one, since the grouped kernels of transformers do not support float64."""
     config = model.config.get_text_config()
     if getattr(config, "_experts_implementation", None) not in (None, "eager"):
         model.set_experts_implementation("eager")

@@ -126,7 +126,8 @@ class Trial:
         """Run the model; return those outputs that are float tensors of at least one dimension, by name.
 
         Raises:
-            ModelFailedError: the model raised an exception; its message says what was being done (`doing`).
+            ModelFailedError: the model raised an exception; the error's message begins with `doing`, which says what
+                was being done.
         """
         with inside_model(doing):
             given = self.model(**inputs)

@@ -128,5 +128,5 @@ def lines_of(checks: Sequence[Check]) -> list[str]:
 
 
 def short(value: float, digits: int = 1) -> str:
-    """Return a number in scientific notation with so many `digits` after the point; 0 as "0"."""
+    """Return a number in scientific notation, with `digits` digits after the point; 0 becomes "0"."""
     return f"{value:.{digits}e}" if value else "0"

@@ -1,4 +1,4 @@
-"""Turn what users give into NumPy arrays: lists, arrays and tensors of numbers; single values; lists of all these.
+"""Convert the lists, arrays, tensors and single values that users pass into NumPy arrays.
 
 Integers become int64. Floats in tensors and arrays keep their dtype, but bfloat16 becomes float32, since NumPy does not
 have it. Python floats become float32, as in transformers' collators. Strings are in object arrays.
@@ -41,7 +41,8 @@ def is_list(entry: Any) -> bool:
 def listed(given: Any, name: str, each: str = "sequence") -> Sequence[Any]:
     """Return `given`, or a list of its entries if it cannot be indexed.
 
-    `name` and `each` are for error messages: what `given` is called, and what one entry of it is for.
+    `name` and `each` are words for the error message: the name of the argument, and what each of its entries belongs to
+    (such as "sequence").
 
     Raises:
         BatchError: `given` is not a list, an array or another ordered iterable.
@@ -53,7 +54,10 @@ def listed(given: Any, name: str, each: str = "sequence") -> Sequence[Any]:
 
 
 def converted(entry: Any, name: str, n: int) -> NDArray[Any]:
-    """Return a list, array or tensor as an array; messages name the column, `name`, and the sequence's number, `n`.
+    """Return a list, array or tensor of numbers as a NumPy array of the same shape.
+
+    Python floats become float32, except in the columns `INTEGERS`; other dtypes stay, but bfloat16 becomes float32.
+    `name`, the column, and `n`, the index of the sequence, are for error messages.
 
     Raises:
         BatchError: NumPy cannot make an array of it, or a number does not fit into float32.
@@ -70,7 +74,7 @@ def converted(entry: Any, name: str, n: int) -> NDArray[Any]:
 
 
 def flat_array(entry: Any, name: str, n: int) -> NDArray[Any]:
-    """Return the values per token of one sequence as an array with one dimension; arguments as for `converted`.
+    """Return the per-token values of one sequence as a one-dimensional array; the arguments are those of `converted`.
 
     Raises:
         BatchError: `entry` does not hold numbers in one dimension, or a number does not fit into int64 or float32.
@@ -106,9 +110,12 @@ def concatenated(given: Sequence[Any], name: str) -> tuple[NDArray[Any], NDArray
 def single_values(given: Sequence[Any], name: str) -> NDArray[Any]:
     """Return n single values, one per sequence, as an array ``[n]``; error messages call the column `name`.
 
+    Integers become int64, and Python floats float32; floats from tensors and arrays keep their dtype. If one value is a
+    string, the array has dtype object.
+
     Raises:
-        BatchError: a value is None or no single value, numbers are mixed with other things, or a number does not fit
-            into int64 or float32.
+        BatchError: a value is None or no single value, numbers are mixed with values other than numbers and strings, or
+            a number does not fit into int64 or float32.
     """
     try:
         entries = [entry.item() if hasattr(entry, "item") else entry for entry in given]
@@ -186,7 +193,7 @@ def signed(array: NDArray[Any], name: str, n: int) -> NDArray[np.int64]:
 def common(arrays: Sequence[NDArray[Any]]) -> np.dtype[Any] | None:
     """Return the dtype for joining arrays: the widest float dtype among them, so that integers do not widen floats.
 
-    Returns None, so that NumPy decides, if no array holds floats, or an array holds something else than numbers.
+    Return None if no array holds floats, or if one holds something other than numbers: NumPy then chooses the dtype.
     """
     floats = {array.dtype for array in arrays if array.dtype.kind == "f" and array.size}
     return np.result_type(*floats) if floats and all(array.dtype.kind in "biuf" for array in arrays) else None

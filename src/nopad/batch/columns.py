@@ -30,10 +30,11 @@ Records = Mapping[str, NDArray[Any]]  # where each sequence of a packed dataset 
 
 
 def from_sequences(sequences: Sequence[Any], columns: Mapping[str, Any], *, name: str = "input_ids") -> Sequences:
-    """Return `Sequences` with these lists of ids as ``input_ids``, and with further columns; dtypes as in the module.
+    """Return `Sequences` with the ids in `sequences` as ``input_ids``, and with further columns.
 
-    `columns` are further columns by name. A column has one entry for each sequence: either lists with one value per
-    token, or single values. Error messages call the sequences `name`.
+    `sequences` are lists or integer arrays ``[length]``. `columns` are the further columns by name: each has one entry
+    per sequence, either lists with one value per token, or single values. Dtypes are those of `nopad.batch.arrays`.
+    Error messages call the sequences `name`.
 
     Raises:
         LengthError: a sequence has no token.
@@ -130,9 +131,10 @@ def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
 
 
 def per_sequence(name: str, given: Sequence[Any], sequences: int) -> NDArray[Any]:
-    """Stack one array per sequence, all of one shape; return ``[S, ...]``, with dtypes as in the module.
+    """Stack one array per sequence, all of one shape, into an array ``[S, ...]``.
 
-    `given` are the arrays, and `sequences` is the number S of sequences. Error messages call the column `name`.
+    `given` are the arrays, and `sequences` is the number S of sequences. Dtypes are those of `nopad.batch.arrays`.
+    Error messages call the column `name`.
 
     Raises:
         BatchError: there is not one array per sequence, an entry is no array of numbers, the shapes differ, or a number

@@ -70,7 +70,7 @@ class Placement:
         self._kept: dict[Any, Any] = {}
 
     def keep(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Return the value cached under `key`; the first call with this key computes it by `make`."""
+        """Return the value cached under `key`; the first call with a key computes it by calling `make`."""
         if key not in self._kept:
             with lasting():
                 self._kept[key] = make()
@@ -93,7 +93,10 @@ class Placement:
 
     @property
     def owner(self) -> Tensor:
-        """Number of the sequence that each token of the stream belongs to, from 0 in the order given; int64 ``[T]``."""
+        """Index of each token's sequence, in the order in which the caller passed the sequences; int64 ``[T]``.
+
+        Tokens are in stream order.
+        """
         return self._tensor("owner", lambda at: np.repeat(at.order, at.stream_lengths))
 
     @property
@@ -108,9 +111,10 @@ class Placement:
 
     @property
     def padded_index(self) -> Tensor:
-        """Where each token of the stream lies in a flattened array ``[S, longest]``; int64 ``[T]``.
+        """Index of each token in a flattened array ``[S, longest]`` with one sequence per row; int64 ``[T]``.
 
-        The array has one row per sequence, in the order given; each sequence begins its row.
+        Tokens are in stream order. The rows are in the order in which the caller passed the sequences, and each
+        sequence begins its row.
         """
 
         def made(at: Layout) -> Any:
@@ -121,19 +125,22 @@ class Placement:
         return self._tensor("padded", made)
 
     def given(self, slots: Tensor) -> Tensor:
-        """Return the values of real tokens from concatenated rows, with sequences in the order given.
+        """Return one entry per real token, ``[T, ...]``, from concatenated rows ``[R * L, ...]``.
 
-        `slots` is ``[R * L, ...]``, the result is ``[T, ...]``. In the flat form, `slots` itself is returned.
+        Sequences are in the order in which the caller passed them. In the flat form, `slots` itself is returned.
         """
         return slots if self.index is None else slots[self._tensor("places", lambda at: at.places)]
 
     def stream(self, rows: Tensor) -> Tensor:
-        """Return the values of real tokens from rows ``[R, L, ...]``, in stream order; the result is ``[T, ...]``."""
+        """Return one entry per real token, ``[T, ...]``, from rows ``[R, L, ...]``; tokens are in stream order."""
         flat = rows.reshape(-1, *rows.shape[2:])
         return flat if self.index is None else flat[self.index]
 
     def rows(self, stream: Tensor) -> Tensor:
-        """Return rows ``[R, L, ...]`` with the values of the stream ``[T, ...]``, 0 in padding; inverse of `stream`."""
+        """Put one entry per real token, ``[T, ...]`` in stream order, into rows ``[R, L, ...]``, with 0 in padding.
+
+        This is the inverse of `stream`.
+        """
         shape = (*self.layout.shape, *stream.shape[1:])
         if self.index is None:
             return stream.reshape(shape)
@@ -141,16 +148,19 @@ class Placement:
         return empty.index_copy(0, self.index, stream).reshape(shape)
 
     def to_padded(self, stream: Tensor, fill: float = 0) -> Tensor:
-        """Return the values of the stream ``[T, ...]`` with one row per sequence, ``[S, longest, ...]``.
+        """Put one entry per real token, ``[T, ...]`` in stream order, into one row per sequence, ``[S, longest, ...]``.
 
-        Sequences are in the order given. Padding gets `fill`.
+        The rows are in the order in which the caller passed the sequences. Padding gets `fill`.
         """
         shape = (self.layout.sequences, self.layout.max_seqlen, *stream.shape[1:])
         empty = stream.new_full((shape[0] * shape[1], *stream.shape[1:]), fill)
         return empty.index_copy(0, self.padded_index, stream).reshape(shape)
 
     def from_padded(self, padded: Tensor) -> Tensor:
-        """Return the stream ``[T, ...]`` from one row per sequence, ``[S, longest, ...]``; inverse of `to_padded`."""
+        """Return the real tokens of one sequence per row, ``[T, ...]`` in stream order; the inverse of `to_padded`.
+
+        `padded` is ``[S, longest, ...]``.
+        """
         return padded.reshape(-1, *padded.shape[2:])[self.padded_index]
 
     def mask(self, opaque: bool = False) -> Tensor:
@@ -169,10 +179,10 @@ class Placement:
 
 
 class Cross:
-    """The placements of a cross attention: each sequence of `queries` attends to the same sequence of `keys`.
+    """The placements of a cross attention: sequence n of `queries` attends to sequence n of `keys`.
 
-    The same sequence is the one with the same number in the order given. The attribute `pairs` has the number of the
-    key sequence for each query sequence; both are counted in stream order, from 0.
+    Sequences are numbered here in the order in which the caller passed them. The attribute `pairs` has the number of
+    the key sequence for each query sequence; both are counted in stream order, from 0.
 
     Raises:
         BatchError: `queries` and `keys` have different numbers of sequences.
@@ -191,12 +201,12 @@ class Cross:
         self._kept: Tensor | None = None
 
     def in_rows_of_queries(self, states: Tensor) -> Tensor:
-        """Return states ``[R, L, ...]`` of the keys in as many rows as the queries have, with 0 behind the last slot.
+        """Return states ``[R, L, ...]`` of the keys as ``[rows, width, ...]``, with as many rows as the queries have.
 
-        Some cross attention counts rows by its queries only (UMT5). The slots keep their order, row after row. A row
-        gets just enough slots for all of them, but at least one for each token of the longest key sequence, since
-        position biases are as wide as a row. If keys and queries have equally many rows, `states` itself is returned.
-        `in_own_rows` is the inverse.
+        Some cross attention takes the number of rows from its queries only (UMT5). The slots keep their order, row
+        after row, and zeros fill the end. `width` is just large enough for all slots, but at least the length of the
+        longest key sequence, since position biases are as wide as a row. If keys and queries have equally many rows,
+        `states` itself is returned. `in_own_rows` is the inverse.
         """
         rows, layout = self.queries.layout.shape[0], self.keys.layout
         if states.shape[0] == rows:
@@ -206,7 +216,10 @@ class Cross:
         return torch.cat([states.flatten(0, 1), empty]).view(rows, width, *states.shape[2:])
 
     def in_own_rows(self, states: Tensor) -> Tensor:
-        """Return states ``[R, heads, L, D]`` of the keys in the keys' own rows, from those of `in_rows_of_queries`."""
+        """Return keys or values as ``[R, heads, L, D]``, in the keys' own rows; the inverse of `in_rows_of_queries`.
+
+        `states` are ``[rows, heads, width, D]``, with the `rows` and `width` that `in_rows_of_queries` made.
+        """
         layout = self.keys.layout
         if states.shape[0] == layout.shape[0]:
             return states
@@ -214,7 +227,7 @@ class Cross:
         return slots.view(*layout.shape, *slots.shape[1:]).transpose(1, 2)
 
     def keep(self, make: Callable[[], Tensor]) -> Tensor:
-        """Return the cached mask between queries and keys; the first call computes it by `make`."""
+        """Return the cached mask between queries and keys; the first call computes it by calling `make`."""
         if self._kept is None:
             with lasting():
                 self._kept = make()
@@ -241,10 +254,10 @@ def carried_by(mask: Tensor | None) -> Placement | Cross | None:
 
 
 def is_static(mask: Any) -> bool:
-    """Return whether a mask is like one from `nopad.model.static_inputs`.
+    """Return whether a mask looks like one from `nopad.model.static_inputs`.
 
     Such a mask is int32 with four dimensions, and has no placement attached. While a model is being compiled, only
-    dtype and dimensions are looked at.
+    dtype and number of dimensions are checked.
     """
     if not (isinstance(mask, Tensor) and mask.dtype == torch.int32 and mask.dim() == 4):
         return False
@@ -253,7 +266,10 @@ def is_static(mask: Any) -> bool:
 
 
 def place(mask: PackedMask, device: Any, backend: str) -> Placement:
-    """Return the `Placement`, on `device`, of the batch with this mask; it is made once per device and backend."""
+    """Return the `Placement`, on `device`, of the batch with this mask.
+
+    It is made once per device and backend, and is then stored in the mask.
+    """
     known: dict[Any, Placement] = mask._on_device
     key = (str(device), backend)
     if key not in known:

@@ -24,11 +24,11 @@ _FLASH = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 def flash_kwargs(batch: PackedBatch, *, seq_idx: bool) -> dict[str, Any]:
     """Return the arguments for transformers' own flash attention: the batch's items without the mask, and four more.
 
-    These are ``cu_seq_lens_q``, ``cu_seq_lens_k``, ``max_length_q`` and ``max_length_k``; with `seq_idx` also
-    ``seq_idx``. See `PackedBatch.as_flash_kwargs`.
+    These are ``cu_seq_lens_q`` and ``cu_seq_lens_k``, int32 tensors ``[S + 1]``, and the integers ``max_length_q`` and
+    ``max_length_k``; with `seq_idx` also ``seq_idx``, int32 ``[1, T]``. See `PackedBatch.as_flash_kwargs`.
 
     Raises:
-        BatchError: the batch is in rows, or it has images or videos.
+        BatchError: the batch is in rows, or a flat batch with padding, or it has images or videos.
     """
     pictured = held(batch.layout)
     if pictured:

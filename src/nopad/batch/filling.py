@@ -1,4 +1,4 @@
-"""Make the items of a batch: columns with padding, placed as a layout says; position ids; and the guard as mask."""
+"""Make the items of a batch: padded columns, position ids, and the guard (`PackedMask`) as ``attention_mask``."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ TARGETS = ("decoder_input_ids", "labels", f"decoder_{MASK}")  # the items of a b
 
 
 def without_first(stacked: Sequences, layout: Layout) -> tuple[Sequences, Layout]:
-    """Return sequences and layout of a batch for a causal language model.
+    """Return the sequences with the first label of each set to -100, and the layout marked as causal.
 
-    If there are ``labels``, those of the first token of each sequence are set to -100. The layout is marked as causal.
-    What was given does not change.
+    A causal language model does not predict a sequence's first token. Sequences without ``labels`` stay as they are.
+    The arguments themselves do not change.
     """
     if "labels" in stacked.tokens:
         labels = stacked.tokens["labels"].copy()
@@ -43,14 +43,15 @@ def filled(
 ) -> dict[str, Any]:
     """Return the items of a `PackedBatch` by name.
 
-    They are the columns of `stacked`, those per token placed in rows as `layout` says; ``position_ids``; images
-    and videos; and the guard as ``attention_mask``.
+    They are the columns per token, ``[R, L]``; the columns per sequence, ``[S, ...]``; ``position_ids``; the columns of
+    images and videos; and the guard (`PackedMask`) as ``attention_mask``.
 
     Args:
         stacked: the sequences, with columns per token and per sequence.
         layout: where each token lies.
-        pad_id: as in `PackedBatch.from_sequences`.
-        fill: as in `PackedBatch.from_sequences`.
+        pad_id: id of the padding in ``input_ids``.
+        fill: padding value of each other per-token column, by name; default: -100 for names that end in ``labels``, 0
+            for other names.
         records: where each sequence comes from; None: the batch has no records.
         images: the images of the sequences, and their videos.
 

@@ -35,7 +35,7 @@ ROWS = Option(default=None, none=True, high=MAX_LENGTH, help="rows of a batch")
 
 @dataclass(frozen=True)
 class Flat:
-    """One row without padding, ``[1, T]`` for T tokens; the sequences are in the order given.
+    """One row, ``[1, T]`` for T tokens, with the sequences in the order given; without padding by default.
 
     Attributes:
         pad_to_multiple_of: padding at the end of the row makes its width a multiple of this; 1: no padding. It is for
@@ -242,12 +242,14 @@ def _dealt(
 ) -> list[list[int]]:
     """Return the indices of the sequences in each pack, as `nopad.assign` in order "source" would assign them.
 
-    `lengths` are those of all sequences. `numbers` maps each length to the indices of its sequences, ascending.
-    `strategies` are pairs: a number of packs, and the lengths that each of these packs holds.
+    All packs are put into a list, in which packs with the same lengths are spread evenly. Then each sequence, in order,
+    opens the next pack of the list that holds its length, unless it already is in a pack. The opened pack is filled at
+    once: for each of its lengths, with the first sequence of that length that is in no pack yet.
 
-    All packs are put into a list, in which packs with the same lengths are spread evenly. The sequences are then gone
-    through in order. A sequence without a pack opens the next pack of the list that holds its length. For each of its
-    lengths, this pack takes the first sequence of that length that has no pack yet.
+    Args:
+        lengths: the lengths of all sequences.
+        numbers: the indices of the sequences of each length, ascending.
+        strategies: pairs: a number of packs, and the lengths that each of these packs holds.
     """
     equal: Counter[tuple[int, ...]] = Counter()
     for count, pack in strategies:

@@ -26,7 +26,7 @@ _SAYS = (
 
 
 class PackedMask:
-    """The ``attention_mask`` of a packed batch; it holds the batch's layout, and guards it.
+    """The ``attention_mask`` of a packed batch: it holds the batch's layout.
 
     Any use as an ordinary mask raises NotPackSafeError, except for ``sum()``.
 

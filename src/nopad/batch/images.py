@@ -1,9 +1,9 @@
-"""Take images and videos out of the features of sequences, and put them into the order in which sequences lie in rows.
+"""Take images and videos out of the features of sequences, and sort them into the order of the sequences in the rows.
 
-A model reads images one after the other, and puts their vectors in the places of a batch's image tokens, row after row.
-So a batch holds its images in stream order (the order in which sequences lie in the rows), and its layout holds the
-number of images of each sequence. From these numbers, `nopad.model.images` knows which sequence an image belongs to.
-Videos are a second such list, beside the images.
+A model reads images one after the other, and puts their vectors at the batch's image tokens, row after row. So a batch
+holds its images in stream order (the order in which sequences lie in the rows), and its layout holds the number of
+images of each sequence. From these numbers, `nopad.model.images` knows which sequence an image belongs to. Videos are
+kept in the same way, in columns of their own.
 """
 
 from __future__ import annotations
@@ -45,15 +45,16 @@ OTHERS = ("image_sizes", "pixel_mask", "pixel_attention_mask", "aspect_ratio_ids
 
 @dataclass(frozen=True)
 class Kind:
-    """What images, or videos, are called in features, batches and layouts.
+    """The names of the columns and attributes of images, or of videos.
 
     Attributes:
-        name: the attribute of a layout, and of a batch, that has their number in each sequence; and the word for them.
+        name: "images" or "videos": the attribute of a layout, and of a batch, that has their number in each sequence;
+            error messages use it as a word too.
         one: the word for one of them.
-        pixels: name of their pixel values, which are patches ``[patches, size]``; images may also be
+        pixels: name of the column of pixel values, which are patches ``[patches, size]``; images may also be
             ``[images, C, height, width]``.
-        grids: name of their grids ``[count, 3]``: the number of patches in time, height and width.
-        seconds: name of the seconds between two steps in time, ``[count]``; "": there is no such column.
+        grids: name of the column of grids ``[count, 3]``: the number of patches in time, height and width.
+        seconds: name of the column of seconds between two steps in time, ``[count]``; "": there is no such column.
     """
 
     name: str
@@ -64,7 +65,7 @@ class Kind:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns."""
+        """The names of its columns: `pixels`, `grids` and, if there is one, `seconds`."""
         return tuple(name for name in (self.pixels, self.grids, self.seconds) if name)
 
 
@@ -82,8 +83,8 @@ class Pictured:
     Attributes:
         kind: whether these are images or videos.
         counts: number of images (or videos) of each sequence; int64 ``[n]``.
-        columns: by name, one entry per sequence: the array of its images, or None for a sequence without images. A
-            column that no image has is missing.
+        columns: the columns by name. Each is a list with one entry per sequence: the array of its images, or None if it
+            has none. A column that no sequence has is left out.
     """
 
     kind: Kind
@@ -91,9 +92,10 @@ class Pictured:
     columns: Mapping[str, Sequence[Any]]
 
     def fields(self, order: NDArray[np.int64]) -> dict[str, Any]:
-        """Return the columns of a batch, by name: those of all sequences, concatenated in stream order.
+        """Return each column as one array or tensor: the entries of all sequences, concatenated in stream order.
 
-        `order` has the sequences' indices in this order (`Layout.order`).
+        `order` has the sequences' indices in this order (`Layout.order`). The result is a dict by the names of the
+        columns.
         """
         return {
             name: _joined([values[number] for number in order.tolist() if self.counts[number]])
@@ -101,7 +103,7 @@ class Pictured:
         }
 
     def sizes(self) -> NDArray[np.int64]:
-        """Return what each sequence takes of the images that a pack may hold; int64 ``[n]``.
+        """Return how much each sequence counts towards a pack's limit on images; int64 ``[n]``.
 
         An image counts 1. A video counts its steps in time, since a vision tower runs on each step as on one image.
         """
@@ -164,9 +166,9 @@ def _row(value: Any) -> int | None:
 
 
 def columns_of_images(sequences: Sequences) -> tuple[Sequences, tuple[Pictured, ...]]:
-    """Split sequences in columns into their other columns, and their images and videos.
+    """Take the images and videos out of sequences that hold them as columns.
 
-    These are in the per-sequence columns `COLUMNS`, arrays of objects: for each sequence an array, or None.
+    These are the per-sequence columns in `COLUMNS`, arrays of objects: for each sequence an array, or None.
 
     Returns:
         The sequences without these columns; and their images and videos, as `take_images` returns them.
@@ -184,12 +186,12 @@ def columns_of_images(sequences: Sequences) -> tuple[Sequences, tuple[Pictured, 
 
 
 def take_images(features: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], tuple[Pictured, ...]]:
-    """Split features into their other columns, and their images and videos (the columns in `COLUMNS`).
+    """Take the images and videos (the keys in `COLUMNS`) out of features.
 
     A feature without these keys, or with None for them, has no image or video. The given features do not change.
 
     Returns:
-        The features without these keys; and first the images, then the videos, each only if a feature has some.
+        The features without these keys; and a tuple with the images, then the videos, each only if a feature has some.
 
     Raises:
         BatchError: a feature has images in tiles or with a mask; a row of a packed dataset has images; the images of a
@@ -213,7 +215,9 @@ def take_images(features: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping
 
 
 def _gathered(found: list[tuple[int, dict[str, Any]]], kind: Kind) -> Pictured | None:
-    """Return the images (or videos) of all features, from what `_of` returned for each; None: there are none.
+    """Return the images (or videos) of all features as one `Pictured`, or None if there are none.
+
+    `found` has what `_of` returned for each feature.
 
     Raises:
         BatchError: those of two features cannot be concatenated.
@@ -265,7 +269,7 @@ def _of(kind: Kind, feature: Mapping[str, Any], n: int) -> tuple[int, dict[str, 
 
 
 def _check_grids(kind: Kind, pixels: Any, grids: Any, n: int) -> int:
-    """Check the grids of feature `n`, and return for how many images (or videos) they are.
+    """Check the grids of feature `n`, and return the number of its images (or videos): one per grid.
 
     Raises:
         BatchError: the grids are no table of integers, or the pixel values do not have as many patches as they say.

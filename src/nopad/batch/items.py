@@ -1,4 +1,4 @@
-"""`Items`: the mapping that a packed batch is: tensors, which no model gets without the guard, and a layout."""
+"""`Items`, the base class of `PackedBatch`: a mapping of tensors, and the layout that says where each sequence lies."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MARKED = ("input_ids", "inputs_embeds", "position_ids", "decoder_input_ids")
 
 
 class Items(MutableMapping[str, Any]):
-    """A mapping with the items of a packed batch: its columns, and the guard as ``attention_mask``.
+    """A mapping with the items of a packed batch: its columns, and the guard (`PackedMask`) as ``attention_mask``.
 
     Reading a column of numbers gives a torch tensor. A tensor of tokens or positions is marked when it is read, so that
-    a model that gets it without the guard raises an error. The guard can be neither replaced nor deleted.
+    a pack-safe model that gets it without the guard raises an error. The guard can be neither replaced nor deleted.
 
     Attributes:
-        layout: where the tokens lie (`Layout`), as the guard states it.
+        layout: where the tokens lie (`Layout`); the guard holds the same layout.
     """
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
@@ -43,7 +43,7 @@ class Items(MutableMapping[str, Any]):
         self.layout = layout_of(mask)
 
     def __getitem__(self, name: str) -> Any:
-        """Return an item as a model gets it: a column of numbers is a torch tensor, the same one at every read."""
+        """Return an item as a model gets it: a column of numbers is a torch tensor, the same object at every read."""
         value = self._fields[name]
         if isinstance(value, np.ndarray) and value.dtype != object:
             import torch
@@ -172,7 +172,7 @@ class Items(MutableMapping[str, Any]):
         return self.layout.sequences == 1 and self.layout.tokens == self.layout.slots == self.layout.shape[1]
 
     def _mapped(self, function: Callable[[Any], Any]) -> Self:
-        """Return a copy in which `function` has replaced each tensor."""
+        """Return a new batch in which each torch tensor is replaced by what `function` returns for it."""
         import torch
 
         return type(self)({n: function(self[n]) if isinstance(self[n], torch.Tensor) else self[n] for n in self})

@@ -259,9 +259,9 @@ class Layout:
         return self.scatter(numbers.repeat(self.seq_lengths), 0)
 
     def same_places(self, other: Layout) -> bool:
-        """Return whether both layouts have the same sequence lengths and put each sequence at the same place.
+        """Return whether both layouts have the same sequence lengths, and each sequence begins at the same index.
 
-        Places are counted in the concatenated rows.
+        The index is that in the concatenated rows.
         """
         return np.array_equal(self.starts, other.starts) and np.array_equal(self.seq_lengths, other.seq_lengths)
 
@@ -290,7 +290,7 @@ class Layout:
         return rows
 
     def marked(self, **changed: Any) -> Layout:
-        """Return a copy with other values of some of `causal`, `records`, `stand_in`, `images` and `videos`.
+        """Return a copy with new values for some of the fields `causal`, `records`, `stand_in`, `images` and `videos`.
 
         The copy shares the arrays of this layout, also those that were already computed.
         """
@@ -300,7 +300,11 @@ class Layout:
 
 
 def _each_once(order: NDArray[Any], sequences: int) -> NDArray[np.int64]:
-    """Return the order of sequences as int64 ``[S]``, after a check that each index from 0 to S - 1 is in it once."""
+    """Return `order` as int64 ``[S]``, after checking that it has each index from 0 to S - 1 once.
+
+    Raises:
+        OptionError: an index is missing, repeated or out of range.
+    """
     places = integers(order, "order").astype(np.int64, copy=False)
     if places.size != sequences or not np.array_equal(np.sort(places), np.arange(sequences)):
         raise OptionError(f"order must have each index of the {sequences} sequences once")
@@ -346,7 +350,7 @@ def _compiled() -> Any:
 
 
 def checked(seq_lengths: NDArray[Any]) -> NDArray[np.int32]:
-    """Return the lengths of S sequences as int32 ``[S]``, after a check; there may be no sequence at all.
+    """Check the lengths of S sequences, and return them as int32 ``[S]``; S may be 0.
 
     Raises:
         LengthError: the lengths are not integers in one dimension, or one is below 1 or above 2^31 - 1.

@@ -123,7 +123,7 @@ class PackedBatch(Items):
 
         Args:
             rows: the rows, as indexing the dataset gives them.
-            form: `nopad.Rows(capacity)`, with the capacity of the dataset, or `nopad.Flat()`.
+            form: `nopad.Flat()`, one stream, or `nopad.Rows(capacity)` with the capacity of the dataset.
             pad_id: as in `from_sequences`.
             fill: as in `from_sequences`.
 
@@ -293,15 +293,15 @@ class PackedBatch(Items):
     def sources(self) -> PackedBatch:
         """The encoder's side of this batch: its items without the targets of `with_decoder`, and without ``labels``.
 
-        Use it to split the encoder's outputs into sequences.
+        Its `unpack_tokens` splits the encoder's outputs into sequences.
         """
         return PackedBatch({name: value for name, value in self._fields.items() if name not in TARGETS})
 
     @property
     def targets(self) -> PackedBatch:
-        """The targets of `with_decoder` as a separate batch: the decoder's side.
+        """The decoder's side of this batch: the targets of `with_decoder`, as a batch of their own.
 
-        Use it to split the decoder's outputs into sequences.
+        Its `unpack_tokens` splits the decoder's outputs into sequences.
 
         Raises:
             BatchError: this batch has no targets.
@@ -350,7 +350,7 @@ class PackedBatch(Items):
         return split(values, self.layout, None if target is None else layout_of(target))
 
     def pack_tokens(self, values: Sequence[Any]) -> Any:
-        """Put values per token, one array per sequence, where this batch's tokens lie; the inverse of `unpack_tokens`.
+        """Put per-token values, one array per sequence, where the batch's tokens lie; the inverse of `unpack_tokens`.
 
         Args:
             values: one array ``[length, ...]`` per sequence, in the order in which the sequences were given; NumPy or
@@ -385,9 +385,9 @@ class PackedBatch(Items):
 
         The item ``decoder_input_ids`` holds the targets shifted right by one token, with `start_id` first. The item
         ``labels`` holds the targets, and replaces other ``labels``. Targets are packed separately from the sequences
-        (the sources). The `targets` of the result is the decoder's batch: use it to split the decoder's outputs, and
-        give it to losses. Its `sources` is the encoder's batch. With the attention backend "mask", a sequence and its
-        target must lie in the same row number of their batches.
+        (the sources). The attribute `targets` of the result is the decoder's batch: use it to split the decoder's
+        outputs, and give it to losses. The attribute `sources` is the encoder's batch. With the attention backend
+        "mask", each target must be in the row with the same index as the row of its source.
 
         Args:
             targets: ids of each target; S lists or integer arrays ``[length]``.
@@ -410,16 +410,17 @@ class PackedBatch(Items):
         """Return the arguments with which transformers' own flash attention keeps sequences apart, without a mask.
 
         They are the batch's items without the mask, and ``cu_seq_lens_q``, ``cu_seq_lens_k`` (both int32 ``[S + 1]``,
-        on the batch's device), ``max_length_q`` and ``max_length_k``. This works only for the flat form, and only for
-        models on flash attention: other attention silently ignores these arguments, and lets sequences see each other.
+        on the batch's device), ``max_length_q`` and ``max_length_k``. This works only for the flat form without
+        padding, and only for models on flash attention: other attention silently ignores these arguments, and lets
+        sequences see each other.
 
         Args:
             seq_idx: whether to add ``seq_idx``, the number of each token's sequence from 0; int32 ``[1, T]``. The
                 convolutions and state spaces of hybrid models (Bamba, Granite) read it.
 
         Raises:
-            BatchError: the batch is in rows; or it has images or videos (a model may then compute the positions of
-                tokens itself, along whole rows, as with M-RoPE).
+            BatchError: the batch is in rows or has padding; or it has images or videos (a model may then compute the
+                positions of tokens itself, along whole rows, as with M-RoPE).
         """
         return flash_kwargs(self, seq_idx=seq_idx)
 

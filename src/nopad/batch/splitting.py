@@ -1,4 +1,4 @@
-"""Split values per token from a batch's rows into one array per sequence, and put them back; O(tokens)."""
+"""Split per-token values ``[R, L, ...]`` into one array per sequence, and put them back into rows; O(tokens)."""
 
 from __future__ import annotations
 
@@ -48,13 +48,14 @@ def split(values: Any, at: Layout, target: Layout | None) -> list[Any]:
 
 
 def laid_out(values: Sequence[Any], at: Layout) -> Any:
-    """Return values per token in rows, ``[R, L, ...]``: each value where its token lies, and 0 in padding.
-
-    This is the inverse of `split`.
+    """Put arrays of per-token values, one per sequence, where their tokens lie in rows; the inverse of `split`.
 
     Args:
         values: one array ``[length, ...]`` per sequence, in the order given; NumPy or torch.
         at: where the tokens lie.
+
+    Returns:
+        ``[R, L, ...]``, with 0 in padding.
 
     Raises:
         BatchError: there is not one array for each sequence, an array is not as long as its sequence, or the arrays

@@ -107,7 +107,7 @@ def check_embeddings(given: Any) -> None:
 def joined(values: Any, layout: Layout) -> Any:
     """Join one array ``[length, ...]`` per sequence into one stream ``[T, ...]``, in the layout's stream order.
 
-    `values` are these arrays, in the order in which the sequences were given; NumPy or torch.
+    `values` are the arrays, NumPy or torch, in the order in which the sequences were given.
 
     Raises:
         BatchError: there is not one array for each sequence, an array is not as long as its sequence, or the arrays
@@ -135,7 +135,10 @@ def joined(values: Any, layout: Layout) -> Any:
 
 
 def told(value: Any) -> str:
-    """Return words for a value in an error message: its type and, of an array, its shape and dtype."""
+    """Return a description of a value for error messages: its type and, if it is an array, its shape and dtype.
+
+    An empty list or tuple is described as "empty".
+    """
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{type(value).__name__} {list(value.shape)} of {value.dtype}"
     return f"a {type(value).__name__}" if not isinstance(value, list | tuple) or value else "empty"

@@ -22,16 +22,16 @@ _1, _2, _3 = np.uint64(1), np.uint64(2), np.uint64(3)
 
 @njit(cache=True, nogil=True)
 def choose(kinds: NDArray[Any], key: np.uint64, below: np.uint64, count: int, chosen: NDArray[Any]) -> None:
-    """Choose which of the T tokens of one sequence are predicted: `chosen`, bool ``[T]``, becomes True for these.
+    """Set `chosen`, bool ``[T]``: True for the tokens of a sequence that the model is to predict, False for all others.
 
-    It becomes False for all others. `kinds` says of each token whether it is never predicted (`NEVER`), continues a
-    word (`GOES_ON`) or begins a word (`BEGINS`); int8 ``[T]``. A word is chosen as a whole, except for any tokens in it
-    that are never predicted. Tokens that continue a word before any word has begun are not chosen.
+    `kinds`, int8 ``[T]``, has for each token `NEVER` (it is never predicted), `BEGINS` (it begins a word) or `GOES_ON`
+    (it continues a word). A word is chosen as a whole, except for any tokens in it that are never predicted. Tokens
+    that continue a word before any word has begun are not chosen.
 
     `key` gives a sequence of random 64-bit integers, numbered from 0. Each word has one of them: number ``3 * t``,
-    where t is the index of the word's first token. If `count` is -1, the words whose random number is less than
-    `below` are chosen. Otherwise the words are tried in ascending order of their random numbers. A word is then chosen
-    unless this would make the number of chosen tokens higher than `count`.
+    where t is the index of the word's first token. If `count` is -1, the words whose random number is less than `below`
+    are chosen. Otherwise the words are tried in ascending order of their random numbers, and a word is chosen unless
+    there would then be more than `count` chosen tokens.
     """
     words = 0
     for t in range(kinds.shape[0]):

@@ -19,19 +19,16 @@ _1 = np.uint64(1)
 
 @njit(cache=True, nogil=True, inline="always")
 def drawn(key: np.uint64, at: int, low: int, high: int) -> Any:
-    """Return one of the random numbers that `key` gives, as an integer from `low` to `high` (both included).
-
-    It is number `at`, counted from 0.
-    """
+    """Return random number `at` of `key`, counted from 0, as an integer from `low` to `high` (both included)."""
     word = mix(key + (np.uint64(at) + _1) * GOLDEN)
     return low + np.int64(bounded(word, np.uint64(high - low + 1)))
 
 
 @njit(cache=True, nogil=True, inline="always")
 def happens(key: np.uint64, at: int, below: np.uint64) -> bool:
-    """Return whether one of the random numbers that `key` gives, number `at` from 0, is less than `below`.
+    """Return whether random number `at` of `key`, counted from 0, is less than `below`.
 
-    It is a 64-bit integer, so the result is True with a probability of ``below / 2**64``.
+    The number is a 64-bit integer, so the result is True with a probability of ``below / 2**64``.
     """
     return bool(mix(key + (np.uint64(at) + _1) * GOLDEN) < below)
 
@@ -50,19 +47,19 @@ def pairs(
     """Make the pairs of document number `document`, and return how many there are. Each pair fills a row of `out`.
 
     `out` is ``[sentences, COLUMNS]``, int64; `nopad.corpus.pairs` says what its columns are. Document d has sentences
-    ``first[d]`` to ``first[d + 1]`` (exclusive), and sentence s has tokens ``ends[s]`` to ``ends[s + 1]``
-    (exclusive); no document and no sentence is empty, and there are at least two documents. All pairs of the document
-    have the same target number of tokens: `room`, or a random number from 2 to `room` if the first random number of
-    `key` is less than `short_below`. A pair is made in these steps, which use the next random numbers of `key` in this
-    order:
+    ``first[d]`` to ``first[d + 1]`` (exclusive), and sentence s has tokens ``ends[s]`` to ``ends[s + 1]`` (exclusive);
+    no document and no sentence is empty, and there are at least two documents. All pairs of the document have the same
+    target number of tokens: `room`, or a random number from 2 to `room` if the first random number of `key` is less
+    than `short_below`. A pair is made in these steps, which use the next random numbers of `key` in this order:
 
     1. The next sentences of the document are taken, until they have the target number of tokens or the document ends.
     2. The first few of them become side A. How many is random: at least one, and not all; but if only one sentence was
        taken, it is side A.
     3. The others become side B, with two exceptions: only one sentence was taken, or the next random number is less
-       than `random_below`. Side B then comes from a random other document: its sentences from a random one on, until
-       the pair has the target number of tokens or that document ends. In this case, the sentences that were taken in
-       step 1 and are not in side A go to the next pair.
+       than `random_below`. Side B then comes from another document, which is chosen at random: it begins with a random
+       sentence of that document, and takes the sentences that follow until the pair has the target number of tokens or
+       that document ends. In this case, the sentences that were taken in step 1 and are not in side A go to the next
+       pair.
     4. While the pair has more than `room` tokens, the longer side (B if both are equal) loses its first or its last
        token, at random.
     """

@@ -111,7 +111,7 @@ class ArrayFolder(TableSource):
     Args:
         folder: the folder.
         options: which columns are read and carried; if they name no field of ids or text, ``ids`` is read.
-        block_bytes: a block has about ``block_bytes / 8`` tokens.
+        block_bytes: a block has at most ``block_bytes / 8`` tokens, or a single longer sequence.
 
     Raises:
         SourceError: an array is missing, cannot be read, or has a wrong shape or type; the offsets do not go from 0 to

@@ -77,8 +77,8 @@ def rows_of(block_bytes: int, size: int, rows: int) -> int:
 def _prove(column: pa.Array, place: str) -> None:
     """Raise SourceError if a column is damaged.
 
-    In a column of text, or a dictionary of texts, text that is not UTF-8 is no damage. `place` names the rows and the
-    column in the message.
+    Text that is not UTF-8 does not count as damage, also inside of lists, structs, maps and dictionaries. `place` names
+    the rows and the column in the message.
     """
     try:
         column.validate(full=True)
@@ -92,9 +92,9 @@ def _prove(column: pa.Array, place: str) -> None:
 
 
 def as_bytes(column: pa.Array) -> pa.Array:
-    """Return a column with bytes in place of texts, also in lists, structs, maps and dictionaries; buffers are shared.
+    """Return a column in which texts have become bytes, also inside of lists, structs, maps and dictionaries.
 
-    A column without texts is returned unchanged.
+    Buffers are shared. A column without texts is returned unchanged.
 
     >>> as_bytes(pa.array([["a", "b"], None])).to_pylist()
     [[b'a', b'b'], None]
@@ -104,7 +104,7 @@ def as_bytes(column: pa.Array) -> pa.Array:
 
 
 def _without_text(kind: pa.DataType) -> pa.DataType:
-    """Return a type with the types of bytes in place of those of text, at any depth."""
+    """Return the type `kind` with each type of text in it, at any depth, replaced by the matching type of bytes."""
     of = pa.types
     if is_string(kind):
         return (
@@ -145,10 +145,11 @@ def _alike(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _plain(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Return a validated column with dictionaries and string views decoded, since later code cannot read these types.
+    """Return a column with dictionaries and string views decoded, since later code cannot read these types.
 
-    A column of text is returned as string or large_string. Any other column is cast to `wanted`, or, if `wanted` is a
-    dictionary, to the type of the dictionary's values. An entry that refers to a null in the dictionary becomes null.
+    The column must have been validated. A column of text is returned as string or large_string. Any other column is
+    cast to `wanted`, or, if `wanted` is a dictionary, to the type of the dictionary's values. An entry that refers to a
+    null in the dictionary becomes null.
     """
     if pa.types.is_dictionary(wanted):
         wanted = wanted.value_type

@@ -172,7 +172,7 @@ class ChatEncoder:
     def ids(self, given: Conversation | Passage, number: int) -> list[int]:
         """Return all token ids of a record, including those that are not learned, as a reward model reads them.
 
-        Of a `Passage`, these are the ids of the prompt and completion as one text, with special tokens around it as in
+        For a `Passage`, these are the ids of the prompt and completion as one text, with special tokens around it as in
         `Frame.closed`. A chat has only the special tokens that its template writes. `number` is the record's number,
         for messages.
 
@@ -260,8 +260,8 @@ class ChatEncoder:
     def _prefixed(self, chat: Conversation, whole: str, ends: Mapping[int, str], number: int) -> Answered:
         """Return a chat as one example; the learned tokens are those that each turn in `ends` adds to its prompt.
 
-        `whole` is the text of the chat. `ends` gives, by the number of each learned turn, the text of the chat up to
-        the turn's end. `number` is the record's number, for messages.
+        `whole` is the text of the chat. `ends` maps the number of each learned turn to the text of the chat up to the
+        turn's end. `number` is the record's number, for messages.
 
         Raises:
             RecordError: a turn is the first message, does not begin with the prompt that asks for it, shares a token
@@ -292,7 +292,7 @@ class ChatEncoder:
         in the chat, and `number` the record's, for messages.
 
         Raises:
-            RecordError: `end` does not begin with it, the turn is the first message, or the template refuses the
+            RecordError: `end` does not begin with this text, the turn is the first message, or the template refuses the
                 messages.
         """
         if not turn:
@@ -323,8 +323,8 @@ class ChatEncoder:
     def _marked(self, chat: Conversation, whole: str, ends: Mapping[int, str], number: int) -> Answered:
         """Return a chat as one example; the learned tokens are those that its template marks in the turns of `ends`.
 
-        `whole` is the text of the chat. `ends` gives, by the number of each learned turn, the text of the chat up to
-        the turn's end. `number` is the record's number, for messages.
+        `whole` is the text of the chat. `ends` maps the number of each learned turn to the text of the chat up to the
+        turn's end. `number` is the record's number, for messages.
 
         Raises:
             RecordError: the message before a turn is not the assistant's, and marks reach into it; no token of a turn

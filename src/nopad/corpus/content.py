@@ -1,4 +1,4 @@
-"""`Content`: what the records of an input hold, as the user says, and the choice of the `Encoder` for such records.
+"""The class `Content`: the user's description of what the records of an input hold, and which `Encoder` they need.
 
 `nopad pack` and `nopad.pack_dataset` both use it, so both make the same sequences of the same record.
 """

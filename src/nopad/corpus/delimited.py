@@ -97,8 +97,8 @@ def _records(
 def _record(cells: _Cells, names: list[str], readers: list[Callable[[str], Any]], place: str) -> dict[str, Any] | Bad:
     """Return the values of a row by column, or a `Bad` that says why it cannot be read.
 
-    `names` are the names of the columns, and `readers` the functions that turn their cells into values. `place` is the
-    row's place in messages.
+    `names` are the names of the columns, and `readers` the functions that turn their cells into values. `place` names
+    the file and the line in messages.
     """
     if odd := [cell for cell in cells if not cell.isascii() and _not_utf8(cell)]:
         raw = odd[0].encode("utf-8", "surrogateescape")

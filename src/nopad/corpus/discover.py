@@ -161,7 +161,7 @@ def _from_paths(inputs: Any, options: ReaderOptions, encoder: Encoder | None, bl
 
 
 def _opened(found: InputFile | Path | str, options: ReaderOptions, encoder: Encoder | None, block_bytes: int) -> Source:
-    """Open a file with the reader of its suffix, a folder of arrays, or a dataset of the hub.
+    """Open one input: a file (its suffix decides the reader), a folder of arrays, or a dataset of the hub.
 
     `found` is as in `Found.what`; the other arguments are those of `open_source`.
 
@@ -277,7 +277,7 @@ def _check_used(source: Source, options: ReaderOptions) -> None:
 def _refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:
     """Refuse a mapping from names of columns to their values: each column would be read as a source of its own.
 
-    A name such as "text" is allowed for a path.
+    A value that is a path is allowed under any name.
 
     Raises:
         SourceError: a name is that of a column, and its value is no path.
@@ -295,7 +295,8 @@ def _check_alike(files: Sequence[Source], paths: Sequence[str]) -> None:
     """Refuse the last file if it does not match the first one with content.
 
     Both must hold text, or both ids; their carried columns must be the same; and if they hold ids, also their masks. If
-    the last file has no content, nothing is refused. `paths` are the names of the files in messages.
+    the last file has no content, nothing is refused. `files` are the sources opened so far, and `paths` their names in
+    messages.
 
     Raises:
         SourceError: the last file does not match.

@@ -1,8 +1,8 @@
 """Encoders, which turn chats, pairs of texts or several text fields into what is packed (`nopad.corpus.record_files`).
 
 An encoder turns records (dicts) into dicts with the content to pack, ``input_ids`` or ``text``, and columns that belong
-to this content, such as ``labels``. For chats, `nopad.corpus.chats` decides which tokens there are and which of them
-are learned, here and in training.
+to this content, such as ``labels``. For chats, `nopad.corpus.chats` decides which token ids a chat gives and which of
+them are learned; training uses the same code.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Encoder(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """Return, by name and as JSON values, everything besides the records that the result of `encode` depends on."""
+        """Return all settings that the result of `encode` depends on (besides the records), by name, as JSON values."""
 
 
 class Fields(Encoder):
@@ -107,7 +107,7 @@ class Fields(Encoder):
         return made, {}
 
     def settings(self) -> dict[str, Any]:
-        """Return the encoder's name and the names of the fields, under "encoder"."""
+        """Return one entry, "encoder": the encoder's name and the names of the fields."""
         return {"encoder": {"name": "fields", "fields": list(self.reads)}}
 
 
@@ -171,7 +171,7 @@ class TextPairs(Encoder):
         return made, counts
 
     def settings(self) -> dict[str, Any]:
-        """Return the encoder's name, the names of the fields, and the tokenizer's fingerprint, under "encoder"."""
+        """Return one entry, "encoder": the encoder's name, the names of the fields, and the tokenizer's fingerprint."""
         return {"encoder": {"name": "pairs", "fields": list(self.reads), "tokenizer": self._fingerprint}}
 
 
@@ -261,7 +261,7 @@ class Chats(Encoder):
         return made
 
     def settings(self) -> dict[str, Any]:
-        """Return the encoder's name, its options, and the tokenizer's and template's fingerprints, under "encoder"."""
+        """Return one entry, "encoder": the encoder's name, its options, and fingerprints of tokenizer and template."""
         return {"encoder": {"name": "chats", "options": self._options, **self._prints}}
 
 
@@ -289,7 +289,7 @@ def has_chat(record: Mapping[str, Any], place: str = "the record") -> bool:
 
 
 def _not_text(record: Mapping[str, Any], fields: Sequence[str]) -> str:
-    """Return a message that says which of `fields` is missing in a record, or is not a string; "" if none is."""
+    """Return a message about the first of `fields` that a record lacks or that is not a string; "" if none is."""
     for name in fields:
         if name not in record:
             return f"no {name!r} in this record; it has {', '.join(map(shown, list(record)[:8]))}"

@@ -248,7 +248,7 @@ class _Proven:
 
 
 class _Counted:
-    """A remote stream that knows how many bytes were read from it, which pyarrow's own streams do not tell."""
+    """A remote stream that counts the bytes read from it, since pyarrow's own streams do not."""
 
     closed = False
 

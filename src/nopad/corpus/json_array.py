@@ -42,9 +42,9 @@ def array_runs(file: InputFile) -> Iterator[Run]:
     """Yield the objects of a JSON array as runs of records; a value that is not an object is a `Bad` record of its run.
 
     Raises:
-        RecordError: the file is not a JSON array, is broken or cut short, or has an object that is too long. (An object
-            of more than 67 million characters, 2^26, may be too long, and one of three times as many always is.)
-            Nothing after that point can be read. The error is raised when the last run is decoded. Its message names
+        RecordError: the file is not a JSON array, is broken or cut short, or has an object that is too long. An object
+            of at most 2^26 characters (67 million) is never too long, and one of three times as many always is.
+            Nothing after such an error can be read. The error is raised when the last run is decoded. Its message names
             the line, or the offset of bytes that are not UTF-8.
         SourceError: the file cannot be read, or changed since it was found.
     """
@@ -131,9 +131,10 @@ def _decoded(file: InputFile) -> Iterator[str]:
 
 
 def _value(window: _Window, at: int) -> tuple[Any, int, int]:
-    """Return ``(value, at, end)``: the JSON value at index `at` of the text, and where it begins and ends.
+    """Return ``(value, at, end)``: the JSON value at index `at` of the window's text, and where it begins and ends.
 
-    More text is read until the value is whole; then the value begins at another index than before.
+    If the text ends before the value does, the window drops the text before the value and reads more. The value then
+    begins at index 0.
 
     Raises:
         RecordError: the value is broken, cut short, nested too deeply, or too long.

@@ -18,7 +18,7 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 class JoinedSource(Source):
     """Base class of sources that read other sources one after the other; its attributes describe them together.
 
-    All of them hold text, or all ready-made ids, with the same mask; and all have the same carried columns.
+    All of them must hold text, or all ready-made ids with the same mask; and all must have the same carried columns.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -78,7 +78,7 @@ class MixtureSource(JoinedSource):
         return [(f"{name}={file}", size) for name, source in self._sources.items() for file, size in source.inventory()]
 
     def settings(self) -> dict[str, Any]:
-        """Return how the bytes are read, by name: the settings of all sources in one dict.
+        """Return the settings of all sources by name, in one dict.
 
         If sources differ in a setting, the last one's value is returned; `open_source` makes sources that agree.
         """

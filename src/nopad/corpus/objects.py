@@ -231,7 +231,9 @@ def guarded(items: Iterable[Any] | Callable[[], Iterable[Any]], name: str) -> It
 
 
 def as_dict(item: Any, name: str, row: int) -> Mapping[str, Any]:
-    """Return the item itself if it is a dict; `name` and its number `row` (from 1) are for messages.
+    """Return the item itself if it is a dict.
+
+    `name` (of the input) and `row` (the item's number, from 1) are for messages.
 
     Raises:
         SourceError: the item is not a dict.
@@ -274,9 +276,10 @@ def _plain(value: Any) -> Any:
 
 
 def _corner(value: Any) -> Any:
-    """Return the first element of an array ``[a, b, ...]`` as nested lists, for which Arrow has the type of the array.
+    """Return an array of two or more dimensions cut to its first element, as nested lists such as ``[[7]]``.
 
-    Other values, empty arrays and arrays with one dimension are returned unchanged.
+    Arrow finds no type for such arrays, but it finds the right type for the nested lists. Other values, empty arrays
+    and arrays with one dimension are returned unchanged.
     """
     if not isinstance(value, np.ndarray) or value.ndim < 2 or not value.size:
         return value
@@ -302,7 +305,7 @@ def _common_type(values: Sequence[Any]) -> pa.DataType | None:
 def to_batch(
     items: Sequence[Mapping[str, Any]], schema: pa.Schema, selection: Selection | None = None
 ) -> tuple[pa.RecordBatch, dict[int, str]]:
-    """Turn dicts into a batch with the columns of `schema`; return it, and the reason for each bad row by its index.
+    """Turn dicts into a batch with the columns of `schema`; return the batch, and a dict of bad rows (index: reason).
 
     A row is bad if it lacks a column, or has a value of a wrong type. In the batch, missing values and those of a wrong
     type are null. With `selection`, a row that `Selection.unforeseen` refuses is bad too. In the example, row 2 lacks
@@ -344,9 +347,10 @@ def to_batch(
 def decode_dicts(
     items: Sequence[Mapping[str, Any]], lines: Sequence[int], schema: pa.Schema, selection: Selection
 ) -> Iterator[Records | BadRecord]:
-    """Yield dicts as runs of good records, with single bad ones between them, in order.
+    """Turn dicts into records; yield runs of good ones as `Records`, and each bad one as a `BadRecord`, in order.
 
-    `lines` are their 1-based lines or numbers. `schema` has the types of the columns that `selection` names.
+    ``lines[i]`` is the 1-based line (or number) of ``items[i]``, for messages. `schema` has the types of the columns
+    that `selection` names.
     """
     if items:
         batch, bad = to_batch(items, schema, selection)
@@ -354,11 +358,11 @@ def decode_dicts(
 
 
 def _fit(values: Sequence[Any], kind: pa.DataType) -> bool:
-    """Return whether all values fit the type `kind`; None always does.
+    """Return whether all values fit the type `kind`. None fits every type.
 
     This is checked here because Arrow would silently turn 0.5 into 0 in a column of integers, and True into 1 in a
     column of floats. Only booleans, numbers, texts and lists of these are checked. For any other type, all values are
-    taken to fit; but a NumPy array does not fit a list of such a type.
+    assumed to fit; but a NumPy array does not fit a list of such a type.
     """
     if is_list(kind):
         arrays = [value for value in values if isinstance(value, np.ndarray)]

@@ -59,9 +59,9 @@ class ReaderOptions:
         text_unit: "file" if each text file is one document, "line" if each line is one, "paragraph" if each run
             of lines between blank lines is one.
         text_field: name of the column or object field with text.
-        ids_field: name of the column or object field with ready-made ids; it excludes `text_field`. If both are None,
-            ``input_ids`` is read if it exists, else ``text``; from a folder of arrays, ``ids``. In JSON Lines, ``text``
-            is read if it is a string and ``input_ids`` is not a list.
+        ids_field: name of the column or object field with ready-made ids; not allowed together with `text_field`. If
+            both are None, ``input_ids`` is read if it exists, else ``text``; from a folder of arrays, ``ids``. In JSON
+            Lines, ``text`` is read if it is a string and ``input_ids`` is not a list.
         carry: names of columns that are packed along with the content; "auto": all columns of numbers, booleans,
             strings or lists of numbers if the content is ready-made ids, no column if it is text (but see
             `find_labels`).
@@ -173,7 +173,7 @@ class CorpusOptions:
     def content_capacity(self, tokenizer: Tokenizer | None) -> int:
         """Return how many content tokens fit into a sequence, beside the special tokens of `tokenizer`.
 
-        None means that records are ready-made ids, which get no special tokens.
+        With `tokenizer` None, records are ready-made ids, which get no special tokens.
 
         Raises:
             OptionError: no content token fits.

@@ -2,11 +2,11 @@
 
 Sentences of a document are taken until they reach the target number of tokens. The target is the number of tokens for
 which a pair has room beside the three special ones; or, for one document in ten (`short`), a number drawn at random
-from 2 to that number. The sentences are divided at random into side A and side B. For half of the pairs
-(`random_next`), and if there is only one sentence, B comes from another document instead, beginning at a random
-sentence; the sentences that B would have had are used in the next pair. A pair that is too long loses tokens one by
-one, from the longer side, at its beginning or end at random. Unlike in BERT's code, a random B never comes from A's own
-document.
+from 2 to that number. The sentences are divided at a random point into side A, which comes first, and side B. For half
+of the pairs (`random_next`), and if there is only one sentence, B comes from another document instead, beginning at a
+random sentence; the sentences that B would have had are used in the next pair. A pair that is too long loses tokens one
+by one, from the longer side, at its beginning or end at random. Unlike in BERT's code, a random B never comes from A's
+own document.
 
 The pairs of a document depend only on the options, the tokenizer, the number of the copy, the document's number, and
 the documents that are read with it (a pool of `nopad.corpus.pretraining`). One core makes some 350,000 pairs of 128
@@ -141,8 +141,8 @@ class Vocabulary:
     Attributes:
         start, middle: ids of ``[CLS]`` and ``[SEP]``.
         masks: the rules by which masks are drawn.
-        goes_on: whether the token with each id continues a word; bool, indexed by id; None: every token counts as a
-            word.
+        goes_on: bool array; ``goes_on[id]`` says whether the token with this id continues a word. None: every token
+            counts as a word.
     """
 
     start: int
@@ -379,9 +379,9 @@ def _made(
 
 
 def _written(made: NDArray[np.int64], tokens: NDArray[np.int32], words: Vocabulary) -> Sequences:
-    """Return pairs as sequences of ids with token types; `made` has the pairs as rows, as `_made` returns them.
+    """Return pairs as sequences, with token types, and with ``next_sentence_label`` (0 or 1) for each pair.
 
-    `tokens` are the tokens of all sentences.
+    `made` has the pairs as rows, as `_made` returns them. `tokens` are the tokens of all sentences.
     """
     from nopad.corpus import _pair_kernels
 

@@ -113,10 +113,10 @@ class Gathered:
         return np.concatenate([np.empty(0, dtype=np.int64), *(part.numbers for part in self.parts)])
 
     def skip(self, block: Block, bad: BadRecord, options: CorpusOptions) -> bool:
-        """Count a bad record, or store its error if `options` do not allow bad records.
+        """Count a bad record and return True; if `options` do not allow bad records, store its error and return False.
 
-        Returns whether they do, so that the caller goes on with the next record. `block` is the record's block, which
-        gives the record's place for the error.
+        The caller goes on with the next record only if the result is True. `block` is the record's block; the error
+        says where in it the record is.
         """
         if options.on_bad_record == "error":
             reason = f'{block.place(bad.line)}: {bad.reason}; repair it, or choose on_bad_record="skip"'
@@ -153,7 +153,7 @@ def sequences(
         blocks: the blocks of a source.
         tokenizer: for text; None if every record is ready-made ids.
         options: the capacity, and what is done with records that are too long, empty or bad.
-        first_record: number of the first record, from which the others are counted on.
+        first_record: number of the first record; the numbers of the others follow it.
         group_bytes: a group ends when its blocks have at least this many bytes, or where a source of a mixture ends.
 
     Raises:

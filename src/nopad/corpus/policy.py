@@ -1,4 +1,4 @@
-"""Cut records that are too long, or leave them out. Array operations do this at about 12 ns per token."""
+"""Cut records that are too long into pieces, truncate them, or leave them out, at about 12 ns per token."""
 
 from __future__ import annotations
 

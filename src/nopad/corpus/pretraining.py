@@ -46,11 +46,12 @@ PREFIX = "pretrain_"  # in front of the names of `PairOptions` in `PretrainingSo
 
 @dataclass
 class _Pool:
-    """Documents that are read together, with the place of each for messages; a bad one is {"bad": reason}, not a text.
+    """Documents that are read together, and where each of them is (file and line), for messages.
 
-    `source` is the name of the documents' source in a mixture, and `name` the name of the first document's file.
-    `first` is the number of the first document in the input, from 0. `bytes` counts the characters of all texts,
-    `filled` the texts that are not blank, and `read` the bytes by which this pool advances a progress bar.
+    A bad document is a dict {"bad": reason} instead of a text. `source` is the name of the documents' source in a
+    mixture, and `name` the name of the first document's file. `first` is the number of the first document in the input,
+    from 0. `bytes` counts the characters of all texts, `filled` the texts that are not blank, and `read` the bytes by
+    which this pool advances a progress bar.
     """
 
     source: str
@@ -135,7 +136,8 @@ class PretrainingSource(Source):
     def blocks(self) -> Iterator[Block]:
         """Yield a block for each pool (documents that are read together).
 
-        If the last pool of a source is small, its documents are in the block of the pool before, if there is one.
+        If the last pool of a source is small, its documents are added to the block of the pool before it, if there is
+        one.
 
         Raises:
             SourceError: a source has fewer than two documents that are not empty, so side B of a pair cannot come from
@@ -207,7 +209,7 @@ class PretrainingSource(Source):
         return self._source.files()
 
     def settings(self) -> dict[str, Any]:
-        """Return, by name, how documents are read, how pairs are made from them, and the tokenizer's fingerprint."""
+        """Return the settings by which documents are read and pairs made, and the tokenizer's fingerprint, by name."""
         own = {f"{PREFIX}{name}": value for name, value in self.options.settings().items()}
         return {**self._source.settings(), **own, f"{PREFIX}tokenizer": self._tokenizer.fingerprint}
 

@@ -34,8 +34,9 @@ __all__ = ["RecordFile"]
 class RecordFile(Source):
     """A source of the records of one file or other input; each record is a dict.
 
-    The first thousand records are read when this object is made, to see their columns. More are read if these lack a
-    column that the encoder needs. Of an iterator, only the first run is read for this, even if it has fewer records.
+    The first thousand records are read when this object is made, to see their columns. If these lack a column that the
+    encoder needs, more are read, unless `table` is True. Of an iterator, only the first run is read for this, even if
+    it has fewer records.
 
     Args:
         name: name of the input in fingerprints; for a file, its `InputFile.name`.
@@ -111,9 +112,9 @@ class RecordFile(Source):
             at += run.count
 
     def _place(self, number: int) -> str:
-        """Return the place of record `number` (counted from 1) for messages.
+        """Return where record `number` (counted from 1) is, for messages, such as ``a.csv, record 7``.
 
-        For records in memory, the message counts from 0, as those of tasks do.
+        For records in memory, the message counts from 0, as the messages of tasks do.
         """
         return f"the dataset, record {number - 1}" if self._name == "memory" else f"{self._path}, record {number}"
 
@@ -192,7 +193,7 @@ def _decode(
     """Yield the records of a block, in order: runs of good records, and single bad ones between them.
 
     `first` is the number of the block's first record or line. `lines` says whether `data` is JSON Lines; if not, it is
-    a JSON array, in which a list with a reason stands for a bad record. The other arguments are those of `_made`.
+    a JSON array, in which ``[reason]`` stands for a bad record. The other arguments are those of `_made`.
     """
     items: list[Mapping[str, Any]] = []
     at: list[int] = []
@@ -249,7 +250,10 @@ def _made(
 
 
 def _origin(run: Records) -> Origin | None:
-    """Return the record of each sequence in a run of ids; None if each record is one sequence, or the run is text."""
+    """Return from which record each sequence in a run of ids was made.
+
+    The result is None if each record is one sequence, or if the run is text.
+    """
     first = np.diff(run.lines, prepend=-1) != 0
     if run.ids is None or first.all():
         return None
@@ -258,7 +262,7 @@ def _origin(run: Records) -> Origin | None:
 
 
 class _Once:
-    """A function that returns all runs of an iterator, but only once; `ahead` gives the first run before that.
+    """A callable that returns an iterator over all runs, but only once; `ahead` returns the first run before that.
 
     Raises:
         SourceError: when called a second time.

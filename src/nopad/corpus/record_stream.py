@@ -195,7 +195,7 @@ class RecordStream:
         return [(file.name, file.size) for file, _ in self.parts if file is not None]
 
     def settings(self) -> dict[str, Any]:
-        """Return how the input is read, by name, for a manifest.
+        """Return the settings by which the input is read, by name, for a manifest.
 
         ``kind`` and ``strings`` (the columns that are read as text) are always there, ``text_unit`` and
         ``on_bad_record`` only if they are not the defaults.
@@ -244,7 +244,7 @@ class RecordStream:
         return self._left is None
 
     def _begin_reading(self) -> None:
-        """Note that the input is read now.
+        """Note that the input is being read, which an iterator allows only once.
 
         Raises:
             SourceError: the input is an iterator, and was read before.

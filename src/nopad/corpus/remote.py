@@ -62,13 +62,13 @@ def is_url(text: str) -> bool:
 
 
 def find_remote(url: str) -> list[InputFile]:
-    """List the file at a URL, or all files under it, sorted by name.
+    """List the file at a URL, or all files under it, sorted by name; a folder without files gives an empty list.
 
     The name of a file under a URL is its path relative to the URL; hidden files and folders are left out.
 
     Raises:
         SourceError: the host does not answer, there is nothing at the URL, or files cannot be listed, for example
-            without credentials. A folder without files gives an empty list.
+            without credentials.
         MissingExtraError: the scheme needs a package that is not installed.
     """
     import pyarrow.fs as pafs

@@ -282,7 +282,8 @@ def without_broken_text(batch: pa.RecordBatch, bad: dict[int, str]) -> pa.Record
 def _broken_text(value: Any, kind: pa.DataType, path: str) -> str | None:
     """Return a message that says which text in `value` is not UTF-8, and why; None: all texts are UTF-8.
 
-    `value` is a scalar of Arrow with bytes in place of texts, `kind` its type with texts, and `path` its name.
+    `value` is an Arrow scalar whose texts were turned into bytes (`as_bytes`), `kind` its type before that, and `path`
+    its name in the message.
     """
     if not value.is_valid:
         return None

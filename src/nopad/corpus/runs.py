@@ -1,10 +1,10 @@
 """Read files, tables and objects as runs of records, which are decoded to dicts only on demand.
 
-A run is a group of consecutive records. How many they are is known before they become dicts. So reading from record k
-on makes no dicts of the runs that end before k. There is one function per format of input. Unless its input is an
-iterator, it yields the same runs at every call. A run has a few MiB or a thousand records, so reading needs memory for
-one run. When `Run.decode` reaches a bad record, it raises a `RecordError` that names the file and the line or row. All
-functions raise SourceError if the input cannot be read.
+A run is a group of consecutive records. The number of these records is known before they become dicts, so a reader that
+begins at record k decodes none of the runs that end before k. There is one function per format of input. Unless its
+input is an iterator, it yields the same runs at every call. A run has a few MiB or a thousand records, so reading needs
+memory for one run. When `Run.decode` reaches a bad record, it raises a `RecordError` that names the file and the line
+or row. All functions raise SourceError if the input cannot be read.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Run:
 
 
 def as_json(records: Iterable[dict[str, Any] | Bad]) -> bytes:
-    """Return records as a JSON array; a list with the reason stands for a bad record.
+    """Return records as a JSON array; ``[reason]`` stands for a bad record.
 
     What JSON cannot hold is replaced by the result of its method `tolist`, as NumPy arrays have it, or by its `repr`.
     """

@@ -74,7 +74,7 @@ class Selection:
     def columns(self) -> list[str]:
         """Names of all columns to read: the content first, then the mask, then the columns to carry.
 
-        In place of ``labels`` that are made from `learned`, the list has `learned`.
+        If ``labels`` are made from the column `learned`, the list has that column's name and not ``labels``.
         """
         read = [self.learned if self.learned and column.name == LABELS[0] else column.name for column in self.carried]
         return [self.content, *([self.mask] if self.mask else []), *read]
@@ -329,7 +329,7 @@ def is_string(kind: pa.DataType) -> bool:
 
 
 def _holds_marks(kind: pa.DataType) -> bool:
-    """Return whether an Arrow type is one of a mask: lists of integers or booleans."""
+    """Return whether a column of this Arrow type can be a mask: whether it has lists of integers or booleans."""
     return is_list(kind) and bool(pa.types.is_integer(kind.value_type) or pa.types.is_boolean(kind.value_type))
 
 

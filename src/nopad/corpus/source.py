@@ -61,7 +61,7 @@ class Block:
         by_line: whether each line of `data` that is not empty is one record; empty lines are not records.
         source: name of the source in a mixture to which the block belongs; "" if there is no mixture.
         at: the argument with which `Source.blocks_from` begins at this block. (): the argument is ``(number,)``, where
-            number is the block's place among all blocks of the source, from 0.
+            number is the block's index among all blocks of the source, from 0.
         places: one text for each record, which names the record's place in messages; (): the place is made from `path`
             and the line.
         ways: which values of `CorpusOptions.over_long`, besides "error", are possible for the block's records.
@@ -98,7 +98,7 @@ class Block:
 
     @property
     def progress(self) -> int:
-        """By how much a progress bar with the total `Source.total_bytes` advances with this block, in bytes."""
+        """Number of bytes by which this block advances a progress bar whose total is `Source.total_bytes`."""
         return self.size if self.read is None else self.read
 
     def digest(self) -> bytes:
@@ -151,8 +151,10 @@ class Source(ABC):
     kind: Kind | None = None
     """Content of every record, "text" or "ids"; None if that is not known before reading."""
     total_bytes: int | None = None
-    """Total of a progress bar, in bytes as files store them (compressed, say): the sum of `Block.progress` of all
-    blocks; None if that is not known."""
+    """Total of a progress bar, in bytes as files store them (for example compressed); None if it is not known.
+
+    `Block.progress` says how much each block adds.
+    """
     ignored: tuple[str, ...] = ()
     """Names of files that were found but are not read, to be shown to the user."""
     carried: tuple[Carried, ...] = ()
@@ -210,7 +212,7 @@ class Source(ABC):
     def read_bytes(self) -> int | None:
         """Return how many bytes of `total_bytes` the latest pass has read so far.
 
-        None: the source does not count them; the sum of `Block.progress` tells instead.
+        The result is None if the source does not count them; the caller can add up `Block.progress` instead.
         """
         return None
 
@@ -226,7 +228,7 @@ class Source(ABC):
         return None
 
     def settings(self) -> dict[str, Any]:
-        """Return how the bytes are read, such as field and text unit, by name, as JSON values.
+        """Return the settings that say how the bytes are read, such as field and text unit, by name, as JSON values.
 
         These settings are part of the source's identity: they are stored in the manifest, and a job that was started
         with other settings is not resumed.
@@ -282,7 +284,7 @@ class IterableSource(Source):
 
 
 def located(sources: Sequence[Source], at: tuple[int, ...] = (0,)) -> Iterator[Block]:
-    """Yield the blocks of several sources, source after source, with a new `Block.at` that says which source it is of.
+    """Yield the blocks of several sources, source after source, with a new `Block.at` that also gives the source.
 
     The new `Block.at` is the source's number, from 0, followed by the argument with which this source's `blocks_from`
     begins at the block. `at` is such a tuple too: the block with which to begin. If it has only the source's number,
@@ -325,8 +327,8 @@ def chain(digest: bytes, block: Block) -> bytes:
 def _plain(ids: Any, name: str, record: int) -> list[Any]:
     """Return ids as a list for JSON, with NumPy's integers as int.
 
-    A value that is not an integer is kept, so that the record is found to be bad when it is decoded. `name` and
-    `record` are the names of the input and the number of the record, for messages.
+    A value that is not an integer is kept, so that the record is found to be bad when it is decoded. `name` is the name
+    of the input and `record` the number of the record, for messages.
 
     Raises:
         SourceError: `ids` is not a list, tuple or array.

@@ -104,7 +104,7 @@ class TableSource(Source):
     def _of_rows(self, rows: int, stored: int) -> None:
         """Set what blocks need to report progress: the number of rows in the table, and the `stored` bytes they take.
 
-        Rows are taken to be of equal size.
+        Rows are assumed to be of equal size.
         """
         self._total_rows, self.total_bytes = rows, stored
 
@@ -112,7 +112,7 @@ class TableSource(Source):
 def _part(size: int, first: int, rows: int, of: int) -> int:
     """Return how many of `size` bytes belong to `rows` rows, from row `first` (from 0) on.
 
-    The `size` bytes hold `of` rows, which are taken to be of equal size.
+    The `size` bytes hold `of` rows, which are assumed to be of equal size.
     """
     return size * (first + rows) // of - size * first // of
 
@@ -263,7 +263,7 @@ def opened_arrow(file: Any, path: Path | str | None = None) -> Any:
 
     If `path` is given, a stream without its end mark is refused, since a stream that was cut short between two batches
     would otherwise seem complete. The reader reads all columns: if it read only some, Arrow would not notice a short
-    read, and would take leftover memory for values.
+    read, and would read leftover memory as values.
 
     Raises:
         SourceError: `path` is given, and the stream has no end mark; the message names `path`.

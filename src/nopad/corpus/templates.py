@@ -92,7 +92,7 @@ class Frame:
 
 
 def _changed(chat: Conversation, at: int, changed: Mapping[str, Any]) -> Conversation:
-    """Return a chat with other values for keys of message number `at`; a key with the value None is removed."""
+    """Return a copy of a chat in which message number `at` has the values in `changed`; None removes a key."""
     messages = [*chat.messages]
     messages[at] = {name: one for name, one in {**messages[at], **changed}.items() if one is not None}
     return replace(chat, messages=messages)

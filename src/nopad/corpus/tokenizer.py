@@ -262,7 +262,7 @@ def _from_transformers(folder: Path) -> Tokenizer:
 
 
 def with_words(tokenizer: Any, spec: Any) -> Any:
-    """Check that a tokenizer of transformers has more than special tokens, and return the same object.
+    """Check that a tokenizer of transformers has tokens other than special ones, and return the same object.
 
     From a folder with a model and no tokenizer, transformers 5 makes a tokenizer with an empty vocabulary, without a
     warning: every text would become a row of unknown tokens.
@@ -307,7 +307,7 @@ def _special_tokens(
     They are found by encoding a probe text with and without them; `name` is the tokenizer's name, for messages.
 
     Raises:
-        FormatError: special tokens stand inside a sequence, or no text gives a token.
+        FormatError: there are special tokens inside a sequence, or no text gives a token.
     """
     content, probe = _probe(inner, name)
     encoding = inner.encode(probe, add_special_tokens=True)

@@ -93,7 +93,7 @@ def between(offsets: NDArray[Any], numbers: NDArray[Any], begins: NDArray[Any], 
 
 @njit(cache=True, nogil=True, inline="always")
 def _chunk_of(row: int, bounds: NDArray[Any]) -> int:
-    """Return the Arrow chunk that holds a row; chunk c has rows ``bounds[c]`` to ``bounds[c + 1]`` (exclusive)."""
+    """Return the number of the chunk that holds a row: chunk c holds rows ``bounds[c]`` to ``bounds[c + 1] - 1``."""
     low, high = 0, bounds.shape[0] - 1
     while high - low > 1:
         middle = (low + high) // 2

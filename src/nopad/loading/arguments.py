@@ -38,7 +38,7 @@ def _is_usual(value: Any, usual: Any) -> bool:
 
 
 def refuse_images(images: int | None) -> None:
-    """Refuse, for a stream, a limit of images per pack.
+    """Refuse a limit of images per pack, which a stream cannot have.
 
     Raises:
         OptionError: `images` is not None.
@@ -51,7 +51,7 @@ def refuse_images(images: int | None) -> None:
 
 
 def refuse_dealing(**given: Any) -> None:
-    """Refuse, for a stream, the arguments that need an epoch of known size, such as `balance` and `groups`.
+    """Refuse arguments that need an epoch of known size, such as `balance` and `groups`, since a stream has none.
 
     `given` are the values of such arguments of `PackedLoader`, by name.
 

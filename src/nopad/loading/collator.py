@@ -72,7 +72,7 @@ class PackCollator:
         self.epoch: int | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Let masks depend only on the seed, on `epoch` and on the number of each sequence, from the next batch on.
+        """From the next batch on, draw masks that depend only on the seed, `epoch` and each sequence's number.
 
         A `PackedLoader` with the same `Masking` draws the same masks in that epoch. Before the first call of
         `set_epoch`, masks are drawn anew for each batch, by torch's random generator, as in transformers' collators.

@@ -1,4 +1,4 @@
-"""`Cursor`: where a loader stands in its supply, and the one iteration that moves it on."""
+"""`Cursor`: the position of a loader among its batches, and the one iteration that advances it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ Served = Iterator[tuple[Place, PackedBatch | None]]  # of `Supply.batches`
 
 
 class Cursor:
-    """Where one rank stands in a supply. An iteration moves it on, batch by batch; a new iteration ends the one before.
+    """The position of one rank among the batches of a `Supply`.
+
+    An iteration advances the position batch by batch; a new iteration ends the one before.
 
     Attributes:
-        at: the place; set it with `go`.
+        at: the current position; set it with `go`.
     """
 
     def __init__(self, supply: Supply, ranks: Ranks) -> None:
-        """Stand where a run begins."""
+        """Begin at the first batch of a run."""
         self._supply, self._ranks = supply, ranks
         self.go(supply.begin())
 
     def go(self, at: Place) -> None:
-        """Stand at another place; this ends the current iteration, and the next one compares the ranks again."""
+        """Set the position to `at`; this ends the current iteration, and the next one compares the ranks again."""
         self.at: Place = at
         self._begin_again()
 
@@ -44,12 +46,12 @@ class Cursor:
         return {name: value for name, value in vars(self).items() if name not in private}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore in another process, or as a copy, at the same place."""
+        """Restore the cursor in another process, or as a copy, at the same position."""
         vars(self).update(state)
         self._begin_again()
 
     def batches(self) -> Iterator[PackedBatch]:
-        """Iterate over the batches that are left of this epoch; see `PackedLoader.__iter__`."""
+        """Iterate over the remaining batches of this epoch; see `PackedLoader.__iter__`."""
         return self._moved_on(self._supply.batches)
 
     def follow(self, batches: Callable[[], Iterator[PackedBatch]]) -> Iterator[PackedBatch]:
@@ -64,7 +66,10 @@ class Cursor:
             yield after, batch
 
     def _moved_on(self, batches: Callable[[Place], Served]) -> Iterator[PackedBatch]:
-        """Yield the batches that ``batches(place)`` gives; as the loop gets a batch, move to the place after it."""
+        """Yield the batches of ``batches(place)``; before each is yielded, set the place to the one after it.
+
+        A batch of None ends the iteration. After the last batch, the place is the beginning of the next epoch.
+        """
         self._agree()
         self.at = self._supply.settled(self.at)  # the last loop may have stopped right after the last batch
         running = self._running = os.getpid(), object()

@@ -153,7 +153,7 @@ class Epochs:
         return self._shared.arrays(f"epoch-{at.epoch:010d}-{key}", make)["order"]
 
     def is_over(self, at: Position) -> bool:
-        """Return whether the epoch of this position has no batch after it."""
+        """Return whether no batch of the position's epoch comes after the position."""
         return at.leg.steps >= self.course(at).steps
 
     def check_within(self, at: Position) -> None:

@@ -40,7 +40,7 @@ class Feed(ABC):
     Attributes:
         unit: what a unit is called in messages and summaries: "pack", "sequence" or "group".
         group_size: number of sequences per unit, if units are groups; 1 for all other units.
-        capacity: most tokens of a pack; if sequences are not packed, the length of the longest sequence.
+        capacity: maximum number of tokens of a pack; if sequences are not packed, the length of the longest sequence.
         sequences: number of sequences that the feed deals from.
         packs: number of packs of an epoch; None: sequences are not packed, or the number differs between epochs.
         tokens: number of tokens of an epoch; None: not known without counting.
@@ -166,8 +166,8 @@ class StoredTokens(SourceFeed):
     def facts(self) -> dict[str, Any]:
         """Return, by name, what a saved run and the run that resumes it must share.
 
-        This is what is dealt, the seed and the fingerprint of the data; with groups, their fingerprint and what their
-        sequences share; with a plan, its fingerprint and capacity.
+        These are the kind of the units, the seed and the fingerprint of the data; with groups, their fingerprint and
+        what their sequences share; with a plan, its fingerprint and capacity.
         """
         found: dict[str, Any] = {"unit": self.unit, "seed": self.seed, "data": self._source.fingerprint}
         if self._groups is not None:
@@ -208,7 +208,7 @@ def planned(
 
     Args:
         source: the sequences.
-        capacity: most tokens per pack.
+        capacity: maximum number of tokens per pack.
         groups: groups of sequences that share a pack; the plan is then for groups, each as long as its sequences
             together. None: the plan is for single sequences.
         plan: a plan made before; None: a new one.
@@ -289,7 +289,7 @@ class StoredRows(Feed):
     def facts(self) -> dict[str, Any]:
         """Return, by name, what a saved run and the run that resumes it must share.
 
-        This is what is dealt, the seed, and the fingerprint of the dataset.
+        These are the kind of the units, the seed and the fingerprint of the dataset.
         """
         return {"unit": "row", "seed": self.seed, "data": _of_shards(self._dataset)}
 

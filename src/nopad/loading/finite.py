@@ -34,7 +34,7 @@ log = logging.getLogger("nopad")
 class EpochSupply(Supply):
     """The batches of one rank over stored tokens, epoch after epoch.
 
-    Methods take and return places, which say where a loader stands; here a place is a `Position`.
+    The places that the methods take and return are `Position` objects: positions of a loader among its batches.
     """
 
     def __init__(self, epochs: Epochs, serving: Serving, balance: Balance) -> None:
@@ -131,7 +131,7 @@ class EpochSupply(Supply):
         return summarise(epochs.course(at), epochs.units(at.epoch), feed.unit, takes, epochs.cost, capacity, notes)
 
     def state(self, at: Position, batches: int) -> dict[str, Any]:
-        """Return the state of a loader that stands at `at` and then takes `batches` more batches; plain JSON.
+        """Return the state, as plain JSON, of a loader that has taken `batches` more batches after the position `at`.
 
         After the last batch of an epoch, the state is that of the beginning of the next epoch.
 
@@ -203,11 +203,11 @@ class EpochSupply(Supply):
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def places(self, at: Position) -> Iterator[Position]:
-        """Yield the position after each batch that is left of the epoch after `at`."""
+        """Yield the position after each remaining batch of the epoch, beginning with the batch after `at`."""
         return (after for _, after in self._pairs(at))
 
     def _pairs(self, at: Position, *, deal_ahead: bool = True) -> Iterator[tuple[Position, Position]]:
-        """Yield (position before, position after) for each batch that is left of the epoch.
+        """Yield (position before, position after) for each remaining batch of the epoch.
 
         If `deal_ahead` is True, the next epoch is dealt in the background near the end of this one
         (`Epochs.deal_ahead`).

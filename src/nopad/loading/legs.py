@@ -40,7 +40,7 @@ class Leg:
         shape: the ranks, and the number of units (packs, rows, sequences or groups) per rank and micro-step.
         balance: how units are drawn and dealt.
         steps: number of whole steps that the leg has taken.
-        token_cap: most tokens per rank and micro-step; None: no limit.
+        token_cap: maximum number of tokens per rank and micro-step; None: no limit.
     """
 
     shape: Shape
@@ -60,9 +60,9 @@ class Course:
         shape, balance: the ranks and the number of units of a step; how units are drawn and dealt.
         steps: number of steps from the beginning of this leg to the end of the epoch.
         units_left: number of units that no earlier leg has taken.
-        empty: number of places for units that stay empty in the last step.
+        empty: number of places in the last step that get no unit, since there are too few units.
         last: what happens to units that make no whole step, as in `PackedLoader`.
-        token_cap: most tokens of a rank's micro-step; None: no limit.
+        token_cap: maximum number of tokens of a rank's micro-step; None: no limit.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ IMAGES = Option(default=None, none=True, help="most images per pack")
 
 
 class PackedImages(SourceFeed):
-    """The feed of stored sequences with images, in packs that hold at most so many tokens and so many images.
+    """The feed of stored sequences with images, in packs that have a limit on tokens and one on images.
 
     The plan is the same in all epochs; which sequences of equal sizes share a pack is chosen anew in each epoch.
     """
@@ -39,8 +39,8 @@ class PackedImages(SourceFeed):
 
         Args:
             source: the tokens, with images.
-            capacity: most tokens per pack.
-            images: most images per pack.
+            capacity: maximum number of tokens per pack.
+            images: maximum number of images per pack.
             seed: the seed of all random choices.
             options: ``effort``, as in `nopad.plan_several`.
 
@@ -78,7 +78,8 @@ class PackedImages(SourceFeed):
     def facts(self) -> dict[str, Any]:
         """Return, by name, what a saved run and the run that resumes it must share.
 
-        This is what is dealt, the seed, the fingerprint of the data, both limits and a fingerprint of the plan.
+        These are the kind of the units, the seed, the fingerprint of the data, both limits and a fingerprint of the
+        plan.
         """
         plan = hashlib.sha256(self._plan.to_json().encode()).hexdigest()
         limits = {"capacity": self.capacity, "images": self._images}

@@ -54,25 +54,26 @@ _NUMBER = Option(default=0, low=0, help="of an epoch, or of batches")
 class PackedLoader:
     """The batches of one rank, epoch after epoch, or from a stream.
 
-    ``for batch in loader`` gives the batches that are left of the current epoch; the next such loop gives the next
-    epoch. ``len(loader)`` is the number of batches that a rank takes in a whole epoch.
+    ``for batch in loader`` gives the remaining batches of the current epoch; the next such loop gives the next epoch.
+    ``len(loader)`` is the number of batches that a rank takes in a whole epoch.
 
     Args:
         data: a packed dataset or its folder; tokens already stored, also with images, in any form that
             `nopad.loading.sources.open_tokens` takes; a `nopad.loading.Mixture` of several of these; or a stream (see
             `options`).
-        capacity: with `rows`, most tokens per pack; the sequences are packed anew every epoch. None: the rows of a
-            packed dataset are used as stored.
-        images: most images per pack, for sequences with images; packs then have two limits, tokens and images. A video
-            counts as many images as it has steps in time (the first number of its ``video_grid_thw``). None: no limit.
+        capacity: with `rows`, maximum number of tokens per pack; the sequences are packed anew every epoch. None: the
+            rows of a packed dataset are used as stored.
+        images: maximum number of images per pack, for sequences with images; packs then have two limits, tokens and
+            images. A video counts as many images as it has steps in time (the first number of its ``video_grid_thw``).
+            None: no limit.
         rows: number of packs per rank and micro-step. Give exactly one of `rows`, `tokens` and `sequences`.
-        tokens: most tokens per rank and micro-step: one pack, as one flat row without padding; replaces `rows` and
-            `capacity`.
+        tokens: maximum number of tokens per rank and micro-step: one pack, as one flat row without padding; replaces
+            `rows` and `capacity`.
         sequences: number of sequences per rank and micro-step, not packed, as one flat row without padding unless
             `form` says otherwise; replaces `rows` and `capacity`.
-        token_cap: only with `sequences`: most tokens per rank and micro-step. To keep to this limit, ranks may get
-            different numbers of sequences; if the sequences of a step still do not fit, the step takes fewer, and the
-            sequences left over go to the next step. None: no limit.
+        token_cap: only with `sequences`: maximum number of tokens per rank and micro-step. To keep to this limit, ranks
+            may get different numbers of sequences; if the sequences of a step still do not fit, the step takes fewer,
+            and the sequences left over go to the next step. None: no limit.
         accumulation: micro-steps per optimiser step.
         last: what happens at the end of an epoch to the units (packs, single sequences or groups) that are too few for
             a whole step. "drop" leaves them out (`summary` counts them); "fill" completes the step with empty rows, so
@@ -195,7 +196,7 @@ class PackedLoader:
         self._cursor = Cursor(self._supply, self.ranks)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore in another process, or as a copy: at the same place, from where it moves on by itself."""
+        """Restore in another process, or as a copy, at the same position; the loader then advances by itself."""
         vars(self).update(state)
         self._cursor = copy(self._cursor)
 
@@ -234,7 +235,7 @@ class PackedLoader:
 
     @property
     def capacity(self) -> int | None:
-        """Most tokens per pack; None: sequences are not packed."""
+        """Maximum number of tokens per pack; None: sequences are not packed."""
         return self._capacity
 
     @property
@@ -249,11 +250,14 @@ class PackedLoader:
 
     @property
     def rows(self) -> int:
-        """Most rows of a batch, without empty rows that `form` adds; 1 if all sequences lie in one flat row."""
+        """Largest number of rows of a batch; 1 if all sequences lie in one flat row.
+
+        Empty rows that `form` adds are not counted.
+        """
         return 1 if self._step.flat else self._step.per_rank
 
     def __repr__(self) -> str:
-        """Return in one line what is loaded, for which rank, and where the loader stands."""
+        """Return in one line what is loaded, for which rank, and the loader's position."""
         return (
             f"PackedLoader({self._supply.described()}, {counted(self._step.accumulation, 'micro-step')} per step; "
             f"rank {self.ranks.rank} of {self.ranks.world_size}; epoch {self.epoch}, {self.steps_seen:,} steps seen)"
@@ -309,7 +313,7 @@ class PackedLoader:
         return found
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of epoch number `epoch`; if it is the current epoch, the loader stays where it is.
+        """Go to the beginning of epoch number `epoch`; if it is the current epoch, nothing changes.
 
         Raises:
             OptionError: `epoch` is not an integer of at least 0; or the data are a stream that never ends, and `epoch`
@@ -323,14 +327,14 @@ class PackedLoader:
         self._cursor.go(self._supply.begin())
 
     def facts(self) -> dict[str, Any]:
-        """Return, by name, what must be the same when a saved run goes on, such as data and seed; JSON values."""
+        """Return, by name, what a saved run and the run that resumes it must share, such as the seed; JSON values."""
         return self._supply.facts()
 
     def state_dict(self, *, batches: int = 0) -> dict[str, Any]:
         """Return the loader's state, or the state that it will have after `batches` more batches of this epoch.
 
         The result is plain JSON. A batch counts as seen as soon as the training loop gets it. After the last batch of
-        an epoch, the loader stands at the beginning of the next epoch.
+        an epoch, the loader is at the beginning of the next epoch.
 
         Raises:
             OptionError: `batches` is not an integer of at least 0; this epoch has fewer batches left; or the data are a
@@ -339,7 +343,7 @@ class PackedLoader:
         return self._supply.state(self._cursor.at, _NUMBER.check("batches", batches))
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Move this loader to where the loader that gave `state` stood.
+        """Set this loader to the position that the loader had when it gave `state`.
 
         If this loader has the same numbers of ranks and nodes, the same size of a step and the same `balance`, its next
         batch is the one that would have come next. If any of these differs, the epoch goes on with exactly those packs
@@ -360,12 +364,13 @@ class PackedLoader:
         self._cursor.go(self._supply.placed(state))
 
     def __iter__(self) -> Iterator[PackedBatch]:
-        """Iterate over the batches that are left of this epoch.
+        """Iterate over the remaining batches of this epoch.
 
         Raises:
             OptionError: the ranks have different data or options (checked once, if torch.distributed is in use);
-                another iteration of this loader began meanwhile, or the loader was set to another place; a stream ended
-                in the middle of a step, and `last` is "refuse"; or a stream holds text, and no `tokenizer` was given.
+                another iteration of this loader began meanwhile, or the loader was set to another position; a stream
+                ended in the middle of a step, and `last` is "refuse"; or a stream holds text, and no `tokenizer` was
+                given.
             CorruptError, SourceError: the data changed since the loader was made, or a stream cannot be read.
             RecordError: a record of a stream is bad, too long or empty, and the options do not allow it.
             FormatError: the tokenizer cannot encode a text of a stream; or the folder of a packed dataset holds none
@@ -376,7 +381,7 @@ class PackedLoader:
     def dataloader(self, *, num_workers: int = 0, **options: Any) -> TorchLoader:
         """Return a torch `DataLoader` that gives these batches.
 
-        Iterating over it moves this loader on as well, so save this loader's `state_dict`.
+        Iterating over it advances this loader as well, so save this loader's `state_dict`.
 
         Args:
             num_workers: number of processes that build batches; 0: this process builds them.
@@ -393,20 +398,21 @@ class PackedLoader:
         return TorchLoader(self, num_workers=num_workers, **options)
 
     def share(self, worker: int, workers: int) -> Iterator[PackedBatch]:
-        """Yield the batches that worker process number `worker` of `workers` builds; the loader stays where it is.
+        """Yield the batches that worker process number `worker` of `workers` builds; the position does not change.
 
-        Of the batches left of this epoch, counted from 0, these are number `worker` and every `workers`-th after it.
+        Of the remaining batches of this epoch, counted from 0, these are number `worker` and every `workers`-th after
+        it.
         """
         return (batch for _, batch in self._supply.batches(self._cursor.at, worker, workers) if batch is not None)
 
     def follow(self, batches: Callable[[], Iterator[PackedBatch]]) -> Iterator[PackedBatch]:
-        """Iterate over the batches that are left of this epoch, while other processes build them (`share`).
+        """Iterate over the remaining batches of this epoch, while other processes build them (`share`).
 
         `batches` is a function without arguments that returns an iterator over these batches in order; it is called
         once.
 
         Raises:
             OptionError: the other processes gave too few batches; another iteration of this loader began meanwhile, or
-                the loader was set to another place; or the ranks have different data or options.
+                the loader was set to another position; or the ranks have different data or options.
         """
         return self._cursor.follow(batches)

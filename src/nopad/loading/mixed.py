@@ -32,7 +32,7 @@ class MixedTokens(Feed):
 
         Args:
             mixture: the sources and their shares.
-            capacity: most tokens per pack; None: the sequences are not packed.
+            capacity: maximum number of tokens per pack; None: the sequences are not packed.
             seed: the seed of all random choices.
             options: options of the plans, as in `nopad.plan`; a new plan is made in every epoch.
 
@@ -55,14 +55,14 @@ class MixedTokens(Feed):
     def facts(self) -> dict[str, Any]:
         """Return, by name, what a saved run and the run that resumes it must share.
 
-        This is what is dealt, the seed, the facts of the mixture and, if sequences are packed, the capacity and the
-        options of the plans.
+        These are the kind of the units, the seed, the facts of the mixture and, if sequences are packed, the capacity
+        and the options of the plans.
         """
         packing = {} if self._capacity is None else {"capacity": self._capacity, "plan options": repr(self._options)}
         return {"unit": self.unit, "seed": self.seed, **self._mixture.facts(), **packing}
 
     def notes(self, epoch: int) -> tuple[str, ...]:
-        """Return one line for each source, saying what it gives to an epoch."""
+        """Return one line for each source, saying what it contributes to the epoch."""
         return self._mixture.chosen(self.seed, epoch).notes
 
     def units(self, epoch: int) -> Units:

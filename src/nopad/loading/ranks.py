@@ -23,7 +23,7 @@ _SIZE = Option(default=1, high=MAX_LENGTH, help="how many processes take differe
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """This process's place among the processes that take different data.
+    """This process's number among the processes that take different data, and how many there are.
 
     Attributes:
         rank: number of this process among them, from 0.
@@ -78,12 +78,12 @@ class Ranks:
         node_size: int | None = None,
         group: Any = None,
     ) -> Ranks:
-        """Return this process's place, from the arguments, torch.distributed or the environment.
+        """Return this process's `Ranks`, from the arguments, torch.distributed or the environment.
 
         The first of these that is available decides: `group`; `rank` and `world_size`; the default process group of
-        torch.distributed, if it is initialised; ``RANK`` and ``WORLD_SIZE`` in the environment; else a single rank.
-        If `node_size` is None, a node has ``LOCAL_WORLD_SIZE`` ranks, provided that this variable is set and divides
-        the number of ranks, and that no `group` is given; otherwise all ranks count as one node.
+        torch.distributed, if it is initialised; ``RANK`` and ``WORLD_SIZE`` in the environment; else a single rank. If
+        `node_size` is None, a node has ``LOCAL_WORLD_SIZE`` ranks, provided that this variable is set and divides the
+        number of ranks, and that no `group` is given; otherwise all ranks count as one node.
 
         Args:
             rank: number of this process; needs `world_size`.

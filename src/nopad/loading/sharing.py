@@ -138,7 +138,7 @@ def _whole(place: Path) -> bool:
 
 
 def _free(users: int) -> bool:
-    """Return True after locking the open file `users` for this process alone; False if another process has locked it.
+    """Lock the open file `users` for this process alone; return False if another process has locked it.
 
     The lock is held until the file is closed.
     """

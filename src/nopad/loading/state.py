@@ -1,4 +1,4 @@
-"""The state of a loader over stored tokens: a few integers, and the facts that the run that resumes it must share.
+"""The state of a loader over stored tokens: a few integers, and the facts that a run must share to resume it.
 
 A state is plain JSON. It holds the legs of the current epoch: its parts in which the numbers of ranks and nodes, the
 size of a step and the balancing stay the same (`nopad.loading.legs`). It also holds the steps that each leg has taken,
@@ -63,7 +63,7 @@ class Position:
         )
 
     def resumed(self, leg: Leg) -> Position:
-        """Return the position from which a loader goes on that has the ranks, size of a step and balancing of `leg`.
+        """Return the position from which a loader with the ranks, size of a step and balancing of `leg` goes on.
 
         If the position's own leg deals units as `leg` does, the result is the position itself. Otherwise the result is
         the beginning of a new leg. The new leg takes the units of an unfinished step again, since the gradient of that
@@ -182,10 +182,10 @@ def _count(state: Mapping[str, Any], name: str) -> int:
 
 
 def check_same(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Compare the facts of a state (`there`) with those of this loader (`here`); the message names each that differs.
+    """Refuse a state whose facts (`there`) differ from those of this loader (`here`).
 
     Raises:
-        PlanMismatchError: a fact differs.
+        PlanMismatchError: a fact differs; the message names each that does.
     """
     odd = [name for name in sorted({*there, *here}, key=str) if there.get(name) != here.get(name)]
     if odd:

@@ -1,4 +1,4 @@
-"""`Step`: what each rank takes in an optimiser step, and as what batches, by the arguments of `PackedLoader`."""
+"""`Step`: what each rank takes in an optimiser step, and how its batches are built, by arguments of `PackedLoader`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Step:
         per_rank: number of rows or sequences per rank and micro-step; 1 with `tokens`.
         in_rows: whether the step was given by ``rows=``.
         unpacked: whether the step was given by ``sequences=``, so that sequences are not packed.
-        capacity: most tokens of a pack: the argument `tokens`, or else `capacity`; None: neither was given.
+        capacity: maximum number of tokens of a pack: the argument `tokens`, or else `capacity`; None: neither was
+            given.
         flat: whether all sequences of a batch lie in one flat row.
     """
 
@@ -99,7 +100,7 @@ class Step:
 
         Args:
             ranks: this process's rank and the number of ranks.
-            capacity: most tokens of a row, for the default form.
+            capacity: maximum number of tokens of a row, for the default form.
             group_size: number of sequences in each group that stays together.
 
         Raises:
@@ -166,10 +167,10 @@ def _fitting(form: Form, align: int, *, packed: bool) -> Form:
 
 
 def _capped(token_cap: int | None, form: Form | None, *, unpacked: bool, stream: bool) -> int | None:
-    """Return `token_cap`, the most tokens per rank and micro-step, after checking that it can be used; None: no limit.
+    """Return `token_cap` after checking that it can be used.
 
     Args:
-        token_cap: the limit, as in `PackedLoader`.
+        token_cap: maximum number of tokens per rank and micro-step; None: no limit.
         form: the form of the batches; None: the default form.
         unpacked: whether the step is given by ``sequences=``, so that sequences are not packed.
         stream: whether the data are a stream.

@@ -35,11 +35,11 @@ class Summary:
         steps_not_packed: number of optimiser steps that the same sequences would take with one sequence per row; None:
             the loader was not given `rows`.
         left_out: numbers of units, of sequences and of tokens that make no whole step in this epoch.
-        empty: number of places for units that stay empty in the last step.
+        empty: number of places in the last step that get no unit, since there are too few units.
         last: what happens to units that make no whole step, as in `PackedLoader`.
         balanced: how evenly the ranks share the work between two points where they wait for one another, measured over
             up to 32 steps.
-        token_cap: most tokens per rank and micro-step; None: no limit.
+        token_cap: maximum number of tokens per rank and micro-step; None: no limit.
         most_tokens: the largest number of tokens of a rank's micro-step in the steps measured; 0 if there is no cap.
         cut_short: number of steps with fewer units than usual, because more would not fit under the token cap.
         notes: further lines of the summary, such as what each source of a mixture gives.
@@ -205,8 +205,8 @@ class _Wait(NamedTuple):
 
     Attributes:
         ranks: cost of each rank; int64 ``[ranks]``.
-        floor: a lower bound on the waste, however the units are dealt (`nopad.balance.floor`). Waste is by how much the
-            slowest rank costs more than the mean of the ranks, as a fraction of the mean.
+        floor: a lower bound on the waste, however the units are dealt (`nopad.balance.floor`). Waste is the cost of
+            the slowest rank above the mean of the ranks, as a fraction of the mean.
         too_long: numbers of the sequences that alone cost over 10 % more than the mean cost of a rank; int64 ``[k]``.
             It is empty for a step with empty places.
     """

@@ -87,9 +87,10 @@ class Serving:
         accumulation: number of micro-steps per optimiser step.
         per_rank: number of units (packs, rows, single sequences or groups) per rank and micro-step.
         rows: whether the step was given by the loader's argument `rows`; then each unit is a row of fixed capacity.
-        tokens: the loader's argument `tokens`: most tokens per rank and micro-step; None if it was not given.
-        token_cap: the loader's argument `token_cap`: most tokens per rank and micro-step, where ranks take sequences
-            that are not packed; None: no limit.
+        tokens: the loader's argument `tokens`: maximum number of tokens per rank and micro-step; None if it was not
+            given.
+        token_cap: the loader's argument `token_cap`: maximum number of tokens per rank and micro-step, where ranks take
+            sequences that are not packed; None: no limit.
         form: how the sequences of a batch lie in memory: `Flat` or `Rows`.
         collate: the function that makes a batch.
         prefetch: number of batches that are built ahead in a thread; 0: no thread.
@@ -192,7 +193,7 @@ class Supply(ABC):
 
     @abstractmethod
     def state(self, at: Any, batches: int) -> dict[str, Any]:
-        """Return the state of a loader that stands at `at` and then takes `batches` more batches; plain JSON.
+        """Return the state, as plain JSON, of a loader that has taken `batches` more batches after place `at`.
 
         Raises:
             OptionError: the epoch has fewer than `batches` batches left; or the data are a stream, and `batches` is not
@@ -212,9 +213,9 @@ class Supply(ABC):
 
     @abstractmethod
     def epoch_begin(self, at: Any, epoch: int) -> Any:
-        """Return the place at which epoch number `epoch` begins, for a loader that stands at `at`.
+        """Return the place at which epoch number `epoch` begins, for a loader that is at place `at`.
 
-        What `at` says of steps, sequences and tokens seen stays as it is.
+        The numbers of steps, sequences and tokens seen stay as in `at`.
 
         Raises:
             OptionError: the data are a stream that never stops.
@@ -229,7 +230,7 @@ class Supply(ABC):
 
     @abstractmethod
     def batches(self, at: Any, worker: int = 0, workers: int = 1) -> Iterator[tuple[Any, PackedBatch | None]]:
-        """Yield every `workers`-th of the batches that are left of the epoch, from number `worker` (counted from 0) on.
+        """Yield every `workers`-th of the remaining batches of the epoch, from number `worker` (counted from 0) on.
 
         Each item is (place after the batch, batch). Up to `Serving.prefetch` batches are built ahead in a thread. At
         the end of a stream, only reading shows that the epoch is over; the last item is then (beginning of the next
@@ -238,7 +239,7 @@ class Supply(ABC):
 
     @abstractmethod
     def places(self, at: Any) -> Iterator[Any]:
-        """Yield the place after each batch that is left of the epoch.
+        """Yield the place after each of the remaining batches of the epoch.
 
         No batch is built: this is for a process whose batches other processes build.
         """

@@ -1,8 +1,8 @@
 """A `PackedLoader` as a torch `IterableDataset`, and a `DataLoader` whose worker processes build its batches.
 
-Worker w of k builds the batches w, w + k, ...; torch takes them in turn, so workers never change the order. The loader
-in the main process stands where the training loop is, not where the workers are, so its state is exact. Torch's
-default random generator is not used, so that a resumed run draws the same numbers as an uninterrupted one.
+Worker w of k builds the batches w, w + k, ...; torch takes them in turn, so workers never change the order. The
+position of the loader in the main process is that of the training loop, not that of the workers, so its state is exact.
+Torch's default random generator is not used, so that a resumed run draws the same numbers as an uninterrupted one.
 
 A DataLoader that would put several of the loader's batches into one is refused, with a clearer message than the type
 error from torch. The batches are already one rank's share. accelerate's `prepare`, and therefore transformers' own
@@ -44,7 +44,7 @@ class TorchDataset(IterableDataset[PackedBatch]):
         self.followed = False  # whether the main process counts the batches of worker processes
 
     def __iter__(self) -> Iterator[PackedBatch]:
-        """Iterate over this process's share of the batches that are left of the epoch.
+        """Iterate over this process's share of the remaining batches of the epoch.
 
         Raises:
             OptionError: a DataLoader would put several batches into one; this is a worker process of a DataLoader
@@ -81,7 +81,7 @@ class TorchDataset(IterableDataset[PackedBatch]):
 class TorchLoader(DataLoader[PackedBatch]):
     """A `DataLoader` over the batches of a `PackedLoader`; `PackedLoader.dataloader` makes it.
 
-    Iterating over it also moves the `PackedLoader` on.
+    Iterating over it also advances the `PackedLoader`.
     """
 
     def __init__(self, loader: PackedLoader, *, num_workers: int = 0, **options: Any) -> None:
@@ -116,7 +116,7 @@ class TorchLoader(DataLoader[PackedBatch]):
         self.packed_loader = loader
 
     def __iter__(self) -> Any:
-        """Iterate over the batches that are left of the epoch."""
+        """Iterate over the remaining batches of the epoch."""
         if not self.num_workers:
             return super().__iter__()
         return self.packed_loader.follow(super().__iter__)
@@ -134,12 +134,12 @@ class TorchLoader(DataLoader[PackedBatch]):
         return self.packed_loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Move the `PackedLoader` to the place that a saved state holds (`PackedLoader.load_state_dict`)."""
+        """Set the `PackedLoader` to the position in a saved state (`PackedLoader.load_state_dict`)."""
         self.packed_loader.load_state_dict(state)
 
 
 def _check_not_batched(reader: Any) -> None:
-    """Refuse to be read by a DataLoader that has a batch size, whatever its `collate_fn`.
+    """Refuse to let a DataLoader with a batch size read the dataset, whatever its `collate_fn`.
 
     A dataset cannot ask for the batch size. Only `reader` knows it: the object that reads the dataset for the
     DataLoader, and that calls ``__iter__``.
@@ -162,7 +162,7 @@ default_collate_fn_map[PackedBatch] = _refuse_batches_of_batches  # torch's docu
 
 
 def _check_not_prepared(dataset: TorchDataset) -> None:
-    """Refuse to be read by a DataLoader from accelerate, which divides batches among ranks and reads a batch ahead.
+    """Refuse to let a DataLoader of accelerate read: it divides batches among ranks and reads a batch ahead.
 
     Raises:
         OptionError: accelerate's DataLoader is the one that reads.

@@ -71,7 +71,7 @@ class Units:
 
     @property
     def parts(self) -> int:
-        """With `apart`, the number of sequences of a unit (all units have the same); else 1: whole units are dealt."""
+        """Number of parts in which each unit is dealt: with `apart`, one part per sequence; else 1."""
         return self.members(np.zeros(1, dtype=np.int64))[0].size if self.apart else 1
 
     def arrays(self) -> dict[str, NDArray[Any]]:

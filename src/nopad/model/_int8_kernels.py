@@ -27,10 +27,10 @@ def quantise(
 ) -> Any:
     """Write `values` ``[T, K]`` as int8 to `out` ``[T, K]``, and one scale per row to `scales`, float32 ``[T]``.
 
-    A value is about its int8 number times the scale of its row. In each row, the value with the largest absolute value
-    gets the number 127 or -127. There are three exceptions. A row of zeros gets zeros and the scale 0. If the scale is
-    a subnormal float32 number (below 2^-126), all numbers of the row may be closer to 0 than 127. A row with NaN or
-    infinity gets zeros and the scale NaN, so all products of the row are NaN.
+    Each row of `values` is about the same row of `out` times its scale. In each row, the value with the largest
+    absolute value becomes 127 or -127. There are three exceptions. A row of zeros gets zeros and the scale 0. If the
+    scale is a subnormal float32 number (below 2^-126), the largest number of the row may be smaller than 127. A row
+    with NaN or infinity gets zeros and the scale NaN, so all products of the row are NaN.
 
     `bits` ``[T, K]`` is the same memory as `values`, read as uint32.
     """

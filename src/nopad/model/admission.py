@@ -61,8 +61,8 @@ def check_call(
 
     Raises:
         BatchError: the batch does not pass `check_inputs` or `check_layout`; attention weights are asked for; a cache
-            of earlier tokens is given; `inputs_embeds` have another dtype than the model; the weights are on no device;
-            mask tokens are given to a model that rescales embeddings by the share of mask tokens in a row
+            of earlier tokens is given; `inputs_embeds` have another dtype than the model; the weights are on the meta
+            device; mask tokens are given to a model that rescales embeddings by the share of mask tokens in a row
             (`token_dropout`); or the batch has images or videos and the model takes none.
         UnsupportedModelError: the model does not pass `check_layers` or `check_embeddings`.
     """
@@ -205,10 +205,10 @@ def check_layout(model: Any, family: Family, most: int | None, layout: Layout, w
 
 
 def positions_of(model: Any, family: Family) -> int | None:
-    """Return for how many tokens of a sequence the model has positions; None: for any number.
+    """Return the number of tokens that a sequence may have before the model runs out of positions; None: no limit.
 
-    In models that count positions as RoBERTa does, tokens do not get the first position numbers. So the result is
-    smaller than the configuration's ``max_position_embeddings``.
+    In models that count positions as RoBERTa does, the first position numbers are reserved. So the result is smaller
+    than the configuration's ``max_position_embeddings``.
 
     The result is also None for models with three axes of positions (`nopad.model.images`). There, an image takes fewer
     positions than tokens, and `check_images` checks the positions themselves.

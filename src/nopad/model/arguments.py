@@ -80,11 +80,12 @@ def _check_devices(model: Any, takes: Sequence[str], named: Mapping[str, Any]) -
 
 
 def _check_known(model: Any, stock: bool, name: str, value: Tensor, at: Layout | None, source: Layout) -> None:
-    """Refuse an argument without one value per slot, since the model would read it per row and not per sequence.
+    """Refuse an argument without one value per slot: the model would read it once per row, not once per sequence.
 
-    `at` is the layout that the argument must have; None: nothing is checked. `source` is the layout of the batch.
-    Scalars and the arguments in `OTHERS` are not checked. A class that is not transformers' own (`stock` is False) may
-    also get a tensor with a single value, or one value per sequence unless there are as many rows as sequences.
+    `value` is the argument. `at` is the layout that it must have; None: nothing is checked. `source` is the layout of
+    the batch. Scalars and the arguments in `OTHERS` are not checked. A class that is not transformers' own (`stock` is
+    False) may also get a tensor with a single value, or, if the batch has more or fewer rows than sequences, one value
+    per sequence.
 
     Raises:
         BatchError: the argument has another shape.
@@ -180,11 +181,10 @@ def _told(value: Any) -> str:
 
 
 def check_labels(model: Any, by_token: bool, named: dict[str, Any]) -> None:
-    """Check that the labels of a call are classes that the model has.
+    """Check that the labels in `named` are classes that the model has, and convert integer labels to int64 in `named`.
 
-    For regression with one result per sequence, any tensor passes. Integer labels in `named` are converted to int64.
-    `by_token` says whether there is one label per token. Of `start_positions` and `end_positions`, only the dtype is
-    checked.
+    `by_token` says whether there is one label per token. Labels for regression with one result per sequence are not
+    checked. Of `start_positions` and `end_positions`, only the dtype is checked.
 
     Raises:
         BatchError: labels are not a tensor; are not integers although they must be classes or positions; are on a CPU

@@ -1,11 +1,10 @@
-"""The attention function that nopad registers with transformers: layers of pack-safe models call it.
+"""The attention function that nopad registers with transformers, for layers that look it up there.
 
-These are the layers that look up their attention in transformers' registry. The function takes the layer's settings
-(causality, window, scale, position bias) and the `Placement` that is attached to the mask. The `Placement` holds the
-batch's layout as tensors on the model's device. The function calls a backend with both. Compiled graphs and copied
-masks lose the `Placement`; then the function computes attention from the mask's numbers. Batches that are not packed go
-to transformers' own SDPA, or to eager attention in layers with a softcap or sinks, so a pack-safe model still runs
-ordinary batches.
+Pack-safe models call it with the layer's settings (causality, window, scale, position bias) and with nopad's mask. The
+`Placement` attached to the mask holds the batch's layout as tensors on the model's device. The function calls a backend
+with both. Compiled graphs and copied masks lose the `Placement`; then the function computes attention from the mask's
+numbers. Batches that are not packed go to transformers' own SDPA, or to eager attention in layers with a softcap or
+sinks, so a pack-safe model still runs ordinary batches.
 """
 
 from __future__ import annotations
@@ -126,10 +125,10 @@ def packed_attention(
 
 
 def _check_layer(module: nn.Module, heads: Heads, others: dict[str, Any]) -> None:
-    """Check that a layer of a packed call passes on its sliding window, and no tensors that nopad does not know.
+    """Check that a layer of a packed call passes its sliding window to the attention function, and no unknown tensors.
 
     Raises:
-        UnsupportedModelError: it does not.
+        UnsupportedModelError: the layer has a window that it does not pass on, or `others` has a tensor not in `KNOWN`.
     """
     kinds, layer = getattr(getattr(module, "config", None), "layer_types", None), getattr(module, "layer_idx", None)
     if kinds and layer is not None and kinds[layer] == "sliding_attention" and heads.window is None:

@@ -1,7 +1,7 @@
-"""Positions with three axes, time, height and width (M-RoPE), of texts with images and videos in packs.
+"""Position ids with three axes, time, height and width (M-RoPE), for texts with images and videos in packs.
 
-They are counted by the model's own `get_rope_index`, for each sequence alone, since that function counts along a row.
-It takes a run of image tokens for one image, so each image must be one run of tokens, and no two may touch. A video is
+The model's own `get_rope_index` counts them, and is called for each sequence alone, since it counts along a row. It
+treats each run of image tokens as one image, so each image must be one run of tokens, and no two may touch. A video is
 one run too, or, in models that write the time before each of its steps (Qwen3-VL), one run per step.
 """
 
@@ -33,7 +33,8 @@ class Shown:
         tokens: which slots hold this id; bool ``[R, L]``.
         counts: number of images (or videos) of each sequence, in the order given; int64 ``[S]``.
         sizes: one array per sequence, in stream order: the number of tokens of each of its images.
-        runs: the same for the runs of tokens without another token between them.
+        runs: one array per sequence, in stream order: the lengths of the runs of consecutive tokens that its images
+            must form. They differ from `sizes` if each step of a video is one run.
     """
 
     kind: Kind
@@ -45,7 +46,7 @@ class Shown:
 
     @property
     def type(self) -> int:
-        """The number of these tokens in ``mm_token_type_ids``; 0 is text."""
+        """The value of these tokens in ``mm_token_type_ids``: 1 for images, 2 for videos."""
         return 1 if self.kind is PICTURES else 2
 
 
@@ -54,7 +55,12 @@ def axes_of(
 ) -> Tensor:
     """Return positions with three axes, int64 ``[3, R, L]``: what `get_rope_index` gives for each sequence alone.
 
-    `ids` are the token ids ``[R, L]``, and `shown` are the images and videos of the batch.
+    Args:
+        base: the base model, which has `get_rope_index`.
+        named: the arguments of the call by name, with the columns of images and videos.
+        ids: the token ids ``[R, L]``.
+        shown: the images and videos of the batch.
+        layout: the batch's layout.
 
     Raises:
         BatchError: the tokens of an image or of a video do not follow each other (`_check_runs`).
@@ -90,18 +96,18 @@ def axes_of(
 
 
 def _of_positions(kind: Kind) -> tuple[str, ...]:
-    """Return the names of the columns on which positions depend."""
+    """Return the names of the columns of images (or videos) on which positions depend: all but the pixel values."""
     return tuple(name for name in kind.columns if name != kind.pixels)
 
 
 def _check_runs(tokens: NDArray[np.bool_], runs: NDArray[np.int64], kind: Kind, number: int) -> None:
     """Check that in a sequence, each image is one run of image tokens, and no two images touch.
 
-    `tokens` says of each token of sequence `number` whether it is an image token (or a video token, by `kind`). `runs`
-    are the lengths of the runs that the images give.
+    `tokens` says of each token of sequence `number` whether it is an image token (or a video token, by `kind`); bool
+    ``[length]``. `runs` are the lengths that the runs must have.
 
     Raises:
-        BatchError: the lengths of the runs are others.
+        BatchError: the runs have other lengths.
     """
     edges = np.flatnonzero(np.diff(np.concatenate([[False], tokens, [False]]).astype(np.int8)))
     found = edges[1::2] - edges[::2]
@@ -114,7 +120,7 @@ def _check_runs(tokens: NDArray[np.bool_], runs: NDArray[np.int64], kind: Kind, 
 
 
 def check_limit(model: Any, axes: Tensor | None, layout: Layout) -> None:
-    """Check that no position of a token is beyond those that the model has.
+    """Check that no token has a position beyond the number of positions that the model has.
 
     `axes` are positions with three axes, ``[3, R, L]``; None: the positions are those of the layout.
 

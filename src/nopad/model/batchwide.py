@@ -202,7 +202,7 @@ def _library(where: str, name: str) -> str:
 
 
 def _together(module: Any, kind: str, weight: Any) -> str | None:
-    """Return why this layer makes a sequence's values depend on the rest of the batch; None: it does not.
+    """Return how this layer makes a sequence's values depend on the rest of the batch, in words; None: it does not.
 
     `kind` is the quantising library (`_library`). If it is "", the settings in `weight` decide (torchao).
     """

@@ -218,8 +218,8 @@ def _is_near(found: Tensor | None, before: Tensor | None) -> bool:
 def _probed(module: nn.Module, states: Tensor) -> Tensor | None:
     """Return a module's result on `states` in evaluation mode, as float32.
 
-    The result is None if the module raises an error (it may take other arguments), returns something else than a
-    tensor, or returns NaN or infinity.
+    The result is None if the module raises an error (it may take other arguments), or returns NaN, infinity or
+    something other than a tensor.
     """
     try:
         with evaluated(module), torch.inference_mode():

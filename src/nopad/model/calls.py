@@ -72,7 +72,7 @@ class Call:
     given: Any = None
 
     def note(self, module: nn.Module, named: Mapping[str, Any]) -> None:
-        """Replace the copy of the arguments in `given` by a copy of `named`, if `given` is about the model `module`.
+        """Replace the copy of the arguments in `given` by a copy of `named`, if `given` belongs to the model `module`.
 
         A hook calls this with the arguments that it returns. Later changes are found by comparing with this copy.
         """
@@ -151,7 +151,8 @@ class Cell:
             values.
         most: largest number of sequences that a batch may have; None: any number.
         how: how a sequence's result is read from its tokens in calls with static shapes: a value of `Head.pooling`.
-        opened: number of packed calls that run now, in all threads; unlike `calls`, a compiled hook can read it.
+        opened: number of packed calls that run now, in all threads. A compiled hook can read this number, but not
+            `calls`.
         owned: whether the cell belongs to a model, and not to a module that was copied by itself.
     """
 
@@ -194,10 +195,10 @@ class Cell:
             self.count(-1)
 
     def refuse_compiling(self) -> None:
-        """Raise an error while compiling if a packed call runs now.
+        """Raise an error if the compiler traces a hook during a packed call.
 
-        Without this error, the compiled graph would silently lack the hook. With it, PyTorch runs the hook
-        uncompiled, which gives the right result.
+        PyTorch then runs the hook uncompiled, which gives the right result. Without the error, the compiled graph would
+        silently lack the hook.
 
         Raises:
             UnsupportedModelError: the compiler traces this hook during a packed call.

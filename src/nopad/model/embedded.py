@@ -12,8 +12,8 @@ __all__ = ["input_embeddings"]
 def input_embeddings(model: Any) -> nn.Module | None:
     """Return the module that embeds a model's ``input_ids``; None: it has none, or it is not known which.
 
-    A class of your own need not define ``get_input_embeddings``. Then it is the only ``nn.Embedding`` with as many rows
-    as ``config.vocab_size``.
+    If ``get_input_embeddings`` is missing or does not find the module, it is the only ``nn.Embedding`` with as many
+    rows as ``config.vocab_size``, if there is exactly one.
 
     >>> from types import SimpleNamespace
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Embedding(5, 4), nn.Linear(4, 9))

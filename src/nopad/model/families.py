@@ -36,7 +36,7 @@ class Images:
         axes: True: images and videos come as patches with a grid, and positions have three axes, counted by the base
             model's `get_rope_index` (M-RoPE). False: images are of one size, positions are ordinary ones, and there are
             no videos.
-        steps: whether each step in time of a video is a run of tokens by itself, behind its time in words.
+        steps: whether each step in time of a video is a separate run of tokens, after a text that says its time.
     """
 
     tower: str

@@ -32,7 +32,7 @@ class GiveStates(Hook):
     moment: Literal["before", "after"] = "after"
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """Return the batch's states in a packed call; None in other calls: the front end's output stays as it is.
+        """Return the batch's states ``[R, L, H]``; None in a call that is not packed, so that the output stays.
 
         Raises:
             UnsupportedModelError: a compiler traces the hook during a packed call.

@@ -1,14 +1,14 @@
-"""`Activations`: inside `fast_linear`, oneDNN computes the activation that follows a linear layer with its product.
+"""`Activations`: inside `fast_linear`, oneDNN computes a linear layer's product together with the activation after it.
 
 An activation by itself reads and writes the layer's output once more: GELU takes half as long as the product before it.
 Which layers are followed by an activation is learnt while the model runs: if the next call of PyTorch after a layer's
 product is GELU or SiLU of its output, then the layer's next product is computed together with it, and the call of the
-activation only returns what is there.
+activation only returns the result.
 
-That is a guess, so it is checked at every layer. If another call comes next, the output is computed again without the
-activation. And the output as it would be without the activation does not exist, so nobody may still hold it when the
-next call but one comes: if somebody does (a hook, or ``act(y) + y``), it is computed for him. In both cases, the layer
-is not guessed at again.
+That is a guess, so it is checked each time. If another call follows the layer, the output is computed again without the
+activation. The same happens if something still holds the layer's output when the call after the activation comes (a
+hook, or ``act(y) + y``): it would hold the activation's result instead. In both cases, nothing more is guessed for the
+layer.
 
 Code that reads the output without a call that can be followed would get wrong values: compiled or scripted functions,
 another thread, or `torch._C.DisableTorchFunction`. So nothing is guessed for a model with any compiled or scripted
@@ -34,10 +34,10 @@ PLAIN: Formula = ("none", "")
 
 
 def may_fuse(model: nn.Module) -> bool:
-    """Return whether all code that may read an output of the model's layers does so with calls that can be followed.
+    """Return whether `Activations` can follow every call that may read the output of one of the model's layers.
 
-    That is known of the libraries' classes as they are. It is not of the user's own classes, hooks and replaced
-    functions, nor of modules that were compiled or scripted.
+    It can if all code is that of known libraries. It cannot if the model has classes, hooks or replaced functions of
+    the user's own, or modules that were compiled or scripted.
     """
     return not any(map(_is_compiled, model.modules())) and not foreign(model) and not changes(model)
 
@@ -57,9 +57,9 @@ class _Product:
     Attributes:
         layer: id of the layer's weight.
         formula: the activation.
-        plain: computes the output without the activation.
-        out: the output; None: it was returned as the activation's result, and should no longer be needed.
-        ref: reference to the output that does not keep it alive.
+        plain: function that computes the output without the activation.
+        out: the output; None: the call of the activation has returned it already.
+        ref: weak reference to the output, which shows whether something still holds it.
     """
 
     layer: int
@@ -72,11 +72,12 @@ class _Product:
 class Activations:
     """Follows the calls of PyTorch in one thread, and says with which activation a layer's product is computed.
 
-    Call `next` before every call of PyTorch, `of` and `computed` at a layer, and `close` at the end.
+    Call `next` before every call of PyTorch, `of` before a layer's product and `computed` after it, and `close` at the
+    end.
 
     Attributes:
-        learnt: by id of a layer's weight: the activation that follows the layer; `PLAIN`: it is not guessed again.
-            Threads that run the same model may share the dict.
+        learnt: maps the id of a layer's weight to the activation that follows the layer, or to `PLAIN` if none is
+            guessed any more. Threads that run the same model may share the dict.
     """
 
     def __init__(self, learnt: dict[int, Formula]) -> None:
@@ -85,11 +86,17 @@ class Activations:
         self._open: _Product | None = None
 
     def of(self, layer: int) -> Formula:
-        """Return the activation with which the product of a layer should be computed."""
+        """Return the activation with which the product of a layer should be computed; `PLAIN`: none.
+
+        `layer` is the id of the layer's weight.
+        """
         return self.learnt.get(layer, PLAIN)
 
     def computed(self, layer: int, formula: Formula, out: Tensor, plain: Callable[[], Tensor]) -> Tensor:
-        """Record that the output of a layer was computed with `formula`, and return the output."""
+        """Record that `out`, the output of a layer, was computed with the activation `formula`, and return `out`.
+
+        `layer` is the id of the layer's weight. `plain` is a function that computes the output without the activation.
+        """
         ref = weakref.ref(out)
         if formula != PLAIN:
             self._open = _Product(layer, formula, plain, out, ref)
@@ -98,7 +105,10 @@ class Activations:
         return out
 
     def next(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-        """Return the result of a call, if it was computed already; None: the call has to be made."""
+        """Return the result of a call if it is an activation that was computed already; None: the call must be made.
+
+        `function`, `args` and `kwargs` are those of the call.
+        """
         last, self._last = self._last, None
         if last is not None and args and args[0] is last[1]():
             formula = _formula_of(function, args, kwargs)
@@ -115,7 +125,7 @@ class Activations:
         return None
 
     def close(self) -> None:
-        """Give an output that was computed with an activation its values without it, if somebody holds the output."""
+        """Recompute the last layer's output without the fused activation, in place, if something still holds it."""
         product, self._open = self._open, None
         if product is None:
             return

@@ -49,7 +49,7 @@ class Groups:
         return [part.reshape(*size, *part.shape[1:]) for part, size in zip(parts, self.sizes, strict=True)]
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return the stream ``[T, ...]`` of groups ``[n, l, ...]``; the inverse of `cut`."""
+        """Join groups ``[n, l, ...]`` into the stream ``[T, ...]``, without their padding; the inverse of `cut`."""
         return torch.cat([part.flatten(0, 1) for part in parts])[self.index]
 
 
@@ -136,7 +136,7 @@ def runs_once(module: nn.Module) -> bool:
 
 
 def chunk_size(module: nn.Module, device: torch.device) -> int:
-    """Return the number of tokens in a chunk of a state-space scan that PyTorch's own operators compute; 0: no chunks.
+    """Return the number of tokens in a chunk of a module's state-space scan; 0: it has no chunks, or is not on a CPU.
 
     Mamba 2 computes its scan chunk by chunk and fills the last chunk with zeros (Dao and Gu, 2024, section 6), so the
     result does not depend on the size of chunks. Kernels for other devices support certain sizes only.
@@ -146,9 +146,10 @@ def chunk_size(module: nn.Module, device: torch.device) -> int:
 
 
 def with_even_chunks(module: nn.Module, length: int, chunk: int) -> nn.Module:
-    """Return a module that shares all weights and divides `length` tokens into as many chunks, but of even size.
+    """Return a copy of a module, with the same weights, that divides `length` tokens into chunks of even size.
 
-    With chunks of 128, 203 tokens become two chunks of 102, and not two of 128.
+    The number of chunks stays the same: with `chunk` 128, 203 tokens become two chunks of 102, and not two of 128. If
+    `chunk` is 0 or divides `length`, the module itself is returned.
     """
     if not chunk or length % chunk == 0:
         return module

@@ -58,12 +58,12 @@ class Head:
 
     @property
     def pools(self) -> bool:
-        """Whether the model gives a result per sequence; the `pooler_output` of a base model is one too."""
+        """Whether the model returns something per sequence: logits, or the `pooler_output` of a base model."""
         return not self.by_token or self.family.pooled == "eos" or any(True for _ in self._poolers())
 
     @property
     def base(self) -> Any:
-        """The base model, without the head; looked up each time, since it may be replaced."""
+        """The base model, without the head. It is looked up at each access, since it may be replaced."""
         return getattr(self.model, self.model.base_model_prefix, self.model)
 
     def hooks(self, cell: Cell) -> Iterator[tuple[nn.Module, Hook]]:
@@ -81,8 +81,8 @@ class Head:
     def _poolers(self) -> Iterator[tuple[str, int, nn.Module, nn.Module]]:
         """Yield ``(name, dims, pooler, inner)`` for each pooler of the base model and of the model.
 
-        The pooler is to get one pooled state per sequence: with `dims` 3 ``[S, 1, H]``, pooled from its own input; with
-        2 ``[S, H]``, pooled from the output of the module `inner`.
+        `dims` and `inner` say which input the pooler must get: 3: ``[S, 1, H]``, pooled from the pooler's own input; 2:
+        ``[S, H]``, pooled from the output of the module `inner`.
         """
         name, dims = self.family.pooler or ("", 0)
         for holder in dict.fromkeys((self.base, self.model)):
@@ -165,10 +165,10 @@ class Head:
             yield inner, Keep(cell, f"states before the {role}", name="hidden", first=True)
 
     def pooling(self) -> str:
-        """Return how the result of a sequence is read from its tokens.
+        """Return from which token, or from which mean, the result of a sequence is read.
 
-        "first" or "last": from this token; "eos": from the first end-of-sequence token; "mean": from the mean of all
-        tokens' states; "late": as the mean of all tokens' scores.
+        "first" or "last": that token; "eos": the first end-of-sequence token; "mean": the mean of all tokens' states;
+        "late": the mean of all tokens' scores.
         """
         if self.family.pooled == "config":
             how = str(self.model.config.classifier_pooling)

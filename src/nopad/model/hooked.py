@@ -1,4 +1,4 @@
-"""`HookedModel` puts on a model's modules the hooks that make it pack-safe, and takes them off again."""
+"""`HookedModel` attaches the hooks that make a model pack-safe to its modules, and removes them again."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class HookedModel:
         This happens in older versions of transformers, where a part has a configuration of its own.
 
         Raises:
-            UnsupportedModelError: there is such a part. The model's attention was then set back to what it was before.
+            UnsupportedModelError: there is such a part; the model's previous attention is restored before the error.
         """
         from transformers import PreTrainedModel
 
@@ -174,7 +174,7 @@ class HookedModel:
             self.attending.set_attn_implementation(self.before)
 
     def renew(self) -> None:
-        """Attach hooks to the modules that the model uses now, unless hooks were last attached to the same modules.
+        """Attach hooks to the model's modules, if modules were added, replaced or removed since this was last done.
 
         Raises:
             UnsupportedModelError: as for `_hooks`, or a module of the user's own class was put into the model after it
@@ -265,7 +265,7 @@ class HookedModel:
         yield from self.head.hooks(cell)
 
     def _entries(self) -> list[tuple[str, nn.Module]]:
-        """Return (part, module) pairs for the modules at which the mask is replaced: part "encoder" or "decoder"."""
+        """Return (part, module) pairs, part "encoder" or "decoder", for the modules at which the mask is replaced."""
         if self.family.encoder_decoder:
             found = [(name, part_of(self.model, name)) for name in ("encoder", "decoder")]
             return [(name, module) for name, module in found if module is not None]
@@ -296,7 +296,7 @@ class Leave(Hook):
 
 
 def part_of(model: Any, name: str) -> Any:
-    """Return the model's "encoder" or "decoder", as `name` says; None: the model has no such part."""
+    """Return the part of the model called `name`, "encoder" or "decoder"; None: the model has no such part."""
     for holder in (model, getattr(model, "model", None), getattr(model, "transformer", None)):
         found = getattr(holder, name, None)
         if isinstance(found, nn.Module):

@@ -135,8 +135,8 @@ class Swap(Hook):
 class Count(Hook):
     """Counts the runs of the base model, and gives it the batch's positions.
 
-    The class around the base model need not pass the positions on. If the base model takes `use_cache` and the caller
-    does not give it, it becomes False.
+    Positions are given here since the class around the base model may not pass them on. If the base model takes
+    `use_cache` and the caller does not give it, it becomes False.
     """
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -316,7 +316,7 @@ class Feed(Hook):
 
 
 def _pooled_so(given: Tensor, states: Tensor, real: Tensor, how: str) -> bool:
-    """Return whether `given` ``[R, H]`` is what pooling each row of `states` by `how` gives.
+    """Return whether `given` ``[R, H]`` equals the states of each row, pooled by `how`.
 
     Rows without tokens are not compared. `how` is "first"; "last" (the last real token, or the last slot); or "mean"
     (over the real tokens, or over all slots, up to rounding). For any other value, the result is True. `states` are

@@ -1,8 +1,8 @@
-"""Models that take images and videos beside their tokens: which of them belongs to which sequence.
+"""For models that take images and videos beside their tokens: find out which image belongs to which sequence.
 
 Such a model runs its vision tower on all images of a batch, each image by itself, and then on all videos. It puts the
 resulting features in place of the image tokens and video tokens of the batch, in order. Qwen3-VL also adds features of
-its tower to the states of these tokens behind its first layers (DeepStack), which moves nothing between tokens.
+its tower to the states of these tokens after each of its first layers (DeepStack), which moves nothing between tokens.
 
 In a pack, the features of an image could get into the tokens of another sequence. So before the model runs, the number
 of image tokens of each sequence is compared with the number that its own images give, and the same for videos.
@@ -87,8 +87,8 @@ def refuse_others(model: Any, family: Family, named: Mapping[str, Any]) -> None:
     """Refuse arguments of a model with images that a packed call does not take.
 
     Raises:
-        BatchError: images of several sizes, features that were made before, or embeddings are given; or videos, to a
-            model without them.
+        BatchError: images of several sizes, features that were computed before the call, or embeddings are given; or
+            videos, to a model without them.
     """
     if family.images is None:
         return
@@ -165,10 +165,10 @@ def _shown(
 
 
 def _check_pixels(kind: Kind, model: Any, named: Mapping[str, Any], layout: Layout) -> None:
-    """Check that a batch has both pixel values and the number of images of each sequence, or neither of them.
+    """Check that a batch has pixel values if and only if its layout has a number of images for each sequence.
 
-    It is also checked that pixel values and grids are tensors on the model's device. `kind` says whether images or
-    videos are meant.
+    Pixel values and grids must also be tensors on the model's device, and there must be one entry of seconds per video.
+    `kind` says whether images or videos are meant.
 
     Raises:
         BatchError: one of these checks fails.
@@ -227,14 +227,14 @@ def _grids(kind: Kind, model: Any, named: Mapping[str, Any], count: int) -> NDAr
 
 
 def size_of_patch(config: Any) -> int:
-    """Return how many values a patch has, by the configuration of a vision tower that takes patches."""
+    """Return the number of values of a patch, from the configuration of a vision tower that takes patches."""
     side, frames = config.patch_size, config.temporal_patch_size
     area = int(side) ** 2 if isinstance(side, int) else int(np.prod(side))
     return int(config.in_channels) * area * (frames if isinstance(frames, int) else int(frames[0]))
 
 
 def _sizes_of_pixels(model: Any, named: Mapping[str, Any], images: int) -> NDArray[np.int64]:
-    """Return how many tokens each image of a batch gives, if all have one size; int64 ``[images]``.
+    """Return the number of tokens of each image of a batch, for a model whose images have one size; int64 ``[images]``.
 
     Raises:
         BatchError: the pixel values have another shape than ``[images, channels, height, width]`` of the model.
@@ -250,7 +250,7 @@ def _sizes_of_pixels(model: Any, named: Mapping[str, Any], images: int) -> NDArr
 
 
 def tokens_of_image(config: Any, strategy: str | None = None) -> int:
-    """Return how many tokens an image gives to a model whose images have one size.
+    """Return the number of tokens of an image, for a model whose images have one size.
 
     `config` is the model's configuration, and `strategy` the value of ``vision_feature_select_strategy`` in a call;
     None: that of the configuration.

@@ -21,9 +21,9 @@ __all__ = ["eos_tokens", "last_tokens", "static_last_tokens"]
 
 
 def last_tokens(config: Any, ids: Tensor | None, placed: Placement, pads_inside: bool = True) -> Tensor:
-    """Return, for each sequence, which token its result is read from: an index into the concatenated rows.
+    """Return the index of the token from which each sequence's result is read; int64 ``[S]``.
 
-    The result is int64 ``[S]``.
+    The index is that in the concatenated rows.
 
     Args:
         config: the model's configuration.
@@ -57,12 +57,11 @@ def last_tokens(config: Any, ids: Tensor | None, placed: Placement, pads_inside:
 
 
 def eos_tokens(config: Any, ids: Tensor, placed: Placement) -> Tensor:
-    """Return, for each sequence, which token CLIP's text model reads: an index into the concatenated rows.
+    """Return the index of the token that CLIP's text model reads in each sequence; int64 ``[S]``.
 
-    The result is int64 ``[S]``.
-
-    CLIP reads the first end-of-sequence token, or the first token if there is none. With a configuration from before
-    transformers 4.31, whose `eos_token_id` is 2, it reads the first token that has the sequence's largest id.
+    The index is that in the concatenated rows. CLIP reads the first end-of-sequence token, or the first token if there
+    is none. With a configuration from before transformers 4.31, whose `eos_token_id` is 2, it reads the first token
+    that has the sequence's largest id.
     """
     padded = placed.to_padded(placed.stream(ids), fill=-1)
     inside = padded.argmax(1) if config.eos_token_id == 2 else (padded == config.eos_token_id).int().argmax(1)
@@ -70,7 +69,7 @@ def eos_tokens(config: Any, ids: Tensor, placed: Placement) -> Tensor:
 
 
 def static_last_tokens(config: Any, ids: Tensor | None, sequence_ids: Tensor, most: int) -> Tensor:
-    """Return, for each sequence, which token its result is read from, in a tensor of the same shape for every batch.
+    """Return the index of the token from which each sequence's result is read, in the same shape for every batch.
 
     The indices are those of `last_tokens`; int64 ``[most]``.
 

@@ -26,7 +26,7 @@ __all__ = ["Watch", "came_before", "check_given", "take_off_judges"]
 
 @dataclass(eq=False)
 class Judged:
-    """Stands in for a user's hook that was added later, and raises an error if it changes something in a packed call.
+    """Stands in for a user's hook that was added later; raises an error if the hook changes something in a packed call.
 
     Attributes:
         cell: the state that the model's hooks share; it tells whether a packed call is running.
@@ -60,7 +60,7 @@ class Watch:
     """Looks, before each packed call, for the user's own code that was added after the model was made pack-safe.
 
     Attributes:
-        known: the user's own code that changed the model when it was made pack-safe.
+        known: the user's own code that the model already had when it was made pack-safe.
         modules: the modules that were searched last.
         held: the attributes that each of them had then; a module with the same ones and no hooks is not searched again.
     """
@@ -116,7 +116,7 @@ class Watch:
 
 
 def check_given(module: nn.Module, call: Any, given: Mapping[str, Any]) -> None:
-    """Check that hooks that were added later left a model's arguments as nopad's own hook returned them.
+    """Check that no hook that was added later changed the arguments that nopad's own hook returned for a model.
 
     `call` is the packed call that ends, and `given` are the arguments by name with which the model ran.
 
@@ -129,17 +129,18 @@ def check_given(module: nn.Module, call: Any, given: Mapping[str, Any]) -> None:
 
 
 def came_before(module: nn.Module) -> bool:
-    """Return whether the user added a hook later (a `Judged` stands in for it) that runs before the forward method.
+    """Return whether a hook that the user added later (a `Judged` stands in for it) runs before the forward method.
 
-    Such a hook may change the module's arguments. The `Judged` finds that out, except in the call in which `Watch` puts
-    it there: PyTorch has listed the hooks of that call already, and runs the user's hook itself. If the result is True,
-    the caller therefore lets `check_given` compare the arguments at the end of the call.
+    Such a hook may change the module's arguments. The `Judged` finds that out, except in the first call after the hook
+    was added: PyTorch has already listed the hooks of that call when `Watch` puts the `Judged` there, and runs the
+    user's hook itself. If the result is True, the caller therefore lets `check_given` compare the arguments at the end
+    of the call.
     """
     return any(isinstance(hook, Judged) for hook in module._forward_pre_hooks.values())
 
 
 def take_off_judges(modules: Iterable[nn.Module]) -> None:
-    """Put the user's hooks on `modules` back where a `Judged` stands in for them."""
+    """Replace each `Judged` on `modules` by the user's hook that it stands in for."""
     for module in modules:
         for table in _tables(module):
             table.update({number: one.judged for number, one in table.items() if isinstance(one, Judged)})
@@ -152,8 +153,8 @@ def _tables(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
 def _same(found: Any, given: list[Any]) -> bool:
     """Return whether a hook returned what it was given.
 
-    `found` is what the hook returned. It may be the output, a tuple of all arguments, or the only argument. `given` is
-    a copy of what the hook was given, without the module.
+    `found` is what the hook returned: the output, a tuple of all arguments, or the only argument. `given` is a copy of
+    what the hook was given, without the module.
     """
     ways = [given[-1], tuple(given)]
     if isinstance(given[0], tuple) and len(given[0]) == 1:

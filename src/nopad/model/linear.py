@@ -102,7 +102,8 @@ def is_worth_it(model: nn.Module) -> bool:
 class _FastLinear(TorchFunctionMode):
     """While active, a model's float32 linear layers run on weights reordered for oneDNN.
 
-    They run on PyTorch's own kernel with gradients or autocast enabled, in compiled code, and unless `is_alone`.
+    They run on PyTorch's own kernel in these cases: gradients or autocast are enabled, the code is compiled, or
+    `is_alone` is False.
     """
 
     def __init__(self, model: nn.Module, other: _FastLinear | None = None) -> None:
@@ -133,7 +134,7 @@ class _FastLinear(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
     def __exit__(self, *error: Any) -> None:
-        """Leave the mode; every output that is still held has its own values from here on."""
+        """Leave the mode. If the last layer's output is still held, it gets its values without an activation."""
         try:
             self._activations.close()
         finally:
@@ -217,7 +218,7 @@ def _by_onednn(states: Tensor, laid_out: Tensor, bias: Tensor | None, formula: F
 def fastest(*ways: Callable[[], Any], turns: int = 9) -> list[float]:
     """Return each function's fastest time in seconds, of `turns` runs after a first one that does not count.
 
-    The functions take turns, so a busy machine slows all alike.
+    Each function runs once per turn, so a machine that is busy for a while slows all of them.
     """
     best = [float("inf")] * len(ways)
     for turn in range(turns + 1):

@@ -90,7 +90,7 @@ class Cut(Hook):
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Return the module's arguments for one group of sequences, ``(args, kwargs)``.
 
-        The result is None outside of packed calls and while compiling: the arguments stay as they are.
+        Outside of packed calls and while compiling, the result is None: the arguments stay as they are.
 
         Raises:
             UnsupportedModelError: as for `_pieces`; the module gets no tensor that could carry the other groups; the
@@ -211,7 +211,10 @@ def refuse_compiled(model: Any, family: Family) -> None:
 
 
 def _own(module: nn.Module, placed: Placement, groups: Groups) -> int:
-    """Return the number of the group that runs with the module's own chunks: the one that fills them best."""
+    """Return the index of the group that runs with the module's own chunk size: the one that needs least padding.
+
+    The result is 0 if the module has no chunks.
+    """
     chunk = chunk_size(module, placed.ids.device)
     if not chunk:
         return 0
@@ -312,7 +315,8 @@ def _joined(module: nn.Module, outputs: list[Any], pending: Pending, strict: boo
     """Join a module's outputs for all groups into one output, laid out as the batch's rows.
 
     If the module returns several values (a tuple, list or mapping), only the first must be per token. Each of the
-    others becomes None if it is not per token (such as attention weights). `strict` is False for these others.
+    others becomes None if it is not per token (such as attention weights). With `strict` False, an output that is not
+    per token becomes None too.
 
     Raises:
         UnsupportedModelError: an output that must be per token is not.

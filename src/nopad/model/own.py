@@ -133,7 +133,7 @@ def _chained(hook: Any) -> list[Any]:
 
 
 def refuse_scripted(model: nn.Module) -> None:
-    """Refuse a model with a module that was scripted or traced by `torch.jit`: its code cannot be looked at.
+    """Refuse a model with a module that was scripted or traced by `torch.jit`, whose code cannot be read.
 
     Raises:
         UnsupportedModelError: there is such a module; the message gives its name in the model.
@@ -163,8 +163,8 @@ def of_libraries(kinds: frozenset[type]) -> Iterator[tuple[str, Any]]:
     """Yield (name, function) of the user's own functions that replace functions of libraries.
 
     Only functions that modules of the classes `kinds` may call are looked for: in these classes, in the files of
-    transformers that define them, and in PyTorch. A place that has not changed since the last search is not searched
-    again, so this is fast enough for each call of a model.
+    transformers that define them, and in PyTorch. A class or file that has not changed since the last search is not
+    searched again, so this is fast enough for each call of a model.
     """
     for place in _places(kinds):
         values = list(vars(place).values())
@@ -178,7 +178,7 @@ _searched: WeakKeyDictionary[Any, tuple[list[Any], list[tuple[str, Any]]]] = Wea
 
 
 def alike(values: list[Any], others: list[Any]) -> bool:
-    """Return whether two lists have the same objects or equal ones, place by place; False if this cannot be told."""
+    """Return whether two lists have equal elements in the same order; False if comparing them raises an error."""
     try:
         return values == others  # compares objects by identity first, which takes 10 ns each
     except Exception:  # tensors that are not the same
@@ -224,7 +224,7 @@ def _functions(place: Any) -> Iterator[tuple[str, Any]]:
 
 
 def said(what: str, call: Any) -> str:
-    """Return words for a piece of code: `what` it is, and its name, such as "the hook (mine.record)"."""
+    """Return a description of a piece of code for messages: `what`, and its name, such as "the hook (mine.record)"."""
     inner = getattr(call, "func", call)
     name = getattr(inner, "__qualname__", type(inner).__qualname__)
     return f"{what} ({getattr(inner, '__module__', None) or type(inner).__module__}.{name})"

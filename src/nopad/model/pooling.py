@@ -100,5 +100,5 @@ def mine(ids: Tensor, most: int) -> Tensor:
 
 
 def last_true(real: Tensor) -> Tensor:
-    """Return where the last True is in each row of a bool tensor ``[n, L]``, int64 ``[n]``; L - 1 if there is none."""
+    """Return the index of the last True in each row of bool ``[n, L]`` (L - 1 if there is none), int64 ``[n]``."""
     return real.shape[1] - 1 - real.flip(1).int().argmax(1)  # argmax finds the first True

@@ -68,7 +68,7 @@ def lowered(model: Any, precision: Precision) -> Any:
 
 
 def agreement(model: Any, other: Any) -> float:
-    """Return how alike the outputs of two models are, as a cosine: 1 if they are equal up to a factor.
+    """Return the cosine similarity of the outputs of two models: 1 if they are equal up to a factor.
 
     Both models run on the same four sequences of 32 random tokens, in evaluation mode. For each sequence, the cosine is
     taken between the first output of `model` and the first output of `other` (hidden states or logits), over all values

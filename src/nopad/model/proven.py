@@ -93,7 +93,7 @@ class Proven:
         self._read_code(kinds, _run(kinds))
 
     def check(self, modules: Sequence[nn.Module], config: Any) -> None:
-        """Check that the code and the values that it reads, in `modules` and `config`, are as they were.
+        """Check that the code, and the values that it reads in `modules` and `config`, are as they were proven.
 
         Raises:
             UnsupportedModelError: something changed; the message names it.
@@ -166,7 +166,7 @@ def _run(kinds: Mapping[type, Any]) -> list[tuple[str, FunctionType]]:
 
 
 def _reached(run: Sequence[tuple[str, FunctionType]]) -> Iterator[FunctionType]:
-    """Yield the methods in `run`, and the functions that they call by name, as far as these are the user's own."""
+    """Yield the methods in `run` that are the user's own, and the user's own functions that they call by name."""
     waiting, seen = [call for _, call in run], set[FunctionType]()
     while waiting:
         one = waiting.pop()

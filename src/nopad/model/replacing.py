@@ -10,10 +10,10 @@ __all__ = ["names_of_children", "replace_modules", "uncompile"]
 
 
 def replace_modules(model: nn.Module, other: Callable[[nn.Module], nn.Module | None]) -> None:
-    """Put ``other(module)`` in the place of each module inside `model` for which it is not None.
+    """Replace each module inside `model` by ``other(module)``, unless that is None.
 
     `other` is called once for each module. So a module that several modules share, or that one module holds under
-    several names, becomes one module in all its places. The model itself is not replaced.
+    several names, is replaced by the same module everywhere. The model itself is not replaced.
 
     >>> from torch import nn
     >>> from nopad.model.replacing import replace_modules
@@ -41,12 +41,12 @@ def replace_modules(model: nn.Module, other: Callable[[nn.Module], nn.Module | N
 
 
 def uncompile(model: nn.Module) -> None:
-    """Put modules in the place of the wrappers that `torch.compile` made of them, everywhere inside a model."""
+    """Replace each wrapper that `torch.compile` made by the module inside it, everywhere inside a model."""
     replace_modules(model, lambda module: getattr(module, "_orig_mod", None))
 
 
 def names_of_children(module: nn.Module) -> list[tuple[list[str], nn.Module]]:
-    """Return the modules that a module holds, each once, with all its names; `named_children` gives the first only.
+    """Return the modules that a module holds, each once with all its names; `named_children` gives only the first.
 
     >>> from torch import nn
     >>> from nopad.model.replacing import names_of_children

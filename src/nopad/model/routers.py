@@ -1,6 +1,6 @@
 """Outputs of mixtures of experts: the logits of their routers, and the loss that balances their experts.
 
-In a packed call a model gets a mask of real tokens. By this mask, transformers' own causal language models leave
+In a packed call a model gets a mask of real tokens. With this mask, transformers' own causal language models leave
 padding out of the loss that balances experts. The router logits that they return are of all slots, padding included.
 Here they become those of real tokens, so that whatever is counted from them is the same in rows, in a flat batch, and
 in a padded batch without its padding.
@@ -80,7 +80,7 @@ def _real(model: Any, at: Placement, layer: Any) -> Tensor:
 def check_losses(model: Any, at: Placement, output: Any) -> None:
     """Refuse a batch with padding if a class of the user's own returns a loss of the whole batch besides `loss`.
 
-    transformers' own classes leave padding out of such a loss, by their mask. What another forward method does is not
+    transformers' own classes use the mask to leave padding out of such a loss. What another forward method does is not
     known.
 
     Raises:

@@ -54,10 +54,10 @@ def may_be_shared(model: nn.Module) -> bool:
 
 
 class Sharing:
-    """Answers `may_be_shared` for one model before each batch, in a fifth of the time.
+    """Caches the answer of `may_be_shared` for one model, so that it can be asked before each batch.
 
     The answer is computed again only if an attribute, hook, forward method or class of weights changed since the last
-    call.
+    call. Asking takes a fifth of the time of `may_be_shared`.
 
     >>> from transformers import BertConfig, BertModel
     >>> from nopad.model.sharing import Sharing
@@ -75,7 +75,7 @@ class Sharing:
         self._known: tuple[list[Any], bool] | None = None  # replaced as a whole: threads may call `allowed` at once
 
     def allowed(self) -> bool:
-        """Return `may_be_shared` of the model as it is now."""
+        """Return whether threads may share the model as it is now: what `may_be_shared` returns."""
         seen: list[Any] = [*of_torch._global_forward_pre_hooks.values(), *of_torch._global_forward_hooks.values()]
         modules = all_modules(self._model)
         for module in modules:
@@ -98,7 +98,7 @@ def _kinds_of_tensors(module: nn.Module) -> Iterator[type]:
 
 
 def all_modules(model: nn.Module) -> list[nn.Module]:
-    """Return the modules of a model, itself included, each once; less than half the time of ``model.modules()``."""
+    """Return the modules of a model, itself included, each once; twice as fast as ``model.modules()``."""
     found, seen = [model], {id(model)}
     for module in found:  # which grows meanwhile
         for child in module._modules.values():

@@ -94,7 +94,7 @@ class State(HookedModel):
         return (), named
 
     def _begun(self, module: nn.Module, guard: PackedMask, named: dict[str, Any]) -> Call:
-        """Return the `Call` for a packed batch; `named`, its items by name, become the model's own arguments.
+        """Return the `Call` for a packed batch; change `named`, its items by name, into the model's own arguments.
 
         Raises:
             BatchError: the batch does not fit the model.
@@ -215,7 +215,7 @@ class State(HookedModel):
         return chosen
 
     def _types_are_narrow(self, width: int) -> bool:
-        """Return whether the zeros that the model takes for missing token types are too few for rows of `width` slots.
+        """Return whether the model's own zeros for missing token types are too few for rows of `width` slots.
 
         The zeros are a buffer of the model's embeddings, ``[1, positions]``. ConvBERT's may be too narrow.
         """

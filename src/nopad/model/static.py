@@ -1,4 +1,4 @@
-"""Run calls with the inputs of `nopad.model.static_inputs`, eager or while compiling.
+"""Begin and end calls with the inputs of `nopad.model.static_inputs`, in eager code or while compiling.
 
 The mask holds the sequence numbers and no layout is attached to it, so one graph serves all batches with the same
 number and width of rows. No check here may depend on a tensor's values; `static_inputs` checks the batch's values.
@@ -27,8 +27,8 @@ __all__ = ["enter_static", "leave_static"]
 def enter_static(cell: Cell, head: Head, named: Mapping[str, Any], frame: FrameType | None) -> None:
     """Begin a call with static shapes and the arguments `named`; its state is kept in `cell.static`.
 
-    `frame` is the Python frame that calls the module; None while compiling. An eager call is on the stack of calls
-    already (`Calls.begin`).
+    `frame` is the Python frame that calls the module; None while compiling. In eager code, `Calls.begin` must have been
+    called before.
 
     Raises:
         UnsupportedModelError: the model cannot be compiled whole on packs.
@@ -58,9 +58,8 @@ def enter_static(cell: Cell, head: Head, named: Mapping[str, Any], frame: FrameT
 def leave_static(model: Any, cell: Cell, head: Head, output: Any) -> Any:
     """End a call with static shapes; return the output with results per sequence, not per row.
 
-    Results per sequence are ``[most, ...]``, where most is `cell.most`, the largest number of sequences in a batch. If
-    it is None, results that exist only per row become None. If the call raised, `output` is
-    None, and so is the result.
+    Results per sequence are ``[cell.most, ...]``: one for each sequence that a batch may have. If `cell.most` is None,
+    results that exist only per row become None. If the call raised, `output` is None, and so is the result.
 
     Raises:
         UnsupportedModelError: an output has another shape than it must have (`check_static`).

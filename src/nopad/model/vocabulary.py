@@ -1,4 +1,4 @@
-"""The gradient of a language model's output embeddings, from the tokens that have one.
+"""A backward pass for a language model's output embeddings that skips tokens whose logits have a gradient of 0.
 
 In masked language models and chats most tokens have no label, so the gradient of their logits is 0. The two products in
 the backward pass of the output embeddings, which are as large as the vocabulary, still multiply these zeros. In a
@@ -28,7 +28,7 @@ MOST = 0.75  # share of the tokens with a gradient, up to which copying these ta
 class LabelledOnly(Hook):
     """Gives the output embeddings a backward pass that leaves out tokens whose logits have a gradient of 0.
 
-    The output stays the same. It keeps PyTorch's backward pass if the layer is not a plain `torch.nn.Linear` with at
+    The output stays the same. PyTorch's own backward pass is kept if the layer is not a plain `torch.nn.Linear` with at
     least 1,024 outputs, runs on another device than a CPU, in another dtype than that of its weights (autocast), or
     with weights that FSDP or tensor parallelism has split; or if another library or the user hooks it.
     """
@@ -52,9 +52,11 @@ def output_embeddings(model: Any) -> nn.Module | None:
 
 
 def _is_plain(module: nn.Module, args: Any, kwargs: Any, output: Any) -> bool:
-    """Return whether `output` is a linear layer's result, from the only argument and the module's weights as they are.
+    """Return whether `output` comes from a plain linear layer on a CPU, whose backward pass `_Linear` can replace.
 
-    It is False also if no gradient is wanted, or little could be gained.
+    The layer must be a `torch.nn.Linear` that computed `output` from its only argument and its own weights, all of one
+    dtype, without hooks of others. The result is also False if no gradient is needed, or the layer is too small to
+    gain.
     """
     if type(module) is not nn.Linear or module.out_features < SMALLEST or "forward" in module.__dict__:
         return False
@@ -98,9 +100,9 @@ class _Linear(torch.autograd.Function):
 
 
 def _not_zero(rows: Tensor) -> Tensor | None:
-    """Return the indices of the rows that are not 0 throughout, int64 ``[N]``; None if these are most of the rows.
+    """Return the indices of the rows that hold a value other than 0, int64 ``[N]``; None if these are most of the rows.
 
-    If a sample says that they are most, the other rows are not read.
+    If most rows of a sample hold such a value, the other rows are not read, and the result is None.
     """
     at = torch.empty(0, dtype=torch.long)
     for some in (rows[:: max(len(rows) // SAMPLE, 1)], rows):

@@ -25,7 +25,7 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 @dataclass(frozen=True)
 class Admitted:
-    """What a packed call of a wrapper may be given, and what it returns; the wrapper's proof found this.
+    """What the proof of a wrapper found: what a packed call of it may be given, and what it returns.
 
     Attributes:
         columns: which of `COLUMNS` it takes from a batch.

@@ -138,7 +138,7 @@ class Builder:
     def _publish(
         self, made: Plan, sequences: Sequences, layout: ShardLayout, shards: tuple[Shard, ...], known: Mapping[str, Any]
     ) -> Manifest:
-        """Move the finished files to the dataset folder, write the plan and the manifest there, return the manifest.
+        """Move the finished files to the dataset folder, write plan and manifest there, and return the manifest.
 
         At the end, the work folder is removed. `made` is the plan, `shards` are the data files, and `known` is as in
         `build`.

@@ -104,7 +104,7 @@ def choose(record: NDArray[np.int64], records: Mapping[str, int], *, validation:
     least one record is held out.
 
     Args:
-        record: number of each sequence's record, counted on through all sources, ascending; int64 ``[n]``.
+        record: number of each sequence's record, counted from 0 through all sources, ascending; int64 ``[n]``.
         records: number of records of each source by name, skipped ones included, in reading order.
         validation: share of records to hold out, at least 0 and below 1.
         seed: random seed of the choice.

@@ -59,7 +59,9 @@ def _lists(ends: NDArray[np.int32], column: Any) -> pa.Array:
 
 
 def _labelled(found: Sequences, causal: bool | None) -> Sequences:
-    """Return the sequences with the ``labels`` that `PackedDataset.to_hf` promises for `causal`, if any.
+    """Return the sequences with ``labels`` as `PackedDataset.to_hf` describes them for this value of `causal`.
+
+    No labels are added if `causal` is False, or if it is None and the sequences have ``labels`` or ``maskable``.
 
     Raises:
         OptionError: the labels do not fit `causal`.

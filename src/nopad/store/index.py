@@ -147,7 +147,7 @@ def read_index(folder: Path, m: Manifest) -> Index:
 class IndexFiles:
     """The files of one index, with the methods of `ShardFiles`. Threads may share an instance.
 
-    They count as one file. Both are read into memory when something of them is first needed.
+    The two files count as one file with the number 0. Both are read into memory when one of them is first needed.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -161,7 +161,7 @@ class IndexFiles:
         self._lock = threading.Lock()
 
     def read(self, file: int, group: int) -> RowGroup:
-        """Return row group number `group`, without tokens.
+        """Return row group number `group`, without tokens; `file` has no effect.
 
         Raises:
             CorruptError, StorageError: as for `read_index`.
@@ -170,11 +170,13 @@ class IndexFiles:
         return self._opened().row_group(first, first + self._manifest.rows_per_group)
 
     def scan(self, places: Iterable[tuple[int, int]]) -> Iterator[RowGroup]:
-        """Yield row groups, each given by (file, row group), in this order; errors as for `read`."""
+        """Yield the row groups at `places`, which are pairs (file, row group), in this order; errors as for `read`."""
         return (self.read(file, group) for file, group in places)
 
     def lengths(self, file: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Return where each pack begins in the lengths, int64 ``[packs + 1]``, and the lengths, int32 ``[sequences]``.
+        """Return ``(begins, lengths)``: the lengths of all sequences, pack by pack, and where each pack begins in them.
+
+        `lengths` is int32 ``[sequences]``, and `begins` int64 ``[packs + 1]``; `file` has no effect.
 
         Raises:
             CorruptError, StorageError: as for `read_index`.

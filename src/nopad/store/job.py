@@ -156,9 +156,9 @@ class _Job:
         return all(self.workspace.half(split).has_manifest() for split in self.splits)
 
     def finished(self) -> Manifest:
-        """Return the manifest of the first finished dataset in the output folder, and remove the work folder.
+        """Return the manifest of the first of the job's datasets, which are all finished; remove the work folder.
 
-        First, it is checked that this job would write the same datasets as those that are there.
+        Before that, it is checked that this job would write the same datasets as those in the output folder.
 
         Raises:
             OutputExistsError, CorruptError, FormatError, StorageError: as for `Workspace.finished`.

@@ -234,7 +234,7 @@ def _has(value: object, *keys: str) -> bool:
 
 
 def _are_options(options: Mapping[str, Any]) -> bool:
-    """Return whether the options `validation` and `split` have valid values, which verification computes with."""
+    """Return whether the options `validation` and `split` have valid values; verification computes with these two."""
     share, split = options.get("validation"), options.get("split")
     return (share is None or (type(share) is float and 0 < share < 1)) and (split in SPLITS if share else split is None)
 

@@ -1,6 +1,7 @@
-"""Where the packs of a dataset lie, by its manifest: which row group holds a pack, and which file a row group.
+"""Compute from a manifest where packs lie: which row group holds a pack, and which file holds a row group.
 
-All row groups have the same number of packs, except the last one of a file. An index counts as one file.
+All row groups have the same number of packs, except that the last one of a file may have fewer. An index counts as one
+file.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["Places"]
 
 
 class Places:
-    """The places of the packs and row groups of one dataset.
+    """Says in which file and row group each pack of a dataset lies.
 
     Attributes:
         files: number of files.
@@ -33,7 +34,7 @@ class Places:
     """
 
     def __init__(self, folder: Path, m: Manifest) -> None:
-        """Compute the places of a dataset from its manifest; `folder` is for error messages."""
+        """Compute where packs lie from the manifest `m`; `folder` is for error messages."""
         self._folder, self._rows_per_group = folder, m.rows_per_group
         packs_of = [m.packs] if m.kind == "index" else [shard.packs for shard in m.shards]
         self._first_pack_of_file = [0, *accumulate(packs_of)]
@@ -101,7 +102,10 @@ class Places:
         return wanted
 
     def runs(self, wanted: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Yield (row group, rows within it) for each run of pack numbers that lie in one row group.
+        """Yield ``(row group, rows)`` for each run of adjacent pack numbers in `wanted` that lie in the same row group.
+
+        `wanted` are pack numbers ``[n]`` in any order; rows are the numbers of the run's packs within the row group. A
+        run with more entries than the row group has packs is yielded in several parts.
 
         Raises:
             CorruptError: the totals in the manifest are not the sums over its shards.

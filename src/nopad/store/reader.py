@@ -126,7 +126,7 @@ class PackedDataset:
         return self.manifest.packs
 
     def __repr__(self) -> str:
-        """Return in a few words what the dataset holds, what was left out of it, and where it lies."""
+        """Return in a few words what the dataset holds, what was left out of it, and its folder."""
         return described(self.manifest, "a temporary folder" if self._temporary else str(self.path))
 
     def to_hf(self, *, causal: bool | None = None) -> Any:

@@ -54,8 +54,8 @@ class RowGroup:
     def take(self, packs: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
         """Return the sequences of the packs with these numbers, pack after pack, and how many sequences each pack has.
 
-        Packs are numbered from 0 in the row group. Tokens are copied. This takes O(tokens) time, without a Python loop
-        over packs.
+        `packs` are numbers within the row group, from 0, int64 ``[n]``, and the second result is int64 ``[n]``. Tokens
+        are copied. This takes O(tokens) time, without a Python loop over packs.
         """
         begins = self.token_indptr[packs].astype(np.int64)
         tokens = self.token_indptr[packs + 1] - begins

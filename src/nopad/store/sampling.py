@@ -27,7 +27,7 @@ class Reads:
         self.begin_again()
 
     def begin_again(self) -> None:
-        """Forget what was counted, but not whether it was warned of."""
+        """Set both counts to 0; a warning that was given is still not repeated."""
         self._rows = self._decoded = 0
 
     def count_decoded(self) -> None:

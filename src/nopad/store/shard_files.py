@@ -70,7 +70,7 @@ class ShardFiles:
             return self._to_row_group(self._reader(file).read_row_group(group, use_threads=False), file, group)
 
     def scan(self, places: Iterable[tuple[int, int]]) -> Iterator[RowGroup]:
-        """Decode row groups, each given by (file, row group), and yield them in this order.
+        """Decode the row groups at `places`, which are pairs (file, row group), and yield them in this order.
 
         Raises:
             CorruptError: a file is missing or damaged, or has another size or layout than the manifest states.
@@ -89,9 +89,9 @@ class ShardFiles:
                 yield row_group
 
     def lengths(self, file: int) -> tuple[NDArray[Any], NDArray[np.int32]]:
-        """Return (offsets, lengths): where each pack of shard number `file` begins in the lengths, and ``seq_lengths``.
+        """Return ``(offsets, lengths)`` of a shard: the lengths of its sequences, and where each pack begins in them.
 
-        The offsets are ``[packs + 1]``, the lengths int32 ``[sequences]``.
+        `file` is the number of the shard. The offsets are ``[packs + 1]``, the lengths int32 ``[sequences]``.
 
         Raises:
             CorruptError: the file is missing or damaged, or has another size or layout than the manifest states.
@@ -116,7 +116,7 @@ class ShardFiles:
         return damage_errors(path, pa.ArrowException, MemoryError, ValueError, LookupError, OverflowError)
 
     def _batches(self, places: list[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
-        """Decode row groups, each given by (file, row group); yield one record batch per row group."""
+        """Decode the row groups at `places`, pairs (file, row group); yield a record batch for each, in this order."""
         import pyarrow.dataset as ds
 
         groups = [self._fragment(file).subset(row_group_ids=[group]) for file, group in places]
@@ -195,7 +195,7 @@ class ShardFiles:
         return readers[file]
 
     def _to_row_group(self, table: pa.Table | pa.RecordBatch, file: int, group: int) -> RowGroup:
-        """Return a decoded row group as a `RowGroup`, whose arrays are NumPy's.
+        """Convert a row group that Arrow has decoded to a `RowGroup`, which holds NumPy arrays.
 
         `table` is row group number `group` of shard number `file`, as Arrow has decoded it.
 

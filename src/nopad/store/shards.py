@@ -89,8 +89,8 @@ class ShardLayout:
     def of(cls, packs: int, capacity: int, shard_tokens: int = SHARD_TOKENS) -> ShardLayout:
         """Return a layout with row groups of at most 2^18 tokens and shards of at most `shard_tokens` tokens.
 
-        Packs count as full. Each row group and each shard has at least one pack, even if `capacity` is above these
-        limits.
+        Each pack is counted as `capacity` tokens. Each row group and each shard has at least one pack, even if
+        `capacity` is above these limits.
         """
         group = max(1, min(GROUP_TOKENS, shard_tokens) // capacity)
         return cls(packs, group, group * max(1, shard_tokens // (group * capacity)))

@@ -271,7 +271,8 @@ class Spool:
     def _trusted(self) -> list[Progress]:
         """Return the commits before the first damaged one, and remove all others from the journal.
 
-        A commit is damaged if its line in the journal is, or if the files lack its bytes or hold others.
+        A commit is damaged if its line in the journal is damaged, or if the files do not hold exactly the bytes that it
+        added.
         """
         history: list[Progress] = []
         good = 0

@@ -1,4 +1,7 @@
-"""Replace the files that nopad wrote into a folder by new output, once this is complete; no other file is touched."""
+"""Replace the files that nopad wrote into a folder by new output, once the new output is complete.
+
+No other file is touched.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +48,9 @@ _GOES_ON = (InterruptedJobError, KeyboardInterrupt, StorageError, SourceError, O
 def replaced(out: Path, names: re.Pattern[str], make: Callable[[Path], Made]) -> Made:
     """Write new output in place of nopad's old output in a folder; return what `make` returns.
 
-    If `out` has no complete output, `make` writes to `out` itself. If it has one, or if `make` refuses the unfinished
-    work there, `make` writes to the subfolder `NEW` of `out`; so it does if an interrupted call left that subfolder.
-    The old files stay as they are until `make` is done; then the new files take their place. (`NEW` is inside of `out`
+    If `out` has no complete output, `make` writes to `out` itself. Otherwise it writes to the subfolder `NEW` of `out`.
+    It also writes there if it refuses the unfinished work in `out`, or if an interrupted call left that subfolder. The
+    old files stay as they are until `make` is done; then the new files take their place. (`NEW` is inside of `out`
     since `out` may be a mount or a link.)
 
     The call may be interrupted or killed at any moment: the same call then goes on where it stopped. A call that makes
@@ -183,7 +186,7 @@ def _remove(path: Path) -> None:
 
 
 def check_made(out: Path, names: re.Pattern[str]) -> None:
-    """Check that `out` is a folder into which nopad has written, and nothing else; `names` is as in `replaced`.
+    """Check that `out` is a folder with output or a job of nopad, and nothing else; `names` is as in `replaced`.
 
     Raises:
         OutputExistsError: `out` is a file, holds an entry that nopad does not write there, or holds no trace of a job.

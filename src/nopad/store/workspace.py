@@ -138,8 +138,8 @@ class Workspace:
     def note(self, file: str, origin: str, **known: Any) -> None:
         """Add a line to the journal that says that a file is finished, and on disk under its final name.
 
-        `file` is the path of the file relative to the work folder, `origin` the fingerprint of the source; `known` is
-        what else the journal shall say about the file, by name, at least its ``sha256``.
+        `file` is the path of the file relative to the work folder, `origin` the fingerprint of the source; `known` are
+        further facts about the file for the journal, by name; ``sha256`` must be among them.
 
         Raises:
             StorageError: the disk is full, or the write failed.

@@ -213,8 +213,8 @@ def changed_model(model: Any, changes: Sequence[Change]) -> None:
 def _numbers(batch: Mapping[str, Any], features: Sequence[Mapping[str, Any]]) -> Tensor:
     """Return, for each token of the batch, the index of its sequence in `features`, int64 ``[R, L]``; -1 in padding.
 
-    Tokens that the collator puts behind a sequence, such as a separator, count as tokens of that sequence. So does
-    padding behind a sequence, if the batch has no attention mask ``[R, L]``. Tokens in front of a row's first sequence
+    Tokens that the collator puts after a sequence, such as a separator, count as tokens of that sequence. So does
+    padding after a sequence, if the batch has no attention mask ``[R, L]``. Tokens before the first sequence of a row
     get -1.
 
     Raises:
@@ -235,7 +235,7 @@ def _numbers(batch: Mapping[str, Any], features: Sequence[Mapping[str, Any]]) ->
 
 
 def groups_for(model: Any, batch: Mapping[str, Any], layout: Layout, causal: bool) -> list[list[Change]]:
-    """Return the changes that may help, in groups; of each group, at most one change is made at a time.
+    """Return the changes that may help, in groups; at most one change of a group is made at a time.
 
     `batch` is a batch of the collator without changes, and `layout` its layout. `causal`: whether a token attends to
     earlier tokens only.
@@ -294,7 +294,11 @@ def _positions(layout: Layout) -> str:
 
 
 def _position_changes(model: Any, layout: Layout) -> list[Change]:
-    """Return the changes of positions: with three axes, if the model counts such positions by its images (M-RoPE)."""
+    """Return the changes of ``position_ids`` that may help: a list with one change, or with none.
+
+    If the model counts positions with three axes (M-RoPE, by `get_rope_index`), the change computes these. There is
+    none for such a model if the sequences are not all in one row.
+    """
     base = getattr(model, "model", model)
     if not hasattr(base, "get_rope_index"):
         return [Change("position_ids", _POSITIONS, _positions(layout))]
@@ -310,7 +314,7 @@ def _mask(layout: Layout, causal: bool) -> str:
 
 
 def _after_padding(model: nn.Module) -> bool:
-    """Return whether an embedding of positions has a ``padding_idx``: then positions begin at ``padding_idx + 1``."""
+    """Return whether an embedding of positions has a ``padding_idx``, and so begins at ``padding_idx + 1``."""
     return any(
         "position_embeddings" in name and getattr(module, "padding_idx", None) is not None
         for name, module in model.named_modules()

@@ -44,8 +44,8 @@ class Fix:
     """The result of `find_fix` or `find_step_fix`.
 
     Attributes:
-        changes: the changes that make the audit pass; none of them can be left out, but other changes may be fewer.
-            Empty if it passes as it is, or if no such changes were found.
+        changes: the changes that make the audit pass. None of them can be left out, but there may be a smaller set of
+            other changes. Empty if it passes as it is, or if no such changes were found.
         verdict: the verdict of the audit with these changes; if there are none, of the audit without changes.
         tried: number of sets of changes that were tried.
         nearest: if `find_step_fix` found no changes with which the step passes, the changes that remove most of what is

@@ -31,8 +31,8 @@ class Search:
     Attributes:
         audited: function that audits the step with changes, and returns the verdict.
         before: the verdict without changes; it did not pass.
-        groups: the changes, in groups; of each group, at most one is made at a time. The changes of a collator run in
-            the order of their groups.
+        groups: the changes, in groups; at most one change of a group is made at a time. The changes of a collator run
+            in the order of their groups.
         last: sets of changes that are tried last.
         monitor: is told which set is tried.
         seen: the verdict for each set that was tried; None: these changes cannot be made in this step.
@@ -54,8 +54,8 @@ class Search:
     def fix(self) -> Fix:
         """Return a `Fix` whose changes make the step pass; none of them can be left out.
 
-        Other changes, which were not tried together, may be fewer. If no such changes are found, the result has the
-        changes that remove most of what is wrong, as `Fix.nearest`.
+        There may be a smaller set of other changes that was not tried. If no set makes the step pass, the result has no
+        changes, but the changes that remove most of what is wrong as `Fix.nearest`.
         """
         nearest: tuple[Change, ...] = ()
         for changes in self._sets():
@@ -141,10 +141,10 @@ class Search:
         return self.seen[changes]
 
     def _needed(self, changes: tuple[Change, ...], verdict: StepVerdict) -> Fix:
-        """Return the fix with those of `changes` that are needed: one after another is left out if the step passes.
+        """Return the fix with those of `changes` that are needed: a change is left out if the step passes without it.
 
-        In the end, the step fails without any one of those that are left. A set of `last` stays whole. `verdict` is
-        the verdict with all of `changes`.
+        Of the changes that remain, none can be left out. A set of `last` stays whole. `verdict` is the verdict with all
+        of `changes`.
         """
         at = 0
         while changes not in self.last and len(changes) > 1 and at < len(changes):
@@ -177,14 +177,9 @@ def _kinds(verdict: StepVerdict) -> list[str]:
 def _less(before: StepVerdict, after: StepVerdict) -> bool:
     """Return whether less is wrong in `after` than in `before`.
 
-    The first of these that is so decides:
-
-    * Less is wrong if the step passes in `after`.
-    * Less is wrong if the gravest finding in `after` is less grave than that in `before`, by `HIDES`. It is not if that
-      finding is graver.
-    * Less is wrong if the first module that differs embeds an input (`input_of`) in `before`, but not in `after`. It is
-      not if that module embeds one in `after`, but not in `before`.
-    * Less is wrong if one of the findings in `before` is gone.
+    That is so if the step passes in `after`. Otherwise, the gravest findings are compared, by `HIDES`. If they are
+    equally grave, more is wrong where the first module that differs embeds an input (`input_of`). If that is so in both
+    or in neither, less is wrong if one of the findings in `before` is gone.
     """
     if after.passed:
         return True

@@ -108,7 +108,7 @@ class _Step:
         self.causal = self._causal()
 
     def _causal(self) -> bool:
-        """Return whether a label is predicted by the token before it, as `audit_step` takes it."""
+        """Return whether a label is predicted by the token before it, decided in the same way as in `audit_step`."""
         given = self.options.get("causal")
         if given is not None or self.trainer is not None:
             return shifts_labels(self._model()) if given is None else bool(given)
@@ -138,7 +138,7 @@ class _Step:
         )
 
     def groups(self) -> list[list[Change]]:
-        """Return the changes that may help, in groups; of each group, at most one change is made at a time.
+        """Return the changes that may help, in groups; at most one change of a group is made at a time.
 
         Changes of the collator run in the order of their groups. If a trainer is audited, only changes of the collator
         are returned.

@@ -1,8 +1,8 @@
 """Find out why the loss or the gradients of a step differ from those of its sequences alone.
 
-The sequences run alone, and from their losses comes the loss that each common mistake would give. If the step's loss
-equals one of these, that mistake is the cause. Otherwise, the first module whose output differs is looked for. Losses
-that are not finite, and random numbers that are not of dropout, are reported too.
+The sequences run alone, and from their losses the loss that each common mistake would give is computed. If the step's
+loss equals one of these, that mistake is the cause. Otherwise, the first module whose output differs is looked for.
+Losses that are not finite, and random numbers that are drawn besides dropout, are reported too.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Case:
 def diagnosed(case: Case) -> list[Finding]:
     """Return findings that explain why the step differs, the likeliest cause first.
 
-    The case's `denominator` and `first` are set.
+    The case's attributes `denominator` and `first` are set to what is found.
 
     Raises:
         ModelFailedError: the model raised an exception on a sequence alone.

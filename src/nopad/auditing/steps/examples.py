@@ -1,4 +1,4 @@
-"""The examples of a step: read them from a dataset's dicts, and turn them into a model's arguments for one sequence."""
+"""`Example`: one sequence of a step, read from a dataset's dict, and turned into a model's arguments."""
 
 from __future__ import annotations
 

@@ -97,9 +97,9 @@ class Micro:
 def looked_up(micro: Micro, causal: bool) -> Micro:
     """Find the sequences of a micro-batch in its batch, and what the collator did to them; return the micro-batch.
 
-    The micro-batch is changed in place. If its batch is not a mapping with ``input_ids`` ``[R, L]``, the collator is
-    taken to have left the examples as they are, and a note says that this is not checked. `causal`: whether labels are
-    predicted by the token before, so that labels of first tokens do not count.
+    The micro-batch is changed in place. If its batch is not a mapping with ``input_ids`` ``[R, L]``, nothing is
+    compared: the examples are used as they are, and a note says that the collator is not checked. `causal`: whether
+    labels are predicted by the token before, so that labels of first tokens do not count.
     """
     batch, examples = micro.batch, micro.examples
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else None

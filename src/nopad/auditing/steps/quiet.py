@@ -98,13 +98,13 @@ class Exact(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Kind(NamedTuple):
-    """What is true of each call of one operation of torch.
+    """Facts about one operation of torch, which hold for all its calls.
 
     Attributes:
         name: its name, without the overload's.
-        special: whether `Exact` does something else with it than to widen it.
+        special: whether `Exact` does more with it than to widen its dtypes.
         mutable: whether it changes an argument in place.
-        dropout_at: place of its argument `dropout_p`; None: it has none.
+        dropout_at: index of its argument `dropout_p`; None: it has none.
     """
 
     name: str
@@ -259,7 +259,10 @@ def parameters_of(model: Any) -> dict[str, nn.Parameter]:
 
 
 def _without_dropout(at: int | None, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return the arguments of an operation of torch with 0 for its `dropout_p`, at this place; None: it has none."""
+    """Return the arguments ``(args, kwargs)`` of an operation of torch with 0 for its `dropout_p`.
+
+    `at` is the index of this argument; None: the operation has none, and its arguments stay.
+    """
     if at is None:
         return args, kwargs
     if at < len(args):
@@ -268,9 +271,9 @@ def _without_dropout(at: int | None, args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 
 def _all_widened(args: tuple[Any, ...], mutable: bool) -> tuple[Any, ...]:
-    """Return the arguments of an operation with float64 for narrower dtypes, and for narrower tensors beside float64.
+    """Return the arguments of an operation with float64 in place of narrower float dtypes.
 
-    The tensors of a `mutable` operation stay as they are.
+    If one of the tensors is float64, narrower float tensors are cast to float64, too, except in a `mutable` operation.
     """
     double = narrow = False
     for value in args:

@@ -153,7 +153,7 @@ class Step:
     _world: World
 
     def over_ranks(self, value: Any) -> Any:
-        """Return the sum over all ranks of the values that they give, numbers or tensors.
+        """Return the sum of the values that all ranks pass, numbers or tensors; `value` is that of this rank.
 
         `torch.distributed.all_reduce` may be used instead.
         """

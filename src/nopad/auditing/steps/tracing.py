@@ -128,7 +128,7 @@ def _moved(before: Tensor, after: Tensor | None, places: Tensor, limit: float) -
 
 
 def _padded(micro: Micro) -> bool:
-    """Return whether the batch has positions that hold no token of a sequence."""
+    """Return whether the batch has slots that hold no token of a sequence."""
     return sum(len(at) for at in micro.places if at is not None) < int(micro.batch["input_ids"].numel())
 
 

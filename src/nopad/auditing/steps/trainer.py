@@ -159,7 +159,7 @@ def opened(trainer: Any, ranks: int) -> Iterator[tuple[list[Micro], _TrainerStep
 
 
 def _numbers(accelerator: _Ranked, ranks: int) -> dict[str, Any]:
-    """Return properties, by name, that make a trainer's arguments tell the simulated ranks.
+    """Return properties, by name, with which a trainer's arguments show the simulated ranks.
 
     They are the number of ranks, and the number of the rank that runs now.
     """

@@ -61,7 +61,7 @@ class Usual:
 
 @dataclass(frozen=True)
 class _Way:
-    """A way to compute a mean, from a value and a count for each sequence: the sum of values by the sum of counts."""
+    """A way to compute a mean from a value and a count of each sequence: the sum of values over the sum of counts."""
 
     kind: str
     text: str

@@ -26,9 +26,9 @@ class Values(NamedTuple):
     """The values of a module for the columns of a batch.
 
     Attributes:
-        here: the columns that there are values for: a slice, or their indices, int64 ``[n]``.
-        values: a row for each of them, ``[n, values]``; or, if there are owners, a row for each owner.
-        owner: the row of each column; int64 ``[n]``; None: each column has its own.
+        here: the n columns that there are values for: a slice, or their indices, int64 ``[n]``.
+        values: the values, ``[rows, values]``: a row for each of these columns, or fewer rows that columns share.
+        owner: index of the row of each of these columns; int64 ``[n]``; None: each column has a row of its own.
     """
 
     here: slice | Numbers

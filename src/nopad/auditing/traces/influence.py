@@ -97,7 +97,7 @@ class Trace:
     def isolated(self) -> bool:
         """Whether there is no leak in any output of the model.
 
-        If no output of the model can be divided among sequences, the outputs of its modules are looked at instead.
+        If no output of the model can be divided among sequences, the outputs of its modules count instead.
         """
         return not self.leaks[-self.outputs if self.outputs else 0 :].any()
 

@@ -1,8 +1,8 @@
 """The values of modules that work on images: one row for each image of a batch, which all of its tokens share.
 
-A vision tower runs on all images of a batch, and then on all its videos. What it gives for an image is one piece of its
-output, though the order within the piece may be its own (Qwen2.5-VL sorts patches by windows). So a trace shows there
-which images change, and not which of their tokens.
+A vision tower runs on all images of a batch, and then on all its videos. Its output for an image is one contiguous
+piece, but the order within the piece may differ from that of the tokens (Qwen2.5-VL sorts patches by windows). So a
+trace shows which images change there, and not which of their tokens.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Shown = list[tuple[Picture, NDArray[np.int64]]]
 def shown_in(trial: Trial, columns: Columns, sequences: Sequence[Sequence[int]]) -> list[Shown]:
     """Return the images of a batch with the columns of their tokens, and the same for its videos, in stream order.
 
-    A kind of which the batch has none is left out. The result is empty too if a collator builds the batches, since
-    nobody knows the order of its images.
+    The result is a list of one or two lists, of images and of videos. A kind of which the batch has none is left out.
+    The result is empty if a collator builds the batches, since the order of its images is not known.
     """
     if trial.collator is not None or not isinstance(trial.shown, Pictures):
         return []
@@ -41,7 +41,10 @@ def shown_in(trial: Trial, columns: Columns, sequences: Sequence[Sequence[int]])
 
 
 def of_pictures(value: Tensor, shown: Shown) -> Values | None:
-    """Return the values of a module for images, and for which columns; None: they cannot be divided among images."""
+    """Return a module's output as `Values` with one row per image; None if it cannot be divided among images.
+
+    `shown` are the images (or videos) that the module ran on, with the columns of their tokens.
+    """
     pictures = [picture for picture, _ in shown]
     choices = ([one.patches for one in pictures], [one.tokens for one in pictures], [1] * len(pictures))
     sizes = next((sizes for sizes in choices if sum(sizes) == value.shape[0]), None)

@@ -132,8 +132,8 @@ def trace(
 def _changed(trial: Trial, tokens: Tokens) -> Trial:
     """Return a copy of the trial in which `others` and `sequences` have different tokens at every place.
 
-    Where both have the same token, the one in `others` is replaced by the next larger ordinary id, or the largest by
-    the smallest.
+    Where both have the same token, the one in `others` is replaced by the next larger ordinary id; after the largest
+    id comes the smallest.
     """
     plain = tokens.plain
     others = [

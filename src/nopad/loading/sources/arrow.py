@@ -184,7 +184,7 @@ class ArrowTokens(TokenSource):
         """Return where these rows lie in the table's chunks; see `TokenSource.located`.
 
         Raises:
-            SourceError: the lists of a row no longer have one length, or lie beyond the values of their column.
+            SourceError: the lists of a row are no longer equally long, or lie beyond the values of their column.
         """
         rows = numbers if self._table.rows is None else self._table.rows[numbers].astype(np.int64, copy=False)
         lists, columns = self._columns
@@ -296,7 +296,7 @@ class _Lists:
 
 
 def _whole(column: pa.ChunkedArray, name: str, place: str) -> list[pa.Array]:
-    """Return those chunks of a column (pieces of consecutive rows) that are not empty.
+    """Return the chunks of a column (pieces of consecutive rows) that are not empty; refuse nulls.
 
     Raises:
         SourceError: there is a null, also within a list; the message names the column `name` of the source `place`.

@@ -48,7 +48,7 @@ def megatron_prefix(path: Path) -> Path | None:
 
 
 class MegatronTokens(TokenSource):
-    """The sequences of a Megatron pair, or its documents: the sequences from one bound to the next, concatenated.
+    """The sequences of a Megatron pair, or its documents (the sequences between two document bounds, concatenated).
 
     A multimodal pair has a per-sequence column ``mode``; it is left out if `unit` is "documents".
 

@@ -90,7 +90,8 @@ class IndexTokens(TokenSource):
         """Return the lengths of all stored sequences, 0 or more; int32 ``[stored]``.
 
         Raises:
-            PlanMismatchError: the source has fewer records than the index names, or a record's length does not fit.
+            PlanMismatchError: the source has fewer records than the index names, or a record has another length than
+                the index says.
         """
         index, held = self._index, self._source.stored_lengths()
         lengths = index.lengths.astype(np.int32)

@@ -47,8 +47,9 @@ class PicturedTokens(TokenSource):
     """Sequences of tokens in memory, and their images and videos, which are read from records by number.
 
     Attributes:
-        images: what each sequence takes of the images that a pack may hold; int64 ``[n]``, read-only.
-        videos: whether a sequence has a video.
+        images: number of images in each sequence, where a video counts once per step in time, as for a limit of images
+            per pack; int64 ``[n]``, read-only.
+        videos: whether any sequence has a video.
     """
 
     exact = True
@@ -60,7 +61,7 @@ class PicturedTokens(TokenSource):
         Args:
             records: the records, by number: ``records[i]["pixel_values"]`` are the images of sequence i.
             tokens: the tokens of the sequences, without images.
-            images: as the attribute.
+            images: see the attribute.
             stored: the images and the videos, without pixel values.
         """
         self._records, self._tokens, self._shown = records, tokens, tuple(stored)
@@ -87,7 +88,11 @@ class PicturedTokens(TokenSource):
         return found._replace(values={**found.values, **{name: _objects(each) for name, each in columns.items()}})
 
     def _pixels(self, stored: _Stored, number: int) -> Any:
-        """Return the pixel values of a sequence, as its record holds them; None: it has no image (or video)."""
+        """Return the pixel values of a sequence, as its record holds them; None: it has no image (or video).
+
+        Raises:
+            SourceError: the record has fewer or more pixel values than when it was opened.
+        """
         if not stored.counts[number]:
             return None
         name = stored.kind.pixels
@@ -107,9 +112,9 @@ class PicturedTokens(TokenSource):
     def fingerprint(self) -> str:
         """SHA-256 of the content, in hex; computed at its first use.
 
-        It covers the tokens as `TokenSource.fingerprint` does, the numbers of images and of videos, all grids and
-        seconds, and the pixel values of the first and the last sequence with images and of others spread evenly between
-        them, 64 at most, and the same for videos.
+        It covers the tokens (as `TokenSource.fingerprint` does), the numbers of images and of videos, and all grids and
+        seconds. It also covers the pixel values of at most 64 sequences with images, spread evenly from the first to
+        the last, and of at most 64 with videos.
         """
         if self._fingerprint is None:
             digest = hashlib.sha256(f"nopad images 1\0{self._tokens.fingerprint}\0".encode())
@@ -141,7 +146,7 @@ def pictured_tokens(inputs: Any, *, empty: str = "refuse") -> PicturedTokens:
     Tokens whose ``attention_mask`` is 0 are padding and are removed. All records are read once.
 
     Raises:
-        SourceError: a record cannot be used; the message says why, and names the records that it counts from.
+        SourceError: a record cannot be used; the message says why, and with which record its count of records begins.
         OptionError: `empty` is "skip".
     """
     if empty != EMPTY.default:
@@ -168,10 +173,13 @@ def pictured_tokens(inputs: Any, *, empty: str = "refuse") -> PicturedTokens:
 
 
 def _stored(kind: Kind, shown: Sequence[tuple[int, Sequence[Pictured]]], name: str) -> _Stored:
-    """Return the images (or videos, by `kind`) of all records, from (number of records, their images) of each part.
+    """Return the images of all records, or their videos if `kind` says so, without pixel values.
+
+    `shown` has a pair for each part of the records: the number of its records, and their images and videos. `name` is
+    the source's name in messages.
 
     Raises:
-        SourceError: some images have grids, and others have not, or some videos seconds.
+        SourceError: some images (or videos) have grids or seconds, and others have not.
     """
     counts: list[NDArray[np.int64]] = []
     columns: dict[str, list[Any]] = {column: [] for column in kind.columns if column != kind.pixels}
@@ -213,7 +221,7 @@ def _joined(parts: Sequence[Sequences], name: str) -> Sequences:
 
 
 def _objects(values: list[Any]) -> NDArray[Any]:
-    """Return values as an array of objects, one entry each; NumPy would make one array of arrays of equal shapes."""
+    """Return an object array with one entry per value; ``np.array`` would join arrays of equal shapes into one."""
     made = np.empty(len(values), dtype=object)
     for at, value in enumerate(values):
         made[at] = value

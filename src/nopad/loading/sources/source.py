@@ -55,7 +55,7 @@ class Bits:
         return 8 * self.words.size
 
     def runs(self, begins: NDArray[np.int64], lengths: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Return ``lengths[i]`` values from value ``begins[i]`` on, for each i, concatenated."""
+        """Return runs of values, concatenated; run i has ``lengths[i]`` values from index ``begins[i]`` on."""
         ends = np.cumsum(lengths, dtype=np.int64)
         at = np.arange(int(ends[-1]) if ends.size else 0) + np.repeat(begins - ends + lengths, lengths)
         found: NDArray[np.bool_] = (self.words[at >> 3] >> (at & 7).astype(np.uint8) & 1).astype(np.bool_)
@@ -122,9 +122,9 @@ class TokenSource(ABC):
             lists of numbers.
         exact: whether columns of float64 keep this dtype in batches, as for arrays that the user gave; if False, they
             become float32.
-        images: what each sequence takes of the images that a pack may hold, int64 ``[n]``: 1 for an image, and for a
-            video its steps in time. None: the source holds no images.
-        videos: whether some of these are steps of videos.
+        images: number of images in each sequence, as a limit of images per pack counts them, int64 ``[n]``: 1 for an
+            image, and for a video its steps in time. None: the source holds no images.
+        videos: whether any sequence has a video.
     """
 
     left_out: tuple[str, ...] = ()
@@ -162,10 +162,10 @@ class TokenSource(ABC):
         self._prove()
 
     def _numbered(self, lengths: NDArray[np.int32]) -> _Held:
-        """Return which stored sequences are numbered, and their lengths, int32 ``[n]``, read-only.
+        """Return ``(kept, lengths)`` of the sequences that have tokens, which `gather` numbers from 0 to n - 1.
 
-        The first result is the indices of the stored sequences that are not empty, int64 ``[n]``; None: all are
-        numbered. `lengths` are those of all stored sequences.
+        `kept` are their indices among all stored sequences, int64 ``[n]``; None: all stored sequences have tokens. The
+        returned lengths are int32 ``[n]``, read-only; the argument `lengths` has those of all stored sequences.
         """
         kept = np.flatnonzero(lengths) if self.skipped else None
         lengths = lengths if kept is None else lengths[kept]
@@ -173,10 +173,9 @@ class TokenSource(ABC):
         return kept, lengths
 
     def _arrays(self) -> _Held:
-        """Return which stored sequences are numbered, and their lengths; both as in `_numbered`.
+        """Return ``(kept, lengths)`` as `_numbered` does, computing them again if they were freed (`release`).
 
-        They are computed again if they were freed (`release`). Another thread may free them at any time; arrays that
-        were returned stay valid.
+        Another thread may free them at any time; arrays that were returned stay valid.
         """
         held = self._held
         if held is None:
@@ -212,12 +211,11 @@ class TokenSource(ABC):
     def fingerprint(self) -> str:
         """SHA-256 of the content, in hex, the same however the tokens are stored; computed at its first use.
 
-        It covers all lengths, and the names and kinds of the columns. Of a source with up to 4 million tokens, it also
-        covers all tokens and values. Of a larger one, it covers those of the first and the last sequence, and of others
-        spread evenly between them: at most 4,096 sequences in all, and at most 4 million tokens apart from the first
-        and last sequence. So other lengths are always detected; tokens or values that were replaced are not detected in
-        sequences that it does not cover. Writes while the source is open are detected by `gather` and
-        `check_unchanged`.
+        It covers the length of every sequence, the names and kinds of the columns, and tokens and values: all of them
+        if there are at most 4 million tokens; else those of at most 4,096 sequences spread evenly from the first to the
+        last, with at most 4 million tokens, not counting the first and the last. So a changed length is always
+        detected, and a changed token or value only in these sequences. `gather` and `check_unchanged` detect writes
+        while the source is open.
         """
         if self._fingerprint is None:
             digest = hashlib.sha256(f"nopad tokens 1\0{len(self)}\0".encode())
@@ -367,7 +365,7 @@ def _content(found: Sequences) -> Iterator[bytes | memoryview]:
 def _check_ids(bits: int, dtype: np.dtype[Any], name: str) -> None:
     """Refuse ids out of range.
 
-    `bits` is the bitwise OR of all ids, each taken as a signed integer of the same width; `dtype` is their own type.
+    `bits` is the bitwise OR of all ids, each read as a signed integer of the same width; `dtype` is their stored type.
 
     Raises:
         SourceError: an id is negative or above 2^31 - 1; the message names the source `name`.

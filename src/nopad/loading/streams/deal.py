@@ -33,7 +33,7 @@ class Left:
 
 @dataclass(frozen=True, kw_only=True)
 class Deal:
-    """To which rank each record goes, from some record on.
+    """Says to which rank each record goes, from some record on.
 
     Attributes:
         world_size, rank: the number of ranks, and the one whose records `take` returns.

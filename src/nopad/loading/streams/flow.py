@@ -21,7 +21,7 @@ __all__ = ["Flow"]
 
 
 class Flow:
-    """The units (packs or single sequences) of one rank from a place on, in order."""
+    """Yields the units (packs or single sequences) of one rank in order, from a `StreamPlace` on."""
 
     def __init__(self, place: StreamPlace, reader: Reader, packing: Packing, shuffling: Shuffling) -> None:
         """Begin at `place`; nothing is read yet.
@@ -30,7 +30,7 @@ class Flow:
         loop.
 
         Args:
-            place: where the rank stands.
+            place: how far the rank has come.
             reader: reads and tokenises the source.
             packing: how sequences become units.
             shuffling: how sequences wait for a random turn before they are packed.

@@ -65,7 +65,7 @@ def open_stream(
 
     Args:
         data: the texts, ids or function to read, as in `PackedLoader`.
-        capacity: most tokens of a pack; None if sequences are not packed.
+        capacity: maximum number of tokens of a pack; None if sequences are not packed.
         options: the options that `PackedLoader` takes for a stream.
         unpacked: whether sequences are not packed.
         seed: the seed of the shuffling.

@@ -23,7 +23,7 @@ class Packing:
     """Settings by which the sequences of a stream are packed.
 
     Attributes:
-        capacity: most tokens per pack; None: each sequence is a unit by itself.
+        capacity: maximum number of tokens per pack; None: each sequence is a unit by itself.
         depth, buffer, patience: as in `StreamPacker`.
         buffer_tokens: as in `StreamPacker`, but None stands for the tokens of 16 packs or 65,536, whichever is more. So
             the first batch comes soon, however long the sequences are.

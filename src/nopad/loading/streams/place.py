@@ -62,7 +62,7 @@ class Held:
     def and_also(self, more: Sequences, first: int) -> Held:
         """Return an instance that also holds the sequences in `more`, numbered from `first` on; O(tokens).
 
-        Sequences that are not alive are dropped on this occasion, unless `more` is empty.
+        Unless `more` is empty, sequences that are not alive are dropped.
         """
         if not len(more):
             return self

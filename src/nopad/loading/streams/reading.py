@@ -287,10 +287,10 @@ class _Pass:
     def _fill(
         self, run: Records | BadRecord, mine: NDArray[np.int64], numbers: NDArray[np.int64]
     ) -> Iterator[tuple[Gathered, Cursor]]:
-        """Add the records at places `mine` of a run; yield the groups that end here, each with the cursor after it.
+        """Add the records with indices `mine` in a run; yield the groups that end here, each with the cursor after it.
 
-        A group ends when it is full, or at a bad record that the options do not allow. `numbers` are the numbers of
-        the chosen records in the pass.
+        A group ends when it is full, or at a bad record that the options do not allow. `numbers` are the numbers of the
+        chosen records in the pass.
         """
         sizes = np.cumsum(_bytes_of(run, mine))
         at = 0
@@ -347,7 +347,7 @@ def _size(run: Records | BadRecord) -> int:
 
 
 def _bytes_of(run: Records | BadRecord, mine: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return about how many bytes each of the records at places `mine` of a run takes; int64 ``[mine]``."""
+    """Return about how many bytes each of the records with indices `mine` in a run takes; int64 ``[mine]``."""
     if isinstance(run, BadRecord):
         return np.ones(mine.size, dtype=np.int64)
     if run.texts is not None:

@@ -51,7 +51,7 @@ class Buffer:
     """The sequences that wait for a random turn.
 
     Attributes:
-        parts: the sequences in memory, in the parts in which they arrived; some of them have gone on already.
+        parts: the sequences in memory, in the parts in which they arrived; some of them were drawn already.
         waiting: the sequences that wait, as indices counted over all parts; int64 ``[n]``. A draw picks an index into
             this array.
         drawn: number of the next draw. Each draw adds 1, and each epoch begins with a number of its own.
@@ -87,10 +87,10 @@ class Buffer:
         return _taken(self.parts, self.waiting)
 
     def after(self, more: Sequences, size: int, *where: int) -> tuple[Sequences, Buffer]:
-        """Add the sequences `more`, and let all but `size` of those that wait go on, drawn at random.
+        """Add the sequences `more` one by one; whenever more than `size` sequences wait, draw one of them at random.
 
-        Return the sequences that go on, in the order in which they were drawn, and the buffer that is left. The draws
-        are the same whether sequences are added in one call or in several. `where` is (seed, number of ranks, rank).
+        Return the sequences that were drawn, in the order of the draws, and the buffer that is left. The draws are the
+        same whether sequences are added in one call or in several. `where` is (seed, number of ranks, rank).
         """
         if not size and not len(self):
             return more, self
@@ -116,7 +116,7 @@ class Buffer:
         return _taken(parts, np.array(gone, dtype=np.int64)), kept._compact()
 
     def _compact(self) -> Buffer:
-        """Return a buffer without the sequences that have gone on, if these have more tokens than those that wait.
+        """Return a buffer without the sequences already drawn, if these have more tokens than those that wait.
 
         Otherwise, return this buffer.
         """

@@ -43,7 +43,7 @@ _NAMES = {"same", "world_size", "rank", "cursor", "waiting", "drawn", "held", "r
 
 
 def written(place: StreamPlace, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of a rank, which is plain JSON: `place`, which says how far the rank has come, and `facts`."""
+    """Return the state of a rank, as plain JSON, from `facts` and from `place`, which says how far it has come."""
     deal = place.cursor.deal
     cursor = {one.name: getattr(place.cursor, one.name) for one in fields(Cursor)}
     return {
@@ -95,7 +95,7 @@ def _packed(column: NDArray[Any]) -> dict[str, str]:
 
 
 def read_state(state: Any, packing: Packing) -> tuple[StreamPlace, dict[str, Any]]:
-    """Return the place in a state, which says how far the rank had come, and the facts in it.
+    """Return ``(place, facts)`` from a state; the place says how far the rank had come.
 
     Raises:
         FormatError: `state` is not a state of a loader over a stream, is of another format version, or has impossible

@@ -326,7 +326,7 @@ class StreamSupply(Supply):
         return self.serving.batch(narrowed(sequences.gathered()), per_row, epoch)
 
     def _nothing(self) -> Sequences:
-        """Return one sequence of one token, of which a rank that has no sequence left makes a stand-in.
+        """Return one sequence of one token, from which a rank without sequences makes a stand-in batch.
 
         It has the columns that the sequences of the stream have, except columns of strings.
         """
@@ -349,8 +349,8 @@ _TYPES = {"float": "float32", "double": "float32", "halffloat": "float16", "bool
 def _in_order(places: Sequence[StreamPlace], rank: int, world_size: int) -> list[StreamPlace]:
     """Return the places in the order of their ranks, after checking that none is missing.
 
-    They must be the places of all ranks of one run. If that run had `world_size` ranks, the number of this run, the
-    place of rank `rank` alone is enough too.
+    They must be the places of all ranks of one run. If that run had `world_size` ranks, as this run has, the place of
+    rank `rank` alone is enough too.
 
     Raises:
         FormatError: ranks are missing or there twice, or the places are of runs with different numbers of ranks.

@@ -39,11 +39,11 @@ def repack(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross,
 
 
 def _padded_mask(placed: Placement, heads: Heads | None = None) -> Tensor:
-    """Return which tokens each token sees, with one sequence per row; bool ``[S, 1, longest, longest]``.
+    """Return which keys each query sees, with one sequence per row; bool ``[S, 1, longest, longest]``.
 
-    S is the number of sequences, `longest` the length of the longest. The last dimension is that of the tokens that are
-    seen (keys), the one before it that of the tokens that see them (queries). If `heads` is None, or has neither a
-    window nor causality, all tokens of a sequence see each other, and the result is ``[S, 1, 1, longest]``.
+    S is the number of sequences, `longest` the length of the longest. The last two dimensions are queries and keys. If
+    `heads` is None, or has neither a window nor causality, all tokens of a sequence see each other, and the result is
+    ``[S, 1, 1, longest]``.
     """
     places = torch.arange(placed.layout.max_seqlen, device=placed.ids.device)
     keep = (places < placed.lens[:, None])[:, None, None, :]

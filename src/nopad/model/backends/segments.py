@@ -53,16 +53,14 @@ def segments(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cros
 
 @dataclass(frozen=True)
 class _Pieces:
-    """How states are cut into sequences.
+    """How states are cut into runs: groups of neighbouring sequences of the same length.
 
-    Stream order is the order of `Placement.stream`: sequence after sequence, without padding. A run is a number of
-    neighbours in this order that have the same length.
+    Neighbours are sequences that follow each other in stream order, the order of `Placement.stream`: row after row.
 
     Attributes:
         runs: (number of sequences, their length) of each run, in stream order.
-        gaps: if the rows, one after the other, hold the sequences whole and in stream order: number of padding slots
-            before each run, and after the last run. None: the rows do not; the states are put into stream order before
-            they are cut.
+        gaps: number of padding slots before each run, and after the last run. None if the concatenated rows do not hold
+            the sequences whole and in stream order; the states are then put into stream order before they are cut.
     """
 
     runs: list[tuple[int, int]]
@@ -70,10 +68,10 @@ class _Pieces:
 
 
 def _pieces(placed: Placement, together: bool) -> _Pieces:
-    """Return how a batch is cut into runs.
+    """Return how a batch is cut into runs of sequences.
 
-    With `together`, neighbouring sequences of the same length are one run if no padding is cut out between them;
-    otherwise, each sequence is a run of its own.
+    With `together`, neighbouring sequences of the same length are one run if no padding lies between them; otherwise,
+    each sequence is a run of its own.
     """
     bounds = np.asarray(placed.bounds)
     lengths, index = np.diff(bounds), placed.layout.index
@@ -123,9 +121,9 @@ def _split(states: Tensor, placed: Placement, pieces: _Pieces) -> list[Tensor]:
 
 
 def _joined(out: list[Tensor], placed: Placement, pieces: _Pieces) -> Tensor:
-    """Join the results of all runs, each ``[n * length, H, D]``, to ``[R, L, H, D]``.
+    """Join the results of all runs, each ``[n * length, H, D]``, into rows ``[R, L, H, D]`` with 0 in padding.
 
-    The runs are those of `_split`. Slots of padding are 0.
+    The runs are those of `_split`.
     """
     if pieces.gaps is None:
         return placed.rows(torch.cat(out))

@@ -65,7 +65,7 @@ def varlen(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross,
 def automatic(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
     """Compute attention by `varlen`, or by `segments` if the kernel cannot compute it; return ``[R, L, H, D]``.
 
-    `lacking` says whether the kernel can.
+    `lacking` decides which of the two is used.
     """
     query, key, value = _cast(query, key, value)
     backend = varlen if lacking(query, value, placed, heads) is None else segments

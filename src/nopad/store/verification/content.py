@@ -253,7 +253,7 @@ def _release_row_groups() -> None:
 
 
 def _misplaced(row_group: RowGroup, m: Manifest) -> set[int]:
-    """Find the named sources of which a sequence has a wrong number in ``seq_source``; return their numbers."""
+    """Return the numbers of the named sources that have a sequence with another number in ``seq_source``."""
     record = row_group.sequences.values["seq_index"]
     source = row_group.sequences.values.get("seq_source", np.zeros(record.size, dtype=np.int32))
     return {

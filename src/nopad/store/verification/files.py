@@ -54,7 +54,7 @@ def file_problems(folder: Path, m: Manifest, monitor: Monitor) -> tuple[list[str
 
 
 def _total_problems(m: Manifest) -> list[str]:
-    """Return how the totals in the manifest differ from what it states of its files; one sentence each."""
+    """Return one sentence for each total in the manifest that disagrees with what the manifest states of its files."""
     problems: list[str] = []
     for name in ("packs", "sequences", "tokens"):
         total, parts = getattr(m, name), [getattr(shard, name) for shard in m.shards]

@@ -96,9 +96,9 @@ def pair_problems(halves: Sequence[Half]) -> list[str]:
 
 
 def _counts(trained: Manifest, held_out: Manifest) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Yield (words, counts in `trained`, counts in `held_out`), first of all records, then of each named source.
+    """Yield (`of`, counts in `trained`, counts in `held_out`), first of all records, then of each named source.
 
-    The words say in messages what the counts are of: "" or, for a source named "a", " of 'a'".
+    The text `of` says in messages what is counted: "" or, for a source named "a", " of 'a'".
     """
     yield "", dict(trained.counts), dict(held_out.counts)
     for one, other in zip(trained.sources, held_out.sources, strict=False):

@@ -1,8 +1,8 @@
 """Compare the options in a manifest with what plan, files and sequences show of them.
 
 Many options leave no trace in a dataset: whether ``over_long`` was "truncate" cannot be known if no record was too
-long. What is shown is compared, so that a manifest with other options and a new checksum is noticed where this is
-possible. Compared with its source (`nopad.store.verification.source`), a dataset shows more.
+long. Whatever they show is compared, so that changed options are noticed as far as possible, even if the checksum of
+the manifest was made anew. Compared with its source (`nopad.store.verification.source`), a dataset shows more.
 """
 
 from __future__ import annotations

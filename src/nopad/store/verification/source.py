@@ -51,7 +51,7 @@ def source_problems(
 
 
 def _setting_problems(m: Manifest, source: Source, tokenizer: Tokenizer | None) -> list[str]:
-    """Return a list with the first setting that differs from those with which the dataset was packed; [] if none does.
+    """Return a list with one sentence about settings that differ from those of the packing job; [] if none do.
 
     The settings are how the source is read, which columns are carried, and the tokenizer.
     """
@@ -76,7 +76,7 @@ def _setting_problems(m: Manifest, source: Source, tokenizer: Tokenizer | None) 
 def _content_problems(
     content: Content, m: Manifest, source: Source, tokenizer: Tokenizer | None, chosen: Chosen, monitor: Monitor
 ) -> list[str]:
-    """Make all sequences from the source again, and return how they and the manifest's counts differ from the dataset.
+    """Make all sequences from the source again; return how they and their counts differ from those of the dataset.
 
     `chosen` collects the sequences; the other arguments are those of `source_problems`.
     """
@@ -162,9 +162,9 @@ def _count_problems(
 def _groups(
     source: Source, tokenizer: Tokenizer | None, options: CorpusOptions, problems: list[str]
 ) -> Iterator[Group]:
-    """Yield groups of sequences made from the source again; a record that can no longer be packed ends them.
+    """Yield groups of sequences made from the source again, until a record can no longer be packed.
 
-    The error of this record is then added to `problems`.
+    The error of such a record is added to `problems`.
     """
     try:
         yield from sequences(source.blocks(), tokenizer, options)
