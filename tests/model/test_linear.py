@@ -180,9 +180,9 @@ def measure(monkeypatch):
 
     def measure(gain):
         tried = []
-        real = linear._fastest
+        real = linear.fastest
         linear._gain.cache_clear()
-        monkeypatch.setattr(linear, "_fastest", lambda *ways: tried.append(real(*ways, turns=1)) or [gain, 1.0])
+        monkeypatch.setattr(linear, "fastest", lambda *ways: tried.append(real(*ways, turns=1)) or [gain, 1.0])
         return tried
 
     yield measure

@@ -26,7 +26,7 @@ from torch.utils._device import DeviceContext
 
 from nopad.model.fusing import PLAIN, Activations, Formula, may_fuse
 
-__all__ = ["active", "fast_linear", "is_hooked", "is_plain_layer", "is_worth_it", "shared"]
+__all__ = ["active", "fast_linear", "fastest", "is_alone", "is_hooked", "is_plain_layer", "is_worth_it", "shared"]
 
 log = logging.getLogger("nopad")
 
@@ -103,7 +103,7 @@ class _FastLinear(TorchFunctionMode):
     """While active, a model's float32 linear layers run on weights reordered for oneDNN.
 
     They run on PyTorch's own kernel in these cases: gradients or autocast are enabled, the code is compiled, or
-    `_is_alone` is False.
+    `is_alone` is False.
     """
 
     def __init__(self, model: nn.Module, other: _FastLinear | None = None) -> None:
@@ -128,7 +128,7 @@ class _FastLinear(TorchFunctionMode):
             return done
         if function is _linear and not kwargs and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
             states, weight = args[0], args[1]
-            ours = id(weight) in self._mine and _is_alone()
+            ours = id(weight) in self._mine and is_alone()
             if ours and weight.dtype == states.dtype == torch.float32:
                 return self._multiplied(states, weight, args[2] if len(args) > 2 else None)
         return function(*args, **(kwargs or {}))
@@ -158,7 +158,7 @@ class _FastLinear(TorchFunctionMode):
         return known[2]
 
 
-def _is_alone() -> bool:
+def is_alone() -> bool:
     """Return whether nothing but PyTorch itself sees the operations that are called.
 
     It is False in a `TorchDispatchMode`, in a transform of `torch.func`, and in a `TorchFunctionMode` that was entered
@@ -196,7 +196,7 @@ def _gain(inputs: int, outputs: int) -> float:
     states, weight = torch.ones(TRIED_TOKENS, inputs), torch.ones(outputs, inputs)
     with torch.inference_mode():
         laid_out = _lay_out(weight)
-        plain, packed = _fastest(lambda: _linear(states, weight), lambda: _by_onednn(states, laid_out, None))
+        plain, packed = fastest(lambda: _linear(states, weight), lambda: _by_onednn(states, laid_out, None))
     gain = plain / packed
     log.info(
         f"linear layers of {inputs} x {outputs} on this CPU: oneDNN with laid-out weights is {gain:.2f} times as "
@@ -215,7 +215,7 @@ def _by_onednn(states: Tensor, laid_out: Tensor, bias: Tensor | None, formula: F
     return out
 
 
-def _fastest(*ways: Callable[[], Any], turns: int = 9) -> list[float]:
+def fastest(*ways: Callable[[], Any], turns: int = 9) -> list[float]:
     """Return each function's fastest time in seconds, of `turns` runs after a first one that does not count.
 
     Each function runs once per turn, so a machine that is busy for a while slows all of them.
