@@ -168,16 +168,18 @@ class Work:
         return [_free(batch.as_flash_kwargs()) for batch in self.packed(True)]
 
     def same(self) -> float:
-        """Return how far nopad's states are from those of the kernel called by hand, of the largest."""
-        with torch.no_grad():
-            hand = self.by_hand()[0]
-            self.model.set_attn_implementation(BY_HAND)
-            self.hand.cu, self.hand.longest = hand["cu"], hand["longest"]
-            wanted = self.model(**hand["inputs"]).last_hidden_state
-            self.model.set_attn_implementation("sdpa")
-            nopad.packed(self.model)
-            found = self.model(**self.packed(True)[0]).last_hidden_state
-            nopad.unpacked(self.model)
+        """Return how far nopad's states are from those of the kernel called by hand, of the largest.
+
+        Both calls keep gradients, as steps do: inference on a CPU runs on another kernel, which rounds otherwise.
+        """
+        hand = self.by_hand()[0]
+        self.model.set_attn_implementation(BY_HAND)
+        self.hand.cu, self.hand.longest = hand["cu"], hand["longest"]
+        wanted = self.model(**hand["inputs"]).last_hidden_state.detach()
+        self.model.set_attn_implementation("sdpa")
+        nopad.packed(self.model)
+        found = self.model(**self.packed(True)[0]).last_hidden_state.detach()
+        nopad.unpacked(self.model)
         return float((found - wanted).abs().max() / wanted.abs().max())
 
 
