@@ -145,10 +145,10 @@ class _Nearness(Meter):
     """Accuracy at 1 and mean reciprocal rank of each anchor's positive among the candidates of all records.
 
     For each anchor, all candidates are sorted by their similarity to it; the rank is the place of its positive, from 1.
-    A candidate exactly as similar as the positive is placed before it. The candidates come from all records, not only
-    from one batch, so packs and the number of processes do not change the metric. If `InBatch.same` is "mask", an
-    anchor's false negatives do not count. The meter keeps one vector per sequence, and computes the similarity of every
-    anchor to every candidate.
+    A candidate exactly as similar as the positive is placed before it, as another candidate with the same tokens is.
+    The candidates come from all records, not only from one batch, so packs and the number of processes do not change
+    the metric. If `InBatch.same` is "mask", an anchor's false negatives do not count. The meter keeps one vector per
+    sequence, and computes the similarity of every anchor to every distinct candidate.
     """
 
     def __init__(self, objective: InBatch) -> None:
@@ -180,11 +180,15 @@ class _Nearness(Meter):
         vectors = torch.from_numpy(np.concatenate([one for one, _ in self.parts]))
         table = torch.from_numpy(np.concatenate([one for _, one in self.parts]))
         found = paired(table[:, 0], table[:, 1], table[:, 3])
-        candidates, anchors = vectors[found.candidates], found.anchors.numel()
+        # Vectors of the same tokens differ by rounding, which must not decide which is nearer: one stands for all
+        contents, content = np.unique(table[found.candidates, 2].numpy(), return_inverse=True)
+        standing = np.empty(len(contents), np.int64)
+        standing[content[::-1]] = found.candidates.numpy()[::-1]
+        candidates, anchors = vectors[standing], found.anchors.numel()
         first, turned = 0.0, 0.0
         for begin in range(0, anchors, _ROWS):
             at = torch.arange(begin, min(begin + _ROWS, anchors))
-            scores = vectors[found.anchors[at]] @ candidates.T
+            scores = (vectors[found.anchors[at]] @ candidates.T)[:, content]
             nearer = scores >= scores[torch.arange(at.numel()), at][:, None]
             if self.objective.same == "mask":
                 nearer &= ~false_negatives(found, table[:, 2], at)
