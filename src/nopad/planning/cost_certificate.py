@@ -298,9 +298,10 @@ class CostCertificate:
 def _rates(packs: float, squares: int, layers: int) -> NDArray[np.float64]:
     """Return the rates that the check of a certificate tries; float64 ``[n, 2]``.
 
-    A row holds a rate per square and a rate per sequence. `packs` is about the value of one pack. It is a power of two, so that a small change of the values changes no rate.
-    `squares` is a pack's limit on squares. `layers` is its limit on sequences; with 0 there is no limit, and all rates
-    per sequence are 0. The rates are made by roots and products, which every machine rounds alike, not by powers.
+    A row holds a rate per square and a rate per sequence. `packs` is about the value of one pack. It is a power of two,
+    so that a small change of the values changes no rate. `squares` is a pack's limit on squares. `layers` is its limit
+    on sequences; with 0 there is no limit, and all rates per sequence are 0. The rates are made by roots and products,
+    which every machine rounds alike, not by powers.
     """
     roots = _ROOTS_BY_DEPTH if layers else _ROOTS
     root = 2.0
