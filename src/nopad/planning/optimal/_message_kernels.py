@@ -68,10 +68,10 @@ def scale_odds(patterns: Patterns, state: State, i: int) -> float:
 
 @inner
 def add_ahead(state: State, j: int, odds: float, amount: int, left: int) -> None:
-    """Compute ``ahead[j + 1]`` from ``ahead[j]`` (see `State`) and one more pattern, which holds `amount` copies.
+    """Compute ``ahead[j + 1]`` of an item (see `State`) from ``ahead[j]`` and one more pattern with this item.
 
-    `odds` are those of the pattern, negative if it can be used just once. `left` is the number of copies left. The new
-    weights are scaled to a sum of 1.
+    The pattern holds `amount` copies of the item. `odds` are those of the pattern, negative if it can be used just
+    once. `left` is the number of copies of the item left. The new weights are scaled to a sum of 1.
     """
     once, total = odds < 0, 0.0
     for t in range(left + 1):

@@ -55,8 +55,8 @@ _QUICK_STEPS = 8_000  # operations for each distinct length, of the heuristics a
 def shallower(histogram: Histogram, capacity: int, depth: int | None, packs: int) -> list[int]:
     """Return the depths 2, 3, 4, 8, 16, ... below `depth` at which fewer than `packs` packs may be possible, ascending.
 
-    They are also below the number of sequences of the shortest length that fit into a pack. A `depth` of None is
-    unlimited.
+    Depths that limit no pack are left out: those that are not below the number of sequences of the shortest length that
+    fit into a pack. A `depth` of None is unlimited.
 
     In the example, 30 sequences need at least 8 packs at depth 4. So a plan of depth 4 may have fewer than 9 packs, but
     not fewer than 7:

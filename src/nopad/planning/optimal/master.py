@@ -167,7 +167,7 @@ class Master:
         """Remove unused patterns whose reduced cost is above `slack`; return `times` without the patterns removed.
 
         `times` says how often the last optimum uses each pattern (unused: 0); float64 ``[patterns]``. Patterns added
-        later have no reduced cost yet; they stay, and have no entry in `times` nor in the result.
+        later have no reduced cost yet; they stay, and have no entry in `times` or in the result.
         """
         costs = np.array(self._highs.getSolution().col_dual)[self._exchanges :]
         keep = np.ones(len(self.patterns), dtype=bool)
