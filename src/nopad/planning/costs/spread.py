@@ -81,7 +81,7 @@ def bound_of(load: Load) -> int:
 
 
 def is_few(load: Load) -> bool:
-    """Return whether few enough sequences share a pack, on average, for `nopad.planning.costs.few`.
+    """Return whether few sequences share a pack, at most 5 on average; `nopad.planning.costs.few` is made for this.
 
     The average is estimated from the tokens and the cost of all sequences; the depth is ignored.
     """

@@ -140,11 +140,11 @@ def fill_slots(
     """Fill ``copies[p]`` packs by each pattern p, with a real length for each item; return the number of packs.
 
     Packs for which no sequence is left are not counted. The items of pattern p are ``slots[indptr[p]:indptr[p + 1]]``,
-    largest first. Item u stands for the lengths from ``edges[u]`` up to ``edges[u + 1]`` (exclusive); their mean is
-    ``middle[u]``. The planned sum of a pack is the sum of these means for its items so far. Each item but the last
-    takes the length of its range that brings the pack nearest to its planned sum; if the range has no available length,
-    `near` takes one outside it. The last item takes the longest length that fits. An item for which no length fits is
-    left out.
+    largest first. Item u stands for the lengths from ``edges[u]`` up to ``edges[u + 1]`` (exclusive), its range, and
+    is planned as ``middle[u]`` tokens, about the middle of the range. The planned sum of a pack is the sum of these
+    numbers over its items so far. Each item but the last takes the length of its range that brings the pack nearest to
+    its planned sum; if the range has no available length, `near` takes one outside it. The last item takes the longest
+    length that fits. An item for which no length fits is left out.
 
     ``available[l]`` is the number of sequences of length l left; `below` and `above` link each length towards the next
     shorter and the next longer available length (0 and capacity + 1 link to themselves); all three are changed. Pack k
