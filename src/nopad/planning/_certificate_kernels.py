@@ -50,11 +50,11 @@ def most_valuable_within(lengths: NDArray[Any], values: NDArray[Any], capacity: 
 
 @njit(cache=True, nogil=True)
 def most_valuable_of_two(sizes: NDArray[Any], values: NDArray[Any], rooms: int, places: int) -> Any:
-    """Return a table: ``worth[r, p]`` is the highest total value of items that fit into the two limits r and p.
+    """Return a table ``worth``, int64 ``[rooms + 1, places + 1]``, of the values of items under two limits.
 
-    The first sizes of these items add up to at most r, and their second sizes to at most p. The table is int64
-    ``[rooms + 1, places + 1]``. Item i has the two sizes ``sizes[i]`` (integers, ``[m, 2]``), is worth ``values[i]``,
-    and may be used repeatedly. The first sizes ascend, and no item has the sizes (0, 0).
+    ``worth[r, p]`` is the highest total value of items whose first sizes add up to at most r, and whose second sizes
+    add up to at most p. Item i has the two sizes ``sizes[i]`` (integers, ``[m, 2]``), is worth ``values[i]``, and may
+    be used repeatedly. The first sizes ascend, and no item has the sizes (0, 0).
     """
     worth = np.zeros((rooms + 1, places + 1), dtype=np.int64)
     for r in range(rooms + 1):

@@ -5,7 +5,7 @@ Arguments are plain arrays, and callers validate them. There are two tables; the
 A row of `classes` is one class. Its four columns:
 
 * how many packs the class has
-* the row of `contents` with what was added last to each of these packs
+* the row of `contents` that was added last to the content of these packs
 * how many sequences each of these packs holds
 * the row of the next class on the stack of classes with the same free room (-1: none)
 

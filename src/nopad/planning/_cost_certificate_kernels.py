@@ -18,7 +18,7 @@ FINE = 4096  # parts of each limit, in the table of pairs
 
 @njit(cache=True, nogil=True)
 def _spread(table: NDArray[Any]) -> None:
-    """Raise every entry of a table to the highest entry that is in no later row and in no later column."""
+    """Raise every entry ``table[r, c]`` to the highest entry in the rows up to r and the columns up to c, in place."""
     rows, columns = table.shape
     for r in range(rows):
         for c in range(columns):
@@ -32,10 +32,11 @@ def _spread(table: NDArray[Any]) -> None:
 def pairs(
     tokens: NDArray[Any], squares: NDArray[Any], values: NDArray[Any], most: tuple[int, int], parts: tuple[int, int]
 ) -> NDArray[Any]:
-    """Return a table: ``table[r, q]`` is at least the value of any two steps that fit into a room of these parts.
+    """Return a table of upper bounds on the value of two steps that share a free room; an entry of 0 means no pair.
 
-    A room of t tokens and s squares has the entry ``t // parts[0], s // parts[1]``. The table covers rooms of up to
-    `most` tokens and squares.
+    For a room of t tokens and s squares, the bound is ``table[t // parts[0], s // parts[1]]``; int64. `parts` are the
+    numbers of tokens and of squares between neighbouring entries. The table covers rooms of up to ``most[0]`` tokens
+    and ``most[1]`` squares.
     """
     table = np.zeros((most[0] // parts[0] + 1, most[1] // parts[1] + 1), dtype=np.int64)
     for i in range(tokens.shape[0]):
@@ -51,11 +52,12 @@ def pairs(
 
 @njit(cache=True, nogil=True)
 def _add_one(sizes: NDArray[Any], values: NDArray[Any], before: NDArray[Any], table: NDArray[Any], again: bool) -> None:
-    """Raise ``table[r, q]`` to the value of one more item beside what ``before[r', q']`` holds, if both fit.
+    """Raise the entries of `table` to the values of the sets in `before` with one more item added to each; in place.
 
-    Item i has the sizes ``sizes[i]`` and the value ``values[i]``. An entry of 0 in `before` holds nothing, and gets no
-    item. With `again`, further items are added to what `table` holds; then no item may have the sizes (0, 0), and first
-    sizes ascend.
+    ``before[r, q]`` is the value of a set of items of total sizes up to r and q; 0 means that there is no such set.
+    ``table[r, q]`` has the same meaning for the larger sets. Item i has the sizes ``sizes[i]`` and the value
+    ``values[i]``. With `again`, items are added to the sets in `table` too, any number of times. In that case, no item
+    may have the sizes (0, 0), and the first sizes must ascend.
     """
     rows, columns = table.shape
     for r in range(rows):
@@ -74,9 +76,10 @@ def _add_one(sizes: NDArray[Any], values: NDArray[Any], before: NDArray[Any], ta
 
 @njit(cache=True, nogil=True)
 def three_or_more(table: NDArray[Any], sizes: NDArray[Any], values: NDArray[Any], depth: int) -> NDArray[Any]:
-    """Return a table like `pairs` for three or more items, at most `depth` (0: unlimited); `table` is that of `pairs`.
+    """Return a table like that of `pairs`, with upper bounds on the value of three items or more that share a room.
 
-    Item i has the sizes ``sizes[i]``, in parts and rounded down (int64 ``[k, 2]``), and is worth ``values[i]``.
+    `table` is the table of `pairs`. At most `depth` items share the room (0: unlimited). Item i is worth ``values[i]``.
+    Its sizes ``sizes[i]`` are in the parts of `pairs`, rounded down; int64 ``[k, 2]``.
     """
     found = np.zeros_like(table)
     if depth == 0:
@@ -100,11 +103,13 @@ def worth_by_pairs(
     coarse: tuple[NDArray[Any], int, int],
     depth: int,
 ) -> NDArray[Any]:
-    """Return, for each step, a value that no pack exceeds in which it is the longest; int64 ``[m]``.
+    """Return for each step an upper bound on the value of a pack whose longest step it is; int64 ``[m]``.
 
-    The two longest sequences of a pack count with their exact sizes, and so does a third if it is the last. Two more
-    are looked up in `fine`, and three or more in `coarse`: a table and its parts, as `pairs` and `three_or_more` make
-    it. A pack has at most `limits` tokens and squares, and at most `depth` sequences (0: unlimited).
+    The two longest sequences of a pack count with their exact sizes. So does the third in a pack of three. In a pack of
+    four, the value of the other two is looked up in `fine`; in a larger pack, the value of all others in `coarse`.
+    `fine` is a table of `pairs` and its two parts: ``(table, tokens, squares)``. `coarse` is the same for
+    `three_or_more`. A pack has at most ``limits[0]`` tokens, ``limits[1]`` squares, and `depth` sequences (0:
+    unlimited).
     """
     m = tokens.shape[0]
     worth = values.copy()
@@ -143,13 +148,16 @@ def worth_by_rates(
     depth: int,
     rates: NDArray[Any],
 ) -> NDArray[Any]:
-    """Return, for each step, a value that no pack exceeds in which it is the longest; float64 ``[m]``, not rounded.
+    """Return for each step an upper bound on the value of a pack whose longest step it is; float64 ``[m]``.
 
-    The longest sequence counts exactly. The others are valued by rates: s per square and p per sequence are given
-    (``rates[k] = s, p``, float64 ``[n, 2]``), and t per token is the lowest rate at which no step that fits beside the
-    longest one is worth more than its tokens, its square and itself at these rates. So all that fits is worth at most
-    the room at these rates, and the best rates are used. A pack has at most `limits` tokens and squares, and at most
-    `depth` sequences (0: unlimited; then p must be 0).
+    The longest sequence counts exactly. The others are valued by three rates: t per token, s per square and p per
+    sequence. ``rates[k] = s, p`` are given; float64 ``[n, 2]``. For these, t is the lowest rate at which every step
+    that fits beside the longest one is worth at most what its tokens, its square and its place are worth at the rates.
+    So all the other sequences together are worth at most what the free room is worth. Of all given rates, those that
+    give the lowest bound are used. The bound is not rounded.
+
+    A pack has at most ``limits[0]`` tokens, ``limits[1]`` squares and `depth` sequences (0: unlimited; then every p
+    must be 0).
     """
     m = tokens.shape[0]
     beside = np.minimum(  # number of steps that fit beside step i, and are not longer

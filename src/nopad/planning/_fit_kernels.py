@@ -61,7 +61,7 @@ def move_open(
     new_packs: NDArray[Any],
     new_used: NDArray[Any],
 ) -> int:
-    """Copy the leaves of `tree` that have free room to `new_tree`, in the same order; return how many they are.
+    """Copy the leaves of `tree` that have free room to `new_tree`, in the same order; return their number.
 
     The new tree is all 0 at first, and its inner nodes are set too. ``packs[leaf]`` is the number of the pack at a
     leaf, and ``used[leaf]`` is how many sequences that pack holds; `new_packs` and `new_used` get these two numbers for

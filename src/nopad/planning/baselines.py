@@ -86,7 +86,7 @@ def padded(histogram: Histogram, capacity: int, batch_size: int = 32) -> Padded:
 
 
 def _longest(lengths: np.ndarray, below: np.ndarray, n: int, drawn: int) -> float:
-    """Draw `drawn` of `n` sequences at random, without replacement; return the expected length of the longest one.
+    """Return the expected length of the longest of `drawn` sequences, drawn at random from `n` without replacement.
 
     ``below[i]`` of the n sequences have at most ``lengths[i]`` tokens; `lengths` ascend.
     """

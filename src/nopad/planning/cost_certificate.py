@@ -1,28 +1,29 @@
 """`CostCertificate`: values of lengths that prove how many packs are needed under limits on tokens and squared lengths.
 
 This is like `nopad.planning.Certificate`, but a pack has two limits: `capacity` for its tokens, and `squares` for the
-sum of its squared lengths. The check finds a value, `best`, that no pack exceeds. The sequences need at least as many
-packs as their total value, divided by `best`. For each length, packs in which it is the longest are looked at; their
-value is bounded in two ways, and the lower one counts:
+sum of its squared lengths. The check finds `best`, an upper bound on the value of any pack. The number of packs is at
+least the total value of all sequences, divided by `best`. The check handles the packs with the same longest length
+together. It computes two upper bounds on their value, and the lower one counts:
 
 * *By rates*: the longest sequence counts exactly, and all others as if they could be divided. A rate is a value per
   token, per square or per sequence. If no length that fits beside the longest one is worth more than its tokens and
   square at given rates, then all of them together are worth at most the free room at these rates. Many rates are tried.
   This is nearly exact if a pack has one long sequence and many short ones.
-* *By pairs*, if the certificate has units ``(T, S)``: the two longest sequences count exactly, and so does a third one,
-  if it is the last. Two more are counted as a pair, in parts of 1/4,096 of each limit, and three or more in T units of
-  tokens and S units of squares, all rounded down. So these also fit into the free room, and a knapsack with two
-  capacities finds what they are worth at most. This is nearly exact if few sequences share a pack.
+* *By pairs*, if the certificate has units ``(T, S)``: the two longest sequences count exactly. So does the third in a
+  pack of three. In a pack of four, the sizes of the other two are added and rounded down to 1/4,096 of each limit. In a
+  larger pack, the sizes of all the others are rounded down to T units of tokens and S units of squares. Sizes that are
+  rounded down fit wherever the real ones fit, so the highest value that tables and a knapsack with two limits find is
+  an upper bound. This is nearly exact if few sequences share a pack.
 
 If the certificate says so, a depth that can limit a pack counts too: as a rate per sequence, and as the number of
-lengths that the knapsack takes. With more than `MAX_PAIRED` steps, steps of equal units count as one in pairs. Checking
+lengths that the knapsack takes. With more than `MAX_PAIRED` steps, pairs treat steps of equal units as one. Checking
 takes O(steps x rates), and for pairs O(steps^2 + weights x T x S), times the depth if it counts.
 
 A certificate is refused in these cases:
 
 * checking it takes more than `MAX_WORK` comparisons (half a minute), or a table of more than `MAX_TABLE` numbers
 * the values in one pack might add up to 2^62 or more
-* it has units, a length with a value weighs 0 units of tokens, and no depth counts
+* it has units, a length with a value has 0 units of tokens after rounding down, and no depth limit counts
 
 Source: dual feasible functions for vector packing, Alves, Valerio de Carvalho, Clautiaux, Rietz, "Multidimensional
 dual-feasible functions and fast lower bounds for the vector packing problem", 2014.
@@ -153,9 +154,9 @@ class CostCertificate:
         return -(-capacity // room), -(-squares // most)
 
     def _layers(self, shortest: int, capacity: int, depth: int | None) -> int:
-        """Return how many lengths a pack may hold; 0 if the depth does not count, or cannot limit a pack.
+        """Return the depth if it counts and can limit a pack, otherwise 0.
 
-        `shortest` is the tokens of the first step.
+        `shortest` is the number of tokens of the first step that fits into a pack.
         """
         return 0 if not self.by_depth or depth is None or depth >= capacity // shortest else depth
 
@@ -253,10 +254,10 @@ class CostCertificate:
         limits: tuple[int, int],
         layers: int,
     ) -> NDArray[np.int64]:
-        """Return, for each step, a value that no pack exceeds in which it is the longest, by pairs; int64 ``[m]``.
+        """Return for each step an upper bound on the value of a pack whose longest step it is; int64 ``[m]``.
 
-        Steps are given by their `tokens`, their `square` and their `values`, int64 ``[m]`` each. `limits` are the
-        tokens and squares of a pack, and `layers` is what `_layers` returns.
+        The bounds are computed by pairs, as the module describes. `tokens`, `square` and `values` are those of each
+        step; int64 ``[m]``. `limits` are the most tokens and squares of a pack. `layers` is what `_layers` returns.
         """
         from nopad.planning import _cost_certificate_kernels as kernels
 
@@ -295,11 +296,12 @@ class CostCertificate:
 
 
 def _rates(packs: float, squares: int, layers: int) -> NDArray[np.float64]:
-    """Return rates per square and per sequence, to be tried by the check of a certificate; float64 ``[n, 2]``.
+    """Return the rates that the check of a certificate tries; float64 ``[n, 2]``.
 
-    `packs` is about the value of a pack: a power of two, so that a small change of values changes no rate. `squares` is
-    its limit on squares, and `layers` its limit on sequences (0: none, and all rates per sequence are 0). Roots and
-    products are rounded alike on every machine, which powers are not.
+    A row holds a rate per square and a rate per sequence. `packs` is about the value of one pack. It is a power of two,
+    so that a small change of the values changes no rate. `squares` is a pack's limit on squares. `layers` is its limit
+    on sequences; with 0 there is no limit, and all rates per sequence are 0. The rates are made by roots and products,
+    which every machine rounds alike, not by powers.
     """
     roots = _ROOTS_BY_DEPTH if layers else _ROOTS
     root = 2.0

@@ -29,7 +29,14 @@ Content: TypeAlias = "tuple[Content | None, int, int]"
 
 
 def lengths_of(content: Content) -> tuple[int, ...]:
-    """Return all lengths of a pack, longest first; `content` is what the pack holds (`Content`)."""
+    """Return all lengths of a pack, longest first.
+
+    `content` is a chain ``(below, length, copies)``: `copies` sequences of `length`, on top of the longer lengths in
+    `below`, which is such a chain too, or None.
+
+    >>> lengths_of(((None, 5, 1), 2, 3))
+    (5, 2, 2, 2)
+    """
     lengths: list[int] = []
     at: Content | None = content
     while at is not None:

@@ -209,7 +209,12 @@ class Plan:
         return hash(self.fingerprint)
 
     def summary(self) -> dict[str, Any]:
-        """Return the plan's main figures by name, such as algorithm, packs, efficiency and lower bound; JSON values."""
+        """Return the plan's main figures by name, as JSON values.
+
+        The keys are ``strategies``, the number of strategies, and names of attributes: ``algorithm``, ``depth``,
+        ``max_depth_used``, ``sequences``, ``packs``, ``tokens``, ``slots``, ``padding_tokens``, ``efficiency``,
+        ``packing_factor``, ``limit`` and ``lower_bound``.
+        """
         return {
             "algorithm": self.algorithm,
             "depth": self.depth,

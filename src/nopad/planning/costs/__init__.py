@@ -57,24 +57,25 @@ def within(
 ) -> Planned:
     """Return the best plan found under limits on a pack's tokens (`capacity`) and sum of squared lengths (`squares`).
 
-    Several methods are tried in turn, until a plan is good; the plan with fewest packs is returned, and its fact
-    ``method`` names the methods that made it. Each method gets a share of the operations left in `budget`. `bound`
-    stands for a lower bound on the number of packs. With `exact`, a plan is good if it has no more packs than the
-    bound; otherwise it may have ``bound // 2,000``, or 1 more than ``bound // 10,000``.
+    Several methods are tried in turn until a plan is good. The plan with the fewest packs is returned; its fact
+    ``method`` names the methods that made it. Below, `bound` is a lower bound on the number of packs. With `exact`, a
+    plan is good if it has no more packs than the bound. Otherwise a good plan may have more: ``bound // 2,000`` or ``1
+    + bound // 10,000``, whichever is larger. The methods are:
 
-    1. `spread`, which opens all packs at the start. It ends when its plan is near the bound: with `exact`, no pack
-       above it, otherwise at most ``1 + bound // 10,000`` packs above it.
-    2. `by_tokens`, where few sequences share a pack and `squares` is loose: at least 1.4 times the mean cost of a pack.
-       Otherwise it is tried after method 3, where the plan is more than ``bound // 100`` packs above the bound; or,
-       where `squares` is loose, after method 4, where it is more than ``bound // 2,000`` packs above.
-    3. a linear program that gives each length a value, and often a certificate with a higher bound. If few sequences
-       share a pack, its solution is a plan too (`few`); otherwise only the longest sequence of a pack is whole
-       (`liquid`), and `spread` is tried again with the higher bound.
-    4. `gather`, a local search that uses these values.
-    5. column generation with rounded lengths and costs (`guide`), then `gather` again.
+    1. `spread` opens all packs at the start. It ends when its plan is at most ``1 + bound // 10,000`` packs above the
+       bound; with `exact`, when it meets the bound.
+    2. `by_tokens` plans without the limit on squares. The limit is loose if it is at least 1.4 times the mean cost of a
+       pack. If it is loose and few sequences share a pack, this method comes second. Otherwise it comes after method 4
+       if the limit is loose, and after method 3 if it is not. It is only used for a plan with many packs above the
+       bound: more than ``bound // 2,000`` with a loose limit, more than ``bound // 100`` otherwise.
+    3. A linear program gives each length a value, and often a certificate with a higher bound. If few sequences share a
+       pack, its solution also gives a plan (`few`). Otherwise only the longest sequence of a pack is whole (`liquid`),
+       and `spread` is tried again with the higher bound.
+    4. `gather` is a local search that uses the values of method 3.
+    5. Column generation with rounded lengths and costs (`guide`) makes a plan, then `gather` is used again.
 
-    Methods 4 and 5, and `few`, need memory for each sequence and each token of the capacity. They are left out if these
-    are too many.
+    All methods but the third get a share of the operations left in `budget`. Method 3 is left out above a capacity of
+    2^24. Methods 4 and 5, and `few`, are also left out for more than 2^22 sequences, since they need memory for each.
 
     Args:
         histogram: the sequences, by length.
@@ -163,14 +164,14 @@ class _Search:
             self.notes.append("no better plan within its budget: a larger one (effort) may find one, or a better bound")
 
     def _near(self) -> int:
-        """Return the number of packs at which each method ends."""
+        """Return the number of packs at which a plan is near the bound, so that `spread` and `gather` end."""
         return self.bound if self.exact else self.bound + 1 + self.bound // _NEAR
 
     def _good(self) -> bool:
         return self.packs <= (self.bound if self.exact else max(self._near(), self.bound + self.bound // _GOOD))
 
     def _offer(self, strategies: Strategies, method: str) -> None:
-        """Keep a plan if it has fewer packs than the best one."""
+        """Keep a plan as `best`, and `method` with it, if the plan has fewer packs than the best one so far."""
         packs = sum(count for count, _ in strategies)
         if packs < self.packs:
             self.best, self.packs, self.method = strategies, packs, method
@@ -209,7 +210,7 @@ class _Search:
                 self._spread()
 
     def _prove(self, bound: int, certificate: CostCertificate | None) -> None:
-        """Keep a certificate if it proves a higher bound."""
+        """Keep `bound`, and the `certificate` that proves it, if it is higher than the best bound so far."""
         if bound > self.bound:
             self.bound, self.certificate = bound, certificate
 

@@ -21,7 +21,10 @@ FINE = 512  # parts of half a pack, in the table of pairs
 
 @njit(cache=True, nogil=True)
 def _fitting(room: int, space: int, upto: NDArray[Any], align: int) -> Any:
-    """Return how many items fit into a room of so many tokens and so much cost, each by itself."""
+    """Return how many items fit singly into a free room of `room` tokens and a free cost of `space`.
+
+    They are the shortest items: items 0 up to this number (exclusive).
+    """
     return upto[min(room // align * align, root(space), upto.size - 1)]
 
 
@@ -37,12 +40,14 @@ def price(
     out: NDArray[Any],
     worth: NDArray[Any],
 ) -> None:
-    """For each p, find a valuable pack whose longest item is ``chosen[p]``, and write its up to four items to `out`.
+    """For each p, find a valuable pack whose longest item is ``chosen[p]``, and write its items (up to four) to `out`.
 
-    `chosen` has some items, ascending. ``out[p]`` gets item numbers, and -1 for a place that stays empty (int64
-    ``[chosen, 4]``); ``worth[p]`` gets their value. A second item is one of those chosen. The rest is the longest item
-    that fits, of all items, or the best pair of those chosen that surely fits: the limits are divided into parts, and
-    the tokens and cost of a pair are rounded up to them.
+    ``out[p]`` gets the item numbers, longest first, and -1 for each place that stays empty; int64 ``[chosen, 4]``.
+    ``worth[p]`` gets their total value. `chosen` is an ascending list of item numbers. Each item of `chosen` is tried
+    as second item of the pack. Then the pack gets one of these, whichever is worth more:
+
+    * of all items, the longest that fits and is not longer than the second one
+    * two items of `chosen`, from a table of pairs; sizes in this table are rounded up, so the pair surely fits
     """
     n = chosen.size
     parts = limits[0] // 2 // FINE + 1, limits[1] // 2 // FINE + 1
@@ -90,9 +95,9 @@ def price(
 def _nearest(
     wanted: int, most: int, upto: NDArray[Any], lengths: NDArray[Any], below: NDArray[Any], above: NDArray[Any]
 ) -> int:
-    """Return 1 + the available item nearest in length to `wanted`, of the first `most` items; 0 if there is none.
+    """Return the position of the available item whose length is nearest to `wanted`; 0 if no item is available.
 
-    `below` and `above` are those of `fill`.
+    Only positions up to `most` count. Positions, `below` and `above` are those of `fill`.
     """
     at = min(most, upto[min(max(wanted, 0), upto.size - 1)])
     shorter, longer = linked(below, at), linked(above, at + 1)
@@ -116,9 +121,11 @@ def _last_two(
     below: NDArray[Any],
     above: NDArray[Any],
 ) -> int:
-    """Return 1 + an available item near to `wanted`, such that it and the longest item beside it are worth most.
+    """Return the position of the item for the last slot but one of a pack; 0 if no available item fits.
 
-    Up to `width` available items of each side of `wanted` are looked at. The result is 0 if no item fits.
+    The pack has `room` free tokens and a free cost of `space`. The candidates are the `width` available items on each
+    side of the length `wanted`. Each is valued together with the longest available item that then fits into the last
+    slot, and the best is returned. Positions and the other arguments are those of `fill`.
     """
     most = _fitting(room, space, upto, align)
     shorter = _nearest(wanted, most, upto, lengths, below, above)
@@ -163,14 +170,15 @@ def fill(
 ) -> int:
     """Make up to ``copies[p]`` packs like each pattern p, of sequences that are left; return the number of packs.
 
-    Pattern p has slots for items, ``slots[indptr[p]:indptr[p + 1]]``, longest first. A slot takes the available item
-    nearest in length; what a slot takes too much or too little, the next one makes up for. The last two slots take
-    those items near to theirs that are worth most together. A pack that is worth less than `least` is not made, and
-    ends the copies of its pattern.
+    Pattern p has slots for the items ``slots[indptr[p]:indptr[p + 1]]``, longest first. A slot takes the available item
+    nearest in length. If this item is longer than planned, the next slot looks for a shorter one, and the other way
+    round. The last two slots are filled together, by items that are worth much together: `width` candidates on each
+    side are tried. Packs of a pattern end when a pack would be worth less than `least`, or would be empty.
 
-    ``left[i]`` is the number of sequences of item i that are left, changed in place. ``below[i + 1]`` and ``above[i +
-    1]`` lead to the next available item plus 1, itself included; 0 and the number of items plus 1: none. Pack n holds
-    the items ``held[ends[n]:ends[n + 1]]``.
+    Pack n holds the items ``held[ends[n]:ends[n + 1]]``. ``left[i]`` is the number of sequences of item i that are
+    left. Position i + 1 stands for item i in `below` and `above`. An available item links to itself; any other position
+    links towards the next shorter item (`below`) or the next longer one (`above`). Positions 0 and k + 1, for k items,
+    mean that there is none. The arrays `held`, `ends`, `left`, `below` and `above` are changed.
     """
     packs = at = 0
     ends[0] = 0

@@ -6,7 +6,7 @@ has free tokens and free cost, so two other numbers stand for free space:
 * for a pack, the *space*: the longest length that fits into it
 * for a sequence, its *reach*: the longest length that fits into its pack in its place
 
-How much of a pack is wasted is measured by the values of its sequences: the lower their sum, its worth, the more.
+The *worth* of a pack is the sum of the values of its sequences. The lower it is, the more of the pack is wasted.
 """
 
 from __future__ import annotations
@@ -177,9 +177,9 @@ def _give(s: State, p: int, depth: int) -> bool:
 def _exchange(s: State, p: int) -> bool:
     """Exchange a sequence of pack `p` for a shorter one of another pack; return whether such an exchange was found.
 
-    The longer sequence is within `_SHORTER` of the reach of the shorter one; the nearest are looked for first. Pack `p`
-    ends with a lower worth than the other pack had before, so that exchanges cannot go round in circles. Pack `p` must
-    be out of the indices (`_hide`).
+    The longer sequence is at most as long as the reach of the shorter one, and less than `_SHORTER` tokens below it.
+    Pairs with the smallest difference are looked for first. Pack `p` ends with a lower worth than the other pack had
+    before, so that exchanges cannot go round in circles. Pack `p` must be out of the indices (`_hide`).
     """
     longest = s.spaces.first.size - 1
     for more in range(_SHORTER):
@@ -208,10 +208,13 @@ def _exchange(s: State, p: int) -> bool:
 def sweep(s: State, packs: int, goal: int, depth: int, tight: int, most: int) -> int:
     """Try to empty one pack after another, the lowest worth first; return the number of packs that are not empty.
 
-    `packs` is this number at the start. Packs that are worth at least `tight` are left out. The sweep ends early when
-    at most `goal` packs are left, when `State.steps` reaches `most`, or after many failures in a row: packs that were
-    not emptied, or became tight before their turn. With more such packs, free space would gather where no exchange
-    finds it.
+    `packs` is this number at the start. Packs that are worth at least `tight` are left out. The sweep ends early in
+    these cases:
+
+    * at most `goal` packs are left
+    * `State.steps` reaches `most`
+    * many packs in a row could not be emptied, or became tight before their turn; going on would only move free space
+      to packs in which no exchange can use it
     """
     failed = 0
     loose = np.flatnonzero((s.worth < tight) & (s.first >= 0))
@@ -234,10 +237,11 @@ def sweep(s: State, packs: int, goal: int, depth: int, tight: int, most: int) ->
 
 @njit(cache=True, nogil=True)
 def _longer(s: State, p: int, other: int, number: int, held: NDArray[Any]) -> tuple[int, int]:
-    """Return ``(i, j)``: sequence i of pack `other` is longer than sequence j of pack `p`, and fits there in its place.
+    """Find a sequence i of pack `other` that is longer than a sequence j of pack `p`; return the pair ``(i, j)``.
 
-    It is such a pair by its number, from 0 on; the last one if there are fewer; and ``(-1, -1)`` if there is none.
-    `held` is working memory for one entry for each sequence of `other`.
+    Sequence i must fit into pack `p` in the place of j. Of all such pairs, numbered from 0, pair `number` is returned,
+    or the last pair if there are fewer. The result is ``(-1, -1)`` if there is none. `held` is working memory, with at
+    least one entry for each sequence of `other`.
     """
     size, shortest, longest = 0, s.length[s.first[other]], 0
     i = s.first[other]
@@ -312,7 +316,7 @@ def opened(
     words: NDArray[Any],
     pack: NDArray[Any],
 ) -> State:
-    """Return the packs with which `gather` begins, all in the indices; the arguments are those of `gather`."""
+    """Return the state with which `gather` begins, with every pack in both indices; arguments are those of `gather`."""
     n, packs, longest = length.size, indptr.size - 1, length.max()
     s = State(
         length,

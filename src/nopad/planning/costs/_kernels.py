@@ -90,10 +90,10 @@ def moved(
     linked: int,
     item: int,
 ) -> None:
-    """Write to row `number` of `packs` what class `at` becomes if `copies` sequences of `item` are added to each pack.
+    """Add `copies` sequences of `item` to each pack of class `at`, and write the resulting class to row `number`.
 
-    `size` and `cost` are those of one sequence of `item`. The new link is written to row `linked` of `links`, and is
-    the last one of row `number`. The caller sets its number of packs.
+    `size` and `cost` are those of one sequence of `item`. Row `linked` of `links` gets the new link. In row `number`
+    of `packs`, the number of packs is left for the caller to set; row `at` does not change unless it is the same row.
     """
     links[linked, 0], links[linked, 1], links[linked, 2] = packs[at, LINK], item, copies
     packs[number, LINK] = linked
@@ -162,7 +162,7 @@ def spread_out(
 
 @njit(cache=True, nogil=True)
 def raise_peak(peaks: NDArray[Any], at: int, cost: int) -> None:
-    """Raise what `peaks` says of shelf `at` to at least `cost` (see `first_shelf`)."""
+    """Raise the highest free cost of shelf `at` in the tree `peaks` to at least `cost` (see `first_shelf`)."""
     node = peaks.shape[0] // 2 + at
     while node > 0 and peaks[node] < cost:
         peaks[node] = cost
@@ -171,7 +171,7 @@ def raise_peak(peaks: NDArray[Any], at: int, cost: int) -> None:
 
 @njit(cache=True, nogil=True)
 def lower_peak(peaks: NDArray[Any], at: int, cost: int) -> None:
-    """Set what `peaks` says of shelf `at` to `cost`, which is lower than before (see `first_shelf`)."""
+    """Lower the highest free cost of shelf `at` in the tree `peaks` to `cost` (see `first_shelf`)."""
     node = peaks.shape[0] // 2 + at
     peaks[node] = cost
     while node > 1:
@@ -181,10 +181,11 @@ def lower_peak(peaks: NDArray[Any], at: int, cost: int) -> None:
 
 @njit(cache=True, nogil=True)
 def first_shelf(peaks: NDArray[Any], first: int, cost: int) -> int:
-    """Return the first shelf, from shelf `first` on, that may hold a class with so much free cost; -1: none.
+    """Return the first shelf, from shelf `first` on, that may hold a class with a free cost of `cost` or more.
 
-    `peaks` is a binary tree of the highest free cost on each shelf, or a higher number: node 1 is the root, node n has
-    the nodes 2n and 2n + 1 below it, and the last half of all nodes are the shelves.
+    The result is -1 if there is none. A shelf is a list of classes (`tightest`). `peaks` is a binary tree: node 1 is
+    the root, node n has the nodes 2n and 2n + 1 below it, and the last half of all nodes are the shelves. The number at
+    a shelf is an upper bound on the free cost of its classes; the number at any other node is the highest one below it.
     """
     shelves = peaks.shape[0] // 2
     node = shelves + first
@@ -211,13 +212,14 @@ def tightest(
 ) -> tuple[int, int, int, int]:
     """Find the fullest class that a sequence fits into; return ``(class, before, shelf, looks)``.
 
-    The fullest class has the fewest free tokens. The sequence has `size` tokens and the cost `cost`. Shelf s is a list
-    of the classes whose free tokens are s when divided by ``2**shift`` and rounded down: ``heads[s]`` is the first of
-    them, and ``after[c]`` the class after class c; -1: none. `peaks` is that of `first_shelf`; it is lowered where it
-    was too high.
+    The fullest class has the fewest free tokens. The sequence has `size` tokens and the cost `cost`. Shelf s is a
+    linked list of the classes with ``free tokens // 2**shift == s``. It begins with the class ``heads[s]``, and
+    ``after[c]`` is the class after class c (-1: none). `peaks` is the tree of `first_shelf`; a number found to be too
+    high is lowered.
 
-    ``before`` is the class before the found one on its shelf (-1: none), and ``looks`` the number of classes that were
-    examined. If the sequence fits into no class, the first three results are -1.
+    ``before`` is the class before the found one on its shelf (-1: none). ``looks`` measures the work: one for each
+    class that was examined, and more for each shelf without a fitting class. If the sequence fits into no class, the
+    first three results are -1.
     """
     looks = 0
     at = first_shelf(peaks, size >> shift, cost)
@@ -244,7 +246,7 @@ def tightest(
 def put(
     packs: NDArray[Any], heads: NDArray[Any], after: NDArray[Any], peaks: NDArray[Any], number: int, shift: int
 ) -> None:
-    """Put class `number` on its shelf, if its packs have a free place; see `tightest`."""
+    """Put class `number` on its shelf (see `tightest`), unless its packs have no free place for a sequence."""
     if packs[number, PLACES] > 0:
         at = packs[number, TOKENS] >> shift
         after[number], heads[at] = heads[at], number

@@ -1,9 +1,10 @@
 """Plans with limits on tokens and cost where few sequences share a pack: column generation with real lengths.
 
-Where three or four sequences fill a pack, it matters to a token which ones share it, so lengths and costs must not be
-rounded. The patterns of the linear program hold real lengths, and keep to the limits exactly. The most valuable pattern
-of each longest length is found by trying every second length; the rest is the longest length that fits, or a pair from
-a table. To have few rows, a length counts as shares of two knots (`nopad.planning.costs.knots`).
+Where three or four sequences fill a pack, a difference of one token may decide whether they fit, so lengths and costs
+must not be rounded. The patterns of the linear program hold real lengths, and keep to the limits exactly. For each
+longest length, a valuable pattern is found by trying every second length with one or two further ones: the longest that
+fits, or a pair from a table. The program has few rows, since each length counts as shares of two chosen lengths, the
+knots (`nopad.planning.costs.knots`).
 
 The whole parts of the solution are filled with sequences of nearly the planned lengths, so that packs stay as valuable
 as planned. Then the program is solved again for what is left. The dual values prove a bound (`prove`).
@@ -59,7 +60,7 @@ class Few:
 
 
 class _KnotMaster(Master):
-    """A `Master` with a row for each knot; its patterns are of lengths of the load, by their indices."""
+    """A `Master` with a row for each knot; a pattern is a tuple of indices of lengths in the load."""
 
     def __init__(self, load: Load, knots: Knots) -> None:
         self.load, self.knots = load, knots
@@ -82,10 +83,11 @@ class _KnotMaster(Master):
 
 
 def few(load: Load, align: int, budget: Budget) -> Few | None:
-    """Return a plan of all sequences of `load`; None if the budget ends before the first linear program is solved.
+    """Return a plan of all sequences of `load`.
 
-    `align` is the multiple to which lengths are rounded up in a pack. The operations are charged to `budget`. If the
-    solver failed, `Budget.trouble` says why.
+    The result is None if the budget ends, or the solver fails, before the first linear program is solved. If the solver
+    failed, `Budget.trouble` says why. `align` is the multiple to which lengths are rounded up in a pack. The operations
+    are charged to `budget`.
     """
     try:
         return _Search(load, align, budget).run()
@@ -133,7 +135,7 @@ class _Search:
         return Few(self._finish(), self.values) if self.values.size else None
 
     def _alike(self) -> list[int]:
-        """Return how many sequences of each knot fit into a pack."""
+        """Return for each knot how many sequences of its length fit into one pack."""
         limits, chosen = self.load.limits, self.knots.chosen
         by_both = np.minimum(limits[0] // self.load.sizes[chosen], limits[1] // self.load.costs[chosen])
         alike: list[int] = np.minimum(by_both, limits[2]).tolist()
@@ -219,7 +221,7 @@ class _Search:
         return packs
 
     def _finish(self) -> Strategies:
-        """Return all packs, after packing what is left by best-fit."""
+        """Pack the sequences that are left by best-fit, and return all packs as ``(count, lengths)`` pairs."""
         from nopad.planning.costs import _kernels
 
         load = self.load

@@ -6,8 +6,8 @@ and the search begins again. Which packs are full is decided by values of length
 pack: the dual values of a linear program (`nopad.planning.costs.liquid`, `nopad.planning.costs.few`). Free tokens are
 no loss in a pack whose cost is at its limit, and the values say so.
 
-The search keeps to all limits: tokens, cost and depth. It proves no bound. It is `nopad.planning.optimal.gathering`
-with a second limit, on single packs only.
+The search keeps to all limits: tokens, cost and depth. It proves no bound. It is the search of
+`nopad.planning.optimal.gathering` with a second limit, and without handling several copies of a pack as one.
 """
 
 from __future__ import annotations

@@ -141,11 +141,11 @@ class Guide:
 
 
 def guide(load: Load, budget: Budget) -> Guide | None:
-    """Return a plan in rounded lengths (`Units`), or None.
+    """Return a plan in rounded lengths (`Units`); None if none is found.
 
-    It is None if the budget is too small, if no units are coarse enough (`Units.of`), or if the first linear program
-    fails. The plan may leave out the sequences of about one pack, and more if the budget is spent or the solver fails
-    later. If the solver failed, `Budget.trouble` says why.
+    The result is None if the budget is too small, if even the coarsest units exceed a limit of `Units.of`, or if the
+    solver fails at the first linear program. The plan may leave out sequences that fill about one pack, and more if the
+    budget is spent or the solver fails later. If the solver failed, `Budget.trouble` says why.
     """
     from nopad.planning.optimal.master import Master, Optimum
     from nopad.planning.optimal.pricing import Items

@@ -1,8 +1,9 @@
-"""Values of lengths that change evenly between a few lengths, the knots.
+"""Values of lengths that are interpolated between a few chosen lengths, the knots.
 
-A linear program with a row for each distinct length is slow. Here a length between two knots stands for a share of
-each, so a linear program has a row for each knot, and its dual values are interpolated between the knots. For the dual
-program this is a restriction, so a lower bound stays one; and it is a small one, since dual values hardly bend.
+A linear program with a row for each distinct length is slow. Here it only has a row for each knot: a length between two
+knots counts as a share of each. Its dual values are the values of the knots, and all other lengths get interpolated
+values. Interpolated values are a special case of values, so the bound that they prove is valid. It is only a little
+lower than the bound of the slow program, since dual values are nearly linear between neighbouring knots.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ class Knots:
     def of(cls, load: Load, most: int, *, bends: bool = True) -> Knots:
         """Return about `most` knots, or all lengths if they are fewer.
 
-        Between two knots there are about equally many tokens, sequences and distinct lengths. The two longest lengths
-        are always knots: many sequences may have been cut to the longest. With `bends`, this holds for half of the
-        knots only; the others lie where values may bend: a quarter of the knots differ from each other by a factor, and
-        the differences of a quarter from the longest length do so.
+        The shortest length and the two longest are always knots: many sequences may have been cut to the longest.
+        Without `bends`, the other knots are spread evenly: between neighbouring knots there is about the same mixture
+        of tokens, sequences and distinct lengths. With `bends`, this holds for half of the knots. A quarter form a
+        geometric series from the shortest length to the longest, so they are dense among short lengths. Another
+        quarter are dense near the longest length: their distances from it form a geometric series.
         """
         k = load.lengths.size
         counts = load.counts.astype(np.float64)
@@ -59,9 +61,10 @@ class Knots:
         return cls(load.lengths[chosen], chosen)
 
     def shares(self, lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return ``(at, share)``: each length stands for ``1 - share`` of knot `at`, and `share` of the knot after it.
+        """Return ``(at, share)``, the shares of two knots that each length counts as.
 
-        Each length is from the first to the last knot. Both arrays are ``[lengths]``, int64 and float64.
+        Length i counts as ``1 - share[i]`` of knot ``at[i]``, and as ``share[i]`` of the next knot. `at` is int64,
+        `share` is float64; both are ``[lengths]``. No length may be below the first knot or above the last.
         """
         if self.lengths.size == 1:
             return np.zeros(lengths.size, dtype=np.int64), np.zeros(lengths.size)
@@ -70,7 +73,10 @@ class Knots:
         return at, (lengths - low) / (high - low)
 
     def demand(self, lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return how much of each knot ``counts[i]`` sequences of each length stand for; float64 ``[knots]``."""
+        """Return the demand of each knot if there are ``counts[i]`` sequences of ``lengths[i]``; float64 ``[knots]``.
+
+        Each sequence adds the two shares of its length (`shares`).
+        """
         at, share = self.shares(lengths)
         size = self.lengths.size
         found = np.zeros(size)
@@ -95,10 +101,10 @@ def prove(
     by_depth: bool,
     budget: Budget,
 ) -> tuple[int, CostCertificate | None]:
-    """Return the bound that the values of lengths prove, in packs, and the certificate.
+    """Return ``(bound, certificate)``: the number of packs that the values of lengths prove, and their certificate.
 
-    Interpolated values may be a little too high. Where a pack might be worth more than 1, the value of its longest
-    length is lowered by the excess, and the values of shorter lengths are lowered to it.
+    Interpolated values may be a little too high. If a pack may be worth more than 1, the value of its longest length is
+    lowered by the excess. After that, any shorter length with a higher value is lowered to this value.
 
     ``values[i]`` is the value of the length ``load.lengths[i]``; float64 ``[k]``. `units` and `by_depth` are those of
     `CostCertificate`. With units, lengths shorter than a unit of tokens get no value. `align` is the multiple to which

@@ -1,10 +1,10 @@
 """Values of lengths from a linear program in which the longest sequence of a pack is whole, and the rest is liquid.
 
 A pack has one longest sequence; beside it, its free tokens, cost and places are filled with any amounts of sequences
-that are not longer. So there is no list of patterns, and one small linear program over some lengths (`Knots`) gives the
-optimum. It needs at most as many packs as any plan. Where a pack has one long sequence and many short ones, it needs
-nearly as many. It sees that few sequences are cheap enough to fill a pack whose longest one takes nearly all the
-cost.
+that are not longer, whole or not. So there is no list of patterns, and one small linear program over some lengths
+(`Knots`) gives the optimum. The optimum is at most the number of packs of any plan. It is nearly that number if each
+pack has one long sequence and many short ones. If the longest sequence takes nearly all the cost of a pack, the program
+knows that only short sequences are cheap enough to fill it.
 
 Source: the linear relaxation of assignment formulations, where a bin is named by its largest item, as in Valerio de
 Carvalho, "LP models for bin packing and cutting stock problems", 2002.
@@ -29,10 +29,10 @@ _LEAST = 2 * 10**8  # operations of a usual program: it is not begun with fewer
 def liquid(load: Load, budget: Budget, *, exact: bool) -> NDArray[np.float64] | None:
     """Return a value for each length of `load`, float64 ``[k]``; or None if the budget ends first, or the solver fails.
 
-    The values in a pack add up to at most about 1. With `exact`, there are more knots where values bend, and values
-    between knots are lowered to what the program allows: such values prove most. Without it, the few lengths near the
-    longest may have values that are too high: with such values, `gather` finds better plans. If the solver failed,
-    `Budget.trouble` says why.
+    The values of the sequences in a pack add up to at most about 1. With `exact`, more knots are used (`Knots.of` with
+    `bends`), and values between knots are lowered to the limits of `_beside`; such values prove the highest bounds.
+    Without `exact`, the values of lengths near the longest may be too high; `gather` finds better plans with them. If
+    the solver failed, `Budget.trouble` says why.
     """
     from nopad.planning.optimal.solver import SolverError
 
@@ -74,10 +74,13 @@ def _solved(load: Load, knots: Knots, budget: Budget, *, exact: bool) -> NDArray
 
 
 def _beside(load: Load, knots: Knots, rates: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the highest value of each length beside any longest knot, at the rates of that knot; float64 ``[k]``.
+    """Return an upper limit on the value of each length, at most 1; float64 ``[k]``.
 
-    ``rates[:, x]`` are the values of all free tokens, all cost and, if there is a third row, one place in a pack whose
-    longest sequence is knot x. Between knots, these values are below the interpolated ones, since cost is a square.
+    Consider a pack whose longest sequence is knot x. In this pack, ``rates[0, x]`` is the value of `capacity` tokens,
+    ``rates[1, x]`` that of the whole limit on cost and, if there is a third row, ``rates[2, x]`` that of one place.
+    Beside knot x, a length is worth its tokens, its cost and its place at these rates. The limit is the lowest of these
+    values over all knots beside which the length fits. Between two knots it is below the interpolated value, since cost
+    is a square.
     """
     capacity, most, _ = load.limits.tolist()
     found = np.ones(load.lengths.size)
@@ -96,14 +99,16 @@ def _columns(
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64], NDArray[np.float64]]:
     """Return the columns of the linear program: ``(starts, rows, amounts, packs)``.
 
-    The rows are: knots; then, for packs of each longest knot, their free tokens, their free cost and, if `limited`,
-    their free places. There are three kinds of columns:
+    First there is a row for each of the k knots. Then there are k rows for free tokens, k for free cost and, if
+    `limited`, k for free places: row x of these is for the packs whose longest sequence is knot x. There are three
+    kinds of columns, in this order:
 
-    * a pack with a longest sequence: it takes one pack, and gives room
-    * a sequence beside a longest one, which takes room
-    * an exchange of a slot for a longer knot into one for the knot before it
+    * a pack with a longest sequence gives free tokens, cost and places
+    * a sequence beside a longest one takes some of them
+    * a slot for a knot is used for the next shorter knot instead
 
-    Column c has ``amounts[starts[c]:starts[c + 1]]`` in the rows of the same indices, and takes ``packs[c]`` packs.
+    Column c has the numbers ``amounts[starts[c]:starts[c + 1]]`` in the rows ``rows[starts[c]:starts[c + 1]]``. It
+    counts as ``packs[c]`` packs: 1 for the first kind of column, otherwise 0.
     """
     k = knots.lengths.size
     limits = load.limits.astype(np.float64)

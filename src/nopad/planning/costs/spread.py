@@ -81,9 +81,9 @@ def bound_of(load: Load) -> int:
 
 
 def is_few(load: Load) -> bool:
-    """Return whether few enough sequences share a pack, on average, for `nopad.planning.costs.few`.
+    """Return whether few sequences share a pack, at most 5 on average; `nopad.planning.costs.few` is made for this.
 
-    Only tokens and cost are looked at, not the depth.
+    The average is estimated from the tokens and the cost of all sequences; the depth is ignored.
     """
     total = float(load.counts.sum())
     packs = max(

@@ -152,10 +152,11 @@ def _run(search: Search, *, less: bool = True) -> None:
 
 
 def _at_less(search: Search, effort: float) -> None:
-    """Search at smaller depths, each as if it had been asked for, and offer the plans found to `search`.
+    """Search at smaller depths, and offer each plan found to `search`; a plan of smaller depth satisfies its limit too.
 
-    Such a plan also satisfies the depth of `search`. The smaller depths are 2, 3, 4, 8, 16, ..., as many as the budget
-    allows. So a plan of a large depth should not need more packs than one of a small depth.
+    So a plan of a large depth should not need more packs than one of a small depth. The depths are those of
+    `shallower`: 2, 3, 4, 8, 16, ... Each search has a budget of `effort` seconds, but at most what is left of the
+    budget of `search`. No further depth is tried when the best plan meets the bound, or when the budget is spent.
     """
     for depth in shallower(search.histogram, search.capacity, search.depth, search.best.packs):
         packs = search.best.packs

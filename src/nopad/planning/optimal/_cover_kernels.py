@@ -26,9 +26,9 @@ _FIRST_ROUNDS, _ROUNDS = 100, 5  # rounds of messages before the first choice of
 
 @inner
 def scarcest(state: State) -> int:
-    """Return the item with the fewest patterns per copy that is left; -1 if no item is left.
+    """Return the item with the fewest patterns for each of its copies left; -1 if no copy of any item is left.
 
-    Dead patterns do not count. An item with no pattern comes first, then one with a single pattern.
+    Dead patterns (`State`) do not count. An item without any pattern comes first, then an item with a single one.
     """
     best, least = -1, np.inf
     state.at[STEPS] += state.left.size
@@ -45,12 +45,12 @@ def scarcest(state: State) -> int:
 
 @inner
 def least_wanted(patterns: Patterns, state: State, prior: NDArray[Any], i: int, noise: float, key: np.uint64) -> int:
-    """Return the pattern with item `i` whose items occur in the fewest patterns, so that most others stay possible.
+    """Return a pattern with item `i` whose items occur in few other patterns; -1 if all patterns with it are dead.
 
-    Each pattern gets a number, and the one with the smallest number is returned; -1 if all patterns with item `i` are
-    dead. The number is a sum over the copies in the pattern, divided by the pattern's `prior`. A copy of item k counts
-    as the number of patterns with item k that are not dead, divided by the number of copies of k that are left.
-    `noise` is the largest random increase of a number, relative to it.
+    Using such a pattern leaves most other patterns possible. Each pattern gets a score, and the one with the lowest
+    score is returned. The score is a sum over the copies of items in the pattern, divided by ``prior[p]`` for pattern
+    p. A copy of item k adds the number of patterns with item k that are not dead, divided by the number of copies of k
+    that are left. Each score is raised at random, by at most the share `noise`.
     """
     best, least = -1, np.inf
     for q in range(patterns.first[i], patterns.first[i + 1]):
@@ -78,10 +78,11 @@ def descend(
 ) -> int:
     """Use pattern after pattern until no item is left; return the number of patterns used.
 
-    At a dead end the last choice is taken back. The result is `NONE` if all choices were tried, and `UNKNOWN` after
-    more than `fails` dead ends or `limit` steps. An item with a single pattern is packed first, by that pattern. If
-    there is no such item, the next pattern is `likeliest` by new messages if `guided`, and otherwise `least_wanted` of
-    the scarcest item. These two functions get `prior`, `noise` and `key`.
+    At a dead end the last choice is taken back. The result is `NONE` if all choices were tried without success, and
+    `UNKNOWN` if the search ended after more than `fails` dead ends or after `limit` steps. An item that occurs in a
+    single pattern is packed first, by that pattern. If there is no such item, the next pattern is chosen by
+    `likeliest`, after new messages, if `guided`; otherwise by `least_wanted` for the `scarcest` item. The functions
+    `likeliest` and `least_wanted` get `prior`, `noise` and `key`.
     """
     depth, fresh = 0, True
     while state.at[STEPS] < limit:
@@ -121,8 +122,8 @@ def cover(
     """Choose patterns that hold item i ``demand[i]`` times and lose at most `most_loss` together; return their number.
 
     The n chosen patterns are ``state.chosen[:n]``. The result is `NONE` if there is no such choice, and `UNKNOWN` if
-    none is found in about `limit` steps. ``prior[p]`` are the odds of pattern p by its loss alone; float64
-    ``[patterns]``, above 0. Many short descents (`descend`) are made. Each begins anew with other random numbers, which
+    none is found in about `limit` steps. ``prior[p]`` are the odds of pattern p, estimated from its loss alone; float64
+    ``[patterns]``, above 0. Many short descents (`descend`) are made. Each begins anew, with other random numbers that
     follow from `key`.
     """
     turn = 0

@@ -19,8 +19,8 @@ def knapsack(sizes: NDArray[Any], values: NDArray[Any], unlimited: bool, table: 
 
     `table` is int64 ``[depth + 1, capacity + 1]``. Item i has the size ``sizes[i]`` (ascending) and the value
     ``values[i]``, and may be used repeatedly. If `unlimited`, any number of items is allowed, and the table has just
-    two rows, which are equal. In both cases, ``table[-2, r]`` is the highest value of what fits beside one more item,
-    into a room of r.
+    two rows, which are equal. In both cases, ``table[-2, r]`` is the highest value of items that fit into a room of r
+    and leave a place for one more item.
     """
     depth, capacity = table.shape[0] - 1, table.shape[1] - 1
     for r in range(capacity + 1):
@@ -81,10 +81,10 @@ def patterns_with(
 
 @njit(cache=True, nogil=True)
 def linked(links: NDArray[Any], length: int) -> int:
-    """Follow the links from `length` to an available length, and return this length.
+    """Follow the links from `length` to an available length, and return that length.
 
-    An available length links to itself. If there is none in the direction of the links, the result is the end of the
-    links: 0 or capacity + 1. All links on the way are set to the result, so that later calls take fewer steps.
+    An available length links to itself. If no length in the direction of the links is available, the result is where
+    the links end: 0 or capacity + 1. All links on the way are set to the result, so that later calls take fewer steps.
     """
     root = length
     while links[root] != root:
@@ -140,10 +140,11 @@ def fill_slots(
     """Fill ``copies[p]`` packs by each pattern p, with a real length for each item; return the number of packs.
 
     Packs for which no sequence is left are not counted. The items of pattern p are ``slots[indptr[p]:indptr[p + 1]]``,
-    largest first. Item u stands for the lengths from ``edges[u]`` up to ``edges[u + 1]`` (exclusive); their mean is
-    ``middle[u]``. The planned sum of a pack is the sum of these means for its items so far. Each item but the last
-    takes the length of its range that brings the pack nearest to its planned sum; if the range has no available length,
-    see `near`. The last item takes the longest length that fits. An item for which no length fits is left out.
+    largest first. Item u stands for the lengths from ``edges[u]`` up to ``edges[u + 1]`` (exclusive), its range, and
+    is planned as ``middle[u]`` tokens, about the middle of the range. The planned sum of a pack is the sum of these
+    numbers over its items so far. Each item but the last takes the length of its range that brings the pack nearest to
+    its planned sum; if the range has no available length, `near` takes one outside it. The last item takes the longest
+    length that fits. An item for which no length fits is left out.
 
     ``available[l]`` is the number of sequences of length l left; `below` and `above` link each length towards the next
     shorter and the next longer available length (0 and capacity + 1 link to themselves); all three are changed. Pack k

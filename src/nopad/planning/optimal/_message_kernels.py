@@ -68,10 +68,10 @@ def scale_odds(patterns: Patterns, state: State, i: int) -> float:
 
 @inner
 def add_ahead(state: State, j: int, odds: float, amount: int, left: int) -> None:
-    """Compute ``ahead[j + 1]`` from ``ahead[j]`` (see `State`) and one more pattern, which holds `amount` copies.
+    """Compute ``ahead[j + 1]`` of an item (see `State`) from ``ahead[j]`` and one more pattern with this item.
 
-    `odds` are those of the pattern, negative if it can be used just once. `left` is the number of copies left. The new
-    weights are scaled to a sum of 1.
+    The pattern holds `amount` copies of the item. `odds` are those of the pattern, negative if it can be used just
+    once. `left` is the number of copies of the item left. The new weights are scaled to a sum of 1.
     """
     once, total = odds < 0, 0.0
     for t in range(left + 1):
@@ -101,10 +101,11 @@ def add_behind(state: State, odds: float, amount: int, left: int) -> None:
 def send(patterns: Patterns, state: State, i: int) -> None:
     """Set the messages of item `i` to its patterns.
 
-    A message goes to each pattern that is not dead. Two events are compared: the item's other patterns leave just
-    enough copies for one use of this pattern, or they leave no copy. Each event has a weight: the total weight of all
-    ways in which it happens. The new message is the geometric mean of the ratio of both weights (first / second) and of
-    the last message.
+    A message goes to each pattern that is not dead: the odds that the item needs this pattern once more. It compares
+    two cases for the copies of the item that are left. In the first case, the item's other patterns leave just enough
+    of them for one use of this pattern. In the second, the other patterns use all of them. The weight of a case is the
+    total weight of all ways in which it happens. The new message is the geometric mean of the old message and of the
+    ratio ``weight of the first case / weight of the second``.
     """
     left, scale, j = state.left[i], 1.0, 0
     if left > 1:

@@ -62,7 +62,8 @@ class State(NamedTuple):
         gone: ``at[GONE]`` before each of these uses; ``[n]``.
         at: five numbers: dead patterns (`TRAIL`); loss that is still allowed (`LOSS`); patterns whose loss is above
             that, which come first in `Patterns` (`GONE`); steps taken (`STEPS`); random numbers drawn (`DRAWS`).
-        message: the odds with which each entry's item wants its pattern to be used; float64 ``[entries]``.
+        message: the message from each entry's item to its pattern: the odds that this item needs the pattern once more;
+            float64 ``[entries]``.
         odds: the odds of each entry's pattern by its `prior` and the messages of its other items; float64
             ``[entries]``. Negative if the pattern can be used just once.
         ahead: ``ahead[j, t]`` is the weight of all ways in which the first j patterns of an item hold t copies of it;

@@ -48,8 +48,9 @@ def close(items: Items, target: int, budget: Budget, *, turn: int = 0) -> Packin
     """Return a packing of all items into at most `target` packs; None if none was found.
 
     First, a linear program is solved and rounded by one dive (`nopad.planning.optimal.rounding`). If this gives more
-    packs than `target`, `cover` follows. The result is also None if the linear program proves that `target` packs are
-    too few, or if the budget ends first. Another `turn`, >= 0, makes other random choices.
+    packs than `target`, packs are chosen among good patterns (`times_of` or `cover`). The result is also None if the
+    linear program proves that `target` packs are too few, or if the budget ends first. Another `turn`, >= 0, makes
+    other random choices.
 
     Raises:
         SolverError: HiGHS gave up on a linear program.

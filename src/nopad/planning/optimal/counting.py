@@ -28,10 +28,14 @@ _ROOT_STEPS, _NODE_STEPS = 10_000, 1_000  # operations per item and pattern: of 
 def times_of(
     patterns: Sequence[Pattern], losses: NDArray[np.int64], demand: NDArray[np.int64], most_loss: int, budget: Budget
 ) -> tuple[Packing | None, bool]:
-    """Return a packing as `cover` does, and whether the question is decided; the arguments are those of `cover`.
+    """Return ``(packing, decided)`` for the problem of `cover`; the arguments are those of `cover`.
 
-    ``(None, True)`` means that no packing exists. ``(None, False)`` means that nothing is known: the program was too
-    large for this method or for the budget, or was given up after 100 nodes.
+    The result is one of these:
+
+    * ``(packing, True)``: a packing as `cover` returns it
+    * ``(None, True)``: no packing exists
+    * ``(None, False)``: nothing is known, since the program was too large for this method or for the budget, was given
+      up after at most 100 nodes, or has a solution that is wrong by rounding
     """
     k, m = demand.size, len(patterns)
     cells = k * m

@@ -55,8 +55,8 @@ _QUICK_STEPS = 8_000  # operations for each distinct length, of the heuristics a
 def shallower(histogram: Histogram, capacity: int, depth: int | None, packs: int) -> list[int]:
     """Return the depths 2, 3, 4, 8, 16, ... below `depth` at which fewer than `packs` packs may be possible, ascending.
 
-    They are also below the number of sequences of the shortest length that fit into a pack. A `depth` of None is
-    unlimited.
+    Depths that limit no pack are left out: those that are not below the number of sequences of the shortest length that
+    fit into a pack. A `depth` of None is unlimited.
 
     In the example, 30 sequences need at least 8 packs at depth 4. So a plan of depth 4 may have fewer than 9 packs, but
     not fewer than 7:
@@ -137,7 +137,10 @@ class Search:
         self.go_on()
 
     def guided(self) -> None:
-        """Plan in rounded lengths (`units`), then gather free space; for histograms whose exact program is too slow."""
+        """Plan in rounded lengths (`units`), then gather free space, unless the best plan is good already.
+
+        This is for histograms whose exact program is too slow.
+        """
         if self.good() or self.budget.trouble or self.capacity > _MOST_CAPACITY:
             return
         from nopad.planning.optimal.solver import SolverError
@@ -240,9 +243,10 @@ class Search:
     def _steps(self) -> None:
         """Take the steps of the search in their order, until a plan is good or the budget is spent.
 
-        The exact program is tried before the program over rounded lengths only if the plan is near the bound, or if the
-        budget is enough for twice the estimated work of a hard input. One dive from the exact program is allowed; if an
-        earlier call made dives, one is allowed for each value of `_PARTS` that is left.
+        The exact program is tried after the program over rounded lengths. It is also tried before it in two cases: the
+        plan is at most 64 packs above the bound, or the budget left is more than twice what the exact program takes in
+        a bad case. The first call of this method allows one dive from the exact program. A call after dives were made
+        allows one for each value of `_PARTS` that is left.
         """
         self.dives = 1 if not self.dived else len(_PARTS) - self.dived
         close, gather, first = self._close_in_part, self._gather, self._gather_in_part
@@ -273,7 +277,7 @@ class Search:
                     step()
 
     def _stream_steps(self) -> int:
-        """Return the number of operations of `streamed`; 0 if they are too many for this budget."""
+        """Return the number of operations of `streamed`; 0 if they are more than 10 % of the budget left."""
         from nopad.planning.optimal.streamed import streaming
 
         steps = streaming(self.histogram, self.capacity)
@@ -282,7 +286,8 @@ class Search:
     def _streamed(self, steps: int) -> None:
         """Offer the packs of `streamed`, unless this was done before; `steps` are its operations (0: do nothing).
 
-        For a good plan nothing is done either, except if it is one pack above the bound and sequences are few (2^20).
+        Nothing is done for a plan at most `within` packs above the bound, unless it is one pack above the bound and
+        there are at most 2^20 sequences. Nothing is done either if no plan has fewer packs than `fewer`.
         """
         above = self.best.packs - self.bound
         few = above == 1 and self.histogram.sequences <= _MOST_STREAMED
@@ -304,7 +309,7 @@ class Search:
     def _begin_exact(self) -> None:
         """Try the exact program (`_exact`) early, with 40 % of the budget; this is often enough to solve it.
 
-        The share is 90 % instead if twice the estimated work of a hard input is within the budget.
+        The share is 90 % if the budget is more than twice what the exact program takes in a bad case.
         """
         bad = _LENGTH_STEPS * self.histogram.lengths.size**2
         with self.budget.part(_MOST_BEGINNING if 2 * bad < self.budget.left else _BEGINNING):
@@ -319,8 +324,8 @@ class Search:
         """Solve and round the exact program, whose items are the distinct lengths; keep better bounds and plans.
 
         A later call continues the program of an earlier one. Once the program is solved to optimality, each dive rounds
-        it with the next value in `_PARTS`, and `dives` limits the number of dives. If not `whole`, an unsolved program
-        is not rounded. Nothing is done in these cases:
+        it with the next value in `_PARTS`, and `dives` limits the number of dives. With `whole`, a program that is not
+        solved is rounded too. Nothing is done in these cases:
 
         * no dive is allowed
         * the pricing table would be too large
@@ -377,11 +382,12 @@ class Search:
         return self.master
 
     def _close_stages(self) -> None:
-        """Pack again, by `close`, the sequences that the last dive had left at its stages (`dive_through`).
+        """Pack the sequences left at each stage of the last dive again, by `close`.
 
+        A stage is the packs that a dive had made after one of its steps, and the sequences left then (`dive_through`).
         This is done once for each dive, and only while the plan is not good. The last stage comes first; stages with
-        more than 500 sequences left are not tried. The target of `close` is the bound, less the packs that the dive had
-        made before that stage.
+        more than 500 sequences left are not tried. The target of `close` is the bound less the packs that the dive had
+        made at that stage.
         """
         from nopad.planning.optimal.closing import close
 
@@ -399,7 +405,10 @@ class Search:
                 self.offer(Listed.of(_named(taken, lengths) + _named(packing, lengths[present])))
 
     def _gather_in_part(self) -> None:
-        """Run `_gather`, but leave half of the budget for the exact program if the program may get far with it."""
+        """Run `_gather` with half of the budget, so that the other half is left for the exact program.
+
+        All of it is used if the exact program in a bad case takes at least three times the budget.
+        """
         bad = _LENGTH_STEPS * self.histogram.lengths.size**2
         with self.budget.part(_GATHERING if bad < 3 * self.budget.left else 1):
             self._gather()
@@ -465,6 +474,9 @@ class Search:
 
 
 def _named(packing: Counter[tuple[int, ...]], lengths: NDArray[np.int64]) -> Strategies:
-    """Return the ``(count, lengths)`` pairs of a ``{pattern: count}`` map whose item i has length ``lengths[i]``."""
+    """Return a packing as ``(count, lengths)`` pairs; `packing` maps a pattern to its count.
+
+    Item i of a pattern has the length ``lengths[i]``.
+    """
     names = lengths.tolist()
     return [(count, tuple(names[item] for item in pattern)) for pattern, count in packing.items()]

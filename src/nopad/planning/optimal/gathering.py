@@ -68,12 +68,12 @@ def gather(packs: Listed, capacity: int, depth: int | None, goal: int, budget: B
 
 
 def _chosen(packs: Listed, capacity: int, level: int) -> NDArray[np.int64]:
-    """Return how often each entry of `packs` is searched: at most its copies // `level`; int64 ``[entries]``.
+    """Return how often each entry of `packs` is searched, at most ``copies // level`` times; int64 ``[entries]``.
 
-    `level` is the c of `gather`: so many copies of a pack are handled as one.
+    `level` is the c of `gather`: this many copies of a pack are handled as one.
 
-    All packs with free space are searched, up to `_MOST` sequences, and some full packs, drawn at random: the search
-    moves free space into full packs when it finds nothing else to do.
+    Packs with free space are searched, up to `_MOST` sequences in total. Some full packs, drawn at random, are searched
+    too: the search moves free space into them when it finds nothing else to do.
     """
     chosen = packs.copies // level
     full = np.flatnonzero((packs.tokens == capacity) & (chosen > 0))

@@ -87,7 +87,7 @@ class Master:
         self._highs.changeRowsBounds(demand.size, every, bounds, np.full(demand.size, highspy.kHighsInf))
 
     def column(self, pattern: Pattern) -> dict[int, float]:
-        """Return how much a pattern holds of each item that it holds, by the item's row."""
+        """Return ``{row: copies}``: how often the pattern holds each of its items; the row of an item is its number."""
         return {item: float(pattern.count(item)) for item in dict.fromkeys(pattern)}
 
     def add(self, patterns: Iterable[Pattern]) -> int:
@@ -129,10 +129,10 @@ class Master:
         `values` are the dual values of the items as integers (`as_values`); int64 ``[k]``. No pattern is worth more
         than the highest value returned, so this value proves a bound.
 
-        The depth limit multiplies the work of pricing, and rarely excludes a good pattern. So pricing ignores the limit
-        at first (`loose` of `price`), until it finds no new pattern in this way. With `strict`, pricing observes the
-        limit from then on, in this call and in later ones. Without `strict`, this call adds no pattern, although good
-        patterns within the limit may be missing.
+        The depth limit makes pricing slow, and rarely excludes a good pattern. So pricing ignores the limit at first
+        (`loose` of `price`). When it finds no new pattern in this way, the next step depends on `strict`. With
+        `strict`, this call prices again with the limit, and so do all later calls. Without `strict`, this call ends and
+        has added nothing; patterns within the limit may have been missed.
 
         If the budget does not allow pricing with the limit, the number added is -1. The caller must check that the
         budget allows the first pricing (`pricing`).
@@ -167,7 +167,7 @@ class Master:
         """Remove unused patterns whose reduced cost is above `slack`; return `times` without the patterns removed.
 
         `times` says how often the last optimum uses each pattern (unused: 0); float64 ``[patterns]``. Patterns added
-        later have no reduced cost yet; they stay, and have no entry in `times` nor in the result.
+        later have no reduced cost yet; they stay, and have no entry in `times` or in the result.
         """
         costs = np.array(self._highs.getSolution().col_dual)[self._exchanges :]
         keep = np.ones(len(self.patterns), dtype=bool)

@@ -82,12 +82,13 @@ def solve_linear(model: highspy.Highs, budget: Budget) -> bool:
 
 
 def _solved_within(model: highspy.Highs, budget: Budget, most: int | None) -> bool:
-    """Go on solving for at most `most` iterations (None: no limit) within the budget; return whether that was enough.
+    """Go on solving for at most `most` iterations (None: no limit) within the budget.
 
-    At least 200 iterations are always allowed, unless `most` is lower. True means that the optimum was reached.
+    Returns True if the optimum was reached, and False if the iterations or the budget ended first. At least 200
+    iterations are always allowed, unless `most` is lower.
 
     Raises:
-        SolverError: HiGHS ended for another reason.
+        SolverError: HiGHS ended for any other reason.
     """
     done, filled = 0, _filled(model)
     while True:

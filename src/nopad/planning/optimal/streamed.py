@@ -26,7 +26,7 @@ _STEPS, _WORD_STEPS = 400, 30  # operations per sequence; and of each pack, for 
 
 
 def streaming(histogram: Histogram, capacity: int) -> int:
-    """Return the approximate number of operations that `streamed` takes, or somewhat more."""
+    """Return an estimate of the number of operations that `streamed` takes, rather too high than too low."""
     parts = [part for _, part in _parts(histogram)]
     packs = sum(-(-part.tokens // capacity) for part in parts)
     return sum(part.sequences for part in parts) * _STEPS + packs * _WORD_STEPS * (capacity // 64)

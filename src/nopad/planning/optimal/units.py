@@ -70,10 +70,10 @@ class Units:
 
 
 def patterns_of(packing: Packing, before: Units, units: Units) -> Iterator[Pattern]:
-    """Yield those patterns of a packing in the units `before` whose sizes all occur in `units`.
+    """Yield the patterns of `packing`, with item numbers of `before`, converted to the item numbers of `units`.
 
-    The item numbers are converted to those of `units`. Nothing is yielded if the number of units of a pack is not the
-    same in `before` and `units`.
+    A pattern is left out if one of its sizes is not a size of `units`. Nothing is yielded if a pack does not have the
+    same number of units in `before` and in `units`.
     """
     number = {size: item for item, size in enumerate(units.items.sizes.tolist())}
     sizes = before.items.sizes.tolist()

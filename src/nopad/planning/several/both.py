@@ -281,7 +281,8 @@ def _mended(
 ) -> NDArray[np.bool_]:
     """Choose sequences to take out of packs above a limit; return which slots keep their sequence, bool ``[n]``.
 
-    ``items[s]`` is the size in slot s, ``pack[s]`` the slot's pack, and ``limits[p]`` the two limits of pack p.
+    The sequence that lowers the excess most is taken out first, until no limit of the pack is exceeded. ``items[s]`` is
+    the size in slot s, ``pack[s]`` the slot's pack, and ``limits[p]`` the two limits of pack p.
     """
     kept = np.ones(items.size, dtype=bool)
     sums = np.zeros_like(limits)

@@ -58,10 +58,12 @@ class PriceCertificate:
         ValueError: a number is not an integer or is out of range; `rates`, `units` or an extra has too many or too few
             numbers; or extras do not ascend.
 
-    In the example, three sequences of 5 tokens fit into 16, so a pack of 16 tokens is worth at most 16 + 3 * 2. The
-    five sequences are worth 31; in packs of 8 tokens, worth at most 10 each at a price of 1, that costs at least 4:
+    In the example, a token is worth 1, and a sequence of 5 or more tokens is worth 2 more. A pack of 8 tokens holds one
+    such sequence, so it is worth at most 8 + 2 = 10; a pack of 16 tokens holds three: 16 + 3 * 2 = 22. The sequences,
+    four of 5 tokens and one of 3, are worth 4 * 7 + 3 = 31. A pack of 8 tokens costs 1. A pack of 16 tokens costs 3,
+    which buys less value for its price. So the packs cost at least 31 / 10, rounded up to 4:
 
-    >>> proof = PriceCertificate((1, 0), ((5, 0, 2),))  # a token is worth 1, a sequence of 5 tokens or more 2 beyond
+    >>> proof = PriceCertificate((1, 0), ((5, 0, 2),))
     >>> proof.best([(8, 0), (16, 0)])
     [10, 22]
     >>> proof.bound(np.array([[5, 0], [3, 0]]), [4, 1], [(8, 0), (16, 0)], [1, 3])

@@ -7,8 +7,8 @@ Gomory. With fewer classes, the program requires less than any real plan, so its
 classes have the mean of their sizes instead of a corner: they lead to better plans, but prove no bound.)
 
 An *edge* is one of the two coordinates of a corner. Edges are placed just above a capacity, its half, its third and so
-on: of sequences longer than this, one less fits into a pack. Between these places, edges are denser where there are
-more sequences.
+on, since a pack holds fewer than n sequences that are longer than 1/n of its capacity. Between these places, edges are
+denser where there are more sequences.
 """
 
 from __future__ import annotations
@@ -133,9 +133,8 @@ class Classes:
     def within(self, task: Task) -> Classes:
         """Return a copy of these classes in which each corner fits into a capacity of `task`.
 
-        Capacities are rounded down to whole units.
-        Corners that fit into none are lowered as little as possible. A corner that would become 0 in both sizes gets
-        one unit of the first size.
+        Capacities are first rounded down to whole units. A corner that fits into none of them is lowered as little as
+        possible. A corner that would become 0 in both sizes gets one unit of the first size.
         """
         limits = task.capacities // self.units * self.units
         least = np.full(len(self.corners), np.inf)

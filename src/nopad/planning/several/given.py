@@ -93,7 +93,7 @@ def _listed(values: Any, name: str) -> list[Any]:
     Arrays and scalars of NumPy and torch become plain Python values. Error messages call the option `name`.
 
     Raises:
-        OptionError: `values` is an array with masked values.
+        OptionError: `values` is an array with masked values, or a tensor that cannot be read.
     """
     if np.ma.is_masked(values):
         raise OptionError(f"{name} must not have masked values, got {values!r}")

@@ -195,7 +195,12 @@ class SeveralPlan:
         )
 
     def summary(self) -> dict[str, Any]:
-        """Return the main figures by name, such as price, lower bound, and the packs of each capacity; JSON values."""
+        """Return the plan's main figures by name, as JSON values.
+
+        The keys are names of attributes, ``depth``, ``sequences``, ``price``, ``lower_bound``, ``gap`` and
+        ``efficiency``, and two more: ``proof`` names what proves the lower bound, and ``capacities`` is a list with a
+        dict for each capacity. Its keys are ``capacity``, ``price``, ``packs`` and ``efficiency``.
+        """
         rows = zip(self.capacities, self.prices, self._packs, self.loads, strict=True)
         return {
             "depth": self.depth,

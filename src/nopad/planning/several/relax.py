@@ -50,9 +50,9 @@ class Relaxed:
     Attributes:
         times: how often each column is used; may be fractional; float64 ``[columns]``.
         rates: dual value of one unit of sand of the first size, and of one unit of sand of the second size; both
-            divided by the price of the dearest capacity; float64 ``[2]``.
-        extras: dual value of each class minus ``rates . corner``, at least 0; divided by the price of the dearest
-            capacity; float64 ``[m]``.
+            divided by the highest price of any capacity worth using (`Task.by_price`); float64 ``[2]``.
+        extras: dual value of each class, divided by the same price, minus ``rates . corner``; at least 0; float64
+            ``[m]``.
         price: total price of the packs in the program's solution, in the unit of `Task.prices`.
         proven: approximately the lower bound on this total price that the dual values prove, in the same unit.
     """

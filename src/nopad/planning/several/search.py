@@ -183,10 +183,10 @@ class _Search:
         return True
 
     def _loose(self) -> NDArray[np.bool_]:
-        """Return which sizes have no extra, so that any capacity may hold them at no loss; bool ``[k]``.
+        """Return which sizes have no extra; bool ``[k]``. Any capacity may hold these sizes at no loss.
 
         The extra of a size is its value in the linear program, minus ``rates . size`` (`PriceCertificate`). Tiny extras
-        count as 0. As long as no linear program was solved, no size has an extra.
+        count as 0. Before a linear program is solved, no size has an extra.
         """
         if self.worth is None:
             return np.ones(self.task.counts.size, dtype=bool)
