@@ -116,8 +116,8 @@ def read_given(
 
     Args:
         inputs: the inputs as given on the command line.
-        capacity: most tokens per pack; None: the histograms state it. If they do not, and with other inputs, it is
-            chosen if `apart` is True: the smallest power of two that holds the longest sequence.
+        capacity: most tokens per pack; None: the capacity that the histograms state. If no input states one and `apart`
+            is True, it is the smallest power of two that holds the longest sequence.
         monitor: is told the progress of tokenising.
         tokenizer: the value of ``--tokenizer``, for a corpus of texts.
         policies: options of `CorpusOptions` by name, for a corpus.

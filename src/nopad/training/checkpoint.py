@@ -46,7 +46,7 @@ def check_same_model(folder: Path, model: Any) -> None:
 
 
 def saved_state(folder: Path) -> Any:
-    """Return the loader's state from a checkpoint, unchecked, for `PackedLoader.load_state_dict`, which checks it.
+    """Return the loader's state from a checkpoint. It is not checked; `PackedLoader.load_state_dict` checks it.
 
     Raises:
         FormatError: the checkpoint has no loader state, or one that cannot be read.

@@ -51,7 +51,7 @@ class Chosen:
             kind: the type of the task, a subclass of `Task`.
             records: the training data.
             known: class names stored with the weights from which training starts; () if there are none. If the names
-                in the records are exactly these, they keep this order.
+                in the records are exactly these, ``task.labels`` has them in this order.
 
         Raises:
             InputError: the records cannot be read, have no labels, or their labels are no classes.

@@ -438,8 +438,8 @@ def append_line(path: Path, document: Mapping[str, Any]) -> None:
 def kept_lines(path: Path, step: int) -> None:
     """Keep the lines of a metrics file up to step number `step`, and remove those of later steps.
 
-    Each line is a JSON object with the key "step"; without this key, the line is kept. Damaged lines, and those whose
-    step is not a number, are removed.
+    Each line is a JSON object with the key "step"; a line without this key counts as step 0. Damaged lines, and those
+    whose step is not a number, are removed too.
 
     Raises:
         StorageError: the file cannot be written.

@@ -75,9 +75,8 @@ class Longer(TrainerCallback):
     ) -> None:
         """If the run is longer than its checkpoint planned, set the learning rates of the new length, and report them.
 
-        A run is longer if it has more steps, or if its `CountedLR` has another length. Two kinds of schedule are only
-        reported: a `CountedLR`, which has set its rates already, and one that depends on evaluations, which keeps its
-        rate.
+        A run is longer if it has more steps, or if its `CountedLR` has another length. Rates are only reported, and not
+        set, for two kinds of schedule: a `CountedLR`, which has set them already, and one that depends on evaluations.
         """
         now, step = state.max_steps, state.global_step
         schedule = getattr(lr_scheduler, "scheduler", lr_scheduler)

@@ -69,8 +69,8 @@ class PackedMixin(EvaluatingMixin):
         loading: further options of `nopad.PackedLoader`: balance, cost, depth, ...
         schedule: the learning rate by sequences, tokens or steps seen (`nopad.training.Schedule`), in place of the
             Trainer's own schedule.
-        quiet: print less before training begins: not what packing changes; and what the task did to records only if it
-            truncated some or left some out.
+        quiet: print less before training begins: nothing about what packing changes, and a warning about records only
+            if the task truncated some or left some out.
 
     If you give a loader, ``gradient_accumulation_steps`` must equal its `accumulation`, and
     ``per_device_train_batch_size`` its `rows` or `sequences` (1 with `tokens`). ``num_train_epochs`` counts the epochs
@@ -337,6 +337,9 @@ class PackedMixin(EvaluatingMixin):
 
         Save also, for ``nopad predict``, the task's name and options, and its tokenizer if the Trainer has none. During
         training, save the loader's state too, if `output_dir` is given.
+
+        Raises:
+            StorageError: the task or the loader's state cannot be written.
         """
         super().save_model(output_dir, *args, **kwargs)
         if self.task is not None and self.args.should_save:

@@ -43,7 +43,7 @@ def load_tokenizer(table: Model) -> Any:
 
     Raises:
         FormatError: there is no tokenizer, or it cannot be read.
-        OptionError: as for `_weights`.
+        OptionError: ``model.init_from`` has adapters, and ``model.lora`` asks for new ones.
     """
     name = table.tokenizer or table.name or str(_weights(table))
     with _reading(name, "tokenizer"):
@@ -59,7 +59,8 @@ def read_model_config(table: Model, task: type[Task] | Task | None) -> Any:
 
     Raises:
         FormatError: there is no model, its configuration cannot be read, or transformers refuses one of the new values.
-        OptionError: ``model.config`` names a field that the configuration does not have; or as for `_weights`.
+        OptionError: ``model.config`` names a field that the configuration does not have; or ``model.init_from`` has
+            adapters, and ``model.lora`` asks for new ones.
     """
     name = table.name or str(_weights(table))
     with _reading(name, "configuration"):
@@ -79,7 +80,7 @@ def classes_of_weights(table: Model) -> list[str]:
     Raises:
         FormatError: there are no weights where the table ``[model]`` says, or the configuration beside them cannot be
             read.
-        OptionError: as for `_weights`.
+        OptionError: ``model.init_from`` has adapters, and ``model.lora`` asks for new ones.
     """
     if table.fresh:
         return []
@@ -124,7 +125,8 @@ def check_positions(table: Model, shape: Any) -> None:
     not given, or if the model learns no positions.
 
     Raises:
-        OptionError: the checkpoint has fewer positions; or as for `_weights`.
+        OptionError: the checkpoint has fewer positions; or ``model.init_from`` has adapters, and ``model.lora`` asks
+            for new ones.
         FormatError: the checkpoint's configuration cannot be read.
     """
     mine = _table_of_positions(bare(shape))
