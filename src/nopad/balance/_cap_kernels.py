@@ -306,8 +306,8 @@ def cut_capped(
     2. The step takes the first number whose units fit into the bins if they are placed largest first.
     3. If no number fits, the step takes as many units as fit if they are placed in the given order, but at least one.
 
-    If the first number leaves more than a quarter of `room` free, units are placed in the given order before step 2,
-    and in step 2 only numbers are tried that are larger than the number of units that fit in this way.
+    Step 2 is shortened if the first number leaves more than a quarter of `room` free. Then units are first placed in
+    the given order, and only numbers above the number that fits in this way are tried.
     """
     units, begin, steps = sizes.shape[0] // parts, 0, 0
     loads = np.zeros(bins, dtype=np.int64)

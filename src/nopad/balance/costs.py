@@ -263,7 +263,7 @@ def fingerprint(model: CostModel, longest: int) -> str:
     Models of the same class name with equal costs at these lengths have equal fingerprints, in every process.
 
     Raises:
-        BalanceError: as in `CostModel.checked`.
+        BalanceError, LengthError: as in `CostModel.checked`.
 
     >>> fingerprint(Tokens(), 512) == fingerprint(Tokens(), 512) != fingerprint(Attention(hidden_size=1), 512)
     True

@@ -47,8 +47,8 @@ def answer(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> 
     each way of padding needs, as a multiple of the slots of packs. A slot is the place of one token in a batch, real or
     padding. Then comes a line for each named input, and, if text files were read, a line that says what a record is.
 
-    `without` has the numbers of slots without packing; `rows` are those of `nopad.planning.comparison.compare`, one for
-    each plan.
+    `given` has the lengths and the capacity, and `without` the numbers of slots without packing. `rows` has a dict
+    about each plan, from `nopad.planning.comparison.compare`.
     """
     best = best_of(rows)
     times = {"fixed": without.fixed, "dynamic": without.dynamic, "length-sorted": without.by_length}
@@ -171,8 +171,8 @@ def became(given: Given) -> list[str]:
 def _from_least(given: Given, rows: Sequence[Mapping[str, Any]]) -> str:
     """Return a text that compares the number of packs of the best plan (`best_of`) with the proven minimum.
 
-    It is the minimum without a depth limit, if the best plan has no depth limit or has exactly this many packs.
-    Otherwise it is the minimum at the depth of the best plan.
+    This is the minimum without a depth limit if the best plan has no limit, or has exactly that number of packs.
+    Otherwise, it is the minimum at the depth of the best plan.
     """
     best, least = best_of(rows), least_packs(given.histogram, given.capacity, rows)
     if best["depth"] is None or best["packs"] == least:
@@ -193,10 +193,10 @@ def chosen(given: Given) -> str:
 
 
 def left_out(given: Given, options: str) -> str:
-    """Return a sentence on the sequences above the capacity, which the plan leaves out.
+    """Return a sentence on the sequences above the capacity, which the plan leaves out; "" if there are none.
 
-    It ends with what can be done with them. `options` says what `nopad pack` can do; in it, ``{it}`` stands for the
-    sequences. The result is "" if nothing is left out.
+    The sentence ends with what can be done about these sequences. `options` is its part on what `nopad pack` can do; in
+    it, ``{it}`` is replaced by "it" or "them".
     """
     if not given.over_long:
         return ""
@@ -209,9 +209,10 @@ def left_out(given: Given, options: str) -> str:
 
 
 def advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return sentences on the choice of ``--depth``: what a limit costs in packs, and what a plan without one is like.
+    """Return lines of text on the choice of ``--depth``.
 
-    The list is empty unless `rows` have both an unlimited and a limited depth.
+    They say how long the plan without a limit took and how deep its deepest pack is, and how many more packs a limit
+    needs. The list is empty if all `rows` have a limit, or none has.
     """
     whole = next((row for row in rows if row["depth"] is None), None)
     limited = [row for row in rows if row["depth"] is not None]

@@ -139,12 +139,12 @@ def main(argv: list[str] | None = None) -> None:
 
 @cache
 def _command() -> Any:
-    """Return the whole command with its verbs; making it from their signatures takes 0.1 s."""
+    """Return the command `nopad` with all its verbs; the first call takes 0.1 s, later ones return the same object."""
     return typer.main.get_command(app)
 
 
 def _ended(stop: SystemExit, debug: bool) -> int:
-    """Print that code outside nopad ended the program (`stop`), so that there is no result; return the exit code.
+    """Print that code outside nopad ended the program, so that there is no result; return nopad's exit code, 2.
 
     With `debug`, the traceback is printed instead.
     """
@@ -165,9 +165,10 @@ def _leave_threads(code: int) -> None:
 
 
 def _warned(verb: str, message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:
-    """Print a warning as one line to stderr, under the name of the installed package that it is from, or "nopad".
+    """Print a warning to stderr as one line that begins with the name of the package that gave the warning.
 
-    This replaces `warnings.showwarning`; options are named as the flags of the command `verb`.
+    Warnings of nopad, and of files that are not installed, begin with "nopad"; their options are named as the flags of
+    the command `verb`. This function replaces `warnings.showwarning`.
     """
     parts = Path(filename).parts
     installed = "site-packages" in parts[:-1]

@@ -153,7 +153,8 @@ def _audited(
 ) -> tuple[Any, Extras]:
     """Load the model `name` and audit it; return its `Verdict`, and the `Extras` that `more` asks for.
 
-    The trace is made first: it refuses tokens that do not exist (``--poisoned``), before the audit, which takes longer.
+    The trace is made before the audit, which takes longer, since the trace refuses a token of ``--poisoned`` that does
+    not exist.
     """
     monitor.stage("loading the model", None, "")
     with _uncollected():
@@ -175,7 +176,7 @@ def _refuse(given: dict[str, Any], why: str) -> None:
 
     Args:
         given: the values of these options, by name; a false value: not given.
-        why: the second half of the message, after the name of an option.
+        why: why such an option is refused; in the message, it follows the name of the option.
 
     Raises:
         OptionError: one of the options was given.
@@ -255,7 +256,7 @@ def _collator(name: str, model: Any) -> Any:
 
 
 class _AsTrained:
-    """A collator that adds ``use_cache=False`` to the batches of another, as TRL's trainer does.
+    """A collator that adds ``use_cache=False`` to the batches of another collator, as TRL's trainer does.
 
     With a cache, causal models ignore where sequences begin in a batch of TRL's collator. Nothing is added if the
     model's forward has no such parameter.
@@ -272,9 +273,9 @@ class _AsTrained:
 
 
 def _imported(name: str) -> Any:
-    """Import what ``module:name`` stands for, and return it; if it is a class, return an instance of it.
+    """Import the object that a text of the form ``module:name`` stands for; return it, or an instance if it is a class.
 
-    The name may have dots.
+    Module and name may have dots.
 
     Raises:
         OptionError: `name` has another form, the import or the class raises an exception, or the result is not

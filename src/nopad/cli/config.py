@@ -31,7 +31,8 @@ def read_config(path: Path, group: Any) -> _Values:
 
     Raises:
         FormatError: the file cannot be read, or is not TOML.
-        OptionError: the file names a command or an option that does not exist, or has a value of a wrong type.
+        OptionError: the file names a command or an option that does not exist, gives an option twice, or has a value of
+            a wrong type.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -76,9 +77,10 @@ def _of_command(table: Mapping[str, Any], command: Any, place: str) -> _Values:
 
 
 def _checked(value: Any, param: Any, place: str) -> Any:
-    """Return a value as a command line would give it: text, or a list of texts; a flag is true or false.
+    """Return a value of the file in the form in which click takes it, after a check.
 
-    `param` is the option, and `place` begins the message of an error.
+    This is a bool for a flag, a list of texts for an option that takes several values, and a text for any other option.
+    `param` is the option. The message of an error begins with `place`.
 
     Raises:
         OptionError: the value has a wrong type, or is an empty text.

@@ -123,7 +123,7 @@ def encoder_for(
 
 
 def encoder_of(settings: Mapping[str, Any], capacity: int, tokenizer: str | None) -> Encoder | None:
-    """Make again the encoder with which a dataset was packed; None: it was packed without one.
+    """Return an encoder like the one with which a dataset was packed; None: it was packed without one.
 
     Args:
         settings: the options in the dataset's manifest.
@@ -132,7 +132,7 @@ def encoder_of(settings: Mapping[str, Any], capacity: int, tokenizer: str | None
 
     Raises:
         FormatError, MissingExtraError: the tokenizer cannot be loaded (`load_transformers_tokenizer`).
-        OptionError: it was packed from chats, and `tokenizer` is None.
+        OptionError: the dataset was packed from chats, and `tokenizer` is None.
     """
     found = settings.get("encoder")
     if found is None:

@@ -88,7 +88,10 @@ def _prose(text: str, width: int) -> Iterator[str]:
 
 
 def _names(param: Any, command: Any) -> str:
-    """Return an option's names and what stands for its value, such as ``-c, --capacity N``; a flag has no value."""
+    """Return an option's names, followed by a placeholder for its value, such as ``-c, --capacity N``.
+
+    A flag has no value, and so no placeholder.
+    """
     short = [name for name in param.opts if not name.startswith("--")]
     long = [*(name for name in param.opts if name.startswith("--")), *param.secondary_opts]
     names = ", ".join([*short, *long]) if short else "    " + ", ".join(long)
@@ -137,8 +140,8 @@ def _said(param: Any, is_option: bool) -> str:
 def _table(rows: Iterable[tuple[str, str]], width: int) -> Iterator[str]:
     """Yield the lines of a table with two columns; `width` is the width of a line in characters.
 
-    `rows` are pairs: what stands in the first column, such as the names of an option, and the text beside it. What is
-    too wide for the first column has a line of its own.
+    `rows` has the text of the first column, such as the names of an option, and that of the second column. A first text
+    that is too wide for its column has a line of its own.
     """
     rows = list(rows)
     column = min(max(len(names) for names, _ in rows), NAMES) + 2

@@ -20,7 +20,7 @@ _DEFAULTS = {f.name: f.default for f in fields(CorpusOptions) if f.default is no
 
 
 def called(inputs: Sequence[str]) -> str:
-    """Return how a message calls the inputs: the only one by itself, several by their number."""
+    """Return what a message calls the inputs: a single input by itself, several as in "3 inputs"."""
     return inputs[0] if len(inputs) == 1 else f"{len(inputs)} inputs"
 
 

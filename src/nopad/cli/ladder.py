@@ -55,6 +55,11 @@ def _number(text: str) -> int | float:
 def refuse_beside(given: Mapping[str, Any], depths: Sequence[str] | None, options: Mapping[str, Any]) -> None:
     """Refuse options that cannot be combined with ``--ladder``.
 
+    Args:
+        given: the values of options that must not be set, by name.
+        depths: the values of ``--depth``; None: not given.
+        options: the values of ``--option``, by name.
+
     Raises:
         OptionError: an option in `given` is set, there are several `depths`, or `options` has a name other than
             "effort".

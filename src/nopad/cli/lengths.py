@@ -116,16 +116,16 @@ def read_given(
 
     Args:
         inputs: the inputs as given on the command line.
-        capacity: most tokens per pack; None: the inputs state it or, with `apart`, it is chosen: the smallest power of
-            two that holds the longest sequence.
+        capacity: most tokens per pack; None: the capacity that the histograms state. If no input states one and `apart`
+            is True, it is the smallest power of two that holds the longest sequence.
         monitor: is told the progress of tokenising.
         tokenizer: the value of ``--tokenizer``, for a corpus of texts.
         policies: options of `CorpusOptions` by name, for a corpus.
         reader: which fields and columns of a corpus are read, and how.
         validation: the share of records to hold out; the result has the lengths of the other records.
         seed: random seed of the choice of records to hold out.
-        as_pairs: a function that turns the source of a corpus into a source of pairs, which is planned for instead;
-            None: the plan is for the corpus itself.
+        as_pairs: a function that turns the source of a corpus into a source of pairs, whose lengths are read instead;
+            None: the lengths of the corpus itself are read.
         content: what the records hold; None: a text, or ids.
         apart: whether sequences above the capacity are counted and left out; if False, they are handled as `policies`
             say, or are an error.
@@ -134,9 +134,10 @@ def read_given(
 
     Raises:
         StorageError: the lengths cannot be saved.
-        OptionError: neither the files nor `capacity` state one capacity, and `apart` is False; histograms or files of
-            lengths are given with another kind of input or with corpus options; a histogram is given with `as_pairs`,
-            `keep` or a `validation` above 0; or an option has an invalid value.
+        OptionError: `capacity` is None, and the histograms state different capacities; it is None, no input states one,
+            and `apart` is False; histograms or files of lengths are given with another kind of input or with corpus
+            options; a histogram is given with `as_pairs`, `keep` or a `validation` above 0; or an option has an invalid
+            value.
         RecordError: `policies` do not allow a record; a CSV, TSV or JSON file is broken; or no record is left to plan
             for.
         SourceError: there is no such file, it holds no sequences, or `apart` is True and all are above the capacity.

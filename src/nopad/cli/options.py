@@ -180,7 +180,7 @@ Even = Annotated[
 def parse_options(given: list[str] | None, even: bool = False) -> dict[str, Any]:
     """Return the values in the ``NAME=VALUE`` pairs of ``--option``, by name.
 
-    If `even` is True, as ``--even`` asks for, ``even`` is among them, and is True.
+    If `even` is True (``--even``), the result also has "even" with the value True.
 
     Raises:
         OptionError: as for `parse_pairs`.

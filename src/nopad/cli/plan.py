@@ -269,7 +269,7 @@ def _compare(
     the input. With ``--output``, the plan is saved.
 
     Algorithms that take sequences in the order of arrival need an order, which is drawn at random for a histogram. If
-    it has too many sequences for that, and the user named no algorithm, they are left out.
+    the histogram has too many sequences for that, and the user named no algorithm, these algorithms are left out.
     """
     options, algorithms = wanted.options, wanted.algorithms
     for name in algorithms:

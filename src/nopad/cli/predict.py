@@ -244,10 +244,10 @@ def _loaded(
 
 
 def _lowered(loaded: Any, precision: str | None) -> tuple[Any, float | None]:
-    """Return the model in the given precision, and how alike its outputs are to those of the given model.
+    """Return the model in the given precision, and the agreement of its outputs with those of the given model.
 
-    The second result is the smallest cosine of `nopad.model.precision.agreement`. If `precision` is None, return the
-    given model, and None.
+    The agreement is a cosine similarity, the smallest one that `nopad.model.precision.agreement` finds. If `precision`
+    is None, return the given model and None.
     """
     if precision is None:
         return loaded, None
@@ -319,7 +319,7 @@ def _labels(text: str | None) -> Any:
 
 
 def _kept(given: list[str]) -> dict[str, str]:
-    """Return the columns of the input to write too: a dict from the names that they get to their names in the input.
+    """Return the input's columns that are copied to the output, as ``{name in the output: name in the input}``.
 
     Raises:
         OptionError: a name is empty, or given twice.

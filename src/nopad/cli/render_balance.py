@@ -70,8 +70,8 @@ def waste_table(rows: Sequence[BalanceRow]) -> Group:
 def effect_lines(effects: Mapping[str, float], steps: int) -> Iterator[str]:
     """Yield lines that say whether steps become cheaper or dearer during an epoch, for each way to draw the sequences.
 
-    `effects` has the correlation between the cost of a step and its number, by the way to draw; about 0 means neither.
-    `steps` is the number of steps from which it was computed.
+    `effects` has, for each way to draw, the correlation between the cost of a step and the step's number; about 0 means
+    that steps become neither cheaper nor dearer. `steps` is the number of steps from which it was computed.
     """
     yield f"correlation of a step's cost with its number, over {steps:,} steps of 128 sequences:"
     for draw, correlation in effects.items():

@@ -76,8 +76,8 @@ def matrix_table(matrix: Sequence[Sequence[int]], same: bool) -> Group:
 def counts_table(counted: Sequence[StrategyCount]) -> Group:
     """Return a table of how many strategies there are for each capacity and depth.
 
-    The exact number stands beside the results of the supplement's equations, and the number in its text. A strategy is
-    a way to fill a pack exactly, with at most as many sequences as the depth says.
+    Each row has the exact number, the result of the supplement's equations, and the number in the supplement's text. A
+    strategy is a way to fill a pack exactly, with at most as many sequences as the depth says.
     """
     made = headed(["capacity", "depth", "exact", "equations 5 and 6", "difference", "in the text"], left=0)
     for at, one in enumerate(counted):

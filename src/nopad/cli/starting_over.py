@@ -17,8 +17,8 @@ __all__ = ["way_out"]
 def way_out(out: Path, names: re.Pattern[str]) -> Iterator[None]:
     """In a ``with`` block, add a hint at ``--force`` to errors about the folder `out`, if ``--force`` may replace it.
 
-    `names` matches the names of the files that nopad writes there: `DATASET` or `PREDICTIONS` of
-    `nopad.store.starting_over`.
+    ``--force`` may replace a folder that holds a job or output of nopad, and no other files. `names` matches the names
+    of the files that nopad writes there: `DATASET` or `PREDICTIONS` of `nopad.store.starting_over`.
     """
     try:
         yield

@@ -58,7 +58,8 @@ def parts_of(path: str) -> dict[str, Any]:
 
     Raises:
         OptionError: the file cannot be run; it defines neither ``trainer()`` nor ``model()`` and ``examples()``, or a
-            part that does not go with ``trainer()``; or a part is not a function.
+            part that does not go with ``trainer()``; a part is not a function; or one of these three functions raises
+            an exception or returns None.
     """
     module = module_of(path)
     if module is None:

@@ -46,7 +46,7 @@ def check_same_model(folder: Path, model: Any) -> None:
 
 
 def saved_state(folder: Path) -> Any:
-    """Return the loader's state in a checkpoint, which the loader checks.
+    """Return the loader's state from a checkpoint. It is not checked; `PackedLoader.load_state_dict` checks it.
 
     Raises:
         FormatError: the checkpoint has no loader state, or one that cannot be read.
@@ -82,7 +82,7 @@ def steps_of(folder: Path) -> int:
     """Return the number of optimiser steps taken before a checkpoint was saved.
 
     Raises:
-        FormatError: as for `trainer_state`.
+        FormatError: the checkpoint has no state of the Trainer, or one that cannot be read.
     """
     return int(trainer_state(folder).global_step)
 
@@ -105,7 +105,7 @@ def _object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file.
 
     Raises:
-        FormatError: as in `_read`; or the file holds another JSON value.
+        FormatError: the file cannot be read, is no JSON, or holds a JSON value that is no object.
     """
     found = _read(path)
     if not isinstance(found, dict):

@@ -74,11 +74,13 @@ def is_split_stream(loader: PackedLoader) -> bool:
 
 
 def check_step(trainer: Any, loader: PackedLoader) -> None:
-    """Refuse options of a Trainer that contradict the loader's step, or that `check_options` refuses.
+    """Refuse a Trainer whose training step differs from the loader's, in micro-steps, rows or ranks.
+
+    Options that `check_options` refuses are refused too.
 
     Raises:
-        OptionError: such an option is set, and the message names it; the loader is a stream on several ranks; or the
-            loader has several rows, and the model can run only one (`check_rows`).
+        OptionError: the steps differ, or such an option is set, and the message names it; the loader is a stream on
+            several ranks; or the loader's batches have several rows, and the model can run only one (`check_rows`).
     """
     args = trainer.args
     if is_split_stream(loader):
@@ -113,8 +115,8 @@ def check_step(trainer: Any, loader: PackedLoader) -> None:
 def check_schedule(trainer: Any, *, packs: bool) -> None:
     """Refuse a `Schedule` if there is another learning-rate schedule too, or if the training data are not packed.
 
-    `packs` says whether the training data are packed. A schedule asks the loader of packs how many sequences or tokens
-    were seen.
+    `packs` says whether the training data are packed. A schedule needs packs: it asks their loader how many sequences
+    or tokens were seen.
 
     Raises:
         OptionError: there is another schedule, which the message names; or `packs` is False.

@@ -44,13 +44,14 @@ class Chosen:
     def labels(self, kind: type[Task], records: Any, known: Sequence[str]) -> None:
         """If the task has classes and ``task.labels`` is not given, set it to the classes in the training records.
 
-        Nothing is set for stored tokens.
+        If the labels of the records are numbers, it is set to the number of classes, else to their names. Nothing is
+        set for stored tokens.
 
         Args:
-            kind: the class of the task.
+            kind: the type of the task, a subclass of `Task`.
             records: the training data.
-            known: names of the classes of the weights with which training begins; () if they have no names. If the
-                records have exactly these classes, they keep this order.
+            known: class names stored with the weights from which training starts; () if there are none. If the names
+                in the records are exactly these, ``task.labels`` has them in this order.
 
         Raises:
             InputError: the records cannot be read, have no labels, or their labels are no classes.
@@ -64,11 +65,11 @@ class Chosen:
         self._say("task.labels", found, "the classes in data.train" + ("" if isinstance(found, int) else f", {order}"))
 
     def head(self, task: Task, known: Sequence[str]) -> None:
-        """Compare the names of the task's classes with those of the weights with which training begins, `known`.
+        """Compare the task's class names with `known`, those stored with the weights from which training starts.
 
-        If there are as many, but other names, a line says so: each class then begins with what another class has
-        learned, which may be intended. There is no such line if the configuration gives only the number of classes.
-        `known` is as in `labels`.
+        If there are equally many but different names, a line is added to `lines`: each class then starts with what
+        another class has learned, which may be intended. No line is added if the configuration gives only the number
+        of classes. `known` is () if no names are stored.
 
         Raises:
             OptionError: the names are the same, but in another order, so they would be mixed up.
@@ -88,10 +89,10 @@ class Chosen:
     def capacity(self, records: Any, positions: int | None) -> None:
         """Set ``packing.capacity`` for records of a task, if nothing in the configuration limits packs.
 
-        The capacity is 2,048 tokens, or the model's number of positions if that is smaller; but if ``task.max_length``
-        is larger than this, it is ``task.max_length``. `positions` is the model's number of positions; None: unlimited.
-        Nothing is set if ``packing.capacity``, ``packing.tokens`` or ``packing.sequences`` is given, or if the data are
-        stored tokens.
+        The capacity is 2,048 tokens, or the model's number of positions if that is smaller. If ``task.max_length`` is
+        larger still, the capacity is ``task.max_length``. `positions` is the model's number of positions; None:
+        unlimited. Nothing is set if ``packing.capacity``, ``packing.tokens`` or ``packing.sequences`` is given, or if
+        the data are stored tokens.
         """
         packing, name = self.config.packing, self.config.task.name
         if packing.capacity or packing.tokens or packing.sequences or name is None:
@@ -129,10 +130,11 @@ class Chosen:
         return True
 
     def rows(self, examples: Examples | None) -> None:
-        """If the size of a micro-step is not given, set ``packing.rows``: enough for 8 sequences of average length.
+        """Set ``packing.rows`` to the number of rows that hold 8 sequences of average length.
 
-        Sequences that stay together, such as the two of a pair, count as one. If `examples` is None, since the data are
-        stored tokens, or if ``packing.capacity`` is not set, the number of rows is 1.
+        Nothing is set if ``packing.rows``, ``packing.tokens`` or ``packing.sequences`` is given. Sequences that stay
+        together, such as the two of a pair, count as one. The number of rows is 1 if ``packing.capacity`` is not set,
+        or if `examples` is None: then the data are stored tokens.
         """
         packing = self.config.packing
         if packing.rows or packing.tokens or packing.sequences:

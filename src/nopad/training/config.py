@@ -79,10 +79,10 @@ def read_config(path: str | Path, overrides: Sequence[str] = (), *, init_from: s
 def _optional(name: str, made: Mapping[str, Mapping[str, Any]], document: Mapping[str, Any]) -> Any:
     """Return the table called `name`, which is optional, as its dataclass; None if it was left out.
 
-    `made` has the fields of all tables, and `document` the tables of the file.
+    `made` has the fields of each table, from the file and from ``--set``; `document` has the tables of the file.
 
     Raises:
-        OptionError: the table lacks the field that `CHOOSES` names for it.
+        OptionError: the table is given without its required field, ``optimizer.name`` or ``schedule.counts``.
     """
     if not made[name] and name not in document:
         return None
@@ -94,7 +94,7 @@ def _optional(name: str, made: Mapping[str, Mapping[str, Any]], document: Mappin
 
 @contextmanager
 def _of(where: str) -> Iterator[None]:
-    """In a ``with`` block, begin the message of an `OptionError` with `where`: the file or option of the value."""
+    """In a ``with`` block, begin the message of an `OptionError` with `where`: the file or ``--set`` that is wrong."""
     try:
         yield
     except OptionError as error:
@@ -119,7 +119,7 @@ def _override(made: dict[str, dict[str, Any]], text: str) -> None:
 
     Raises:
         OptionError: `text` has another form, the table or field is unknown, or the value does not fit the field.
-        MissingExtraError: as for `_hints`.
+        MissingExtraError: a package that the fields of ``[trainer]`` or ``[task]`` need is not installed.
     """
     name, equals, value = text.partition("=")
     names = [one.strip() for one in name.split(".")]
@@ -149,15 +149,15 @@ def _toml_value(text: str) -> Any:
 
 
 def _table(name: str, given: Mapping[str, Any], path: str | None, task: str | None = None) -> dict[str, Any]:
-    """Return the fields `given` of a table, each converted to its type.
+    """Return the fields `given` of the table called `name`, each converted to its type.
 
-    `name` is that of the table. `path` is the file that the fields are from, for messages; None: they are from the
-    command line. `task` is the name of the task, if `given` does not have it.
+    `path` is the file that gives these fields, for messages; None: the command line gives them. `task` is the name of
+    the task, used if `given` does not have it.
 
     Raises:
-        OptionError: a field is unknown, has a value of a wrong type, or is set in another place (`_ELSEWHERE`); or
-            ``[task]`` has options, and no name.
-        MissingExtraError: as for `_hints`.
+        OptionError: a field is unknown, has a value of a wrong type, or must be set elsewhere (``task.empty``, for
+            example, as ``data.empty``); or ``[task]`` has options, and no name.
+        MissingExtraError: a package that the fields of ``[trainer]`` or ``[task]`` need is not installed.
     """
     made = {}
     for key, value in given.items():

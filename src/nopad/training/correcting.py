@@ -13,13 +13,13 @@ __all__ = ["corrected"]
 
 
 def corrected(made: Loaders, data: Any) -> tuple[Loaders, Scaled | None]:
-    """Return `Loaders` like `made`, but with corrected hyper-parameters, and the correction that was made.
+    """Return a copy of `made` with corrected hyper-parameters, and the correction.
 
-    If ``packing.correction`` is "none", the result is `made` itself and None. Else the packing factor is measured on
-    the loader of `data`, the training data, made with ``accumulation=1``.
+    If ``packing.correction`` is "none", return `made` itself and None. Otherwise, the packing factor is measured on a
+    loader of `data`, the training data, that has one micro-step per step.
 
     Raises:
-        OptionError: the optimiser has no betas, and these are to be corrected; or as for `scale_for_packing`.
+        OptionError: the betas are to be corrected, and the optimiser has none; or as for `scale_for_packing`.
         InputError, StorageError: as for `Loaders.loader`.
     """
     config, args = made.config, made.args

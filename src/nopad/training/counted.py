@@ -34,12 +34,13 @@ class CountedLR(LRScheduler):
         schedule: the learning rate as a function of the number of sequences, tokens or steps seen.
         loader: the loader of the training data; not needed if the schedule counts "steps", and `steps` or
             ``schedule.total`` is given. Batches that the loader gave before this object was created do not count.
-        epochs, steps: length of training, needed if ``schedule.total`` is None: the number of epochs, counted from the
-            loader's first epoch; or of optimiser steps, counted from now.
+        epochs: length of training in epochs, counted from the loader's first epoch. If ``schedule.total`` is None,
+            `epochs` or `steps` is needed.
+        steps: length of training in optimiser steps, counted from now; takes precedence over `epochs`.
 
     Attributes:
         total: length of the whole schedule, in the unit that the schedule counts.
-        before: `total` of the schedule whose state was loaded; None: no state was loaded.
+        before: the `total` in the state that was loaded; None: no state was loaded.
 
     Raises:
         OptionError: the length of training is not known, 0, or shorter than the warm-up; or sequences or tokens are
@@ -101,8 +102,8 @@ class CountedLR(LRScheduler):
         """Number of sequences, tokens or steps seen since the schedule began.
 
         Raises:
-            OptionError: the loader has given less than the loaded state says, since the loader's own state was not
-                loaded.
+            OptionError: a state was loaded into this schedule, but none into its loader, so the loader has given less
+                than the schedule's state says.
         """
         if self.schedule.counts == "steps" or self._loader is None:
             return max(self.last_epoch, 0)
@@ -175,12 +176,13 @@ def whole(
     """Return the length of training in the unit that a schedule counts: sequences, tokens or steps.
 
     The length is ``schedule.total`` if that is given, else that of `steps` optimiser steps, else that of `epochs`
-    epochs. All epochs are taken to be as long as the one that the loader's `summary` describes. This is the current
-    epoch; or, if the ranks changed within it, the part of it that was left then. In `steps` steps, there are `steps`
-    times that epoch's average number of sequences or tokens per step. The result is rounded up.
+    epochs. It is estimated from the loader's `summary` of the current epoch, as if all epochs were equally long. If the
+    number of ranks changed in this epoch, the summary describes only the part after the change. The number of sequences
+    or tokens per step is the average of the summary. The result is rounded up.
 
     Raises:
-        OptionError: the length is not known.
+        OptionError: the length is not known: `total`, `steps` and `epochs` are all None; or the summary is needed, and
+            `loader` is None or a stream.
     """
     if schedule.total is not None:
         return schedule.total

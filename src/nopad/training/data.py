@@ -24,8 +24,8 @@ _LOST = {"truncated", "dropped", "empty_skipped", "bad_skipped"}  # counts of re
 def packable(data: Any, task: Task | None, capacity: int | None, *, collated: bool = False) -> bool:
     """Return whether `data` are packs (a loader, a packed dataset) or will be packed; False for None.
 
-    Packing needs a `capacity`. With `collated`, the trainer has a collator of its own; then data are packed only if
-    they are packs, examples, or records of a task.
+    Packing needs a `capacity`. If `collated` is True, the trainer has a collator of its own; then data are packed only
+    if they are packs, examples, or records of a task.
 
     Raises:
         OptionError: `data` are a torch dataset or DataLoader made of a `PackedLoader`; or they are examples or records

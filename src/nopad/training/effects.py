@@ -35,7 +35,7 @@ def effects(
         schedule: the learning-rate schedule; None: the Trainer's own.
         total: length of training, in the unit that the schedule counts.
         scaled: the correction of hyper-parameters that was made; None: no correction was asked for.
-        routers: coefficient of the loss that balances experts (`nopad.tasks.routing`); None: it is no part of a step.
+        routers: coefficient of the loss that balances experts (`nopad.tasks.routing`); None: this loss is not learned.
         usual: number of sequences that a rank would take in a micro-step without packs; None: one for each row.
     """
     own = usual is not None and summary.steps_not_packed is not None  # then batches of `usual` are what to compare with
@@ -72,11 +72,11 @@ def _changes(
 ) -> list[str]:
     """Return lines of text about what packing changes, and what corrects these changes.
 
-    The arguments are those of `effects`. If the correction `scaled` keeps the number of sequences per step, or if the
-    number of steps without packs is not known, the result has only the lines of the correction (None: no lines).
+    The result has only the lines of the correction `scaled` (none if it is None) if the correction keeps the number of
+    sequences per step, or if the number of steps without packs is not known.
 
     Otherwise, if `usual` is given, the result begins with a line on the number of steps without packs. If packing
-    changes little, only the lines of the correction follow.
+    changes little, only the lines of the correction follow. `effects` explains the arguments.
     """
     before, after = summary.steps_not_packed, summary.steps
     corrected = list(scaled.lines) if scaled is not None else []

@@ -50,8 +50,8 @@ class Stored(Protocol):
 class Part:
     """A part of a set of records: those held out for evaluation, or all others.
 
-    A record is held out with probability `share`, from 0 to below 1, as its number and `seed` decide. If `held_out` is
-    True, this is the part held out, else the rest.
+    Each record is held out with probability `share`, from 0 to below 1; its number and `seed` decide. If `held_out` is
+    True, this part has the records held out, else it has all others.
 
     >>> [number for number in range(12) if Part(share=0.3, seed=1, held_out=True).has(number)]
     [0, 1, 2, 3, 7, 9, 11]
@@ -94,11 +94,13 @@ def encoded(
         at_once: number of records that are encoded at a time.
 
     Raises:
-        RecordError, LengthError, OptionError: as for `Task.encode`; the record numbers in messages count all records,
-            from 0. A LengthError is also raised if the task leaves out every record.
+        RecordError: as for `Task.encode`, with record numbers that count all records, from 0; or records become
+            different numbers of sequences that stay together.
+        LengthError: as for `Task.encode`; or the task leaves out every record.
+        OptionError: as for `Task.encode`.
         SourceError: the records cannot be read.
-        FormatError: the records are damaged; or a column has another kind of dtype or another shape for some records
-            than for the first ones, or values that do not fit the dtype of the first ones.
+        FormatError: the records are damaged; or a column of later records has another shape or kind of dtype than that
+            of the first records, or a value that does not fit their dtype.
         StorageError: the disk is full, or a file cannot be written.
     """
     facts = {"version": _VERSION, "records": records.fingerprint(), "part": asdict(part), **settings}

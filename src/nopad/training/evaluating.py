@@ -41,6 +41,7 @@ class EvaluatingMixin(PreparingMixin):
         Raises:
             OptionError: the data are a stream; their loader leaves sequences out; or the loader has several rows, and
                 the model can run only one.
+            InputError: the data cannot be read, encoded or packed.
         """
         named = self.eval_dataset[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
         return self._packs_of(named) or super().get_eval_dataloader(eval_dataset)
@@ -49,7 +50,7 @@ class EvaluatingMixin(PreparingMixin):
         """Return a DataLoader of a dataset's packs, or the Trainer's own if the dataset is not packed.
 
         Raises:
-            OptionError: as for `get_eval_dataloader`.
+            OptionError, InputError: as for `get_eval_dataloader`.
         """
         return self._packs_of(test_dataset) or super().get_test_dataloader(test_dataset)
 
@@ -59,7 +60,7 @@ class EvaluatingMixin(PreparingMixin):
         If `data` is None, the dataset is the Trainer's `eval_dataset`.
 
         Raises:
-            OptionError: as for `get_eval_dataloader`.
+            OptionError, InputError: as for `get_eval_dataloader`.
         """
         data = self.eval_dataset if data is None else data
         if not self._packs(data):
@@ -108,7 +109,11 @@ class EvaluatingMixin(PreparingMixin):
         return int(super().num_examples(dataloader))
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate a packed batch and return ``(loss, None, None)``; evaluate other batches as the Trainer does."""
+        """Evaluate a packed batch and return ``(loss, None, None)``; evaluate other batches as the Trainer does.
+
+        Raises:
+            DeviceMemoryError: there is not enough memory for the packed batch.
+        """
         if self._evaluation is None or not isinstance(inputs, PackedBatch):
             return super().prediction_step(model, inputs, *args, **kwargs)
         with torch.no_grad(), self.compute_loss_context_manager(), enough_memory(inputs):
@@ -131,6 +136,7 @@ class EvaluatingMixin(PreparingMixin):
         Raises:
             OptionError: the data are packs, and `include_for_metrics` or `compute_loss_func` is set, or
                 `preprocess_logits_for_metrics` does not give one entry per sequence.
+            DeviceMemoryError: there is not enough memory for a packed batch.
         """
         if not isinstance(dataloader, FedLoader):
             return super().evaluation_loop(

@@ -113,8 +113,8 @@ class Evaluation:
     def _gathered(self) -> tuple[Any, Any]:
         """Return predictions and labels of all ranks, in the order of the input.
 
-        Each of the two is one array; or a tuple of arrays if the model has several outputs that are predictions (such
-        as start and end logits), or the objective several targets.
+        The predictions are one array, or a tuple of arrays if they come from several outputs of the model, such as
+        start and end logits. The labels are one array, or a tuple of arrays if the objective has several targets.
         """
         parts = [part for rank in over_all_ranks(self.kept) for part in rank]
         order = np.lexsort(np.concatenate([numbers for numbers, _, _ in parts], axis=1)[::-1])
@@ -143,10 +143,10 @@ def stacked_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _numbers(batch: PackedBatch) -> NDArray[np.int64]:
-    """Return where in the input each sequence of a batch is; int64 ``[3, S]``.
+    """Return where in the input each of the S sequences of a batch is; int64 ``[3, S]``.
 
-    The three numbers of a sequence are its source, its record, and where it begins in the record. A number that the
-    batch does not have is 0.
+    The rows are the number of the source, the number of the record, and where the sequence begins in the record. A row
+    that the batch does not have is all 0.
     """
     source, record, start = ("seq_source", "seq_index", "seq_start")
     assert {source, record, start} == set(RECORDS)
@@ -171,10 +171,11 @@ def _listed(value: Tensor, sequences: int) -> list[NDArray[Any]]:
 def _split(value: Tensor, batch: PackedBatch, gives: str) -> list[NDArray[Any]]:
     """Divide a tensor with a value per token or per sequence (`gives`) into arrays, one per sequence of `batch`.
 
-    The arrays are in the order in which the sequences were given to the batch.
+    `gives` is "token" or "sequence". The arrays are in the order in which the sequences were given to the batch. Half
+    precision becomes float32.
 
-    Half precision becomes float32. Rows of logits that are minus infinity exactly after the end of each sequence
-    (question answering) are cut to the sequences' lengths.
+    For question answering, the tensor has one row of logits per sequence, with minus infinity at all positions after
+    the sequence's end and at no others. Each such row is cut to the sequence's length.
     """
     value = value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
     if gives == "token" and tuple(value.shape[:2]) == batch.layout.shape:

@@ -50,7 +50,7 @@ class Ahead:
         return cls(loader, steps - state["legs"][-1]["steps"])
 
     def whole(self, epoch: int) -> int:
-        """Return the number of optimiser steps in the whole of epoch number `epoch`, from 0."""
+        """Return how many optimiser steps epoch number `epoch` has from beginning to end; epochs count from 0."""
         if epoch not in self._whole:
             self._whole[epoch] = self._loader.steps_in(epoch)
         return self._whole[epoch]
@@ -120,7 +120,7 @@ class Progress(TrainerCallback):
         state.num_train_epochs = self.last
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        """Set the number of epochs that are over, including a fraction for the current one."""
+        """Set ``state.epoch`` to the number of epochs that are over, plus the finished share of the current one."""
         if self.loader.epoch != self.epoch:
             self.epoch, self.begun = self.loader.epoch, self.loader.steps_seen - 1
         state.epoch = self.epoch + (self.loader.steps_seen - self.begun) / self.ahead.whole(self.epoch)

@@ -127,7 +127,8 @@ class RunFolder:
     def begin(self, config: TrainConfig, *, per_step: str, data: Mapping[str, str]) -> None:
         """Write a new run's configuration, step size and data fingerprints; from then on, the folder holds a run.
 
-        `per_step` and `data` are those of `check_run`.
+        `per_step` is the size of a step in words, such as "32 rows". `data` has the fingerprints of the data by field,
+        such as "data.train".
 
         Raises:
             StorageError: the disk is full, or a file cannot be written.
@@ -183,14 +184,14 @@ class RunFolder:
             raise OutputBusyError(f"another process trains in {self.path}; wait for it, or stop it") from error
 
     def check_run(self, per_step: str, data: Mapping[str, str]) -> None:
-        """Refuse other data, or a step of another size, than the run began with.
+        """Refuse to resume if the data or the size of a step are not those with which the run began.
 
         Args:
-            per_step: the number of rows or sequences of a step, in words.
-            data: fingerprints of the training data and of the evaluation data, by the names of their fields.
+            per_step: the size of a step in words, such as "32 rows".
+            data: fingerprints of the training and evaluation data, by field: "data.train", "data.eval".
 
         Raises:
-            ResumeError: the data or the size differ.
+            ResumeError: the data or the size of a step differ.
         """
         known = self.facts().get("data")
         if isinstance(known, dict) and (odd := [name for name in data if data[name] != known.get(name)]):
@@ -305,10 +306,10 @@ class RunFolder:
 
 
 def _check_tables(config: Mapping[str, Any]) -> None:
-    """Check that a configuration consists of tables, and that a length of the training in it is a number.
+    """Check that a configuration consists of tables, and that the length of training in it is a number.
 
     Raises:
-        ValueError: it is not so.
+        ValueError: an entry is no table; or ``trainer.max_steps`` or ``trainer.num_train_epochs`` is no number.
     """
     for name, table in config.items():
         if not isinstance(table, dict):
@@ -363,7 +364,7 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def last_weights(folder: Path) -> Path | None:
-    """Return the last checkpoint of a run that is complete, or was saved without the optimiser's state; None: none."""
+    """Return a run's last checkpoint that is complete, or complete but for the optimiser's state; None if none is."""
     found = (path for _, path in _checkpoints(folder))
     return next((path for path in found if _is_complete(path) or _is_weights(path)), None)
 
@@ -390,9 +391,10 @@ def _is_complete(path: Path) -> bool:
 
 
 def _has_random_states(path: Path, loader: Any) -> bool:
-    """Return whether a checkpoint has the random state of each rank, whose number the state of the loader gives.
+    """Return whether a checkpoint has a file with the random state of each rank.
 
-    It has not, if that is no state of a loader.
+    `loader` is the loader's state in the checkpoint, which gives the number of ranks. If it is not the state of a
+    loader, the result is False.
     """
     try:
         ranks = loader["legs"][-1]["world_size"] if loader.get("legs") else 1
@@ -436,7 +438,8 @@ def append_line(path: Path, document: Mapping[str, Any]) -> None:
 def kept_lines(path: Path, step: int) -> None:
     """Keep the lines of a metrics file up to step number `step`, and remove those of later steps.
 
-    Lines that are no whole JSON object with a number of the step are removed too.
+    Each line is a JSON object with the key "step"; a line without this key counts as step 0. Damaged lines, and those
+    whose step is not a number, are removed too.
 
     Raises:
         StorageError: the file cannot be written.

@@ -14,9 +14,9 @@ the LAMB of the paper's third version, which torch_optimizer and pytorch_optimiz
 ``bias_correction=False, max_grad_norm=None, max_weight_norm=10, adapt_undecayed=True``.
 
 One routine updates lists of parameters: with ``foreach``, a list has all parameters of a device and dtype; without it,
-one parameter. Both ways give the same bits wherever torch's foreach functions give those of its ordinary functions.
-Memory: m and v, and during a step another two times the size of one list's parameters (three times if gradients are
-clipped in this step). Source: You et al., arXiv 1904.00962.
+one parameter. Both ways give the same bits if torch's foreach functions give the same bits as its ordinary functions.
+Memory: m and v. A step needs, in addition, twice the memory of the parameters in one list (three times if it clips
+gradients). Source: You et al., arXiv 1904.00962.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class Lamb(torch.optim.Optimizer):
     Moments have the dtype of their parameter. Norms of half-precision tensors are taken in float32.
 
     Raises:
-        OptionError: an option is out of range; a parameter is complex, sparse, or a piece of a tensor (FSDP1), so that
-            the norm of the whole tensor is not known; or no group has weight decay or `adapt_undecayed`, so that this
-            would be Adam.
+        OptionError: an option is out of range; a parameter is not of real floats, or sparse; a parameter is a piece of
+            a tensor (FSDP1), so the norm of the whole tensor is not known; or no group has weight decay or
+            `adapt_undecayed`, so this would be Adam.
 
     >>> import torch
     >>> from nopad.training import Lamb
@@ -110,7 +110,7 @@ class Lamb(torch.optim.Optimizer):
 
     @staticmethod
     def of(args: Any, **switches: Any) -> tuple[type[Lamb], dict[str, Any]]:
-        """Return the value of the argument `optimizer_cls_and_kwargs` of transformers' Trainer.
+        """Return ``(Lamb, options)``, for the argument `optimizer_cls_and_kwargs` of transformers' Trainer.
 
         The Trainer clips gradients itself (``max_grad_norm``), and makes the parameter groups, so that biases and
         normalisation layers have no weight decay.
@@ -189,7 +189,7 @@ class Lamb(torch.optim.Optimizer):
     def _divisor(self, gradients: list[list[Tensor]]) -> float:
         """Return the number by which gradients are divided to clip them (1: no clipping).
 
-        This waits for the device.
+        The call waits until the device has computed the norms.
 
         Raises:
             TrainingError: the norm of a gradient is not finite.

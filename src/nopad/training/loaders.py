@@ -34,10 +34,11 @@ def find_data(config: TrainConfig) -> dict[str, Any]:
     """Open the training and evaluation data; return a dict with the keys "train" and "eval".
 
     A value is a `RecordStream`, or the path at which tokens are stored. "eval" is None if there are no evaluation data.
-    With ``data.held_out``, it is the same stream as "train".
+    With ``data.held_out``, "eval" is the same stream as "train".
 
     Raises:
         InputError: the data cannot be opened, or do not fit the configuration; the message names the field.
+        MissingExtraError: a package that reads the data is not installed.
     """
     found: dict[str, Any] = {"eval": None}
     for name in ("train", "eval"):
@@ -103,7 +104,11 @@ class Loaders:
     """Makes the training and evaluation loaders of a run.
 
     Attributes:
-        config, args, task, tokenizer, objective: those of the run; `args` are `transformers.TrainingArguments`.
+        config: configuration of the run.
+        args: `transformers.TrainingArguments` of the run.
+        task: what turns records into sequences; None: the data are stored tokens.
+        tokenizer: the model's tokenizer; None: it has none.
+        objective: computes the loss.
         cache: folder for encoded data.
         seed: random seed of the loaders, and of the choice of held-out records.
         notes: a line about the data of each loader that was made.
@@ -119,9 +124,9 @@ class Loaders:
         self.notes: list[str] = []
 
     def of(self, config: TrainConfig, args: Any) -> Loaders:
-        """Return `Loaders` of the same run, with another ``[packing]`` in `config`, and other `args`.
+        """Return `Loaders` of the same run for a `config` with another ``[packing]``, and for other `args`.
 
-        They share the encoded data of this object.
+        The data are not encoded again: both objects share them.
         """
         made = Loaders(config, args, self.task, self.tokenizer, self.objective, self.cache)
         made._examples = self._examples  # packing does not change them
@@ -219,10 +224,11 @@ def widest(loader: PackedLoader) -> int:
 
 @contextmanager
 def about(field: str, why: str = "") -> Iterator[None]:
-    """In a ``with`` block, begin messages of errors with `field`, the part of the configuration that they are about.
+    """In a ``with`` block, begin the message of an `InputError` with `field`, the part of the configuration at fault.
 
-    In the messages, ``over_long=`` becomes ``task.over_long =``, as in the configuration file. `why` is added to
-    messages about sequences that are longer than ``max_length``. Messages that begin with "packing." stay as they are.
+    In the message, ``over_long=`` becomes ``task.over_long =``, as in the configuration file. `why` is added if the
+    message is about a sequence that is longer than ``max_length``. A message that begins with "packing." stays as it
+    is.
     """
     try:
         yield

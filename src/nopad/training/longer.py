@@ -1,9 +1,9 @@
 """Make a run longer when it resumes: check the change of its length, and set the learning rates of the new length.
 
 Data, packs and batches do not depend on the number of steps, so a longer run begins with the steps of the shorter one.
-Learning rates may depend on that number: if the schedule ends (linear, cosine), the rates of all steps do. From the
-checkpoint on, a longer run has the rates that it would have had if it had always been that long. Only a schedule that
-depends on evaluations goes on as it stands.
+The learning rates of all steps depend on that number if the schedule has an end (linear, cosine). From the checkpoint
+on, a longer run has the rates that it would have had if it had always been that long. Only a schedule that depends on
+evaluations goes on unchanged.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _length(trainer: Mapping[str, Any]) -> tuple[str, float]:
 
 
 class Longer(TrainerCallback):
-    """For a run that was made longer: sets the learning rates to those of the new length, and reports old and new rate.
+    """Sets the learning rates of a run that was made longer to those of its new length, and reports old and new rate.
 
     A schedule that depends on evaluations is not changed, and a `CountedLR` has set its rates already.
 
@@ -73,10 +73,10 @@ class Longer(TrainerCallback):
         lr_scheduler: Any = None,
         **_: Any,
     ) -> None:
-        """Set and report the learning rate, if the run is now longer than was planned at the checkpoint.
+        """If the run is longer than its checkpoint planned, set the learning rates of the new length, and report them.
 
-        Longer means more steps, or another length of a `CountedLR`. A `CountedLR` has set its rates already, and the
-        rate of a schedule that depends on evaluations is not changed; both are only reported.
+        A run is longer if it has more steps, or if its `CountedLR` has another length. Rates are only reported, and not
+        set, for two kinds of schedule: a `CountedLR`, which has set them already, and one that depends on evaluations.
         """
         now, step = state.max_steps, state.global_step
         schedule = getattr(lr_scheduler, "scheduler", lr_scheduler)
@@ -126,7 +126,7 @@ def _changed(step: int, here: float, was: float, last: str) -> str:
 
 
 def _rate(args: Any, steps: int) -> Callable[[int], float]:
-    """Return a function that gives, for the number of a step, the factor of the peak learning rate at that step.
+    """Return a function from the number of a step to the learning rate of that step, as a share of the peak rate.
 
     `steps` is the number of steps of the run.
     """

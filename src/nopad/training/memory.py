@@ -46,7 +46,8 @@ class Estimate:
         parameters, gradients, optimizer: bytes of the model's parameters, their gradients and the optimiser's state.
         activations: bytes of the activations of one micro-step, including the loss; None: this model cannot be run
             without data.
-        trained, total: number of trained parameters, and of all parameters.
+        trained: number of trained parameters.
+        total: number of all parameters.
     """
 
     parameters: int

@@ -69,8 +69,8 @@ class PackedMixin(EvaluatingMixin):
         loading: further options of `nopad.PackedLoader`: balance, cost, depth, ...
         schedule: the learning rate by sequences, tokens or steps seen (`nopad.training.Schedule`), in place of the
             Trainer's own schedule.
-        quiet: print less before training begins: not what packing changes; and what the task did to records only if it
-            truncated some or left some out.
+        quiet: print less before training begins: nothing about what packing changes, and a warning about records only
+            if the task truncated some or left some out.
 
     If you give a loader, ``gradient_accumulation_steps`` must equal its `accumulation`, and
     ``per_device_train_batch_size`` its `rows` or `sequences` (1 with `tokens`). ``num_train_epochs`` counts the epochs
@@ -78,9 +78,10 @@ class PackedMixin(EvaluatingMixin):
     pack-safe is made so (`nopad.packed`).
 
     Raises:
-        OptionError: the Trainer's options contradict the loader's step, or would shuffle, batch or collate a second
-            time; there are two schedules, or two losses, such as a task and an objective; a `capacity` is missing; or
-            the model does not fit the task or the objective.
+        OptionError: the Trainer's options contradict the loader's step, would have no effect on packs, or would
+            shuffle, batch or collate a second time; there are two schedules, or two losses, such as a task and an
+            objective; a `capacity` is missing; `metric_for_best_model` is no metric of an evaluation; or the model does
+            not fit the task or the objective.
         UnsupportedModelError: the model cannot keep sequences apart, or has no head by which to choose an objective.
         InputError: the training data cannot be read, encoded or packed.
 
@@ -164,8 +165,8 @@ class PackedMixin(EvaluatingMixin):
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
         """Return a step's micro-batches, and its denominator: the sum of their `Objective.count` over all ranks.
 
-        Ranks of tensor parallelism, which get the same batches, count as one. Without an objective or packs, both are
-        the Trainer's own.
+        Ranks of tensor parallelism get the same batches, and count as one. Without an objective, or if the data are not
+        packed, the micro-batches and the denominator are the Trainer's own.
         """
         if self.objective is None:
             return super().get_batch_samples(epoch_iterator, num_batches, device)
@@ -227,9 +228,9 @@ class PackedMixin(EvaluatingMixin):
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
         """Return the seven numbers with which the Trainer begins (epochs, steps, examples and others).
 
-        Steps are counted from where the loader stands; if training resumes, the steps done before count too. If the
-        data are not from a `PackedLoader`, or its epochs have no known length, these are the Trainer's own numbers.
-        Otherwise, a callback that tells the progress is added to the Trainer.
+        Steps are counted from where the loader stands; if training resumes, the steps done before count too. The
+        numbers are the Trainer's own if the data are not from a `PackedLoader`, or if its epochs have no known length.
+        Otherwise, the callback `nopad.training.feeding.Progress` is added to the Trainer.
 
         Raises:
             OptionError: training does not resume, and the loader has seen all epochs already; or the loader stands in
@@ -270,7 +271,8 @@ class PackedMixin(EvaluatingMixin):
             FormatError: the checkpoint holds no loader state, or a file of it is damaged.
             PlanMismatchError, BalanceError: as for `PackedLoader.load_state_dict`: the loader refuses the checkpoint's
                 state, for example since it belongs to other data.
-            OptionError: the checkpoint's model has another configuration; or as for `set_initial_training_values`.
+            OptionError: the checkpoint's model has another configuration; the length of the `schedule` is not known, or
+                shorter than its warm-up; or as for `get_train_dataloader` and `set_initial_training_values`.
             TrainingError: as for `training_step`.
         """
         if not isinstance(self.train_dataset, PackedLoader) and self._packs(self.train_dataset):
@@ -321,8 +323,9 @@ class PackedMixin(EvaluatingMixin):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log as the Trainer does.
 
-        If the training data are packed, logs of a training loss also get the numbers of sequences and tokens seen since
-        the beginning of the first epoch. For a stream on several ranks, these numbers are not known, and left out.
+        If the training data are packed, logs of a training loss also get ``sequences_seen`` and ``tokens_seen``: how
+        many there were, on all ranks, since the first epoch began. For a stream on several ranks, these numbers are not
+        known, and left out.
         """
         loader = self.train_dataset
         if isinstance(loader, PackedLoader) and "loss" in logs and not is_split_stream(loader):
@@ -334,6 +337,9 @@ class PackedMixin(EvaluatingMixin):
 
         Save also, for ``nopad predict``, the task's name and options, and its tokenizer if the Trainer has none. During
         training, save the loader's state too, if `output_dir` is given.
+
+        Raises:
+            StorageError: the task or the loader's state cannot be written.
         """
         super().save_model(output_dir, *args, **kwargs)
         if self.task is not None and self.args.should_save:

@@ -39,11 +39,11 @@ _UNNAMED = "LABEL_"  # how transformers calls classes that nobody named
 
 
 def load_tokenizer(table: Model) -> Any:
-    """Return the tokenizer that the table ``[model]`` names; without a name, that of the model.
+    """Return the tokenizer that ``model.tokenizer`` names or, if that is not given, the tokenizer of the model.
 
     Raises:
         FormatError: there is no tokenizer, or it cannot be read.
-        OptionError: as for `_weights`.
+        OptionError: ``model.init_from`` has adapters, and ``model.lora`` asks for new ones.
     """
     name = table.tokenizer or table.name or str(_weights(table))
     with _reading(name, "tokenizer"):
@@ -58,8 +58,9 @@ def read_model_config(table: Model, task: type[Task] | Task | None) -> Any:
     other fields. If `task` is None, or a class and not an object, only ``model.config`` counts.
 
     Raises:
-        FormatError: there is no model, or its configuration cannot be read.
-        OptionError: ``model.config`` names a field that the configuration does not have; or as for `_weights`.
+        FormatError: there is no model, its configuration cannot be read, or transformers refuses one of the new values.
+        OptionError: ``model.config`` names a field that the configuration does not have; or ``model.init_from`` has
+            adapters, and ``model.lora`` asks for new ones.
     """
     name = table.name or str(_weights(table))
     with _reading(name, "configuration"):
@@ -72,14 +73,14 @@ def read_model_config(table: Model, task: type[Task] | Task | None) -> Any:
 
 
 def classes_of_weights(table: Model) -> list[str]:
-    """Return the names of the classes of the weights with which training begins, in the order of their numbers.
+    """Return the class names stored with the weights from which training starts, in the order of the class numbers.
 
-    The list is empty if the weights are random, or if nobody named their classes.
+    The list is empty if the weights are random, or if no names are stored.
 
     Raises:
-        FormatError: the configuration names a place with weights, and there are none; or their own configuration cannot
-            be read.
-        OptionError: as for `_weights`.
+        FormatError: there are no weights where the table ``[model]`` says, or the configuration beside them cannot be
+            read.
+        OptionError: ``model.init_from`` has adapters, and ``model.lora`` asks for new ones.
     """
     if table.fresh:
         return []
@@ -124,7 +125,8 @@ def check_positions(table: Model, shape: Any) -> None:
     not given, or if the model learns no positions.
 
     Raises:
-        OptionError: the checkpoint has fewer positions; or as for `_weights`.
+        OptionError: the checkpoint has fewer positions; or ``model.init_from`` has adapters, and ``model.lora`` asks
+            for new ones.
         FormatError: the checkpoint's configuration cannot be read.
     """
     mine = _table_of_positions(bare(shape))
@@ -151,7 +153,9 @@ def _table_of_positions(model: Any) -> int | None:
 def load_model(table: Model, config: Any, auto: str | None) -> tuple[Any, list[str]]:
     """Return the pack-safe model with weights, and the names of those weights that the checkpoint does not have.
 
-    The arguments are those of `outline`.
+    `table` is the table ``[model]``, `config` the model's configuration, and `auto` the name of the Auto class whose
+    head is wanted; None: the head that `config` names. With ``model.fresh``, all weights are random, and the list of
+    names is empty.
 
     Raises:
         FormatError: there are no weights, or they cannot be read.
@@ -215,11 +219,12 @@ def _check_kind(name: str, config: Any) -> None:
 def _weights(table: Model) -> Path | str:
     """Return the folder, or the name on the hub, from which the model's weights are read.
 
-    This is what ``model.init_from`` means; or ``model.name``, if there is no ``init_from`` or it holds adapters only.
+    This is ``model.init_from``, or the last checkpoint in that folder. It is ``model.name`` if ``init_from`` is not
+    given, or if ``init_from`` has adapters only.
 
     Raises:
         FormatError: there are no weights; or there are adapters only, and ``model.name`` is not given.
-        OptionError: as for `_adapters`.
+        OptionError: there are saved adapters, and ``model.lora`` asks for new ones.
     """
     path = _initial(table)
     if path is None or (table.name is not None and _adapters(table) is not None):
@@ -328,7 +333,10 @@ def _adapted(model: Any, table: Model) -> Any:
 
 @contextmanager
 def _head(table: Model, config: Any, auto: str | None) -> Iterator[None]:
-    """In a ``with`` block, turn transformers' errors into an `OptionError`: this model type has no such head."""
+    """In a ``with`` block that makes a model, turn errors of transformers into an `OptionError` about the head.
+
+    The message says that this type of model has no head of the class `auto`, or of that named in `config`.
+    """
     try:
         yield
     except NopadError:

@@ -48,7 +48,11 @@ class PreparingMixin(_Base):
         return datasets.Dataset.from_dict({"input_ids": [[0]], "labels": [[0]]})
 
     def _packs(self, data: Any) -> bool:
-        """Return whether the trainer trains or evaluates in packs on these data; errors as in `packable`."""
+        """Return whether the trainer trains or evaluates in packs on these data.
+
+        Raises:
+            OptionError: as in `packable`.
+        """
         return packable(data, self.task, self.capacity, collated=self._collates)
 
     def _check_collator(self, held_out: list[bool]) -> None:
@@ -145,6 +149,9 @@ class PreparingMixin(_Base):
         """Return a scheduler that follows `schedule`; without a `schedule`, the Trainer's own scheduler.
 
         The Trainer's attribute `lr_scheduler` is set too.
+
+        Raises:
+            OptionError: the length of the schedule is not known, or shorter than its warm-up.
         """
         if self.schedule is None:
             return super().create_scheduler(num_training_steps, optimizer)

@@ -93,7 +93,7 @@ class Prepared:
 
     @property
     def data(self) -> dict[str, str]:
-        """Fingerprints of the sequences, "data.train" and (if there is an evaluation) "data.eval"."""
+        """Fingerprints of the data, by the keys "data.train" and (if there is an evaluation) "data.eval"."""
         loaders = {"data.train": self.train, "data.eval": self.evaluation}
         return {name: str(one.facts()["data"]) for name, one in loaders.items() if one is not None}
 
@@ -296,7 +296,8 @@ def _task(config: TrainConfig, kind: type[Task], tokenizer: Any, *, given: bool 
     With `given` False, the option `over_long` is left out, since it needs a `max_length`, which is not known yet.
 
     Raises:
-        OptionError: the task refuses an option, lacks one that it needs, or has no choice about ``data.empty``.
+        OptionError: the task refuses an option, or lacks one that it needs; or ``data.empty`` is "error", and the task
+            has no such option.
     """
     options = {name: one for name, one in config.task.options.items() if given or name != "over_long"}
     empty = config.data.empty

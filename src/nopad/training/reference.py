@@ -1,7 +1,7 @@
 """The reference of a run of DPO: its log-probabilities, computed before the first step and kept in the run's folder.
 
 The reference is the model as it is before training, with the adapters that training begins with. A resumed run reads
-the values of its beginning, since its checkpoint is of another model.
+the values that were stored when it began, since the model in its checkpoint has been trained since.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _FILE = "reference.npz"
 
 
 def referenced(prepared: Prepared, model: Any, cache: Path, *, resume: bool, say: Callable[[str], None]) -> Prepared:
-    """Return the run with loaders whose batches have ``reference_logp``; every rank must call this.
+    """Return the run with loaders whose batches have ``reference_logp``, the reference's log-probabilities of answers.
 
-    If the task compares with no reference (`Task.compares`), `prepared` itself is returned.
+    Every rank must call this. If the task uses no reference (`Task.compares` is False), `prepared` itself is returned.
 
     Args:
         prepared: what `prepare` returned.
         model: the pack-safe model as it is before training; it is moved to the device of training.
         cache: the folder of the run's encoded data, where the log-probabilities are kept.
-        resume: whether to read those that the run began with, if they are there.
+        resume: whether to read the stored log-probabilities, if there are any, and not compute them again.
         say: called with lines of text for the user.
 
     Raises:
@@ -79,7 +79,10 @@ def _computed(prepared: Prepared, model: Any, examples: Any) -> NDArray[np.float
 
 
 def _read(path: Path, sizes: dict[str, int]) -> dict[str, NDArray[np.float64]] | None:
-    """Return what `referenced` has written, by the name of the data; None: it is missing, damaged, or of other data."""
+    """Return the log-probabilities that `referenced` stored in the file `path`: float64 ``[n]``, by "train" and "eval".
+
+    `sizes` has the number of answers of each. If the file is missing, damaged or of other sizes, the result is None.
+    """
     try:
         with path.open("rb") as file, np.load(file) as stored:
             found = {name: stored[name] for name in stored}

@@ -46,7 +46,8 @@ def train(
         step: called after each step with its number and the total number of steps, on the first rank.
 
     Raises:
-        NopadError: a step fails, or the run cannot resume from its checkpoint.
+        NopadError: the weights cannot be loaded, an option is refused, a step or a write fails, or the run cannot
+            resume from its checkpoint.
     """
     from nopad.training.trainer import PackedTrainer
 
@@ -107,7 +108,7 @@ def _silent(line: str) -> None:
 
 
 def _begin(folder: RunFolder, checkpoint: Path | None, begin: Callable[[], None] | None) -> None:
-    """Remove what the folder holds beyond the checkpoint (newer checkpoints and metrics), then call `begin`."""
+    """Remove checkpoints and metrics that are newer than `checkpoint` (None: all of them), then call `begin`."""
     folder.clear_incomplete()
     kept_lines(folder.path / METRICS_FILE, _steps_of(checkpoint))
     if begin is not None:
@@ -130,7 +131,9 @@ def _steps_of(checkpoint: Path | None) -> int:
 
 @contextmanager
 def _refused(begun: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """In a ``with`` block, turn errors about options or packages into errors of nopad, until ``begun()`` is true.
+    """In a ``with`` block, turn errors about options or packages into errors of nopad.
+
+    An error that is raised while ``begun()`` is True stays as it is.
 
     Raises:
         MissingExtraError: a package is not installed.

@@ -70,5 +70,5 @@ def way_on(folder: Path) -> str:
 
 
 def _every(args: Any, steps: int | None) -> int:
-    """Return after how many steps each checkpoint is saved; a ``save_steps`` below 1 is a share of all `steps`."""
+    """Return the number of steps between two checkpoints; a ``save_steps`` below 1 is a share of all `steps`."""
     return int(args.save_steps) if args.save_steps >= 1 else max(round(args.save_steps * (steps or 0)), 1)

@@ -133,9 +133,9 @@ def scale_for_packing(hparams: Any, factor: Any, how: How = "accumulation") -> S
             betas to the power of the factor; "none": change nothing.
 
     Raises:
-        OptionError: the factor is below 1, or `factor_of` cannot measure it; `hparams` is neither a dataclass nor a
-            dict, lacks the value to change, has it under two names, or has an invalid value; or, with "accumulation",
-            there is only one micro-step, and the factor is above 1.05.
+        OptionError: the factor is below 1, or `factor_of` cannot measure it; `how` is unknown; `hparams` is neither a
+            dataclass nor a dict, lacks the value to change, has it under two names, or has an invalid value; or, with
+            "accumulation", there is only one micro-step, and the factor is above 1.05.
 
     >>> print(scale_for_packing({"accumulation": 8, "rows": 4, "betas": (0.81, 0.95)}, 2.0))
     correct  accumulation 8 -> 4: a pack holds 2.00 sequences on average

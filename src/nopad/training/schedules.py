@@ -32,7 +32,8 @@ class Schedule:
 
     Attributes:
         counts: the unit that is counted, over all ranks: "sequences", "tokens" or "steps" (of the optimiser).
-        warmup: length of the warm-up, in units of `counts`; a value below 1 is a share of the whole schedule.
+        warmup: length of the warm-up, a whole number of units of `counts`; a value below 1 is a share of the whole
+            schedule.
         total: length of the whole schedule, warm-up included, in units of `counts`; None: the length of training.
         initial: multiple at the beginning of the warm-up, from 0 to 1. In MLPerf, a warm-up of w steps may begin s
             steps before the first one ("LR init" -s); here, this is ``warmup=w - s, initial=s / w``.
@@ -106,7 +107,11 @@ class Schedule:
         return self.end + (1 - self.end) * float(left**self.power)
 
     def described(self, total: int) -> str:
-        """Return one line of text that describes the schedule, if its whole length is `total`."""
+        """Return one line of text that describes the schedule, if its whole length is `total`.
+
+        Raises:
+            OptionError: `total` is below 1, or less than the warm-up.
+        """
         warmup = self.checked(total)
         falls = "falls" if self.power == 1 else f"falls with power {self.power:g}"
         rises = f"rises from {self.initial:g} of the rate to 1 over {warmup:,}, then " if warmup else ""

@@ -53,13 +53,13 @@ _TOKENIZER = frozenset({"chat_template_path", "eos_token", "pad_token"})
 def check_passed_over(trainer: Any, **same: Any) -> None:
     """Refuse options of TRL's configuration that would do nothing on packs, such as how TRL prepares data.
 
-    Every option may be None or have its default value. Options of transformers' `TrainingArguments` may have any value,
-    and so may options of TRL that work on packs too (`_DOES`), and those of the tokenizer if the task has the same one.
-    `same` gives, for some other options, a value that is allowed since the task does the same. A configuration that is
-    not TRL's is not checked.
+    These options are never refused: those of transformers' `TrainingArguments`, those of TRL that work on packs too
+    (`_DOES`), and those of the tokenizer if the task has the trainer's tokenizer. Any other option must be None, have
+    its default value, or have the value that `same` gives for it: with this value, the task does what the option asks
+    for. A configuration that is not TRL's is not checked.
 
     Raises:
-        OptionError: an option that is none of these is neither None nor at its default.
+        OptionError: an option has a value that is not allowed.
     """
     args, task = trainer.args, trainer.task
     kind = next((one for one in type(args).__mro__ if one.__module__.startswith("trl.")), None)
@@ -101,12 +101,13 @@ class PackedSFTTrainer(_Packed, _SFT):
     """TRL's `SFTTrainer`, which trains, evaluates and predicts on packs (`PackedMixin`).
 
     Sequences are used as the task (`nopad.tasks.Chat`) or the loader's `collate` makes them: TRL itself applies no chat
-    template, does not truncate to `max_length`, and chooses no labels. If the objective is the mean over tokens of a
-    causal language model, a training step computes TRL's own loss (``loss_type="dft"``, ``label_smoothing_factor``),
-    over the same labels and the same denominator; otherwise, it computes the objective's loss. An evaluation computes
-    the same loss, with one denominator for the whole evaluation. The router loss of a mixture of experts is not part of
-    evaluations, since it depends on which sequences share a batch. Without a `processing_class`, the task's tokenizer
-    is used, and saved with the model.
+    template, does not truncate to `max_length`, and chooses no labels.
+
+    If the objective is the mean over tokens of a causal language model, a training step computes TRL's own loss, with
+    TRL's options `loss_type` and `label_smoothing_factor`. Labels and denominator are those of the objective.
+    Otherwise, a step computes the objective's loss. An evaluation computes the same loss as training, with one
+    denominator for the whole evaluation, but without the router loss of a mixture of experts: this loss depends on
+    which sequences share a batch. Without a `processing_class`, the task's tokenizer is used, and saved with the model.
 
     Raises:
         OptionError: the configuration asks TRL to pack, to choose labels, or to prepare data in another way; or as for
@@ -128,7 +129,9 @@ class PackedSFTTrainer(_Packed, _SFT):
     def __init__(self, *args: Any, formatting_func: Any = None, **kwargs: Any) -> None:
         """Take the arguments of TRL's `SFTTrainer`, and those of `PackedMixin`.
 
-        A `formatting_func` is refused, with an OptionError: a task turns records into sequences here.
+        Raises:
+            OptionError: `formatting_func` is given, and data are packed: then a task turns records into sequences; or
+                as for the class.
         """
         self._formats = formatting_func is not None
         super().__init__(*args, **kwargs, **({"formatting_func": formatting_func} if self._formats else {}))

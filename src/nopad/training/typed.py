@@ -16,7 +16,7 @@ _NAMED = 12  # most names that a message lists if none is similar
 
 
 class Given(NamedTuple):
-    """A value given on the command line: parsed, and as the original text, which is used for fields that hold text."""
+    """A value from the command line, parsed as TOML (`value`), and the original `text`, for fields that hold text."""
 
     value: Any
     text: str
@@ -54,7 +54,9 @@ def fitted(name: str, value: Any, hint: Any) -> Any:
 
 
 def known(name: str, names: Iterable[str], what: str) -> None:
-    """Refuse a name that is not in `names`; `what`, which the message begins with, says what these names belong to.
+    """Refuse a name that is not in `names`.
+
+    `what` says what has these names, such as "[packing]"; the message of the error begins with it.
 
     Raises:
         OptionError: the name is unknown; the message gives the nearest known name, or some of them if none is near.
