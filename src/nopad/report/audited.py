@@ -1,4 +1,4 @@
-"""Write the result of `nopad audit` as one page that works offline: verdict, trace, fix and checks."""
+"""Make one HTML page of the result of `nopad audit`, which works offline: verdict, trace, fix and checks."""
 
 from __future__ import annotations
 

@@ -161,9 +161,9 @@ def source_chart(subject: Subject) -> Any:
 
 
 def slots_chart(subject: Subject, settings: Settings) -> Any:
-    """Return a chart with a bar of slots for packing, and for each of three ways without packing.
+    """Return a chart of the slots of an epoch: a bar for packing, and one for each of three ways without packing.
 
-    Each bar is divided into tokens and padding.
+    Each bar is divided into tokens and padding. With `settings.epochs`, it shows the slots of several epochs.
 
     Raises:
         OptionError: as in `ways_of`.

@@ -12,7 +12,7 @@ a whole tensor shares; Adam's steps become longer.
 
 The simulation runs many parameters at once, with signals drawn from a normal distribution. It takes under a second.
 
-Source: supplement to arXiv 2107.02027, E.
+Source: supplement to arXiv 2107.02027, section E.
 """
 
 from __future__ import annotations
@@ -63,12 +63,15 @@ class LambRow:
     Attributes:
         factor: sequences per pack.
         noise: noise of a gradient, as a multiple of its signal; 0: gradients are constant.
-        first_apart: norm of the difference of the two first moments / norm of the first moment without packs.
+        first_apart: norm of the difference between the first moments with and without packs / norm of the first moment
+            without packs.
         first_apart_uncorrected: the same ratio with uncorrected betas.
         second: mean second moment without packs / mean second moment with packs.
-        expected: expected value of `second`, by the formula.
-        largest: largest relative difference between the two first or the two second moments, over all parameters.
-        cosine: cosine of the angle between the two updates ``m / sqrt(v)``.
+        expected: expected value of `second`: ``(1 + noise^2) / (1 + noise^2 / factor)``.
+        largest: largest relative difference between a moment with packs and the same moment without packs, over both
+            moments and all parameters.
+        cosine: cosine of the angle between the updates with and without packs; m and v are the moments, and
+            ``m / sqrt(v)`` is the update.
     """
 
     factor: int

@@ -75,7 +75,7 @@ class Workload:
     parts: tuple[tuple[float, float, float], ...]
 
     def lengths(self, sequences: int) -> NDArray[np.int32]:
-        """Draw the lengths of this many sequences in tokens, int32 ``[sequences]``; each call draws the same lengths.
+        """Return random lengths in tokens, int32 ``[sequences]``; each call returns the same.
 
         >>> WORKLOADS[0].lengths(3).size
         3

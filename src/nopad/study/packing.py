@@ -212,6 +212,9 @@ def count_strategies() -> list[StrategyCount]:
 def packing_matrix_of_table_4() -> tuple[list[list[int]], bool]:
     """Return the packing matrix for capacity 8 and depth 3, and whether it equals the matrix printed as Table 4.
 
+    Each row of the matrix is for a length from 1 to 8, each column for a strategy. An entry says how many sequences of
+    that length the strategy holds.
+
     >>> packing_matrix_of_table_4()[1]
     True
     """

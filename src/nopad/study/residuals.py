@@ -37,8 +37,8 @@ class Residuals:
         weight: weight of lengths up to 8; longer lengths have weight 1.
         packs: number of packs of the rounded solution.
         strategies: number of strategies of the rounded solution.
-        strategies_with_leftovers: number of strategies if each left-over sequence gets a pack of its own, together with
-            a slot of the complementary length.
+        strategies_with_leftovers: number of strategies after this addition: for each length with a left-over sequence,
+            the strategy of this length and the length that fills the rest of the pack.
     """
 
     values: NDArray[np.int64]
@@ -120,9 +120,10 @@ class Compared:
         plain: our figure with all weights 1.
         weighted: our figure with a smaller weight for short lengths.
         published: published figure; None: there is none, or the histogram is not the paper's.
-        difference: ours - published, where ours is `plain` or `weighted`, whichever the paper's text is about.
+        difference: `plain` or `weighted`, whichever the paper's text is about, minus `published`. Here and in the next
+            two: None if `published` is None.
         tolerance: largest difference that still counts as reproduced.
-        within: whether the difference is within the tolerance; None without a published figure.
+        within: whether the difference is within the tolerance.
         note: remark about the published figure.
     """
 
@@ -169,7 +170,10 @@ def compare(plain: Residuals, weighted: Residuals, histogram: Histogram) -> list
 
 
 def _figures(found: Residuals, histogram: Histogram) -> dict[str, float]:
-    """Return residuals of the shortest and longest lengths, and totals, by name; some are in `published.RESIDUALS`."""
+    """Return the residuals of the shortest and longest lengths, and several totals, as a dict by name.
+
+    The papers state some of them (`published.RESIDUALS`).
+    """
     capacity = found.values.size
     ends = sorted({*range(1, min(8, capacity) + 1), *range(max(capacity - 8, 1), capacity + 1)})
     return {
