@@ -1,4 +1,4 @@
-"""Make one HTML page of the result of `nopad audit`, which works offline: verdict, trace, fix and checks."""
+"""Make one offline HTML page from the result of `nopad audit`: verdict, trace, fix and checks."""
 
 from __future__ import annotations
 

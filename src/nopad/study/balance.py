@@ -175,8 +175,8 @@ def balance_rows(
 
     Raises:
         OptionError: a number is out of range, or `node` does not divide a number of GPUs.
-        BalanceError: the histogram holds fewer sequences, or gives fewer packs, than one step of a method that is not
-            stratified takes.
+        BalanceError: the histogram gives too few sequences or packs for one step of a method (if the method is
+            stratified, it is left out instead).
 
     >>> histogram = Histogram.from_counts({n: 50 for n in range(1, 65)})
     >>> rows = balance_rows(histogram, [8], steps=20, methods=[Studied(name="ours", balance=Balance())])
@@ -238,7 +238,8 @@ class Pool:
     def _packs(self, depth: int | None) -> _Kinds:
         """Pack by best-fit (`lpfhp`) with this depth limit, and return the packs; the capacity is the longest length.
 
-        The result is (the strategy of each pack, in random order; the tokens of each strategy; the cost of each).
+        The result is ``(strategies, tokens, costs)``: the strategy number of each pack, in random order; the number of
+        tokens of each strategy; and the cost of each strategy.
         """
         made = plan(self._histogram, self._histogram.max_length, depth=depth, algorithm="lpfhp")
         tokens = Tokens().of_packs(made.indptr, made.lengths)

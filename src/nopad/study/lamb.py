@@ -7,8 +7,8 @@ If each gradient has independent noise, the first moment is still the same on av
 the weight 1 - beta^p, and without packs the weights of its p gradients add up to as much. The second moment is not the
 same: for p gradients with signal s and noise n, the mean square is s^2 + n^2, but the square of the mean is
 s^2 + n^2 / p. So without packs the second moment is larger by a factor of ``(1 + r) / (1 + r / p)`` with
-``r = (n / s)^2``, whatever beta is. LAMB's trust ratio divides by the norm of the update, and so cancels a factor that
-a whole tensor shares; Adam's steps become longer.
+``r = (n / s)^2``, whatever beta is. With packs, Adam's steps therefore become longer. LAMB's do not, if the factor is
+the same for a whole tensor: its trust ratio divides by the norm of the update, which cancels the factor.
 
 The simulation runs many parameters at once, with signals drawn from a normal distribution. It takes under a second.
 

@@ -1,8 +1,8 @@
 """Redo PopRT's tables of packed serving: the number of batches that each policy needs for the same requests.
 
-Graphcore's PopRT packed live requests into a fixed grid of rows. It published the throughput without packing, and with
-three policies: rows filled to their ends ("unpack repack" in its tables), first-fit and next-fit ("AttentionMask"). The
-lengths of its requests are drawn at random, ``clip(int(N(capacity / 2, capacity / 2)), 1, capacity)``, as many as fill
+Graphcore's PopRT packed live requests into a fixed grid of rows. Its READMEs print the throughput without packing, and
+with three policies: rows filled to their ends, where a request may continue in the next row ("unpack repack" in the
+tables); first-fit and next-fit ("AttentionMask"). The lengths of its requests are drawn at random, ``clip(int(N(capacity / 2, capacity / 2)), 1, capacity)``, as many as fill
 100 batches with one request per row. The same lengths are packed here. A batch takes a device the same time whatever it
 contains, so 100 / batches is the speed-up that a policy allows. The published speed-up can be compared with it.
 

@@ -113,11 +113,11 @@ class Learning:
         return None if None in values else Spread.of(values)
 
     def reached(self, recipe: str, accuracy: float, what: str) -> float | None:
-        """Return where a recipe reaches `accuracy`: the value of the attribute `what` of a `Point`, such as "seconds".
+        """Return how much of `what` a recipe takes until it reaches `accuracy`; `what` is an attribute of `Point`.
 
-        The result is the mean over seeds. For each seed, the value is interpolated linearly between two points; if the
-        first point has at least `accuracy` already, its value counts. The result is None if, for any seed, no point has
-        at least `accuracy`.
+        With "seconds", for example, the result is the seconds of training until then, as a mean over seeds. For each
+        seed, the value is interpolated linearly between two points; if the first point has at least `accuracy` already,
+        its value counts. The result is None if a seed never reaches `accuracy`.
 
         Raises:
             OptionError: the recipe has no curve.
