@@ -2,9 +2,10 @@
 
 Graphcore's PopRT packed live requests into a fixed grid of rows. Its READMEs print the throughput without packing, and
 with three policies: rows filled to their ends, where a request may continue in the next row ("unpack repack" in the
-tables); first-fit and next-fit ("AttentionMask"). The lengths of its requests are drawn at random, ``clip(int(N(capacity / 2, capacity / 2)), 1, capacity)``, as many as fill
-100 batches with one request per row. The same lengths are packed here. A batch takes a device the same time whatever it
-contains, so 100 / batches is the speed-up that a policy allows. The published speed-up can be compared with it.
+tables); first-fit; and next-fit ("AttentionMask"). The lengths of its requests are drawn at random,
+``clip(int(N(capacity / 2, capacity / 2)), 1, capacity)``, as many as fill 100 batches with one request per row. The
+same lengths are packed here. A batch takes a device the same time whatever it contains, so 100 / batches is the
+speed-up that a policy allows. The published speed-up can be compared with it.
 
 All requests wait from the beginning, as in PopRT's throughput test. The exception is nopad's policy `look_ahead`, which
 is simulated with at most 32, 64 or 128 requests waiting at once. The simulation takes milliseconds once its loops are
