@@ -258,7 +258,8 @@ def _figures(made: Plan) -> dict[str, float]:
 def _as_the_papers_count(made: Plan) -> dict[str, float]:
     """Return a plan's figures as the papers count them.
 
-    For a plan by least squares (`nnlshp`), these are the figures before its packs were repaired into an exact cover.
+    For a plan by least squares (`nnlshp`), these are the figures of its first solution, before the packs were repaired
+    so that they hold each sequence exactly once.
     """
     facts: Mapping[str, Any] = made.facts
     if "packs_before_repair" not in facts:

@@ -1,5 +1,7 @@
 """Figures 10 and 11: sequences without a slot and slots without a sequence, by length, with and without weights.
 
+A slot is here the place of one sequence in a pack, and has the length of this sequence.
+
 The residual is ``b - A round(x)``: b holds the number of sequences of each length, A is the packing matrix, and x says
 how often each strategy is used. A residual is positive if sequences of that length found no slot, and negative if slots
 found no sequence and stay padding. The depth is 3, as in the papers. Solving the problem with one set of weights takes
@@ -32,6 +34,8 @@ DEPTH = 3
 class Residuals:
     """Sequences without a slot (positive) and slots without a sequence (negative), by length.
 
+    A slot is here the place of one sequence in a pack, and has the length of this sequence.
+
     Attributes:
         values: residual of length i + 1 at index i; int64 ``[capacity]``.
         weight: weight of lengths up to 8; longer lengths have weight 1.
@@ -49,17 +53,17 @@ class Residuals:
 
     @property
     def left_over(self) -> int:
-        """Number of sequences without a slot."""
+        """Number of sequences that are left over: no pack has a place for them."""
         return int(self.values[self.values > 0].sum())
 
     @property
     def invented(self) -> int:
-        """Number of slots without a sequence."""
+        """Number of places of sequences in packs that no sequence takes."""
         return -int(self.values[self.values < 0].sum())
 
     @property
     def padding_tokens(self) -> int:
-        """Total number of tokens in the slots without a sequence."""
+        """Number of tokens in the places that no sequence takes, which stay padding."""
         lengths = np.arange(1, self.values.size + 1)
         return int(np.maximum(-self.values, 0) @ lengths)
 
