@@ -101,8 +101,8 @@ def permute_packs(
 ) -> None:
     """Write the packs whose numbers are in `permutation`, in its order, to `new_indptr` and `new_sequence`.
 
-    Pack p holds the sequences ``sequence[indptr[p]:indptr[p + 1]]``. Numbers may also be missing in `permutation`, or
-    occur more than once. ``new_indptr[0]`` is not written, and must be 0.
+    Pack p holds the sequences ``sequence[indptr[p]:indptr[p + 1]]``. `permutation` may leave packs out, or repeat them.
+    ``new_indptr[0]`` is not written, and must be 0.
     """
     at = 0
     for q in range(permutation.shape[0]):
@@ -115,9 +115,9 @@ def permute_packs(
 
 @njit(cache=True, nogil=True)
 def gather_tokens(source: NDArray[Any], starts: NDArray[Any], lengths: NDArray[Any], out: NDArray[Any]) -> int:
-    """Copy ``source[starts[i] : starts[i] + lengths[i]]`` for each i into `out`, back to back; return their bitwise OR.
+    """Copy ``source[starts[i] : starts[i] + lengths[i]]`` for each i into `out`, back to back.
 
-    `source` holds integers. The result is the OR of all values that are copied. From it, a caller sees whether any
+    `source` holds integers. Returns the bitwise OR of all values that are copied. From it, a caller sees whether any
     value is negative, or reaches a certain power of two. The OR takes no extra time.
 
     Sequences may lie anywhere in `source`, so each copy would wait for memory. Therefore one token of each cache line

@@ -5,14 +5,14 @@
 (`empty_buffer`), always passed in this order:
 
 * ``state`` int64 ``[5]``: the number of sequences held (`HELD`), the number of their tokens (`TOKENS`), the number of
-  sequences that ever arrived (`ARRIVED`), and the slots of the oldest and the newest held sequence (`OLDEST`, `NEWEST`;
-  -1: none)
-* ``slots`` int64 ``[buffer, 5]``: a row is the slot of one held sequence. It holds the sequence's number and length
-  (`NUMBER`, `LENGTH`), the slot of the next held sequence of the same length (`NEXT`), and the slots of its neighbours
-  in order of arrival (`BEFORE`, `AFTER`); -1: none. Unused rows form a stack linked by `NEXT`. The top of the stack is
-  in the last row of ``queues``, under `FIRST`
-* ``queues`` int32 ``[capacity + 2, 3]``: row l is for length l. It holds the number of held sequences (`COUNT`), and
-  the slots of the first and the last of them (`FIRST`, `LAST`)
+  sequences that ever arrived (`ARRIVED`), and the rows in ``slots`` of the oldest and the newest held sequence
+  (`OLDEST`, `NEWEST`; -1: none)
+* ``slots`` int64 ``[buffer, 5]``: one row for each held sequence. It has the sequence's number and length (`NUMBER`,
+  `LENGTH`), the row of the next held sequence of the same length (`NEXT`), and the rows of the sequences that arrived
+  just before and after it (`BEFORE`, `AFTER`); -1: none. Unused rows form a stack linked by `NEXT`. The number of its
+  top row is in the last row of ``queues``, in column `FIRST`
+* ``queues`` int32 ``[capacity + 2, 3]``: row l is for length l. It has the number of held sequences of this length
+  (`COUNT`), and the rows in ``slots`` of the first and the last of them (`FIRST`, `LAST`)
 * ``words`` uint64: the set of the held lengths, in levels as in `nopad._bit_kernels`, the lowest level first; and one
   more word at the end, which `window` needs
 * ``mirror`` uint64 ``[capacity // 64 + 2]``: bit ``capacity - l`` is set if length l is held
@@ -157,9 +157,9 @@ def exact(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], room:
     """Return the held length that fills `room` tokens exactly, or the longer of two that fill them together.
 
     The result is -1 if there are no such lengths. `places` is how many sequences may still be added to the pack; if it
-    is 1, no pairs are considered. Of several possibilities, the one with the most held sequences is taken (a pair
-    counts the sequences of both lengths), so that the buffer keeps many different lengths. About `PAIRS` pairs are
-    compared at most, beginning with lengths near half the room.
+    is 1, no pairs are considered. If several lengths or pairs fill the room, the one with the most held sequences is
+    taken, so that the buffer keeps many different lengths; a pair counts the sequences of both lengths. About `PAIRS`
+    pairs are compared at most, beginning with lengths near half the room.
     """
     best, most = -1, 0
     if queues[room, COUNT] > 0:

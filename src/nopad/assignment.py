@@ -66,7 +66,8 @@ def pack(
         LengthError: lengths are not integers ``[n]``; or a length is below 1 or above `capacity`, or the square of a
             length is above `max_squares`.
         OptionError: capacity, depth, seed, order, algorithm or an option has an invalid value; the algorithm has no
-            such option; or there is another cause that `nopad.plan` lists.
+            such option; a condition cannot be met; or there are too many sequences or strategies for the algorithm (for
+            the limits, see `nopad.plan`).
 
     Three packs hold the five sequences:
 

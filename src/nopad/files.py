@@ -107,7 +107,7 @@ def storage_errors(doing: str, path: Path) -> Iterator[None]:
 
 @contextmanager
 def damage_errors(path: Path, *raised: type[Exception]) -> Iterator[None]:
-    """In a ``with`` block that reads the file `path` of a dataset, turn errors into an error that names the file.
+    """Turn errors of a ``with`` block that reads the file `path` of a dataset into errors of nopad that name the file.
 
     `raised` are the exceptions that reading a damaged file may raise, besides OSError. Other exceptions are raised as
     they are.
@@ -188,7 +188,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def fsync_path(path: Path) -> None:
-    """Wait until the content of a file is on disk, or for a folder, the names of the files in it.
+    """Wait until the content of a file is on disk. For a folder, wait until the names of its files are on disk.
 
     Raises:
         OSError: `path` cannot be opened, or fsync failed.
@@ -227,7 +227,8 @@ def is_model_folder(spec: str | Path) -> bool:
     """Return whether `spec` is a folder of this machine with a model; False: it can only be a name on the hub.
 
     Raises:
-        FormatError: `spec` is a path, and not that of a folder with a ``config.json``.
+        FormatError: `spec` exists on this machine or begins with ".", "/" or "~", and is not a folder with a
+            ``config.json``.
     """
     path = Path(spec)
     here = path.exists() or str(spec).startswith((".", "/", "~"))

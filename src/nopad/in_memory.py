@@ -88,7 +88,8 @@ def pack_dataset(
             None: a temporary folder, which is removed when the dataset is garbage-collected, or when the process ends.
         depth: maximum number of sequences in a pack; None: unlimited.
         algorithm: the packing algorithm, as in `nopad.pack`.
-        seed: random seed, which decides which sequences share packs and the order of the packs, as in `nopad.pack`.
+        seed: random seed, used only if `order` is "random". It decides the order of the packs, and which of several
+            sequences of equal length goes into which pack, as in `nopad.pack`.
         order: order of the packs, as in `nopad.pack`: "random", or "source" to stay close to the order of the records.
         over_long: what happens to records longer than `capacity`: "error", "truncate", "split" or "drop"
             (`CorpusOptions`). Chats and pairs cannot be split. A task allows the values in its attribute ``policies``.
@@ -110,9 +111,10 @@ def pack_dataset(
         pad_id: id of padding tokens, which are removed at both ends of a record; None: no id is padding.
 
     Raises:
-        SourceError: the data are of a kind that cannot be read, have no record, hold two kinds of content, or lack a
-            column.
-        RecordError: a record is bad, or longer than `capacity`; the message says which.
+        SourceError: the data are of a kind that cannot be read, have no record, lack a column, or are named inputs of
+            which some hold texts and others ready-made ids.
+        RecordError: a record is bad, or longer than `capacity`, and the message says which; or no record gives a
+            sequence.
         LengthError: a record is longer than `capacity`, and a task reads the records.
         OptionError: an option is invalid, or does not apply to these data; or they are texts, and there is no
             `tokenizer`.

@@ -43,7 +43,7 @@ STREAM_PAIRS = 13
 
 
 def mix(x: int) -> int:
-    """Return the lowest 64 bits of `x`, mixed by the formula in the module's docstring.
+    """Return a 64-bit integer that is a hash of the lowest 64 bits of `x`: the last step of SplitMix64.
 
     >>> hex(mix(1))
     '0x5692161d100b05e5'
@@ -55,7 +55,10 @@ def mix(x: int) -> int:
 
 
 def key(*parts: int) -> int:
-    """Return the 64-bit key of a random choice, made from integers; for example ``key(seed, STREAM_PACK_ORDER)``."""
+    """Return a 64-bit key made from the integers `parts`, such as ``key(seed, STREAM_PACK_ORDER)``.
+
+    Each random choice of nopad has its own key, from which `draw` and `shuffle` make random numbers.
+    """
     k = 0
     for part in parts:
         k = mix((k ^ (int(part) & MASK)) + GOLDEN)  # int(): a NumPy integer cannot hold MASK

@@ -40,7 +40,7 @@ def first_line(error: BaseException) -> str:
 
 
 def spanned(low: int, high: int, noun: str) -> str:
-    """Return the range from `low` to `high`, and the noun of these numbers, as text; one number if they are equal.
+    """Return the range from `low` to `high` with a noun, as text; if both are equal, one number with the noun.
 
     >>> spanned(5, 1500, "token"), spanned(7, 7, "token"), spanned(1, 1, "token")
     ('5 to 1,500 tokens', '7 tokens', '1 token')
@@ -49,7 +49,7 @@ def spanned(low: int, high: int, noun: str) -> str:
 
 
 def numbers_of(noun: str, first: int, last: int) -> str:
-    """Return a noun with the numbers `first` to `last` as text; one number if they are equal.
+    """Return a noun followed by the numbers `first` to `last`, as text; if both are equal, by one number.
 
     >>> numbers_of("row", 5, 9), numbers_of("row", 5, 5)
     ('rows 5 to 9', 'row 5')

@@ -1,4 +1,4 @@
-"""Write the result of `nopad audit` as one page that works offline: verdict, trace, fix and checks."""
+"""Make one offline HTML page from the result of `nopad audit`: verdict, trace, fix and checks."""
 
 from __future__ import annotations
 

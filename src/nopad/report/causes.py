@@ -13,11 +13,14 @@ SMALLEST = 0.01  # causes with a smaller share of the slots are left out
 def causes_of_padding(plan: Plan) -> list[str]:
     """Return a sentence for each cause of padding that takes at least 1 % of all slots, largest first.
 
-    A plan without packs has no padding, so the list is empty. There are packs x capacity slots. Three lower bounds on
-    the number of packs are compared: without a depth limit, at the plan's depth, and at that depth under the plan's
-    conditions. The padding that even the first bound has is due to the lengths. Each difference between successive
-    bounds is the padding of one more cause, and so is the difference between the last bound and the plan's own number
-    of packs.
+    All slots are packs x capacity. Four numbers of packs are compared, each at least as large as the one before:
+
+    * the lower bound without a depth limit: the padding in so many packs is due to the lengths
+    * the lower bound at the plan's depth: the packs that it has more are due to the depth
+    * the lower bound at this depth under the plan's conditions: further packs are due to the conditions
+    * the plan's number of packs: further packs are due to the algorithm
+
+    For a plan without packs, the list is empty.
 
     >>> import nopad
     >>> causes_of_padding(nopad.plan([10] * 100, 100, depth=2))

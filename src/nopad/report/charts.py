@@ -161,9 +161,10 @@ def source_chart(subject: Subject) -> Any:
 
 
 def slots_chart(subject: Subject, settings: Settings) -> Any:
-    """Return a chart with a bar of slots for packing, and for each of three ways without packing.
+    """Return a chart of slots: a bar for packing, and one for each of three ways without packing.
 
-    Each bar is divided into tokens and padding.
+    Each bar is divided into tokens and padding. The slots are those of `settings.epochs` epochs, extrapolated to
+    `settings.of_tokens` if it is given.
 
     Raises:
         OptionError: as in `ways_of`.

@@ -52,7 +52,8 @@ def plan_command(made: Plan, given: str, out: str | None) -> str:
     """Return the command that makes the plan `made` again, as one line for a shell.
 
     `given` is the name of the input in this command, and `out` the file to write the plan to (None: the command writes
-    no file). If `nopad plan` made the plan of a corpus, its `facts` have the options by which the corpus was read.
+    no file). If `nopad plan` made the plan from a corpus, the command also has the options by which the corpus was
+    read, which are in the plan's `facts`.
     """
     corpus = made.facts.get("corpus", {})
     values = {

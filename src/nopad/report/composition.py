@@ -73,7 +73,10 @@ class Composition:
 
     @cached_property
     def at_random(self) -> float:
-        """Mean difference in length of two random sequences among those that share a pack, in tokens; 0 if none do."""
+        """Mean difference in length of two sequences drawn at random, in tokens.
+
+        They are drawn from all sequences that share a pack, and may be from different packs. It is 0 if none share one.
+        """
         if not self.in_company:
             return 0.0
         lengths, counts = self._pool
@@ -85,8 +88,8 @@ class Composition:
     def likeness(self) -> float:
         """Ratio of `together` to `at_random`: below 1, lengths in a pack are more alike than by chance; above 1, less.
 
-        It is 0 if each pack holds a single length, but not all packs the same one. It is 1 if there are no differences
-        at all: all sequences that share a pack have one length, or no sequences share a pack.
+        It is 0 if the lengths in each pack are equal, but differ between packs. It is 1 if all sequences that share a
+        pack have the same length, or if none share one.
         """
         return self.together / self.at_random if self.at_random else 1.0
 

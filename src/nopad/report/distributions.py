@@ -145,7 +145,10 @@ def fill_chart(subject: Subject) -> Any | None:
 
 
 def alike_chart(subject: Subject) -> Any | None:
-    """Return a chart of how much two sequences of a pack differ in length; None if `Composition.steps` is empty."""
+    """Return a chart of how much two sequences of one pack differ in length, compared with two drawn at random.
+
+    The result is None if all sequences that share a pack have the same length, or if none share one.
+    """
     alt = load_altair()
     found = subject.composition
     if not found.steps:
@@ -192,7 +195,10 @@ def alike_chart(subject: Subject) -> Any | None:
 
 
 def _totals(numbers: NDArray[np.int64], counts: NDArray[np.int64]) -> dict[int, int]:
-    """Return how often each number occurs, as Python integers: counts may add up to more than 64 bits."""
+    """Return ``{number: total}``: the sum of ``counts[i]`` over all i with this number in ``numbers[i]``.
+
+    Totals are Python integers, since they may need more than 64 bits.
+    """
     totals: dict[int, int] = {}
     for number, n in zip(numbers.tolist(), counts.tolist(), strict=True):
         totals[number] = totals.get(number, 0) + n

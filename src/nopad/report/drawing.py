@@ -96,9 +96,9 @@ def load_altair() -> Any:
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """For a ``with`` block, make charts without comparing each of their parts with altair's schema, which is slow.
+    """Inside a ``with`` block, altair does not validate charts against its schema, which is slow.
 
-    The tests compare all charts with it.
+    The tests validate all charts.
     """
     from altair.utils.schemapi import debug_mode
 

@@ -90,7 +90,10 @@ def write_pictures(subjects: Sequence[Subject], folder: Path, settings: Settings
 
 
 def _stems(subjects: Sequence[Subject]) -> list[str]:
-    """Return what the names of each subject's pictures begin with: its own name, numbered where several are alike."""
+    """Return for each subject how the file names of its pictures begin: with the subject's name.
+
+    If an earlier subject has the same name, a number is added, as in "wiki-2".
+    """
     stems: list[str] = []
     for subject in subjects:
         name = subject.name.replace("/", "-")
@@ -120,7 +123,7 @@ def _template() -> Any:
 
 
 def _flexible(chart: Any) -> dict[str, Any]:
-    """Return a chart's specification that adapts to the width of the page."""
+    """Return a chart as a Vega-Lite specification, with a width that adapts to the page."""
     spec: dict[str, Any] = chart.to_dict(validate=False)
     spec.pop("config", None)
     spec.pop("$schema", None)

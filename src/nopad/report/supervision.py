@@ -54,7 +54,8 @@ class Supervised:
 def supervised(path: Path, manifest: Manifest) -> Supervised | None:
     """Count the tokens with a label in the dataset at `path`; return None if it stores no label or mask for each token.
 
-    The column must hold integers or booleans. If there are both labels and a mask, the labels are counted.
+    If there are both labels and a mask, the labels are counted. The result is also None if the column that would be
+    counted holds neither integers nor booleans.
 
     Raises:
         CorruptError: a shard is missing or damaged.

@@ -28,11 +28,10 @@ class Way:
         tokens: number of tokens in these rows.
         padding: share of the slots that is padding, from 0 to 1.
         steps: number of optimiser steps; None: `Settings.rows_per_step` is not given.
-        gpu_hours: hours that one GPU would take. Here and below, None means that a setting is not given which the
-            number needs.
-        hours: hours that all GPUs take, working at the same time.
-        money: price of the GPU-hours.
-        energy: energy of the GPU-hours, in kWh.
+        gpu_hours: hours that one GPU would take; None: `Settings.tokens_per_second` is not given.
+        hours: hours that all GPUs take, working at the same time; None: as for `gpu_hours`.
+        money: price of the GPU-hours; None: `Settings.price_per_hour` is not given.
+        energy: energy of the GPU-hours, in kWh; None: `Settings.watts` is not given.
         packed: whether this is the packed way.
     """
 
@@ -85,10 +84,11 @@ def ways_of(plan: Plan, settings: Settings) -> list[Way]:
 
 
 def formulas(settings: Settings) -> list[str]:
-    """Return a sentence on how each of steps, GPU-hours, hours, money and energy is computed, if its setting is given.
+    """Return sentences that say how the numbers of a report are computed.
 
-    Further sentences say if numbers are extrapolated (`of_tokens`), if they are those of several `epochs`, and, with
-    `tokens_per_second`, what the computation leaves out. The list is empty if no setting asks for a sentence.
+    There is one for each of steps, GPU-hours, hours, money and energy whose setting is given. There are also sentences
+    if `of_tokens` is given (numbers are extrapolated), if there are several `epochs`, and if `tokens_per_second` is
+    given (what the computation leaves out). The list may be empty.
     """
     given = []
     if settings.rows_per_step is not None:
@@ -120,8 +120,8 @@ def formulas(settings: Settings) -> list[str]:
 def savings(ways: list[Way], settings: Settings) -> str:
     """Return a sentence on what packing saves, compared with each other way; "" if there is no `tokens_per_second`.
 
-    `ways` is the result of `ways_of` with the same `settings`. A comparison is left out if the number of slots differs,
-    but the difference in GPU-hours is below 0.0001.
+    `ways` is the result of `ways_of` with the same `settings`. For a way with equally many slots, the sentence says
+    that nothing is saved. A way that differs by less than 0.0001 GPU-hours is left out.
 
     >>> import nopad
     >>> ways = ways_of(nopad.plan([6, 2, 6, 2], capacity=8), settings := Settings(tokens_per_second=1e-3))

@@ -72,7 +72,7 @@ def median_of(histogram: Histogram) -> int:
 
 
 def times(slots: int, least: int) -> str:
-    """Return the ratio of `slots` to `least`, the number of slots of the packs, as text.
+    """Return ``slots / least`` as text; `least` is the number of slots with packing.
 
     >>> times(3000, 1000), times(1004, 1000), times(1000, 1000)
     ('3.00×', '1.004×', '1×')

@@ -1,7 +1,7 @@
 """The papers' tables and figures, recomputed from a histogram and shown beside the published values.
 
-The results in `published` are only compared with ours. Three modules also compute from published numbers, and say
-which: `scaling`, `latency` and `serving`. Within nopad, only the command line imports this package.
+Published results (`published`) are only shown beside ours. Three modules also compute with published numbers, and say
+with which: `scaling`, `latency` and `serving`. Within nopad, only the command line imports this package.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ no other number, the simulation matches all of its rows.
 loaded, within a node or globally. Our methods need no communication: each rank computes the whole assignment from the
 lengths and a seed.
 
-Source: "Breaking MLPerf Training: A Case Study on Optimizing BERT" (Samsung), 5.2, Figure 6 and Table 5.
+Source: "Breaking MLPerf Training: A Case Study on Optimizing BERT" (Samsung), section 5.2, Figure 6 and Table 5.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Studied:
     """A method of the study.
 
     Attributes:
-        name: the method's name in `nopad.balance.METHODS`; for packs "packs" or "packs_depth_N".
+        name: name of the method: a key of `nopad.balance.METHODS`, or "packs" or "packs_depth_N" if packs are dealt.
         balance: how the sequences or packs are drawn and dealt to ranks.
         unit: what is dealt: "sequences" or "packs".
         communication: where ranks exchange samples in training: "none" (nowhere), within each "node", or "global".
@@ -175,8 +175,8 @@ def balance_rows(
 
     Raises:
         OptionError: a number is out of range, or `node` does not divide a number of GPUs.
-        BalanceError: the histogram holds fewer sequences, or gives fewer packs, than one step of a method that is not
-            stratified takes.
+        BalanceError: the histogram gives too few sequences or packs for one step of a method (if the method is
+            stratified, it is left out instead).
 
     >>> histogram = Histogram.from_counts({n: 50 for n in range(1, 65)})
     >>> rows = balance_rows(histogram, [8], steps=20, methods=[Studied(name="ours", balance=Balance())])
@@ -238,7 +238,8 @@ class Pool:
     def _packs(self, depth: int | None) -> _Kinds:
         """Pack by best-fit (`lpfhp`) with this depth limit, and return the packs; the capacity is the longest length.
 
-        The result is (the strategy of each pack, in random order; the tokens of each strategy; the cost of each).
+        The result is ``(strategies, tokens, costs)``: the strategy number of each pack, in random order; the number of
+        tokens of each strategy; and the cost of each strategy.
         """
         made = plan(self._histogram, self._histogram.max_length, depth=depth, algorithm="lpfhp")
         tokens = Tokens().of_packs(made.indptr, made.lengths)
@@ -249,7 +250,7 @@ class Pool:
 def _strata(method: Studied, histogram: Histogram, cost: CostModel) -> Balance:
     """Return the method's `Balance`; its strata, if it has any, become four equal ranges of lengths.
 
-    Strata are given as costs, so `cost` converts the lengths at which they end.
+    A `Balance` gives the ends of its strata as costs, so `cost` converts the lengths at which they end to costs.
     """
     if method.balance.draw != "stratified":
         return method.balance
@@ -341,10 +342,10 @@ def published_range(row: BalanceRow, histogram: Histogram) -> tuple[int, int] | 
 
 
 def order_effect(histogram: Histogram, cost: CostModel | None = None, steps: int = ORDER_STEPS) -> dict[str, float]:
-    """Return the correlation between a step's number and its cost, for each of three ways to draw, by name.
+    """Return the correlation between a step's number and its cost, as a dict by the name of the way to draw.
 
-    The correlation is near 0 for all three, since steps that are drawn by cost come in random order too. One epoch is
-    simulated, of up to `steps` steps of 128 sequences; of fewer steps if the histogram holds fewer sequences.
+    The correlation is near 0 for all three ways, since steps that are drawn by cost come in random order too. One epoch
+    is simulated, with up to `steps` steps of 128 sequences each; with fewer if the histogram holds too few sequences.
 
     Args:
         histogram: lengths to draw from.

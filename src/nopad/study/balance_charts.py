@@ -29,10 +29,10 @@ _SHOWN = {  # first the methods of the published Figure 6, then ours
 
 
 def ranges_chart(rows: Sequence[BalanceRow]) -> Any:
-    """Return Figure 6 as a chart: a panel for each method in `_SHOWN`, and in it a bar for each number of GPUs.
+    """Return Figure 6 as a chart: a panel for each method, and in it a bar for each number of GPUs.
 
     A bar reaches from the tokens of the GPU with the fewest in a step to those of the GPU with the most, both averaged
-    over the steps. Methods without a row have no panel.
+    over the steps. Only the methods of the published figure and three of nopad's are shown, if `rows` has them.
     """
     alt = load_altair()
     found = {row.method for row in rows}
@@ -74,9 +74,10 @@ def ranges_chart(rows: Sequence[BalanceRow]) -> Any:
 
 
 def long_context_chart(rows: Sequence[LongRow]) -> Any:
-    """Return a chart of waste and floor at long context: a panel per workload, a bar per method and kind of wait.
+    """Return a chart of the waste at long context: a panel per workload, a bar per method and kind of wait.
 
-    The two kinds: ranks wait for each other at each optimiser step, or at each micro-step.
+    Waste is how much longer a step takes than if all ranks had the same cost. A black mark shows the floor, a lower
+    bound on the waste. The kinds of wait: ranks wait for each other at each optimiser step, or at each micro-step.
     """
     alt = load_altair()
     methods = list(dict.fromkeys(row.method for row in rows))

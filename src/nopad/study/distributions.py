@@ -30,11 +30,11 @@ class Distribution:
     Attributes:
         name: name of the corpus, for display.
         capacity: capacity in tokens.
-        histogram: histogram of its lengths.
+        histogram: histogram of the corpus's lengths.
         theoretical: speed-up if there were no padding.
         spfhp: packing factor of the papers' algorithm, without a depth limit.
         factor: packing factor of nopad's default algorithm, without a depth limit.
-        possible: sequences / lower bound on the number of packs, a packing factor that no plan exceeds.
+        possible: a packing factor that no plan exceeds: sequences / lower bound on the number of packs.
     """
 
     name: str

@@ -13,20 +13,26 @@ SEED = 0
 
 
 def uniform(size: int, *parts: int) -> NDArray[np.float64]:
-    """Return random numbers between 0 and 1, both excluded; float64 ``[size]``. Other `parts` give other numbers."""
+    """Return random numbers between 0 and 1, both excluded; float64 ``[size]``.
+
+    `parts` are any integers; they choose the numbers. Other `parts` give other numbers.
+    """
     bits = random.keys(np.arange(size), SEED, random.STREAM_LEG, *parts)
     return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) / 2**53
 
 
 def normal(size: int, *parts: int) -> NDArray[np.float64]:
-    """Return draws from the standard normal distribution; float64 ``[size]``. Other `parts` give other numbers."""
+    """Return draws from the standard normal distribution; float64 ``[size]``. `parts` are as in `uniform`."""
     from scipy.special import ndtri
 
     return np.asarray(ndtri(uniform(size, *parts)), dtype=np.float64)
 
 
 def shuffled(counts: NDArray[np.int64], *parts: int) -> NDArray[np.int32]:
-    """Return each index i of `counts` ``counts[i]`` times, in random order; int32. Other `parts` give another order."""
+    """Return an int32 array with each index i of `counts`, ``counts[i]`` times, in random order.
+
+    `parts` are any integers; they choose the order. Other `parts` give another order.
+    """
     from nopad import _kernels
 
     everything = np.repeat(np.arange(counts.size, dtype=np.int32), counts)

@@ -138,9 +138,12 @@ def _text(found: GlueSet, record: Mapping[str, Any], column: str, number: int) -
 def redo_glue(name: str, histogram: Histogram | None, notes: Iterable[str] = ()) -> tuple[Table, list[Redone]]:
     """Return the table of one set and its rows: published figures beside ours, then nopad's default plan.
 
+    QNLI is not in the paper, so its rows have no published figures.
+
     Args:
         name: GLUE's name for the set.
-        histogram: the set's lengths; None: the set is not available, and the rows have only the published figures.
+        histogram: the set's lengths. None: the set is not available; then the rows have only the published figures, and
+            QNLI has no rows.
         notes: remarks about the set, shown in its first row.
 
     The lengths below are made up. They take 1,939 packs, 1,026 more than the paper's:

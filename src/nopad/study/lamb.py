@@ -7,12 +7,12 @@ If each gradient has independent noise, the first moment is still the same on av
 the weight 1 - beta^p, and without packs the weights of its p gradients add up to as much. The second moment is not the
 same: for p gradients with signal s and noise n, the mean square is s^2 + n^2, but the square of the mean is
 s^2 + n^2 / p. So without packs the second moment is larger by a factor of ``(1 + r) / (1 + r / p)`` with
-``r = (n / s)^2``, whatever beta is. LAMB's trust ratio divides by the norm of the update, and so cancels a factor that
-a whole tensor shares; Adam's steps become longer.
+``r = (n / s)^2``, whatever beta is. With packs, Adam's steps therefore become longer. LAMB's do not, if the factor is
+the same for a whole tensor: its trust ratio divides by the norm of the update, which cancels the factor.
 
 The simulation runs many parameters at once, with signals drawn from a normal distribution. It takes under a second.
 
-Source: supplement to arXiv 2107.02027, E.
+Source: supplement to arXiv 2107.02027, section E.
 """
 
 from __future__ import annotations
@@ -63,12 +63,15 @@ class LambRow:
     Attributes:
         factor: sequences per pack.
         noise: noise of a gradient, as a multiple of its signal; 0: gradients are constant.
-        first_apart: norm of the difference of the two first moments / norm of the first moment without packs.
+        first_apart: norm of the difference between the first moments with and without packs / norm of the first moment
+            without packs.
         first_apart_uncorrected: the same ratio with uncorrected betas.
         second: mean second moment without packs / mean second moment with packs.
-        expected: expected value of `second`, by the formula.
-        largest: largest relative difference between the two first or the two second moments, over all parameters.
-        cosine: cosine of the angle between the two updates ``m / sqrt(v)``.
+        expected: expected value of `second`: ``(1 + noise^2) / (1 + noise^2 / factor)``.
+        largest: largest relative difference between a moment with packs and the same moment without packs, over both
+            moments and all parameters.
+        cosine: cosine of the angle between the updates with and without packs; m and v are the moments, and
+            ``m / sqrt(v)`` is the update.
     """
 
     factor: int

@@ -14,7 +14,7 @@ Two constants are set so that the model matches two figures in the paper's text:
 exchanging takes 18.2 % of a step for global presorting, and 1.9 % within nodes. All other results follow from the
 model. They show how methods compare and why, not what a cluster would measure.
 
-Source: "Breaking MLPerf Training" (Samsung), 5.2, C.1, Figures 7 and 11.
+Source: "Breaking MLPerf Training" (Samsung), sections 5.2 and C.1, Figures 7 and 11.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class LatencyRow:
         batch: sequences per GPU.
         method: name of the method.
         compute: compute time of a rank with the mean number of tokens.
-        waiting: how much longer the rank with the most tokens computes; 0 if batches are padded.
+        waiting: compute time of the rank with the most tokens, minus `compute`; 0 if batches are padded.
         launch: time to launch kernels.
         reduce: time of the part of the all-reduce that is not hidden behind compute.
         exchange: time to exchange and sort samples.
@@ -104,11 +104,11 @@ class LatencyRow:
 def latency_rows(
     histogram: Histogram, *, gpus: Sequence[int] = GPUS, batches: Sequence[int] = BATCHES
 ) -> Iterator[LatencyRow]:
-    """Yield how long a step takes with padded batches, with each method of Figure 7, and with nopad's.
+    """Yield a `LatencyRow` for each batch size, number of GPUs and method.
 
-    A number of GPUs is left out if the histogram holds too few sequences for two steps, or too few packs for one. A
-    stratified method is left out for batches of at most 12 sequences, as in the paper, and where the histogram is too
-    small for its quotas.
+    The methods are padded batches, those of Figure 7, and nopad's. A number of GPUs is left out if the histogram holds
+    too few sequences for two steps, or too few packs for one. A stratified method is left out for batches of at most 12
+    sequences, as in the paper, and where the histogram is too small for its quotas.
 
     Args:
         histogram: lengths to draw from.
@@ -116,7 +116,8 @@ def latency_rows(
         batches: the batch sizes to simulate, in sequences per GPU.
 
     Raises:
-        OptionError: a batch size is below 2, or a number of GPUs above 8 is not a multiple of 8, the GPUs of a node.
+        OptionError: the histogram holds no sequence, a batch size is below 2, or a number of GPUs above 8 is not a
+            multiple of 8, the GPUs of a node.
     """
     packs = plan(histogram, histogram.max_length, algorithm="lpfhp").packs
     methods = [method for method in studied() if method.name in _SIMULATED]
@@ -144,7 +145,7 @@ def latency_rows(
 
 
 def _without_quotas(methods: Sequence[Studied], batch: int) -> list[Studied]:
-    """Return `methods`, without the stratified ones if `batch` is at most 12; the paper shows none for such batches."""
+    """Return `methods`; if `batch` is at most 12, without the stratified ones, as in the paper."""
     return [method for method in methods if method.balance.draw != "stratified" or batch > Constants.graph_batch]
 
 

@@ -75,7 +75,7 @@ class Workload:
     parts: tuple[tuple[float, float, float], ...]
 
     def lengths(self, sequences: int) -> NDArray[np.int32]:
-        """Draw the lengths of this many sequences in tokens, int32 ``[sequences]``; each call draws the same lengths.
+        """Return random lengths in tokens, int32 ``[sequences]``; calls with the same number return the same lengths.
 
         >>> WORKLOADS[0].lengths(3).size
         3
@@ -212,7 +212,7 @@ def too_long(
 
 
 def _corpus(workload: Workload, shape: Shape, steps: int) -> NDArray[np.int32]:
-    """Return lengths of a random corpus that fills about `steps` steps."""
+    """Return the lengths of a random corpus that fills about `steps` steps; int32 ``[n]``."""
     tokens = steps * shape.per_step * workload.capacity
     mean = float(workload.lengths(100_000).mean())
     return workload.lengths(int(tokens / mean))
@@ -265,7 +265,7 @@ def _group(pack_of: NDArray[np.int64], lengths: NDArray[np.int32], costs: NDArra
 def _best_fit(lengths: NDArray[np.int32], capacity: int) -> NDArray[np.int64]:
     """Pack the whole corpus by best-fit; return the pack of each sequence, int64 ``[n]``.
 
-    Sequences of equal length are assigned to their slots in order of arrival.
+    Of several sequences of equal length, an earlier one never gets a later pack.
     """
     made = plan(Histogram.from_lengths(lengths), capacity, algorithm="lpfhp")
     slots = np.concatenate(

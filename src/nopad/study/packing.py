@@ -212,6 +212,9 @@ def count_strategies() -> list[StrategyCount]:
 def packing_matrix_of_table_4() -> tuple[list[list[int]], bool]:
     """Return the packing matrix for capacity 8 and depth 3, and whether it equals the matrix printed as Table 4.
 
+    Each row of the matrix is for a length from 1 to 8, each column for a strategy. An entry says how many sequences of
+    that length the strategy holds.
+
     >>> packing_matrix_of_table_4()[1]
     True
     """
@@ -255,7 +258,8 @@ def _figures(made: Plan) -> dict[str, float]:
 def _as_the_papers_count(made: Plan) -> dict[str, float]:
     """Return a plan's figures as the papers count them.
 
-    For a plan by least squares (`nnlshp`), these are the figures before its packs were repaired into an exact cover.
+    For a plan by least squares (`nnlshp`), these are the figures of its first solution, before the packs were repaired
+    so that they hold each sequence exactly once.
     """
     facts: Mapping[str, Any] = made.facts
     if "packs_before_repair" not in facts:

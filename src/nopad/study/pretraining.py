@@ -51,7 +51,7 @@ class PairsAt:
         return self.counts["random_next"] / self.lengths.histogram.sequences
 
     def document(self) -> dict[str, Any]:
-        """Return the summary of lengths, the published numbers, the counts and the histogram, ready for JSON."""
+        """Return a dict for JSON: the summary of `lengths`, the published numbers, the counts and the histogram."""
         histogram = self.lengths.histogram
         return {
             **self.lengths.summary(),

@@ -91,20 +91,23 @@ def tables_for(histogram: Histogram, capacity: int) -> list[Table]:
 
 
 def has_figures(histogram: Histogram, capacity: int) -> bool:
-    """Return whether the papers' residuals and tokens per GPU are those of this dataset."""
+    """Return whether this is the dataset for which papers print residuals and tokens per GPU: Wikipedia for BERT.
+
+    The dataset is recognised by its number of sequences and the capacity of 512.
+    """
     return any(table.name == FIGURES_ARE_OF for table in tables_for(histogram, capacity))
 
 
 def _counts(text: str) -> dict[str, str]:
-    """Return the figures in `text`, separated by spaces and in the order of `COUNTS`, by column."""
+    """Return the figures in `text` as a dict by column; `text` has one for each of `COUNTS`, separated by spaces."""
     return dict(zip(COUNTS, text.split(), strict=True))
 
 
 def _counted(depth: str, name: str, limit: int | None, figures: str, **more: Any) -> Row:
-    """Return a row with a figure for each column in `COUNTS`: `figures` are these texts, separated by spaces.
+    """Return a row with a figure for each column in `COUNTS`; `figures` has these figures, separated by spaces.
 
-    `name` is the algorithm's name as printed; nopad's name for it is the same in lower case. `more` are other fields of
-    `Row`.
+    `name` is the algorithm's name as printed; nopad's name for it is the same in lower case. `depth` and `limit` are
+    those fields of `Row`, and `more` are other fields.
     """
     return Row(depth=depth, name=name, algorithm=name.lower(), limit=limit, printed=_counts(figures), **more)
 
@@ -212,7 +215,7 @@ TABLES = (TABLE_1, TABLE_2, *TABLE_3, TABLE_5)
 
 
 def unpublished_table(histogram: Histogram, capacity: int, what: str) -> Table:
-    """Return a table with the rows of Tables 1 and 5, without figures, for a dataset that the papers do not have.
+    """Return a table for a dataset that the papers do not have: the rows of Tables 1 and 5, without printed figures.
 
     Table 5's row of depth 1 is left out. `what` is the name of the dataset.
     """

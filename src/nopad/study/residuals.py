@@ -1,5 +1,7 @@
 """Figures 10 and 11: sequences without a slot and slots without a sequence, by length, with and without weights.
 
+A slot is here the place of one sequence in a pack, and has the length of this sequence.
+
 The residual is ``b - A round(x)``: b holds the number of sequences of each length, A is the packing matrix, and x says
 how often each strategy is used. A residual is positive if sequences of that length found no slot, and negative if slots
 found no sequence and stay padding. The depth is 3, as in the papers. Solving the problem with one set of weights takes
@@ -32,13 +34,15 @@ DEPTH = 3
 class Residuals:
     """Sequences without a slot (positive) and slots without a sequence (negative), by length.
 
+    A slot is here the place of one sequence in a pack, and has the length of this sequence.
+
     Attributes:
         values: residual of length i + 1 at index i; int64 ``[capacity]``.
         weight: weight of lengths up to 8; longer lengths have weight 1.
         packs: number of packs of the rounded solution.
         strategies: number of strategies of the rounded solution.
-        strategies_with_leftovers: number of strategies if each left-over sequence gets a pack of its own, together with
-            a slot of the complementary length.
+        strategies_with_leftovers: number of strategies after this addition: for each length with a left-over sequence,
+            the strategy of this length and the length that fills the rest of the pack.
     """
 
     values: NDArray[np.int64]
@@ -49,17 +53,17 @@ class Residuals:
 
     @property
     def left_over(self) -> int:
-        """Number of sequences without a slot."""
+        """Number of sequences that are left over: no pack has a place for them."""
         return int(self.values[self.values > 0].sum())
 
     @property
     def invented(self) -> int:
-        """Number of slots without a sequence."""
+        """Number of places of sequences in packs that no sequence takes."""
         return -int(self.values[self.values < 0].sum())
 
     @property
     def padding_tokens(self) -> int:
-        """Total number of tokens in the slots without a sequence."""
+        """Number of tokens in the places that no sequence takes, which stay padding."""
         lengths = np.arange(1, self.values.size + 1)
         return int(np.maximum(-self.values, 0) @ lengths)
 
@@ -120,9 +124,10 @@ class Compared:
         plain: our figure with all weights 1.
         weighted: our figure with a smaller weight for short lengths.
         published: published figure; None: there is none, or the histogram is not the paper's.
-        difference: ours - published, where ours is `plain` or `weighted`, whichever the paper's text is about.
+        difference: `plain` or `weighted`, whichever the paper's text is about, minus `published`. Here and in the next
+            two: None if `published` is None.
         tolerance: largest difference that still counts as reproduced.
-        within: whether the difference is within the tolerance; None without a published figure.
+        within: whether the difference is within the tolerance.
         note: remark about the published figure.
     """
 
@@ -169,7 +174,10 @@ def compare(plain: Residuals, weighted: Residuals, histogram: Histogram) -> list
 
 
 def _figures(found: Residuals, histogram: Histogram) -> dict[str, float]:
-    """Return residuals of the shortest and longest lengths, and totals, by name; some are in `published.RESIDUALS`."""
+    """Return the residuals of the shortest and longest lengths, and several totals, as a dict by name.
+
+    The papers state some of them (`published.RESIDUALS`).
+    """
     capacity = found.values.size
     ends = sorted({*range(1, min(8, capacity) + 1), *range(max(capacity - 8, 1), capacity + 1)})
     return {

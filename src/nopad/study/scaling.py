@@ -1,5 +1,8 @@
 """Speed-up of un-padding and of packing over padding on many devices: the supplement's estimate, recomputed.
 
+Un-padding means that a device computes only the real tokens of its batch, so devices take different times, and all wait
+for the slowest.
+
 The supplement fits a Gumbel distribution to the speed-up of un-padding on 8 GPUs, deduces the distribution on one
 device from it, and takes minima over several devices. Its single-device scale, 0.108, does not satisfy its own
 equations 19 and 20. With ``z(s) = -ln(-ln(1 - s))``, the value that a standard Gumbel variable exceeds with probability
@@ -59,6 +62,8 @@ _POINTS = 1 << 17  # points of each numerical integral: enough for three decimal
 @dataclass(frozen=True, kw_only=True)
 class ScalingRow:
     """Expected speed-up over padding on a number of devices.
+
+    Un-padding means that a device computes only the real tokens of its batch; all devices wait for the slowest.
 
     Attributes:
         devices: number of devices.
@@ -129,6 +134,9 @@ def _quantile(p: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def scaling(histogram: Histogram, devices: Sequence[int] = DEVICES) -> list[ScalingRow]:
     """Return the expected speed-up over padding on each number of devices; one row for each number.
+
+    Raises:
+        OptionError: the histogram holds no sequence.
 
     With balance, the slowest device has fewer tokens, so the speed-up is higher:
 

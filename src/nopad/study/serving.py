@@ -1,14 +1,15 @@
 """Redo PopRT's tables of packed serving: the number of batches that each policy needs for the same requests.
 
-Graphcore's PopRT packed live requests into a fixed grid of rows. It published the throughput without packing, and with
-three policies: rows filled to their ends ("unpack repack" in its tables), first-fit and next-fit ("AttentionMask"). The
-lengths of its requests are drawn at random, ``clip(int(N(capacity / 2, capacity / 2)), 1, capacity)``, as many as fill
-100 batches with one request per row. The same lengths are packed here. A batch takes a device the same time whatever it
-contains, so 100 / batches is the speed-up that a policy allows. The published speed-up can be compared with it.
+Graphcore's PopRT packed live requests into a fixed grid of rows. Its READMEs print the throughput without packing, and
+with three policies: rows filled to their ends, where a request may continue in the next row ("unpack repack" in the
+tables); first-fit; and next-fit ("AttentionMask"). The lengths of its requests are drawn at random,
+``clip(int(N(capacity / 2, capacity / 2)), 1, capacity)``, as many as fill 100 batches with one request per row. The
+same lengths are packed here. A batch takes a device the same time whatever it contains, so 100 / batches is the
+speed-up that a policy allows. The published speed-up can be compared with it.
 
-All requests wait from the beginning, as in PopRT's throughput test. The exception is `look_ahead`, which is also
-simulated with a given number of waiting requests. The simulation takes milliseconds once its loops are compiled. It
-tells nothing about latency: PopRT's published latencies are also just 1 / throughput.
+All requests wait from the beginning, as in PopRT's throughput test. The exception is nopad's policy `look_ahead`, which
+is simulated with at most 32, 64 or 128 requests waiting at once. The simulation takes milliseconds once its loops are
+compiled. It tells nothing about latency: PopRT's published latencies are also just 1 / throughput.
 
 Source: READMEs of PopRT's examples packed_bert_example and packed_deberta_example (github.com/graphcore/PopRT).
 """
@@ -137,7 +138,7 @@ def pack_workload(grid: Grid, policy: Policy, waiting: int | None = None) -> Pac
 
 
 def best_reduction(grid: Grid) -> float:
-    """Return the reduction that packs without padding would give.
+    """Return by what factor packs without padding would reduce the number of batches.
 
     This is the number of slots that the requests take with one request per row, divided by their number of tokens.
     """
@@ -152,8 +153,7 @@ def serving_rows(grid: Grid, waiting: Sequence[int] = WAITING) -> list[ServingRo
 
     Args:
         grid: one of PopRT's settings.
-        waiting: for each of these numbers, one more result for `look_ahead`, with at most that many requests waiting at
-            once.
+        waiting: `look_ahead` has one result for each of these numbers, with at most that many requests waiting at once.
 
     >>> rows = serving_rows(GRIDS[0], waiting=[64])
     >>> [(row.way, row.batches, round(row.reduction, 3)) for row in rows]  # doctest: +NORMALIZE_WHITESPACE

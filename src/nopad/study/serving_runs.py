@@ -12,7 +12,8 @@ The original way is the model as it is, on batches padded to a grid (a fixed num
 request per row. PopRT's ways fill static grids of the same shape, so that their batches take about equally long;
 nopad's way is flat batches without padding.
 
-BERT is all-MiniLM-L6-v2; DeBERTa is a DeBERTa-v2 of the same size with random weights. A runner needs no separators.
+BERT is all-MiniLM-L6-v2; DeBERTa is a DeBERTa-v2 of the same size with random weights. `Grid.separator` is not used: a
+`PackRunner` needs no empty slots between requests.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _IDS = "input_ids"
 
 @dataclass(frozen=True, kw_only=True)
 class RealRow:
-    """What was measured of one way to serve the requests.
+    """The measurements of one way to serve the requests.
 
     Attributes:
         way: one of `WAYS`.
@@ -59,7 +60,7 @@ class RealRow:
         speed_up: `per_s` / `per_s` of the original way.
         difference: largest absolute difference of a hidden state from the one that the original way gives.
         offered_per_s: requests that arrive per second, in the run that measures latency.
-        p50_ms, p99_ms: half, and 99 %, of these requests took at most so many milliseconds to the answer.
+        p50_ms, p99_ms: median and 99th percentile of the latency in that run, in milliseconds.
     """
 
     way: str
@@ -117,7 +118,7 @@ def model_for(grid: Grid) -> Any:
 def real_rows(
     grid: Grid, model: Any, *, batches: int | None = None, say: Callable[[str], None] = lambda way: None
 ) -> list[RealRow]:
-    """Run a setting's requests in each way, and return what was measured, in the order of `WAYS`.
+    """Run a setting's requests in each way, and return the measurements, in the order of `WAYS`.
 
     Args:
         grid: one of PopRT's settings.
@@ -181,7 +182,7 @@ def _all_waiting(
 
 
 def _served(way: str, grid: Grid, model: Any) -> tuple[Any, Batching]:
-    """Return what a runner is given for one of `WAYS`: a model or its core, and the limits of a batch."""
+    """Return the arguments of `PackRunner` for one of `WAYS`: the model or a core around it, and the `Batching`."""
     slots = grid.rows * grid.capacity
     if way == _ORIGINAL:
         return _Original(model, grid), Batching(capacity=slots, max_sequences=grid.rows, policy="first_fit")
@@ -194,7 +195,7 @@ def _served(way: str, grid: Grid, model: Any) -> tuple[Any, Batching]:
 def _latencies(runner: PackRunner, requests: Sequence[Any], per_s: float) -> list[float]:
     """Submit requests at random times, `per_s` per second on average.
 
-    Returns the seconds that each request took until its answer, in the order of the answers.
+    Returns the seconds from the planned time of each request to its answer, in the order of the answers.
     """
     taken: list[float] = []
     due = time.perf_counter()

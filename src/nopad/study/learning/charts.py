@@ -25,9 +25,9 @@ def learning_chart(found: Learning) -> Any:
     """Return an altair chart of accuracy on the masked tokens of held-out pairs, with a panel for each comparison.
 
     The comparison at equal batch is drawn twice: over the number of sequences trained on, and over the seconds of
-    training. Each other comparison is drawn over the number of sequences; it is left out if `found` has no run of the
-    recipes that only this comparison has. A line shows the mean over seeds; the band around it spans the lowest to the
-    highest value.
+    training. Each other comparison is drawn over the number of sequences. It is left out if none of its recipes was
+    run, apart from "packed" and "not packed", which every panel shows. A line is the mean over seeds; the band around
+    it spans the lowest to the highest value.
 
     Raises:
         MissingExtraError: altair or vl-convert is not installed.

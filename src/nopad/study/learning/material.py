@@ -1,7 +1,7 @@
 """The training data of `nopad study learning`: pre-training pairs made from texts of Python's standard library.
 
-Each text is a document. The vocabulary has those tokens of BERT's that these texts use most, and every character in
-them, so that no token is unknown. The vocabulary is small because most of a small model's parameters would otherwise be
+Each text is a document. The vocabulary is a part of BERT's: the tokens that the texts use most, and every character in
+the texts, so that no token is unknown. It is small because most of a small model's parameters would otherwise be
 embeddings.
 """
 
@@ -52,7 +52,7 @@ class Material:
 
 @cache
 def material(capacity: int, vocabulary: int, documents: int | None = None) -> Material:
-    """Return training and held-out pairs of at most `capacity` tokens, made from the texts of the standard library.
+    """Return the `Material` made from the texts of the standard library, with pairs of at most `capacity` tokens.
 
     Only texts of at least two sentences are used. Calls with the same arguments return the same object.
 
@@ -81,10 +81,10 @@ def material(capacity: int, vocabulary: int, documents: int | None = None) -> Ma
 
 
 def reduced(texts: Sequence[str], size: int) -> Any:
-    """Return BERT's tokenizer with a vocabulary of only `size` tokens.
+    """Return BERT's tokenizer with a vocabulary reduced to `size` tokens.
 
-    These are the special tokens, the characters in the tokens of `texts`, and the tokens that `texts` use most. The
-    first two are always kept, so the vocabulary may be larger than `size`.
+    All special tokens are kept, and all single characters that occur in the tokens of `texts`. If these are fewer than
+    `size`, the tokens that `texts` use most are added. If these are more than `size`, so is the vocabulary.
     """
     import tokenizers
     import transformers

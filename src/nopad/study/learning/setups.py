@@ -1,4 +1,4 @@
-"""The recipes of the study: the three comparisons of the paper's Figure 3, the faults of Figure 4, and open choices.
+"""The recipes of the study: three comparisons as in the paper's Figure 3, the faults of Figure 4, and other choices.
 
 Source: arXiv 2107.02027, section 4.2, Figures 3 and 4; supplement, Figures 7 to 9; section 5 (segments).
 """

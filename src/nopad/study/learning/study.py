@@ -113,11 +113,11 @@ class Learning:
         return None if None in values else Spread.of(values)
 
     def reached(self, recipe: str, accuracy: float, what: str) -> float | None:
-        """Return where a recipe reaches `accuracy`: the value of the attribute `what` of a `Point`, such as "seconds".
+        """Return how much of `what` a recipe takes until it reaches `accuracy`; `what` is an attribute of `Point`.
 
-        The result is the mean over seeds. For each seed, the value is interpolated linearly between two points; if the
-        first point has at least `accuracy` already, its value counts. The result is None if, for any seed, no point has
-        at least `accuracy`.
+        With "seconds", for example, the result is the seconds of training until then, as a mean over seeds. For each
+        seed, the value is interpolated linearly between two points; if the first point has at least `accuracy` already,
+        its value counts. The result is None if a seed never reaches `accuracy`.
 
         Raises:
             OptionError: the recipe has no curve.
@@ -147,7 +147,8 @@ def prepare(size: Size, recipes: Sequence[Recipe], seeds: int, folder: Path | No
             it is changed, since another process may run a study there. None: results are not kept.
 
     Raises:
-        FormatError: `folder` has the results of a different study, or of a recipe of the same name with other settings.
+        FormatError: the results in `folder` are of a different study or of a recipe of the same name with other
+            settings, or are damaged.
         LengthError: there are fewer than 100 texts, by `Size.documents` or in this machine's standard library.
         StorageError: `folder` cannot be made, or the results in it cannot be read.
     """
@@ -187,7 +188,7 @@ def study_learning(
     folder: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Learning:
-    """Train every recipe with every seed, fine-tune classifiers from some of the weights, and return all results.
+    """Train every recipe with every seed, fine-tune classifiers from the weights of some, and return all results.
 
     Args:
         prepared: the study to run, from `prepare`.
@@ -196,8 +197,8 @@ def study_learning(
         say: called with a line of text whenever a run or a recipe's fine-tuning is done.
 
     Raises:
-        FormatError: `folder` has the results of a different study or of a recipe of the same name with other settings,
-            or lacks weights that are to be fine-tuned.
+        FormatError: the results in `folder` are of a different study or of a recipe of the same name with other
+            settings, or are damaged; or weights that are to be fine-tuned are missing.
         StorageError: `folder` cannot be made or locked, or a result cannot be read or written.
     """
     if folder is not None:
@@ -277,7 +278,8 @@ def _kept(folder: Path | None, size: Size, factor: float, seeds: int, recipes: S
     only read; a last line that is not written to its end is left out.
 
     Raises:
-        FormatError: the folder is of another study, or one of `recipes` ran there with other settings.
+        FormatError: the folder is of another study, one of `recipes` ran there with other settings, or a line is no
+            result.
         StorageError: the results file cannot be read.
     """
     found = Learning(factor=factor)
@@ -315,7 +317,7 @@ def _make(folder: Path) -> None:
 def _take(line: dict[str, Any], found: Learning, seeds: int) -> None:
     """Add the result in `line`, one line of the results file, to `found`.
 
-    It is left out if it is in `found` already, or if it does not fit a study of `seeds` seeds.
+    It is left out if it is in `found` already, or if a study of `seeds` seeds would not give it.
     """
     if "curve" in line:
         made = Curve(**{**line["curve"], "points": tuple(Point(**point) for point in line["curve"]["points"])})

@@ -77,8 +77,8 @@ def seen_by(sequence_ids: Tensor, segments: Tensor, way: Way) -> Tensor:
         sequence_ids: number of each token's sequence, from 1, and 0 in padding; ``[R, L]``.
         segments: 0 for a sequence's first side, 1 for its second; ``[R, L]``.
         way: with "no mask" and "neither", a token attends to all real tokens of its row. With "segments", it attends to
-            its own side of its sequence, without the sequence's first token; that first token, which predicts whether
-            one side follows the other, attends to the whole sequence, and no other token attends to it. With all other
+            its own side of its sequence. The first token of a sequence is an exception, since it predicts whether one
+            side follows the other: it attends to the whole sequence, and no other token attends to it. With all other
             ways, a token attends to its own sequence.
     """
     real = sequence_ids > 0
