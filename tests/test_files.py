@@ -7,10 +7,11 @@ import stat
 
 import pytest
 
-from nopad.errors import StorageError
+from nopad.errors import FormatError, StorageError
 from nopad.files import (
     PARTIAL_SUFFIX,
     fsync_path,
+    is_model_folder,
     locked,
     sha256_file,
     storage_errors,
@@ -123,3 +124,11 @@ def test_a_lock_says_only_what_it_failed_at_itself(tmp_path):
         locked(tmp_path / "no/lock"),
     ):
         pass
+
+
+def test_a_home_folder_that_no_shell_wrote_out_is_named(tmp_path):
+    with pytest.raises(FormatError, match=r"~/model does not exist; only a shell replaces the ~ by a home folder"):
+        is_model_folder("~/model")
+    with pytest.raises(FormatError, match=r"is no folder with a model: it has no config\.json"):
+        is_model_folder(tmp_path)
+    assert not is_model_folder("some/model")

@@ -86,7 +86,8 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_value_of_a_wrong_type_is_refused_or_of_use(name, made):
+def test_a_value_of_a_wrong_type_is_refused_or_of_use(name, made, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # folders by a relative name are made
     call, usual = CALLS[name](made)
     call(**usual)
     raw = []

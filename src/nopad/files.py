@@ -232,6 +232,8 @@ def is_model_folder(spec: str | Path) -> bool:
     """
     path = Path(spec)
     here = path.exists() or str(spec).startswith((".", "/", "~"))
+    if str(spec).startswith("~") and not path.exists():
+        raise FormatError(f"{spec} does not exist; only a shell replaces the ~ by a home folder, so write the path out")
     if here and not (path / "config.json").is_file():
         raise FormatError(f"{spec} is no folder with a model: it has no config.json")
     return here

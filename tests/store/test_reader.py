@@ -18,6 +18,7 @@ from nopad.corpus import IterableSource, LengthsFile
 from nopad.errors import CorruptError, OptionError
 from nopad.store import PackedDataset
 from nopad.store.shard_files import ShardFiles
+from nopad.wording import counted
 
 CAPACITY = 1 << 15
 
@@ -75,7 +76,7 @@ def test_a_row(dataset):
     assert list(columns) == ["seq_lengths", "seq_index", "seq_start", "input_ids"]
     assert columns["input_ids"].size == columns["seq_lengths"].sum()
     assert [columns[name].dtype for name in columns] == [np.int32, np.int64, np.int64, np.int32]
-    assert repr(row) == f"PackedRow({row.seq_lengths.size} sequences, {row.input_ids.size} tokens)"
+    assert repr(row) == f"PackedRow({counted(row.seq_lengths.size, 'sequence')}, {row.input_ids.size} tokens)"
     with pytest.raises(KeyError) as caught:
         row["labels"]
     assert caught.value.args == ("no column 'labels'; there are: seq_lengths, seq_index, seq_start, input_ids",)

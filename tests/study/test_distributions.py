@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nopad import Histogram
-from nopad.errors import LengthError
+from nopad.errors import LengthError, OptionError
 from nopad.study.distributions import distribution
 
 
@@ -60,3 +60,8 @@ def test_the_summary_is_plain():
 def test_a_length_above_the_capacity_is_refused():
     with pytest.raises(LengthError, match="above the capacity of 8"):
         distribution("long", Histogram.from_counts({9: 1}), 8)
+
+
+def test_a_histogram_without_a_sequence_is_refused():
+    with pytest.raises(OptionError, match="none holds no sequence"):
+        distribution("none", Histogram.from_counts({}), 8)

@@ -5,6 +5,7 @@ from dataclasses import asdict
 import pytest
 
 from nopad import Histogram
+from nopad.errors import OptionError
 from nopad.study.latency import METHODS, Constants, latency_rows
 
 PARTS = ("compute", "waiting", "launch", "reduce", "exchange")
@@ -62,3 +63,8 @@ def test_the_two_shares_that_the_text_states(wikipedia):
     assert share["Samsung"] == pytest.approx(0.019, abs=0.001)
     ours = found["Karmarkar-Karp on indices"].seconds
     assert ours < min(row.seconds for method, row in found.items() if method in METHODS[:4])
+
+
+def test_no_gpu_is_refused():
+    with pytest.raises(OptionError, match="gpus must be an integer from 1 to 2147483647, got 0"):
+        next(latency_rows(HISTOGRAM, gpus=[8, 0]))

@@ -83,6 +83,8 @@ def test_a_stored_configuration_that_is_none_is_damaged(tmp_path, content):
 def test_facts_of_a_run_that_are_none_are_as_if_missing(tmp_path, content):
     (tmp_path / RUN_FILE).write_text(content)
     assert RunFolder(tmp_path).facts() == {}
+    with pytest.raises(ResumeError, match="missing or damaged, so nothing tells how large a step of this run was"):
+        RunFolder(tmp_path).check_run("4 rows", {})
 
 
 def test_lines_of_metrics_without_a_step_are_removed(tmp_path):

@@ -298,6 +298,16 @@ def test_decay_leaves_out_what_transformers_leaves_out(kind):
     assert (decayed["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
 
 
+def test_norms_whose_total_is_too_large_are_named_by_the_largest():
+    params = [torch.nn.Parameter(torch.ones(n, dtype=torch.float64)) for n in (1, 2)]
+    optimizer = Lamb(params, max_grad_norm=1.0)
+    for param, size in zip(params, (1.3e308, 1e308), strict=True):
+        param.grad = torch.full_like(param, size)
+    with pytest.raises(TrainingError, match=r"shape \(2,\), number 1 of group 0, .*too large for its norm"):
+        optimizer.step()
+    assert all(bool((param == 1).all()) for param in params)
+
+
 def test_what_the_trainer_gets():
     args = types.SimpleNamespace(learning_rate=0.1, adam_beta1=0.5, adam_beta2=0.6, adam_epsilon=1e-3, weight_decay=0.2)
     kind, options = Lamb.of(args, max_trust_ratio=3.0)

@@ -190,6 +190,9 @@ def test_another_length_of_training_is_taken_and_another_count_refused():
         CountedLR(optimizer, Schedule(counts="tokens"), given, epochs=2).load_state_dict(state)
     with pytest.raises(FormatError, match="no state of a schedule that counts: it has no 'asked'"):
         longer.load_state_dict({"last_epoch": 3, "_step_count": 4})
+    for asked in (None, 3, {}):
+        with pytest.raises(FormatError, match=f"no state of a schedule that counts: its 'asked' is {asked}; take"):
+            longer.load_state_dict({**state, "asked": asked})
 
 
 @pytest.mark.parametrize("counts", ["sequences", "tokens", "steps"])

@@ -90,7 +90,11 @@ class _Texts:
         return {f"{form} {name}": value[0] for form in self._forms(model) for name, value in found.items()}
 
     def packed(self, model: Any, samples: Sequence[Sample]) -> list[dict[str, Tensor]]:
-        """Return the results of samples in packs of each form, one dict for each sample; names are those of `alone`."""
+        """Run all samples as one batch in each form of batches (`_forms`); return one dict of results per sample.
+
+        A dict has the results of all forms. Their names say the form and the result, as those of `alone` do: "flat
+        logits".
+        """
         forms = self._forms(model)
         batches = {name: self._batch(model, samples, form) for name, form in forms.items()}
         return _split({name: (batch, _results(model(**batch))) for name, batch in batches.items()}, len(samples))

@@ -27,8 +27,11 @@ def prefix_lengths(
 ) -> tuple[list[int], list[int | None]]:
     """Return the ids of a text, and for each of its prefixes how many of these ids belong to it.
 
-    The number is None if the ids of the prefix alone are not the first ids of the text. `special` are the ids of the
-    special tokens. In the example, the second prefix ends inside the token "house", so its number is None.
+    The number is None if the ids of the prefix alone are not the first ids of the text. `special` are the ids of tokens
+    at which a fast tokenizer splits a text: its special and added tokens. Only the part of a prefix after the last of
+    them is tokenised again, which saves time. A slow tokenizer does not use them.
+
+    In the example, the second prefix ends inside the token "house", so its number is None.
 
     >>> from nopad.corpus.prefixes import prefix_lengths
     >>> from tests.tasks.tiny import tokenizer

@@ -100,7 +100,8 @@ def sentences_of(text: str, unit: SentenceUnit = "rules") -> list[str]:
 def _ends(text: str, begin: int, match: re.Match[str]) -> bool:
     """Return whether the sentence that begins at index `begin` of `text` ends with the stop that `match` has found.
 
-    More text must follow the stop.
+    `match` is a match of `_STOP`, which has the group ``stop``. Call this only if text follows the match; otherwise it
+    raises IndexError.
     """
     at = match.end()
     while at < len(text) - 1 and text[at] in _OPENING:

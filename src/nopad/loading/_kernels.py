@@ -130,9 +130,11 @@ def lists_in_chunks(
     """Set ``begins[i]`` and ``lengths[i]`` to where the list of row ``rows[i]`` begins, and to its length.
 
     Begins are indices in a flat view over all chunks of an Arrow column. Chunk c holds the rows from ``bounds[c]`` up
-    to ``bounds[c + 1]`` (exclusive), and has ``sizes[c]`` values, which begin at ``at[c]`` in the view. The offsets of
-    its lists begin at ``offsets_at[c]`` of `offsets`. If `width` is above 0, `offsets` is not used: every list has
-    `width` values, and the first list of chunk c begins ``offsets_at[c] * width`` values after ``at[c]``.
+    to ``bounds[c + 1]`` (exclusive), and has ``sizes[c]`` values, which begin at ``at[c]`` in the view.
+
+    If `width` is 0, the list of row k of a chunk (counted from 0) has the values from ``offsets[offsets_at[c] + k]`` up
+    to ``offsets[offsets_at[c] + k + 1]`` (exclusive), counted from ``at[c]``. If `width` is above 0, `offsets` is not
+    used: each list has `width` values, and that of row k begins ``(offsets_at[c] + k) * width`` values after ``at[c]``.
 
     Return whether all these lists lie within the values of their chunks.
     """

@@ -72,9 +72,10 @@ class Call:
     given: Any = None
 
     def note(self, module: nn.Module, named: Mapping[str, Any]) -> None:
-        """Replace the copy of the arguments in `given` by a copy of `named`, if `given` belongs to the model `module`.
+        """Store a copy of `named`, the arguments by name that one of nopad's hooks returns for `module`, in `given`.
 
-        A hook calls this with the arguments that it returns. Later changes are found by comparing with this copy.
+        Nothing is stored unless `given` already holds the arguments of this module. At the end of the call, the copy
+        shows whether a hook that was added later has changed the arguments.
         """
         if self.given is not None and self.given[0] is module:
             self.given = module, kept(named)

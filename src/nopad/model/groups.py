@@ -128,7 +128,7 @@ def groups_of(placed: Placement, how: How) -> Groups:
 
 
 def runs_once(module: nn.Module) -> bool:
-    """Return whether a module can run only one group in a call.
+    """Return whether a module can run only once in a call of the model, so that all sequences must be in one group.
 
     This is so if FSDP's `fully_shard` was applied to the module itself: its weights are gone after the first run.
     """

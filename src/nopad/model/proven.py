@@ -179,9 +179,10 @@ def _reached(run: Sequence[tuple[str, FunctionType]]) -> Iterator[FunctionType]:
 
 
 def _stored(run: Sequence[tuple[str, FunctionType]]) -> tuple[set[str], set[str]]:
-    """Return the names of the attributes that the methods in `run` set, and the names of values that they may write to.
+    """Return two sets of names: attributes that the methods in `run` assign, and values that they may change in place.
 
-    The code is read, not run, so there may be more of these names than a call sets or writes to.
+    A change in place is ``x[0] = 1`` or ``x.append(1)``. `run` has (name, function) pairs. The code is read, not run,
+    so both sets may have more names than a call assigns or changes.
     """
     stored, written = set[str](), set[str]()
     for code in (call.__code__ for _, call in run):
@@ -219,10 +220,11 @@ def _strings(constants: Iterable[Any]) -> Iterator[str]:
 
 
 def _frozen(value: Any, depth: int = DEEPEST) -> Any:
-    """Return a copy of a value; a later write to the value does not change the copy.
+    """Return a value in a form that can be compared with `equal` later; writes to the value do not change it.
 
-    Containers, and objects of the user's own classes, are copied up to `depth` levels. Other objects, and weights, are
-    returned as they are.
+    Lists and tuples become tuples, sets become frozensets, and an object of the user's own class becomes ``(class,
+    {attribute: value})``; dicts and tensors are copied. This goes `depth` levels deep. Deeper values, weights,
+    configurations and all other objects are returned as they are, so a later write to them does show.
     """
     if isinstance(value, Tensor):
         return value if isinstance(value, nn.Parameter) else kept(value)

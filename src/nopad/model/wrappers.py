@@ -371,7 +371,10 @@ def _same_mask(given: Any, mask: Tensor) -> bool:
 
 @dataclass(eq=False)
 class _Hand(Hook):
-    """The hook that gives a wrapper's base the batch's own mask."""
+    """The hook that gives a wrapper's base the mask of the packed batch, in place of the wrapper's plain mask.
+
+    `state` is the `Wrapper`, whose `hand_on` does this.
+    """
 
     state: Any = None
 
@@ -382,7 +385,7 @@ class _Hand(Hook):
 
 @dataclass(eq=False)
 class _Got(Hook):
-    """The hook that records what a wrapper's base returned."""
+    """The hook that records what a wrapper's base returned; `state` is the `Wrapper`."""
 
     state: Any = None
 

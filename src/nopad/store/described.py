@@ -25,7 +25,7 @@ def described(m: Manifest, place: str) -> str:
     """
     packs = f"{counted(m.packs, 'pack')} of at most {m.capacity:,} tokens"
     depth = "" if m.depth is None else f" and {m.depth:,} sequences"
-    sequences = f"{counted(m.sequences, 'sequence')}, {m.tokens:,} tokens"
+    sequences = f"{counted(m.sequences, 'sequence')}, {counted(m.tokens, 'token')}"
     parts = [f"{packs}{depth}", f"{sequences}, {1 - m.efficiency:.2%} padding"]
     for per in ("token", "sequence"):
         names = [name for name, of in m.carried.items() if of == per]

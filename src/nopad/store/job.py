@@ -36,6 +36,7 @@ from nopad.store.monitor import Monitor, Silent
 from nopad.store.options import PackOptions
 from nopad.store.spool import Progress, Spool
 from nopad.store.workspace import Workspace, check_outside
+from nopad.wording import counted
 
 __all__ = ["pack_corpus"]
 
@@ -360,6 +361,6 @@ def _check_any(counts: Counts) -> None:
     """Raise RecordError if there is no sequence to write; the message says what became of the records."""
     if not counts.sequences:
         raise RecordError(
-            f"nothing to pack: {counts.records:,} records gave no sequence ({counts.empty_skipped:,} empty, "
+            f"nothing to pack: {counted(counts.records, 'record')} gave no sequence ({counts.empty_skipped:,} empty, "
             f"{counts.bad_skipped:,} bad, {counts.dropped:,} dropped as over-long)"
         )

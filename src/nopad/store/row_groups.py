@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from nopad.corpus.selection import OWN
 from nopad.sequences import Sequences, gather_runs
 from nopad.store.manifest import Manifest
+from nopad.wording import counted
 
 __all__ = ["PackedRow", "RowGroup", "row_group_problems"]
 
@@ -192,7 +193,9 @@ class PackedRow(Mapping[str, NDArray[Any]]):
 
     def __repr__(self) -> str:
         """Return how many sequences and tokens the pack has, in one line."""
-        return f"PackedRow({self.seq_lengths.size} sequences, {int(self.seq_lengths.sum())} tokens)"
+        return (
+            f"PackedRow({counted(self.seq_lengths.size, 'sequence')}, {counted(int(self.seq_lengths.sum()), 'token')})"
+        )
 
 
 def row_group_problems(row_group: RowGroup, first: int, m: Manifest) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nopad.errors import OptionError
 from nopad.histogram import Histogram
 from nopad.planning import plan
 from nopad.report.wording import median_of
@@ -102,7 +103,7 @@ def distribution(name: str, histogram: Histogram, capacity: int) -> Distribution
 
     Raises:
         LengthError: a length is above `capacity`.
-        OptionError: `capacity` is not an integer from 1 to 2^31 - 1.
+        OptionError: `capacity` is not an integer from 1 to 2^31 - 1, or the histogram holds no sequence.
 
     Lengths 3 and 5 fill a pack of 8 tokens together, so half of the slots without packing are padding, and none with
     it:
@@ -111,6 +112,8 @@ def distribution(name: str, histogram: Histogram, capacity: int) -> Distribution
     >>> found.theoretical, found.factor, found.padding
     (2.0, 2.0, 0.5)
     """
+    if not histogram.sequences:
+        raise OptionError(f"{name} holds no sequence, so it has no distribution of lengths")
     best = plan(histogram, capacity)
     return Distribution(
         name=name,
@@ -119,5 +122,5 @@ def distribution(name: str, histogram: Histogram, capacity: int) -> Distribution
         theoretical=best.limit,
         spfhp=plan(histogram, capacity, algorithm="spfhp").packing_factor,
         factor=best.packing_factor,
-        possible=histogram.sequences / best.lower_bound if histogram.sequences else 1.0,
+        possible=histogram.sequences / best.lower_bound,
     )

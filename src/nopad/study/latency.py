@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 from nopad.balance import Tokens
 from nopad.histogram import Histogram
+from nopad.options import check_integer
 from nopad.planning import plan
 from nopad.study.balance import Studied, balance_rows, studied
 
@@ -116,9 +117,11 @@ def latency_rows(
         batches: the batch sizes to simulate, in sequences per GPU.
 
     Raises:
-        OptionError: the histogram holds no sequence, a batch size is below 2, or a number of GPUs above 8 is not a
-            multiple of 8, the GPUs of a node.
+        OptionError: the histogram holds no sequence, a batch size is below 2, or a number of GPUs is below 1, or above
+            8 and not a multiple of 8, the GPUs of a node.
     """
+    for number in gpus:
+        check_integer("gpus", number)
     packs = plan(histogram, histogram.max_length, algorithm="lpfhp").packs
     methods = [method for method in studied() if method.name in _SIMULATED]
     by_name = {method.name: method for method in methods}

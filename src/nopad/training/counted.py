@@ -151,6 +151,10 @@ class CountedLR(LRScheduler):
                 "with another kind of schedule"
             )
         asked = state_dict["asked"]
+        if not isinstance(asked, Mapping) or "counts" not in asked:
+            raise FormatError(
+                f"this is no state of a schedule that counts: its 'asked' is {asked!r}; take another checkpoint"
+            )
         if asked["counts"] != self.schedule.counts:
             raise OptionError(
                 f"the schedule counts {self.schedule.counts}, and the one that is to go on counted {asked['counts']}; "

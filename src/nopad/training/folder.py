@@ -191,15 +191,20 @@ class RunFolder:
             data: fingerprints of the training and evaluation data, by field: "data.train", "data.eval".
 
         Raises:
-            ResumeError: the data or the size of a step differ.
+            ResumeError: the data or the size of a step differ, or the size of a step is not known any more.
         """
+        before = self.facts().get("per_step")
+        if before is None:
+            raise ResumeError(
+                f"{self.path / RUN_FILE} is missing or damaged, so nothing tells how large a step of this run was; "
+                f"{self._anew()}"
+            )
         known = self.facts().get("data")
         if isinstance(known, dict) and (odd := [name for name in data if data[name] != known.get(name)]):
             raise ResumeError(
                 f"{' and '.join(odd)}: the content changed since the run in {self.path} began; put it back as it was, "
                 f"or {self._anew()}"
             )
-        before = self.facts().get("per_step")
         if before != per_step:
             self._refuse(
                 [

@@ -192,7 +192,7 @@ class Lamb(torch.optim.Optimizer):
         The call waits until the device has computed the norms.
 
         Raises:
-            TrainingError: the norm of a gradient is not finite.
+            TrainingError: the norm of a gradient, or of all gradients, is not finite.
         """
         norms = [_norms(some) for some in gradients]
         flat = [norm for some in norms for norm in some]
@@ -201,9 +201,8 @@ class Lamb(torch.optim.Optimizer):
         kind = max((norm.dtype for norm in flat), key=lambda dtype: dtype.itemsize)
         total = math.hypot(*torch.stack([norm.to(flat[0].device, kind) for norm in flat]).tolist())
         if not math.isfinite(total):
-            number, at = next(
-                (n, i) for n, some in enumerate(norms) for i, norm in enumerate(some) if not math.isfinite(norm.item())
-            )
+            places = ((n, i, norm.item()) for n, some in enumerate(norms) for i, norm in enumerate(some))
+            number, at, _ = max(places, key=lambda place: (not math.isfinite(place[2]), place[2]))
             raise TrainingError(
                 f"a gradient of shape {tuple(gradients[number][at].shape)}, number {at} of group {number}, holds NaN "
                 "or infinite values, or is too large for its norm; nothing was changed. Lower the learning rate, warm "

@@ -80,8 +80,9 @@ class Example:
 
         Each column gets a batch dimension: ``[1, length]`` per token, else ``[1, ...]``. Columns of images stay as they
         are, except ``pixel_values`` of one image: ``[C, height, width]`` becomes ``[1, C, height, width]``. The tensors
-        are on the device of the model's first parameter, and floats have its dtype. ``use_cache`` is added as False if
-        the forward method and the configuration know it.
+        are on the device of the model's first parameter, and floats have its dtype, except the seconds of videos, from
+        which positions are computed. ``use_cache`` is added as False if the forward method and the configuration know
+        it.
         """
         forward = inspect.signature(type(_named(model)).forward).parameters
         takes = set(forward)

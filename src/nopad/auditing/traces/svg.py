@@ -100,8 +100,8 @@ def _panel(trace: Trace, number: int, names: list[str], across: list[int]) -> It
 def _cell(trace: Trace, number: int, row: int, at: int, x: int, y: int, name: str) -> Iterator[str]:
     """Yield the SVG element for column `at` and module `row`, if poisoned token `number` changes the column's values.
 
-    Changes of other sequences within the limit are not drawn. `x` and `y` are the upper left corner of the element in
-    pixels.
+    In a column of another sequence, a change of at most `trace.limit` is not drawn. `x` and `y` are the upper left
+    corner of the element in pixels; `name` is the module's name, for the tooltip.
     """
     value = float(trace.influence[number, row, at])
     leak = trace.leaking[number, row, at] > 0

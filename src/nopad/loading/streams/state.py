@@ -43,7 +43,11 @@ _NAMES = {"same", "world_size", "rank", "cursor", "waiting", "drawn", "held", "r
 
 
 def written(place: StreamPlace, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of a rank, as plain JSON, from `facts` and from `place`, which says how far it has come."""
+    """Return the state of a rank, a dict that can be written as JSON.
+
+    `place` says how far the rank has come. `facts` are settings by name; a run that resumes from the state must have
+    the same.
+    """
     deal = place.cursor.deal
     cursor = {one.name: getattr(place.cursor, one.name) for one in fields(Cursor)}
     return {

@@ -89,11 +89,12 @@ def verify(
 def _dataset_problems(
     folder: Path, source: Source | None, tokenizer: Tokenizer | None, monitor: Monitor
 ) -> tuple[list[str], Half | None]:
-    """Check plan, files, content, chosen records, source and assignment, in this order; return (problems, half).
+    """Check plan, files, content, options, division, source and assignment, in this order; return (problems, half).
 
-    Checking stops early if something cannot be read; the last three are checked only if there is no problem before. If
-    a share was held out, the dataset is one of two that were made together, and `half` holds what is needed to compare
-    the two. `half` is None for any other dataset, and if problems were found before the records were checked.
+    Checking stops early if something cannot be read; the last four are checked only if there is no problem before. The
+    division is checked only if a share of the records was held out, which makes two datasets: each record must be in
+    the right one. `half` then holds what is needed to compare the two. `half` is None for any other dataset, and if
+    there was a problem before this check.
     """
     try:
         manifest = Manifest.load(folder)
