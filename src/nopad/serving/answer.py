@@ -79,7 +79,7 @@ def check_process(process: int) -> None:
     """Check that the current process has the process id `process`.
 
     Raises:
-        RunnerClosedError: the id is another; the process was forked after the runner was started.
+        RunnerClosedError: it has another id, because it was forked after the runner was started.
     """
     if os.getpid() != process:
         raise RunnerClosedError("this runner was started in another process; start one in each, after the fork")

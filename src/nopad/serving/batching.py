@@ -38,7 +38,7 @@ class Batching:
     """The limits of a batch, and the policy by which waiting requests are chosen for it.
 
     With `rows`, a batch is a fixed grid of rows with `capacity` slots each. Without it, a batch is flat: one stream of
-    about `capacity` tokens and no padding; a request with more tokens than that is a batch of its own.
+    at most `capacity` tokens, without padding; a request with more tokens than that is a batch of its own.
 
     Attributes:
         capacity: number of slots in a row; without `rows`, number of tokens in a flat batch.

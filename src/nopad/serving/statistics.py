@@ -45,7 +45,7 @@ class RunnerStatistics:
     def padding_saved(self) -> float:
         """Share of `padded_tokens` that is padding, which nopad saved; 0.0 before the first batch.
 
-        Rows, which compiled models need, have empty slots too: `packer.slots` counts all that are computed.
+        The empty slots of batches with rows are not subtracted; ``packer.slots - packer.tokens`` is their number.
         """
         return 1 - self.packer.tokens / self.padded_tokens if self.padded_tokens else 0.0
 

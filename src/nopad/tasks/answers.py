@@ -40,7 +40,7 @@ _CONTEXT = "context"  # column: first and last position (exclusive) of the conte
 
 
 class _OfAnswers(OfSpans):
-    """`OfSpans` for batches with the column ``context``, which the model does not get."""
+    """The objective `OfSpans`, for batches that also have the column ``context``; the model does not get this column."""
 
     def outputs(self, model: Any, batch: PackedBatch) -> Any:
         """Run the model on the batch without its targets and ``context``, and return the model's outputs."""
@@ -224,7 +224,10 @@ class Answers(Task):
         return [one for part in zip(*parts, strict=True) for one in self._best(*part)]
 
     def _best(self, start: Any, end: Any, places: Any) -> list[dict[str, Any]]:
-        """Return ``spans`` and ``null`` of W windows, as `results` does; logits ``[W, L]``, `places` ``[W, 3]``.
+        """Return a dict with ``spans`` and ``null`` for each of W windows, as `results` does.
+
+        `start` and `end` are the logits, ``[W, L]``. `places` is the column ``context`` of these windows, ``[W, 3]``:
+        where the context begins and ends (exclusive), and the position of ``[CLS]``.
 
         Raises:
             BatchError: the highest score or ``null`` of a window is NaN or infinite.
@@ -309,11 +312,16 @@ class Answers(Task):
 
 
 def _tokens(piece: Framed, span: tuple[int, int] | None, context: str, number: int) -> tuple[int, int] | None:
-    """Return the first and last token (inclusive) of an answer; None if there is no answer.
+    """Return the first and last token (inclusive) that hold characters of an answer; None if there is no answer.
 
-    Tokens are counted from the context's first token. `span` is the answer's first and last character (exclusive) in
-    `context`, or None. The result is the first and the last token with a character of the answer; spaces at the
-    answer's ends do not count. `number` is the record's number, for messages.
+    Tokens are counted from the context's first token.
+
+    Args:
+        piece: the tokenised record, with the character offsets of the context's tokens.
+        span: first and last character (exclusive) of the answer in `context`; None: there is no answer. Spaces at the
+            answer's two ends are left out.
+        context: the text of the context.
+        number: the record's number, for messages.
 
     Raises:
         RecordError: no token covers a character of the answer.

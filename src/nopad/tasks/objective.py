@@ -133,8 +133,8 @@ class Objective(ABC):
         With DDP or FSDP, which average gradients over ranks, multiply the loss by the number of ranks.
 
         If gradients are enabled and the model is a mixture of experts whose configuration sets `output_router_logits`,
-        the loss that balances experts (`aux_loss`) is added: its coefficient in the configuration, times this batch's
-        share of the denominator. So over a step it is a mean over the batches, each weighted by this share.
+        the loss that balances experts (`aux_loss`) is added. It is multiplied by its coefficient in the configuration,
+        and by the batch's share of the step: its `count` divided by `denominator` (of several parts, the first).
 
         Raises:
             BatchError: as for `check`; or a target does not fit the batch.

@@ -154,7 +154,9 @@ def together(schemas: Iterable[pa.Schema], place: str, cells: Collection[str] = 
 
 
 def aligned(table: pa.Table, schema: pa.Schema, cells: Collection[str] = ()) -> pa.Table:
-    """Return `table` with the columns and types of `schema`, made by `together`; columns that it lacks are null.
+    """Return `table` with the columns and types of `schema`; columns that the table lacks are filled with nulls.
+
+    `schema` is a result of `together`.
 
     If the schema has texts for a column in `cells`, numbers in it become texts as they were in the file, and nulls
     become empty texts.
@@ -209,7 +211,7 @@ def write_part(path: Path, table: pa.Table) -> None:
 
 
 def _alike(kind: pa.DataType) -> pa.DataType:
-    """Return the type `kind` with the items of its lists, also of those inside lists and structs, named "element"."""
+    """Return the type `kind` with "element" as the name of list items, also in lists inside of lists and structs."""
     types = pa.types
     if types.is_struct(kind):
         return pa.struct([field.with_type(_alike(field.type)) for field in kind])

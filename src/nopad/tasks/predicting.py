@@ -184,8 +184,8 @@ class Chunk:
     def _numbered(self) -> Iterator[None]:
         """In a ``with`` block, change the record number in an error's message to the record's number in the input.
 
-        A message that does not begin with a record number gets the number of the chunk's first record instead, unless
-        that is 0.
+        If the message does not begin with a record number, it ends with "(in the records from number N on)" instead,
+        where N is the number of the chunk's first record; in the first chunk, it is not changed.
         """
         try:
             yield
