@@ -40,7 +40,7 @@ _CONTEXT = "context"  # column: first and last position (exclusive) of the conte
 
 
 class _OfAnswers(OfSpans):
-    """The objective `OfSpans`, for batches that also have the column ``context``; the model does not get this column."""
+    """The objective `OfSpans`, for batches that have one more column, ``context``, which the model does not get."""
 
     def outputs(self, model: Any, batch: PackedBatch) -> Any:
         """Run the model on the batch without its targets and ``context``, and return the model's outputs."""

@@ -44,7 +44,11 @@ class _Judged(OfTexts):
         self.text, self.pair, self.label = text, pair, label
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
-        """Turn records into sequences; see `Task.encode`. They have the column ``labels`` unless `labels` is False."""
+        """Turn records into sequences; see `Task.encode`. They have the column ``labels`` unless `labels` is False.
+
+        Raises:
+            RecordError, LengthError: as in `Task.encode`; or a label is not one of this task (RecordError).
+        """
         texts: list[str] = []
         pairs: list[str] = []
         targets: list[Any] = []

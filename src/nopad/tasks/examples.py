@@ -1,4 +1,4 @@
-"""`Examples`: the sequences that a task makes from records, in columns, and the record that each of them is from."""
+"""`Examples`: the sequences that a task makes from records, in columns, with the number of each one's record."""
 
 from __future__ import annotations
 

@@ -77,7 +77,10 @@ class Lanes:
         self._lock = threading.Lock()  # held while lanes run: two calls at once would get half of the cores each
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to copy or unpickle this object: as new `Lanes` for the model, since locks and threads have no copy."""
+        """Return what `copy` and `pickle` need: a copy is a new `Lanes` for the same model, with its own threads.
+
+        Locks and threads cannot be copied, and what was measured is not copied.
+        """
         return Lanes, (self._model, self.most)
 
     @contextmanager

@@ -54,7 +54,7 @@ class Vectors(Objective):
 
 
 class _OnlyVectors(Vectors):
-    """An objective that can only predict, with the outputs of `Vectors`; `loss`, `denominator` and `meter` raise an error."""
+    """`Vectors` for predictions only: the methods `loss`, `denominator` and `meter` raise an error."""
 
     def denominator(self, batch: PackedBatch) -> NoReturn:
         """Refuse to train.
