@@ -3,8 +3,8 @@
 A request is one or several sequences, which wait separately: windows of a long text, or rows of a padded array, may
 run in different batches. The request is answered when all of them have run, and fails when one fails.
 
-Callers that find the queue full wait in a line. Only the first of them may enter, and no later caller enters before
-them, so that a long request is not kept out by short ones that fit into less room.
+Callers that find the queue full wait in a line, and enter in the order in which they came. So a long request is not
+kept out by later, short ones that would fit into less room.
 
 Methods may be called from any thread, except `take` and `ran`, which only the worker calls. A future is never resolved
 while the lock is held.
@@ -146,9 +146,12 @@ class RequestQueue:
     def _enter(self, lengths: list[int], deadline: int | None) -> None:
         """Wait until a request with sequences of these `lengths` may be added: after the callers that wait already.
 
-        Without such callers and with enough room, this returns at once. It also returns at once if `when_full` is
-        "raise", if the request is longer than the queue may ever hold, or if the worker itself calls this while no
-        caller waits. Where there is no room, `OnlinePacker.add_all` then refuses the request.
+        This returns at once in four cases; if there is no room, `OnlinePacker.add_all` then refuses the request:
+
+        * there is room, and no other caller waits
+        * `when_full` is "raise"
+        * the request is longer than the queue may ever hold
+        * the worker itself calls this, and no other caller waits
 
         Raises:
             QueueFullError: the worker itself calls this while other callers wait.

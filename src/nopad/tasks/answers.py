@@ -68,9 +68,9 @@ class Answers(Task):
 
     A prediction has ``text`` ("" for no answer), ``start`` (index of the text's first character in the context; None
     for no answer) and ``score`` (the prediction's probability among the candidates, from 0 to 1). With a threshold, it
-    also has ``no_answer``, the score of ``[CLS]`` minus that of the best span (logits), and ``best_text``, the text of
-    the best span even if the threshold decides for no answer. If all candidates consist of spaces, the texts are empty,
-    ``score`` is 0, and ``no_answer`` is None.
+    has two more keys. ``no_answer`` is the score of ``[CLS]`` minus that of the best span (logits). ``best_text`` is
+    the text of the best span, also if the threshold decides for no answer. If all candidates consist of spaces, the
+    texts are empty, ``score`` is 0, and ``no_answer`` is None.
 
     Raises:
         OptionError: an option has an invalid value, or the tokenizer is not a fast one.

@@ -127,8 +127,8 @@ class Classification(_Judged):
     def text_columns(self) -> tuple[str, ...]:
         """Return the columns that must be read as text from files without types (CSV, TSV).
 
-        These are the columns of texts. The label's column is added if a class name looks like the beginning of a
-        number (a digit, a sign or a point), unless the names are "0", "1", "2", ... in this order.
+        These are the columns of texts. The label's column is added if a class name begins like a number: with a digit,
+        a sign or a point. It is not added if the names are "0", "1", "2", ... in this order.
         """
         odd = any(_NUMERIC.fullmatch(name) for name in self.names) and self.names != names_of(len(self.names))
         return (*super().text_columns(), *([self.label] if odd else []))

@@ -159,10 +159,10 @@ class Core(ABC):
         """Return the form of a flat batch of `tokens` tokens.
 
         The batch has no padding, except where oneDNN multiplies matrices: with the faster kernel of `kernels`, and for
-        models in lower precision on CPUs. For each new width of a batch and each size of layer, oneDNN makes code,
-        which takes 1 to 3 ms and 0.2 to 6 MB, and is kept. So the width is then rounded up to a multiple of 4 (up to 64
-        tokens) to 64 (above 1,024 tokens). This gives only 112 widths up to 4,096 tokens. Models whose rows may not be
-        wider than their positions get no padding.
+        models in lower precision on CPUs. For each new width of a batch and each size of layer, oneDNN makes and
+        keeps code; this takes 1 to 3 ms and 0.2 to 6 MB. So the width is then rounded up to a multiple of a small
+        number: 4 up to 64 tokens, 64 above 1,024 tokens. This gives only 112 widths up to 4,096 tokens. Models whose
+        rows may not be wider than their positions get no padding.
 
         `total` is the number of tokens with which `kernels` was called for this batch; None: it is not known.
         """

@@ -138,10 +138,9 @@ class Objective(ABC):
 
         Raises:
             BatchError: as for `check`; or a target does not fit the batch.
-            OptionError: the model has a head that the objective cannot train, lacks an output that the loss reads, has
-                another number of classes than the objective, or (if gradients are enabled) returns a loss of its own
-                other than `aux_loss` (`nopad.tasks.fit`); or it gives `aux_loss`, and its configuration has no
-                coefficient for it.
+            OptionError: the model has a head that the objective cannot train, lacks an output that the loss reads, or
+                has another number of classes than the objective. With gradients enabled: the model returns a loss of
+                its own other than `aux_loss`, or returns `aux_loss` without a coefficient for it in its configuration.
         """
         counted = self.count(batch) if denominator is None else denominator
         self.check(batch)

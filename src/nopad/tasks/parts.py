@@ -1,7 +1,7 @@
 """Write predictions as Parquet files that all have one schema; each key of the prediction dicts becomes a column.
 
 A file is a part: a fixed number of consecutive records (fewer in the last one). The types of all columns are known only
-after the last record, since a list that is empty in the first part may hold numbers or texts in the second. So each
+after the last record: a list that is empty in the first part may hold numbers or texts in the second. So each
 part is first written with the types of its own values. At the end, the schemas of all parts are combined into one, and
 parts with another schema are written again. If the types of a column cannot be combined, an error names the first part
 whose type does not fit the parts before.
@@ -76,8 +76,8 @@ def table_of(
 def array_of_cells(cells: Sequence[str | None]) -> pa.Array:
     """Return cells of a CSV or TSV file as integers, as floats, or else as texts; as nulls if all are empty.
 
-    They become numbers only if all are integers (of at most 18 digits) or all are floats, and Python writes each of
-    these numbers exactly as its cell has it. An empty cell beside numbers is null. If another part of the column holds
+    Cells become numbers only if all are integers (of at most 18 digits), or all are floats. Python must also write each
+    number exactly as its cell has it. An empty cell beside numbers is null. If another part of the column holds
     texts, `aligned` turns the numbers into texts again.
 
     >>> [array_of_cells(cells).to_pylist() for cells in (["7", ""], ["0.5", "1e-05"], ["1.1", "1.10"], ["1", "0.5"])]

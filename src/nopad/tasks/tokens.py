@@ -134,11 +134,11 @@ class TokenClassification(Task):
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn records into sequences; see `Task.encode`. With `labels`, they have the per-token column ``labels``.
 
-        The result's count ``words_without_a_token`` is the number of words whose tag is on no token, because the
-        tokenizer skips the word, or the word shares its token with the word before. `Examples.details` has, for each
-        sequence: ``text``, the record's text; ``words``, the first and last character (exclusive) of each of its words;
-        and ``first``, int64 ``[2, n]`` for the n words in the sequence: in row 0 their numbers in the record, in row 1
-        the positions of their first tokens in the sequence.
+        The result's count ``words_without_a_token`` is the number of words without a token of their own: the tokenizer
+        skips the word, or its first token belongs to an earlier word. `Examples.details` has, for each sequence:
+        ``text``, the record's text; ``words``, the first and last character (exclusive) of each of its words; and
+        ``first``, int64 ``[2, n]`` for the n words in the sequence: in row 0 their numbers in the record, in row 1 the
+        positions of their first tokens in the sequence.
         """
         given = [self._read(*one, labels) for one in numbered(records)]
         ids: list[list[int]] = []
