@@ -260,9 +260,10 @@ def look_ahead(
 
 @njit(cache=True, nogil=True)
 def urgency(levels: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
-    """Return a sort key for each candidate, int64: higher levels have lower keys, and of one level, a lower `second`.
+    """Return an int64 sort key for each candidate; the candidate with the lowest key comes first.
 
-    The first candidate, which has waited longest, gets the lowest key of all, -1.
+    That is the one with the highest level and, of equal levels, with the lowest `second`. But the first candidate has
+    waited longest: it gets the key -1, the lowest of all.
     """
     made: NDArray[Any] = (LEVELS - levels) * _LENGTHS + second
     if made.size > 0:

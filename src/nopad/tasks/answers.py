@@ -128,8 +128,8 @@ class Answers(Task):
         With `labels`, windows have the columns ``start_positions`` and ``end_positions``. The per-sequence column
         ``context``, int64 ``[n, 3]``, holds the positions at which the context begins and ends (exclusive) in each
         sequence, and the position of ``[CLS]`` (0 if there is none). `Examples.details` has, for each window,
-        ``context``, the text of the record's context, and ``offsets``, the first and last character (exclusive) of each
-        context token. With `labels`, the count ``windows_without_the_answer`` says how many windows do not have the
+        ``context`` (the text of the record's context) and ``offsets`` (first and last character, exclusive, of each
+        context token). With `labels`, the count ``windows_without_the_answer`` says how many windows do not have the
         whole answer.
 
         Raises:

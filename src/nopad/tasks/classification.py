@@ -240,7 +240,8 @@ class SeveralLabels(_Judged):
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
         """Return a dict for each sequence, with ``labels`` and ``probabilities``.
 
-        ``probabilities`` has a number from 0 to 1 for each class; ``labels`` has the names of classes above 0.5.
+        ``probabilities`` has a number from 0 to 1 for each class. ``labels`` has the names of the classes whose
+        probability is above 0.5.
         """
         each = torch.sigmoid(outputs["logits"].double()).tolist()
         return [

@@ -62,7 +62,7 @@ class Core(ABC):
         fast: whether float32 linear layers run with a faster kernel on CPUs (`nopad.model.fast_linear`). If the
             argument is None, a measurement decides.
         precision: the precision to which the constructor lowered the model (`nopad.model.lowered`); None: unchanged.
-        lanes: runs the sequences of a flat batch; as several batches at the same time, where that is faster.
+        lanes: runs the sequences of a flat batch as one batch, or as several at the same time if that is faster.
         longest: most tokens of a sequence; None: unlimited.
 
     Raises:

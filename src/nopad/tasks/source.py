@@ -178,7 +178,7 @@ class TaskSource(Source):
 
 
 class _Looked(dict[str, Any]):
-    """A record that adds a column's name to `read` whenever the column's value is looked up."""
+    """A copy of a record; its set `read` holds the names of the columns that were looked up so far."""
 
     def __init__(self, record: Mapping[str, Any]) -> None:
         super().__init__(record)
