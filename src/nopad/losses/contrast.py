@@ -138,10 +138,12 @@ def _sum(vectors: Tensor, found: Pairs, contents: Tensor, wanted: Tensor, scale:
 
 
 def false_negatives(found: Pairs, contents: Tensor, wanted: Tensor) -> Tensor:
-    """Return which candidates are false negatives of the anchors numbered `wanted`; bool ``[wanted, candidates]``.
+    """Return which candidates are false negatives of the n anchors `wanted`; bool ``[n, p + q]``.
 
-    These are the candidates with the same tokens as the anchor or its positive, and the positives of other anchors with
-    the same tokens as this one. The anchor's own positive is none of them. `contents` is that of `contrastive_sum`.
+    `wanted` has indices into ``found.anchors``, int64 ``[n]``; the candidates are those of `Pairs.candidates`. A
+    candidate is a false negative if it has the same tokens as the anchor or its positive. If two anchors have the same
+    tokens, the positive of each is also a false negative of the other. An anchor's own positive is never one.
+    `contents` is that of `contrastive_sum`.
     """
     own, other, candidates = contents[found.anchors], contents[found.positives], contents[found.candidates]
     equal = (candidates == own[wanted, None]) | (candidates == other[wanted, None])

@@ -115,9 +115,9 @@ def token_denominator(
     count. With `weights`, each token or sequence counts as the weight of its sequence instead of 1.
 
     transformers calls this number ``num_items_in_batch``; here it is the number for one batch. For gradient
-    accumulation and several ranks, sum the denominators of all batches of a step (over ranks with `over_ranks`), pass
-    the sum to every `token_loss` as `denominator`, and sum the losses. With DDP, which averages gradients, multiply the
-    loss by the number of ranks.
+    accumulation and several ranks, sum the denominators of all batches of a step; `over_ranks` sums them over ranks.
+    Pass the sum to every `token_loss` as `denominator`, and sum the losses. With DDP, which averages gradients,
+    multiply the loss by the number of ranks.
 
     >>> import nopad, torch
     >>> from nopad.losses import token_denominator

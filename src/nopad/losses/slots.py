@@ -1,4 +1,4 @@
-"""What losses share: which label the logits of a slot predict, how much a slot's loss counts, and the division.
+"""Functions that all losses use: the label that a slot's logits predict, the weight of its loss, and the division.
 
 A slot holds a token or padding.
 """

@@ -320,7 +320,7 @@ def decide(
 
     `now` is the time in nanoseconds. `idle` is 1 if the model has nothing to run, and `draining` is 1 if no more
     requests will come; else they are 0. ``batch``, int64 ``[4, n]``, gets the number, length, row and start of each
-    request, in order of arrival; it has room for all that can leave. Three zeros mean that no batch leaves now.
+    request, in order of arrival; n must be large enough. If no batch leaves now, the result is (0, 0, 0).
     """
     waiting = waiting_of(state)
     if waiting == 0:

@@ -203,7 +203,7 @@ def best_fit_decreasing(
     Each candidate goes into the fullest row that still has room for it and holds fewer than `MOST` candidates, or else
     into a new row. Its row and its first slot are written to `row` and `start`. ``fill``, ``count`` and ``opener`` get,
     for each row, the number of slots used, the number of candidates, and the first candidate. If more than `rows` rows
-    are needed, the result is rows + 1, and some candidates have no row.
+    are needed, the result is rows + 1, and the candidates that are left are not placed.
     """
     capacity, separator, opened = limits[CAPACITY], limits[SEPARATOR], 0
     for i in order:
@@ -232,9 +232,10 @@ def look_ahead(
 ) -> None:
     """Pack all candidates into rows; the most urgent rows leave, and of equally urgent rows the fullest.
 
-    Candidates are packed by urgency, and of equal urgency the longest first; in a flat batch, in order of arrival. A
-    row is as urgent as its first candidate. The first of all candidates has waited longest: it is placed first, and its
-    row always leaves. Of the requests in the rows that leave, only the first `MOST` leave, in the order of packing.
+    Candidates are packed in order of urgency. Of equally urgent ones, the longest comes first; in a flat batch, the one
+    that arrived first. A row is as urgent as its first candidate. The first of all candidates has waited longest: it is
+    placed first, and its row always leaves. If the rows that leave hold more than `MOST` requests, only the `MOST` that
+    were packed first leave.
     `levels` are those of `levels_of`.
     """
     n = lengths.size
@@ -259,9 +260,10 @@ def look_ahead(
 
 @njit(cache=True, nogil=True)
 def urgency(levels: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
-    """Return sort keys for candidates: the highest level first, then the lowest `second`.
+    """Return an int64 sort key for each candidate; the candidate with the lowest key comes first.
 
-    The key of the first candidate, which has waited longest, is the smallest.
+    That is the one with the highest level and, of equal levels, with the lowest `second`. But the first candidate has
+    waited longest: it gets the key -1, the lowest of all.
     """
     made: NDArray[Any] = (LEVELS - levels) * _LENGTHS + second
     if made.size > 0:

@@ -22,8 +22,8 @@ class Answer(Future[Any]):
     thread that does so. A callback that is added after the answer is called at once.
 
     In two cases, no answer could come, so `result`, `exception` and ``await`` raise an error at once: a callback waits
-    for another answer of its own runner, which would come only after the callback; or this process was forked after the
-    request was made. A callback may submit requests.
+    for another answer of its own runner, which would come only after the callback; or this process was forked while the
+    request had no answer yet. A callback may submit requests.
     """
 
     def __init__(self, worker: threading.Thread) -> None:
@@ -37,7 +37,7 @@ class Answer(Future[Any]):
             TimeoutError: the answer is not there in time.
             ServingError: the request was not answered (`DeadlineError`, `RequestError`, `RunnerClosedError`); or this
                 is called in a callback of the same runner.
-            RunnerClosedError: the request was made before this process was forked.
+            RunnerClosedError: this process was forked while the request had no answer yet.
             CancelledError: the request was cancelled.
         """
         self._check()
@@ -49,7 +49,7 @@ class Answer(Future[Any]):
         Raises:
             TimeoutError: the answer is not there in time.
             ServingError: this is called in a callback of the same runner.
-            RunnerClosedError: the request was made before this process was forked.
+            RunnerClosedError: this process was forked while the request had no answer yet.
             CancelledError: the request was cancelled.
         """
         self._check()
@@ -79,7 +79,7 @@ def check_process(process: int) -> None:
     """Check that the current process has the process id `process`.
 
     Raises:
-        RunnerClosedError: the id is another; the process was forked after the runner was started.
+        RunnerClosedError: it has another id, because it was forked after the runner was started.
     """
     if os.getpid() != process:
         raise RunnerClosedError("this runner was started in another process; start one in each, after the fork")

@@ -38,7 +38,7 @@ class Batching:
     """The limits of a batch, and the policy by which waiting requests are chosen for it.
 
     With `rows`, a batch is a fixed grid of rows with `capacity` slots each. Without it, a batch is flat: one stream of
-    about `capacity` tokens and no padding; a request with more tokens than that is a batch of its own.
+    at most `capacity` tokens, without padding; a request with more tokens than that is a batch of its own.
 
     Attributes:
         capacity: number of slots in a row; without `rows`, number of tokens in a flat batch.
@@ -59,9 +59,9 @@ class Batching:
             batch, and no batch leaves while another waiting request would fit into it ("next_fit": into its current row
             or the next one). None: False for "look_ahead", True for the other policies.
         window: number of waiting requests among which "look_ahead" chooses; more, if these have too few tokens for two
-            batches. Requests beyond them fill the slots that are left. A batch that is not full waits for this many
-            requests, or for enough for two batches (by tokens or `max_sequences`), unless something else makes it
-            leave, such as an idle device.
+            batches. Requests beyond them fill the slots that are left. A batch that is not full waits until this
+            many requests have come, or enough for two batches (by tokens or `max_sequences`). It leaves earlier if
+            there is another reason, such as an idle device.
         age_step_s: waiting for this many seconds counts as much as one level of priority.
         max_waiting_tokens: maximum number of tokens that wait. `OnlinePacker` refuses requests beyond it; for a
             `PackRunner`, `when_full` says whether they are refused or wait for room.

@@ -87,16 +87,28 @@ class Request:
 
 
 class _Asked(NamedTuple):
-    """How a request was padded, and where its results go."""
+    """How a request was padded, and where its results go.
 
-    begins: list[int]  # of each sequence in its row of the input
-    width: int | None  # of results per token; None: the length of the sequence
-    rows: bool  # whether the input was [B, L]
+    Attributes:
+        begins: for each sequence, the index of its first token in its row of the input.
+        width: number of tokens to which outputs per token are padded; None: they are not padded.
+        rows: whether the input was padded rows ``[B, L]``.
+        out: the caller's buffers, by name of output.
+    """
+
+    begins: list[int]
+    width: int | None
+    rows: bool
     out: Mapping[str, Any]
 
 
 class Tensors(Core):
-    """The core of a pack-safe model: dicts of ids in, dicts of tensors out; `widths` and `fast` as in `PackRunner`.
+    """The core of a pack-safe model: a request is a dict of ids, its answer a dict of tensors.
+
+    Args:
+        model: the pack-safe model.
+        widths: first dimension of outputs per token, as in `nopad.PackRunner`.
+        fast: whether to use a faster kernel on CPUs, as in `nopad.PackRunner`.
 
     Attributes:
         longest: maximum number of tokens in a sequence; None: unlimited.
@@ -256,10 +268,10 @@ class Tensors(Core):
 
 
 def form_of(batching: Batching, compiled: bool) -> Form:
-    """Return the layout of a runner's batches; `compiled`: its model is compiled.
+    """Return the layout of a runner's batches; `compiled` says whether its model is compiled.
 
-    Compiled attention keeps sequences apart by their numbers within a row. So for a compiled model, rows that are
-    filled end to end become one long row with all their slots: no sequence then goes on in a next row.
+    Compiled attention keeps sequences apart by their numbers within a row, so no sequence may continue in the next row.
+    With "end_to_end", a compiled model therefore gets one long row with the slots of all rows.
     """
     if batching.rows is None:
         return Flat()
@@ -287,7 +299,7 @@ def check_batching(core: Core, batching: Batching) -> None:
 
 
 def batch_of(placed: Sequence[Placed], core: Core, form: Form) -> PackedBatch:
-    """Return a batch of sequences, which are sorted by the rows in which they begin; `form` is made by `form_of`."""
+    """Return a batch of (row, sequence) pairs, which are sorted by row; `form` is the layout that `form_of` returns."""
     sequences = core.joined([one for _, one in placed])
     if isinstance(form, Flat):
         form = core.flat(int(sequences.seq_lengths.sum()))
@@ -370,10 +382,10 @@ def _with_types(part: Sequences) -> Sequences:
 
 
 def _array(name: str, values: Any) -> NDArray[Any]:
-    """Return values that a request has under this name as an array in the memory of the CPU.
+    """Return `values`, a request's entry `name`, as an array in the memory of the CPU.
 
     Raises:
-        BatchError: they are a tensor that cannot be read, such as one on device "meta".
+        BatchError: `values` cannot be read, such as a tensor on device "meta".
     """
     try:
         return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)

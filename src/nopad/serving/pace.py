@@ -12,8 +12,8 @@ class Pace:
     """The time that batches take, by their number of tokens; each batch counts more than those before it.
 
     A time per token alone would be wrong for small batches, which take a mostly fixed time. So a fixed time and a time
-    per token are fitted, by weighted least squares. While all batches so far are equally large, a larger batch is
-    estimated to take as long as those batches, and a smaller batch to take less in proportion.
+    per token are fitted, by weighted least squares. If all batches so far have the same size, a larger batch is
+    estimated to take as long as one of them, and a smaller one less, in proportion.
 
     The batches below take 5 ms and 2 us per token. So 500 tokens are estimated to take 6 ms:
 

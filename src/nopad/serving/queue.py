@@ -3,8 +3,8 @@
 A request is one or several sequences, which wait separately: windows of a long text, or rows of a padded array, may
 run in different batches. The request is answered when all of them have run, and fails when one fails.
 
-Callers that find the queue full wait in a line. Only the first of them may enter, and no later caller enters before
-them, so that a long request is not kept out by short ones that fit into less room.
+Callers that find the queue full wait in a line, and enter in the order in which they came. So a long request is not
+kept out by later, short ones that would fit into less room.
 
 Methods may be called from any thread, except `take` and `ran`, which only the worker calls. A future is never resolved
 while the lock is held.
@@ -39,16 +39,27 @@ _TIMES = 1000  # requests whose time to the answer is remembered
 
 @dataclass(eq=False)
 class Waiting:
-    """A request that was submitted, and what is known of it."""
+    """A request that was submitted, with its future and its results so far.
+
+    Attributes:
+        prepared: the request, as sequences.
+        future: the future of its answer.
+        asked_ns: time at which the request was submitted, in nanoseconds.
+        numbers: the numbers of its sequences in the packer.
+        results: one result per sequence; None: it has not run yet.
+        missing: number of sequences without a result.
+        started: whether one of its sequences has left the queue to run.
+        over: whether it has failed, was cancelled or has expired, so that further results are ignored.
+    """
 
     prepared: Prepared
     future: Answer
-    asked_ns: int  # when it was submitted
-    numbers: range = range(0)  # of its sequences in the packer
+    asked_ns: int
+    numbers: range = range(0)
     results: list[Any] = field(default_factory=list)
-    missing: int = 0  # sequences without a result
+    missing: int = 0
     started: bool = False
-    over: bool = False  # it failed, was cancelled or has expired
+    over: bool = False
 
     @property
     def tokens(self) -> int:
@@ -57,7 +68,13 @@ class Waiting:
 
 
 class Part(NamedTuple):
-    """A sequence of a request (number `at` in it, from 0), and the row of the batch in which the sequence begins."""
+    """One sequence of a request, placed in a batch.
+
+    Attributes:
+        row: the row of the batch in which the sequence begins.
+        request: the request.
+        at: the sequence's number in the request, from 0.
+    """
 
     row: int
     request: Waiting
@@ -65,7 +82,7 @@ class Part(NamedTuple):
 
     @property
     def sequence(self) -> Sequences:
-        """The sequence's columns."""
+        """The sequence, as `Sequences` that hold only this one."""
         return self.request.prepared.sequences.part(self.at, self.at + 1)
 
 
@@ -129,9 +146,12 @@ class RequestQueue:
     def _enter(self, lengths: list[int], deadline: int | None) -> None:
         """Wait until a request with sequences of these `lengths` may be added: after the callers that wait already.
 
-        Without such callers and with enough room, this returns at once. It also returns at once if `when_full` is
-        "raise", if the request is longer than the queue may ever hold, or if the worker itself calls this while no
-        caller waits. Where there is no room, `OnlinePacker.add_all` then refuses the request.
+        This returns at once in four cases; if there is no room, `OnlinePacker.add_all` then refuses the request:
+
+        * there is room, and no other caller waits
+        * `when_full` is "raise"
+        * the request is longer than the queue may ever hold
+        * the worker itself calls this, and no other caller waits
 
         Raises:
             QueueFullError: the worker itself calls this while other callers wait.

@@ -242,7 +242,7 @@ class PackRunner:
         return [one.future for one in made]
 
     def _in_line(self, made: list[Waiting]) -> list[Waiting]:
-        """Return the requests that have tokens in the order in which they join the queue.
+        """Return the requests that have at least one token, sorted as they are to join the queue.
 
         In flat batches without `Batching.keep_order`, the shortest go first: attention takes sequences of one length in
         one call, which is faster, and the caller waits for all of them anyway. Otherwise the order stays as it is: rows

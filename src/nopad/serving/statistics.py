@@ -43,9 +43,9 @@ class RunnerStatistics:
 
     @property
     def padding_saved(self) -> float:
-        """Share of `padded_tokens` that is padding, which nopad saved; 0.0 before the first batch.
+        """Share of padding that nopad saved: ``1 - packer.tokens / padded_tokens``; 0.0 before the first batch.
 
-        Rows, which compiled models need, have empty slots too: `packer.slots` counts all that are computed.
+        Empty slots of batches with rows are not subtracted; there are ``packer.slots - packer.tokens``.
         """
         return 1 - self.packer.tokens / self.padded_tokens if self.padded_tokens else 0.0
 

@@ -46,7 +46,7 @@ class Worker:
     """Runs the batches of one runner's queue through its core, in a thread of its own.
 
     Args:
-        core: what turns requests into sequences, runs them, and makes answers of their results.
+        core: turns requests into sequences, runs them, and makes answers from the results.
         batching: which requests share a batch.
         queue: the runner's queue.
         compiled: the compiled model; None: the model runs as it is.
@@ -55,7 +55,7 @@ class Worker:
     Attributes:
         thread: the thread; after it has ended, it no longer holds the model.
         ready: is set when the worker takes requests, or has ended.
-        unfit: why the compiled model does not run; None: it runs, or is not compiled.
+        unfit: the error with which the compiled model failed in the warm-up; None: there was none.
     """
 
     def __init__(self, core: Core, batching: Batching, queue: RequestQueue, compiled: Any, warm_up: bool) -> None:

@@ -40,7 +40,7 @@ _CONTEXT = "context"  # column: first and last position (exclusive) of the conte
 
 
 class _OfAnswers(OfSpans):
-    """`OfSpans` for batches with the column ``context``, which the model does not get."""
+    """The objective `OfSpans`, for batches that have one more column, ``context``, which the model does not get."""
 
     def outputs(self, model: Any, batch: PackedBatch) -> Any:
         """Run the model on the batch without its targets and ``context``, and return the model's outputs."""
@@ -68,9 +68,9 @@ class Answers(Task):
 
     A prediction has ``text`` ("" for no answer), ``start`` (index of the text's first character in the context; None
     for no answer) and ``score`` (the prediction's probability among the candidates, from 0 to 1). With a threshold, it
-    also has ``no_answer``, the score of ``[CLS]`` minus that of the best span (logits), and ``best_text``, the text of
-    the best span even if the threshold decides for no answer. If all candidates consist of spaces, the texts are empty,
-    ``score`` is 0, and ``no_answer`` is None.
+    has two more keys. ``no_answer`` is the score of ``[CLS]`` minus that of the best span (logits). ``best_text`` is
+    the text of the best span, also if the threshold decides for no answer. If all candidates consist of spaces, the
+    texts are empty, ``score`` is 0, and ``no_answer`` is None.
 
     Raises:
         OptionError: an option has an invalid value, or the tokenizer is not a fast one.
@@ -128,8 +128,8 @@ class Answers(Task):
         With `labels`, windows have the columns ``start_positions`` and ``end_positions``. The per-sequence column
         ``context``, int64 ``[n, 3]``, holds the positions at which the context begins and ends (exclusive) in each
         sequence, and the position of ``[CLS]`` (0 if there is none). `Examples.details` has, for each window,
-        ``context``, the text of the record's context, and ``offsets``, the first and last character (exclusive) of each
-        context token. With `labels`, the count ``windows_without_the_answer`` says how many windows do not have the
+        ``context`` (the text of the record's context) and ``offsets`` (first and last character, exclusive, of each
+        context token). With `labels`, the count ``windows_without_the_answer`` says how many windows do not have the
         whole answer.
 
         Raises:
@@ -224,7 +224,10 @@ class Answers(Task):
         return [one for part in zip(*parts, strict=True) for one in self._best(*part)]
 
     def _best(self, start: Any, end: Any, places: Any) -> list[dict[str, Any]]:
-        """Return ``spans`` and ``null`` of W windows, as `results` does; logits ``[W, L]``, `places` ``[W, 3]``.
+        """Return a dict with ``spans`` and ``null`` for each of W windows, as `results` does.
+
+        `start` and `end` are the logits, ``[W, L]``. `places` is the column ``context`` of these windows, ``[W, 3]``:
+        where the context begins and ends (exclusive), and the position of ``[CLS]``.
 
         Raises:
             BatchError: the highest score or ``null`` of a window is NaN or infinite.
@@ -309,11 +312,16 @@ class Answers(Task):
 
 
 def _tokens(piece: Framed, span: tuple[int, int] | None, context: str, number: int) -> tuple[int, int] | None:
-    """Return the first and last token (inclusive) of an answer; None if there is no answer.
+    """Return the first and last token (inclusive) that hold characters of an answer; None if there is no answer.
 
-    Tokens are counted from the context's first token. `span` is the answer's first and last character (exclusive) in
-    `context`, or None. The result is the first and the last token with a character of the answer; spaces at the
-    answer's ends do not count. `number` is the record's number, for messages.
+    Tokens are counted from the context's first token.
+
+    Args:
+        piece: the tokenised record, with the character offsets of the context's tokens.
+        span: first and last character (exclusive) of the answer in `context`; None: there is no answer. Spaces at the
+            answer's two ends are left out.
+        context: the text of the context.
+        number: the record's number, for messages.
 
     Raises:
         RecordError: no token covers a character of the answer.

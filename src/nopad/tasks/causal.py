@@ -60,7 +60,7 @@ class Likely(Task):
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
         """Return one prediction per record; None if the task left the record out.
 
-        If a record has several sequences, ``logprob``, ``mean_logprob`` and ``tokens`` are those of all their tokens.
+        If a record has several sequences, ``logprob``, ``mean_logprob`` and ``tokens`` are computed over all of them.
         """
         found: list[dict[str, Any] | None] = [None] * examples.records
         for record, result in zip(examples.record.tolist(), results, strict=True):

@@ -44,7 +44,11 @@ class _Judged(OfTexts):
         self.text, self.pair, self.label = text, pair, label
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
-        """Turn records into sequences; see `Task.encode`. They have the column ``labels`` unless `labels` is False."""
+        """Turn records into sequences; see `Task.encode`. They have the column ``labels`` unless `labels` is False.
+
+        Raises:
+            RecordError, LengthError: as in `Task.encode`; or a label is not one of this task (RecordError).
+        """
         texts: list[str] = []
         pairs: list[str] = []
         targets: list[Any] = []
@@ -123,8 +127,8 @@ class Classification(_Judged):
     def text_columns(self) -> tuple[str, ...]:
         """Return the columns that must be read as text from files without types (CSV, TSV).
 
-        The label's column is among them if a class name begins with a digit, a sign or a point, and the names are not
-        just the classes' own numbers.
+        These are the columns of texts. The label's column is added if a class name begins like a number: with a digit,
+        a sign or a point. It is not added if the names are "0", "1", "2", ... in this order.
         """
         odd = any(_NUMERIC.fullmatch(name) for name in self.names) and self.names != names_of(len(self.names))
         return (*super().text_columns(), *([self.label] if odd else []))
@@ -134,7 +138,7 @@ class Classification(_Judged):
         return _named(self.names, "single_label_classification")
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, for each sequence, ``label`` (the name of the most likely class) and ``probabilities`` ``[C]``."""
+        """Return, for each sequence, ``label`` (the most likely class's name) and ``probabilities``, one per class."""
         each = torch.softmax(outputs["logits"].double(), -1).tolist()
         return [{"label": self.names[max(range(len(one)), key=one.__getitem__)], "probabilities": one} for one in each]
 
@@ -234,7 +238,11 @@ class SeveralLabels(_Judged):
         return _named(self.names, "multi_label_classification")
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, for each sequence, ``labels`` (names with a probability above 0.5) and ``probabilities`` ``[C]``."""
+        """Return a dict for each sequence, with ``labels`` and ``probabilities``.
+
+        ``probabilities`` has a number from 0 to 1 for each class. ``labels`` has the names of the classes whose
+        probability is above 0.5.
+        """
         each = torch.sigmoid(outputs["logits"].double()).tolist()
         return [
             {

@@ -56,9 +56,10 @@ class InBatch(Vectors):
         normalize: True: similarities are cosines; False: dot products.
         scale: factor of the similarities: 1 / temperature.
         symmetric: average the loss of anchors against all candidates with the loss of positives against all anchors.
-        same: what happens to an anchor's false negatives: candidates with the same tokens as the anchor or its
-            positive, and positives of other anchors with the same tokens as this anchor. "mask": they are left out of
-            the loss; "keep": they are negatives. The tokens of prompts are compared too.
+        same: what happens to an anchor's false negatives. "mask": they are left out of the loss; "keep": they are
+            negatives. A candidate is a false negative if it has the same tokens as the anchor or its positive. If two
+            anchors have the same tokens, the positive of each is also a false negative of the other. The tokens of
+            prompts are compared too.
         group: the process group whose ranks share negatives; None: all ranks.
 
     All ranks must call `step` the same number of times, and either all or none of them run the backward pass.

@@ -62,7 +62,7 @@ class Core(ABC):
         fast: whether float32 linear layers run with a faster kernel on CPUs (`nopad.model.fast_linear`). If the
             argument is None, a measurement decides.
         precision: the precision to which the constructor lowered the model (`nopad.model.lowered`); None: unchanged.
-        lanes: runs the sequences of a flat batch, as several batches at the same time where that is faster.
+        lanes: runs the sequences of a flat batch as one batch, or as several at the same time if that is faster.
         longest: most tokens of a sequence; None: unlimited.
 
     Raises:
@@ -158,12 +158,13 @@ class Core(ABC):
     def flat(self, tokens: int, total: int | None = None) -> Flat:
         """Return the form of a flat batch of `tokens` tokens.
 
-        Its width is the number of tokens. But where oneDNN multiplies, it is the next multiple of a small number, such
-        as 64 above 1,024 tokens: oneDNN makes new code for every width of a batch, in 1 to 3 ms and 0.2 to 6 MB per
-        size of a layer, and keeps it. With these, there are 112 widths up to 4,096 tokens. Models whose rows may not be
-        wider than their positions get no padding.
+        The batch has no padding, except where oneDNN multiplies matrices: with the faster kernel of `kernels`, and for
+        models in lower precision on CPUs. For each new width of a batch and each size of layer, oneDNN makes and
+        keeps code; this takes 1 to 3 ms and 0.2 to 6 MB. So the width is then rounded up to a multiple of a small
+        number: 4 up to 64 tokens, 64 above 1,024 tokens. This gives only 112 widths up to 4,096 tokens. Models whose
+        rows may not be wider than their positions get no padding.
 
-        `total` is the number of tokens that are run in one context of `kernels`, its argument `tokens`.
+        `total` is the number of tokens with which `kernels` was called for this batch; None: it is not known.
         """
         fast = self.fast and (total is None or total >= WORTH_TOKENS)
         if self._narrow or not (fast or self.lowered):
@@ -172,7 +173,7 @@ class Core(ABC):
 
     @property
     def lowered(self) -> bool:
-        """Whether the model multiplies on a CPU in a precision lower than float32, and so with oneDNN."""
+        """Whether the model is on a CPU and computes in a lower precision than float32; oneDNN then multiplies."""
         parameter = next(bare(self.model).parameters(), None)
         if parameter is None or parameter.device.type != "cpu":
             return False

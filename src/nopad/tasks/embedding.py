@@ -188,8 +188,8 @@ class Embedder(Core):
         Raises:
             LengthError: a text is too long and `over_long` is "error", or nothing is left to pool after its prompt.
             OptionError: there is no prompt named `prompt_name`, both `prompt` and `prompt_name` are given, `texts` are
-                not strings, another option has a value that is not allowed, or a prompt would be left out of "first"
-                pooling.
+                not strings, or another option has a value that is not allowed; or there is a prompt that must not be
+                pooled (`Texts.include_prompt`), and the pooling is "first".
             RecordError: the model gives NaN for a text.
 
         >>> from transformers import BertConfig, BertModel
@@ -332,7 +332,7 @@ class Embedder(Core):
         """Return how many tokens at the beginning of each sequence are not pooled, since they belong to the prompt.
 
         Raises:
-            OptionError: the prompt is not to be pooled, and the first token is the one that is pooled.
+            OptionError: there is a prompt that must not be pooled (`Texts.include_prompt`), and the pooling is "first".
         """
         if not prompt or self.texts.include_prompt or self.pooling == "last":
             return 0

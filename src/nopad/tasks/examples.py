@@ -1,4 +1,4 @@
-"""`Examples`: the sequences that a task makes from records, in columns, and the record that each of them is from."""
+"""`Examples`: the sequences that a task makes from records, in columns, with the number of each one's record."""
 
 from __future__ import annotations
 
@@ -189,13 +189,16 @@ def encoded_part(
 def encoded_after(
     task: Task, part: Sequence[Mapping[str, Any]], numbers: Sequence[int] | Any, before: int, **options: Any
 ) -> Examples:
-    """Encode some records of a source, so that all parts together have the columns of all records encoded at once.
+    """Encode one part of a source's records, with numbers that fit those of the other parts.
+
+    The columns in `Task.record_columns` get the numbers of records in the whole source. A task that draws by the
+    numbers of sequences (`Task.draws`) continues where the earlier parts ended.
 
     Args:
         task: the task.
         part: the records.
         numbers: the number of each of them in the source; messages about a record give this number.
-        before: number of sequences that the task made of the parts before.
+        before: total number of sequences that the task made from the earlier parts.
         options: options of `Task.encode`.
 
     Raises:
@@ -220,11 +223,13 @@ def encoded_after(
 
 
 def renumbered(error: InputError, numbers: Sequence[int] | Any) -> str | None:
-    """Return an error's message with ``numbers[i]`` in place of i, if it begins with "record i"; else None.
+    """Return an error's message in which the "record i" at its beginning has become "record ``numbers[i]``".
 
-    What follows is not changed, since it may quote the record. The result is also None for an error whose message
-    names the place in the input already (`InputError.placed`): a file may be called ``record 12.jsonl``. So it is if
-    `numbers` has no entry i.
+    The rest of the message is not changed, since it may quote the record. The result is None in three cases:
+
+    * the message does not begin with "record i"
+    * `numbers` has no entry i
+    * the message already names a place in the input (`InputError.placed`), such as a file ``record 12.jsonl``
 
     >>> from nopad.errors import RecordError
     >>> from nopad.tasks.examples import renumbered
@@ -240,7 +245,10 @@ def renumbered(error: InputError, numbers: Sequence[int] | Any) -> str | None:
 
 
 def _number(error: InputError) -> tuple[int, int] | None:
-    """Return the number of the record with which a message begins, and where this beginning ends; None: it does not."""
+    """Return (i, end) if an error's message begins with "record i"; `end` is the index after this beginning.
+
+    The result is None if the message has another beginning, or already names a place in the input.
+    """
     found = None if error.placed else _NUMBER.match(str(error))
     return None if found is None else (int(found[1]), found.end())
 

@@ -119,8 +119,8 @@ def fit(task: Task, model: Any) -> None:
     the names in the model's configuration are kept.
 
     Raises:
-        OptionError: the model has another number of labels than the task, another kind of problem, or the same classes
-            in another order.
+        OptionError: the model has another number of labels than the task, another problem type, or the same classes in
+            another order.
     """
     wanted, config = task.model_options(), bare(model).config
     names = [*wanted.get("id2label", {}).values()]

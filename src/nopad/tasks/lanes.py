@@ -46,14 +46,14 @@ _turns_lock = threading.Lock()
 class Lanes:
     """Runs the sequences of a batch in one thread or in several at once, whichever proved faster for this model.
 
-    Each thread (a lane) runs some of the sequences as one batch. There is only one lane in these cases:
+    Each thread (a lane) runs some of the sequences as one batch. In these cases, the whole batch runs in one lane:
 
     * the model is not on a CPU, or PyTorch has one thread
     * the batch is small
-    * another thread's batch is in lanes
+    * another thread is already in `run` with a batch that could be divided
     * autocast, or a `TorchFunctionMode` or `TorchDispatchMode` of the user, is active
     * threads must not share the model (`nopad.model.sharing`), for example because it has the user's own modules or
-      hooks; then other threads that call it wait
+      hooks; calls of `run` from several threads then run one after the other
 
     >>> from transformers import BertConfig, BertModel
     >>> from nopad.tasks.lanes import Lanes
@@ -77,15 +77,18 @@ class Lanes:
         self._lock = threading.Lock()  # held while lanes run: two calls at once would get half of the cores each
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let copies, and what another process unpickles, begin anew: locks and threads cannot be copied."""
+        """Return what `copy` and `pickle` need: a copy is a new `Lanes` for the same model, with its own threads.
+
+        Locks and threads cannot be copied, and what was measured is not copied.
+        """
         return Lanes, (self._model, self.most)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Let threads run the model in turn: in this context, only one at a time, unless they may share the model.
+        """Return a context manager for running the model: one thread at a time, unless threads may share the model.
 
-        A thread that is in it may enter it again. Whether threads may share the model is looked up only if another one
-        is in the context, since it takes as long as some layers of a small model.
+        A thread may enter the context again while it is inside. Whether threads may share the model is looked up only
+        if another thread is inside, since the look-up takes as long as some layers of a small model.
         """
         with _turns_lock:
             lock: Any = _turns.setdefault(self._model, threading.RLock())
@@ -190,10 +193,11 @@ class _Trial:
     """Finds the fastest number of lanes for `threads` threads of PyTorch, while batches run.
 
     The numbers tried are 1, 2, 4, ... and `threads` itself. One of them is the fastest so far: 1 at first. Now and then
-    a batch runs with another number, and its time per token is divided by that of the batch before it. Only such
-    neighbours are compared, since the time per token changes with the lengths of the sequences, and with what else the
-    machine does. A number whose median quotient is below `BETTER` becomes the fastest. At first, every other batch
-    tries another number; afterwards one in `AGAIN`, so a wrong or outdated choice does not stay.
+    a batch runs with another number. Its time per token is divided by that of the latest batch with the fastest number.
+    Only batches close in time are compared, since the time per token changes with the lengths of the sequences, and
+    with what else the machine does. A number with a median quotient below `BETTER` (0.97) becomes the fastest. At
+    first, every other batch tries another number; afterwards about one in `AGAIN` (50), so that a wrong or outdated
+    choice does not stay.
     """
 
     def __init__(self, threads: int) -> None:
@@ -203,7 +207,7 @@ class _Trial:
         self._begin()
 
     def _begin(self) -> None:
-        """Forget all quotients, which were those of another fastest number."""
+        """Forget all quotients: they compare with a number of lanes that is no longer the fastest."""
         self._quotients = {lanes: deque[float](maxlen=TURNS) for lanes in self._all if lanes != self._best}
         self._new = set(self._quotients)  # their first batch is not timed: it starts threads
         self._last: float | None = None  # time per token of the last batch that ran with the fastest number
@@ -221,8 +225,8 @@ class _Trial:
     def note(self, lanes: int, most: int, spent: float) -> None:
         """Record that a batch with this number of `lanes` took `spent` seconds per token.
 
-        `most` is the batch's largest possible number of lanes. If it is below a number that is tried, the time is
-        ignored.
+        `most` is the largest number of lanes that was possible for the batch. If it is below `threads`, the batch was
+        small, and its time is ignored.
         """
         if most < max(self._all):
             return

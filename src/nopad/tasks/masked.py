@@ -136,15 +136,16 @@ class MaskedLM(OfTexts):
         return Examples(sequences=made, record=numbers, records=len(texts), counts=counts)
 
     def _maskable(self, ids: NDArray[Any], words: NDArray[np.int64] | None, first: int) -> NDArray[np.int8]:
-        """Return the column ``maskable`` of a sequence: whether each token begins a word, continues it, or is special.
+        """Return the column ``maskable`` of a sequence, int8 ``[tokens]``.
+
+        Its values are 0 for a special token, 2 for a token that begins a word, and 1 for a token that continues the
+        word of the token before.
 
         Args:
             ids: the sequence's token ids.
-            words: number of the word of each token of the content (-1: none); None: each token is a word.
-            first: position of the content's first token in the sequence.
-
-        Returns:
-            int8, with the values of `nopad.corpus.masks`.
+            words: for each token of the text, the number of its word (-1: it is in no word); None: each token is a word
+                by itself.
+            first: position of the text's first token in the sequence, after the special tokens.
         """
         kinds = self.masking.maskable(ids)
         if words is not None:
@@ -158,7 +159,8 @@ class MaskedLM(OfTexts):
     def _masked(self, made: Sequences, copies: int, first: int) -> Sequences:
         """Return each sequence `copies` times, one after the other, with the masks of epochs 0, 1, and so on.
 
-        `first` is the number of the first sequence: how many there were before, each counted once.
+        `first` is the number of sequences in earlier parts of the data, without their copies. Masks depend on it, since
+        sequence i of `made` has the number ``first + i``.
         """
         number = np.arange(len(made))
         named = replace(made, values={"seq_index": first + number})

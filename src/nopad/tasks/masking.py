@@ -1,8 +1,8 @@
 """Draw masks for masked language models anew in every epoch, when batches are made.
 
-`nopad.corpus.masks` has the rules by which tokens are chosen. Besides a sequence's tokens and the options, its masks
-depend only on the seed, the epoch and the sequence's ``seq_index`` (and, if the data have these columns, on its source
-and where it begins in its record). So ranks, rows, worker processes and resuming do not change masks.
+`nopad.corpus.masks` has the rules by which tokens are chosen. The masks of a sequence depend only on its tokens, the
+options, the seed, the epoch, and the columns ``seq_index``, ``seq_source`` and ``seq_start`` (0 if the data lack one of
+them). So ranks, rows, worker processes and resuming do not change masks.
 """
 
 from __future__ import annotations

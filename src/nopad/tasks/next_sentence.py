@@ -110,7 +110,8 @@ class OfPretraining(Objective):
 class _PretrainingMeter(Meter):
     """Mean loss and accuracy of masked tokens, and of next sentences if the objective learns them.
 
-    Those of masked tokens are averaged as the objective's `per` says.
+    The loss and accuracy of masked tokens are averaged over tokens, or first within sequences, as the objective's `per`
+    says.
     """
 
     def __init__(self, objective: OfPretraining) -> None:
@@ -119,7 +120,7 @@ class _PretrainingMeter(Meter):
         self.follows = torch.zeros(2, dtype=torch.double)  # right predictions, labelled sequences
 
     def add(self, outputs: Any, batch: PackedBatch) -> None:
-        """Add the model's outputs for a batch; the targets are those of the objective."""
+        """Add the model's outputs for a batch. The targets are the batch's ``labels`` and ``next_sentence_label``."""
         self.tokens.add(outputs[TOKENS].detach(), batch["labels"], batch)
         counts = self.objective.denominator(batch).reshape(-1)
         with torch.no_grad():

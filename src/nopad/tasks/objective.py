@@ -133,15 +133,14 @@ class Objective(ABC):
         With DDP or FSDP, which average gradients over ranks, multiply the loss by the number of ranks.
 
         If gradients are enabled and the model is a mixture of experts whose configuration sets `output_router_logits`,
-        the loss that balances experts (`aux_loss`) is added: its coefficient in the configuration, times this batch's
-        share of the denominator. So over a step it is a mean over the batches, each weighted by this share.
+        the loss that balances experts (`aux_loss`) is added. It is multiplied by its coefficient in the configuration,
+        and by the batch's share of the step: its `count` divided by `denominator` (of several parts, the first).
 
         Raises:
             BatchError: as for `check`; or a target does not fit the batch.
-            OptionError: the model has a head that the objective cannot train, lacks an output that the loss reads, has
-                another number of classes than the objective, or (if gradients are enabled) returns a loss of its own
-                other than `aux_loss` (`nopad.tasks.fit`); or it gives `aux_loss`, and its configuration has no
-                coefficient for it.
+            OptionError: the model has a head that the objective cannot train, lacks an output that the loss reads, or
+                has another number of classes than the objective. With gradients enabled: the model returns a loss of
+                its own other than `aux_loss`, or returns `aux_loss` without a coefficient for it in its configuration.
         """
         counted = self.count(batch) if denominator is None else denominator
         self.check(batch)

@@ -1,7 +1,7 @@
 """Write predictions as Parquet files that all have one schema; each key of the prediction dicts becomes a column.
 
 A file is a part: a fixed number of consecutive records (fewer in the last one). The types of all columns are known only
-after the last record, since a list that is empty in the first part may hold numbers or texts in the second. So each
+after the last record: a list that is empty in the first part may hold numbers or texts in the second. So each
 part is first written with the types of its own values. At the end, the schemas of all parts are combined into one, and
 parts with another schema are written again. If the types of a column cannot be combined, an error names the first part
 whose type does not fit the parts before.
@@ -76,8 +76,8 @@ def table_of(
 def array_of_cells(cells: Sequence[str | None]) -> pa.Array:
     """Return cells of a CSV or TSV file as integers, as floats, or else as texts; as nulls if all are empty.
 
-    They become numbers only if all are integers (of at most 18 digits) or all are floats, and Python writes each of
-    these numbers exactly as its cell has it. An empty cell beside numbers is null. If another part of the column holds
+    Cells become numbers only if all are integers (of at most 18 digits), or all are floats. Python must also write each
+    number exactly as its cell has it. An empty cell beside numbers is null. If another part of the column holds
     texts, `aligned` turns the numbers into texts again.
 
     >>> [array_of_cells(cells).to_pylist() for cells in (["7", ""], ["0.5", "1e-05"], ["1.1", "1.10"], ["1", "0.5"])]
@@ -154,7 +154,9 @@ def together(schemas: Iterable[pa.Schema], place: str, cells: Collection[str] = 
 
 
 def aligned(table: pa.Table, schema: pa.Schema, cells: Collection[str] = ()) -> pa.Table:
-    """Return `table` with the columns and types of `schema`, made by `together`; columns that it lacks are null.
+    """Return `table` with the columns and types of `schema`; columns that the table lacks are filled with nulls.
+
+    `schema` is a result of `together`.
 
     If the schema has texts for a column in `cells`, numbers in it become texts as they were in the file, and nulls
     become empty texts.
@@ -209,7 +211,7 @@ def write_part(path: Path, table: pa.Table) -> None:
 
 
 def _alike(kind: pa.DataType) -> pa.DataType:
-    """Return the type `kind` with the items of its lists, also of those inside lists and structs, named "element"."""
+    """Return the type `kind` with "element" as the name of list items, also in lists inside of lists and structs."""
     types = pa.types
     if types.is_struct(kind):
         return pa.struct([field.with_type(_alike(field.type)) for field in kind])

@@ -184,8 +184,8 @@ class Chunk:
     def _numbered(self) -> Iterator[None]:
         """In a ``with`` block, change the record number in an error's message to the record's number in the input.
 
-        A message that does not begin with a record number gets the number of the chunk's first record instead, unless
-        that is 0.
+        If the message does not begin with a record number, "(in the records from number N on)" is put after it. N is
+        the number of the chunk's first record. In the first chunk, such a message is not changed.
         """
         try:
             yield

@@ -177,7 +177,10 @@ class _Job:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What predictions depend on besides the records: options, model, tokenizer, how files are read, versions."""
+        """All on which predictions depend besides the records: options, model, tokenizer, how files are read, versions.
+
+        The keys are ``options``, ``model``, ``tokenizer``, ``input`` and ``tool_versions``; all values are JSON.
+        """
         predictor = self.predictor
         options = {
             "task": predictor.task.name,
@@ -201,8 +204,8 @@ class _Job:
     def finished(self) -> PredictionFiles:
         """Return the folder's finished predictions, after checking that this call would make the same ones.
 
-        For this, options, model, tokenizer and input must be those of the predictions. What is left of the job's
-        working files is removed.
+        Options, model, tokenizer and input must be those with which the predictions were made. Working files that the
+        job has left are removed.
 
         Raises:
             OutputExistsError: the predictions were made with other settings, or from another input.

@@ -199,7 +199,7 @@ class Predictor(Core):
     def _run_flat(self, sequences: Sequences, form: Flat, total: int, indices: list[int]) -> list[Any]:
         """Return the task's results for the sequences with these `indices`, which are run as one flat batch.
 
-        `form` is the predictor's; if its batches have no padding, `Core.flat` decides, which gets `total`.
+        `form` is the predictor's layout. If it adds no padding, the layout is that of `Core.flat`, which gets `total`.
         """
         chosen = sequences.take(np.array(indices))
         if form.pad_to_multiple_of == 1:
@@ -217,8 +217,8 @@ class Predictor(Core):
         There are no options, so `how` must be empty.
 
         Raises:
-            OptionError: an option is given in `how`, or the task combines records at random, so that it has no answer
-                to a single one.
+            OptionError: an option is given in `how`; or the task combines records at random (`Task.fewest` is above
+                1), so it cannot answer single ones.
             RecordError, LengthError: a request is not valid, too long, or has no token; the message gives its number.
         """
         if how:

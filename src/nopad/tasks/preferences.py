@@ -265,10 +265,10 @@ def _paired(examples: Examples, **values: NDArray[Any]) -> Examples:
 
 
 def _counted(made: list[Answered] | None, happened: Mapping[str, int], counts: dict[str, int]) -> list[Answered] | None:
-    """Return `made`, and count its record in `counts`, if it was dropped or truncated.
+    """Return `made`, the sequences of one record; add 1 to `counts` if the record was dropped or truncated.
 
-    The record is dropped if `made` is None, and truncated if `happened` is not empty. `happened` has the numbers of the
-    record's sequences that were truncated or dropped; however many they are, the record counts once.
+    If `made` is None, the record counts as "dropped". Else, if `happened` is not empty, it counts as "truncated".
+    `happened` says how many of the record's sequences were truncated or dropped; the record counts only once.
     """
     name = "dropped" if made is None else "truncated" if happened else None
     if name is not None:

@@ -2,7 +2,7 @@
 
 TRL keeps the reference in memory and runs it in every step, or computes the same log-probabilities beforehand from
 padded batches (``precompute_ref_log_probs``). Here each sequence has its log-probability as the per-sequence value
-``reference_logp`` (float64), which is in every batch that has the sequence, on any rank.
+``reference_logp`` (float64). So every batch that has the sequence also has this value, on any rank.
 """
 
 from __future__ import annotations
@@ -95,8 +95,9 @@ def reference_logprobs(model: Any, examples: Examples, capacity: int | None = No
 def _first_of(each: list[NDArray[np.float64]]) -> NDArray[np.float64]:
     """Return, for each sequence, the value of the first rank that has one; NaN: no rank has one.
 
-    Some ranks run the same sequences, and get other last digits on other hardware. All ranks must take one value, since
-    they compare fingerprints of their data.
+    ``each[r]`` has the values of rank r, NaN for sequences that this rank has not run. Two ranks may have run the same
+    sequence, with last digits that differ between kinds of hardware. All ranks must take the same value, since they
+    compare fingerprints of their data.
     """
     found = each[0]
     for other in each[1:]:

@@ -1,4 +1,4 @@
-"""The loss that balances the experts of a mixture, as a part of what a training step learns.
+"""The loss that balances the experts of a mixture-of-experts model, as a part of a training step's loss.
 
 For each expert, the loss multiplies the share of tokens that chose this expert by the expert's mean probability (arXiv
 2101.03961, section 2.2): a product of two means over the tokens of one call. So the loss cannot be summed over

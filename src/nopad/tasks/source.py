@@ -115,9 +115,11 @@ class TaskSource(Source):
             yield self._block(held)
 
     def _made(self, part: list[Mapping[str, Any]], first: int, before: int) -> _Made:
-        """Encode the records `part`; `first` is the number of the first of them, `before` that of sequences before it.
+        """Encode the records `part`, and return their sequences.
 
-        If `first` is 0, also set `left_out` to the columns of the first record that the task does not read.
+        `first` is the number in the input of the first of these records; `before` is the number of sequences made from
+        all earlier records. If `first` is 0, this also sets `left_out` to the columns of the first record that the task
+        does not read.
 
         Raises:
             OptionError: the task makes groups, or a column has several numbers per sequence.
@@ -176,7 +178,7 @@ class TaskSource(Source):
 
 
 class _Looked(dict[str, Any]):
-    """A record that adds a column's name to `read` whenever the column's value is looked up."""
+    """A copy of a record; its set `read` holds the names of the columns that were looked up so far."""
 
     def __init__(self, record: Mapping[str, Any]) -> None:
         super().__init__(record)

@@ -81,8 +81,8 @@ def normalised(text: str) -> str:
 def exact_and_f1(text: str, answers: Sequence[str]) -> tuple[float, float]:
     """Return (exact match, F1) of a predicted text, each the highest over all right answers, from 0.0 to 1.0.
 
-    Texts are compared as `normalised`; answers of which nothing is left do not count. If there are no answers, "" is
-    right.
+    Texts are compared after `normalised`. An answer that becomes empty, such as "the", does not count. If no answer is
+    left, the empty text is right.
     """
     right = [one for one in map(normalised, answers) if one] or [""]
     mine = normalised(text)

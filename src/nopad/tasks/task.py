@@ -121,9 +121,9 @@ class Task(ABC):
         texts_by: names of the task's attributes that hold names of text columns, such as "text".
         texts_always: names of text columns that no option changes.
         record_columns: names of per-sequence columns that hold the number of a sequence's record, from 0 in each call
-            of `encode`. If records are encoded in parts, these become numbers in the whole.
-        draws: whether `encode` draws at random by the numbers of sequences. It then has a further option, ``before``:
-            how many sequences were made of the parts before.
+            of `encode`. If records are encoded in parts, `encoded_after` replaces them by numbers among all records.
+        draws: whether `encode` makes random choices that depend on the numbers of the sequences. `encode` then has one
+            more option, ``before``: how many sequences were made from earlier parts of the records.
         compares: whether the loss compares the model with a reference (`nopad.tasks.reference_logprobs`), which
             `nopad train` computes before the first step.
         fewest: smallest number of records that `encode` should get in one call (if there are so many); above 1 for

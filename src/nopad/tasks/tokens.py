@@ -134,11 +134,11 @@ class TokenClassification(Task):
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn records into sequences; see `Task.encode`. With `labels`, they have the per-token column ``labels``.
 
-        The result's count ``words_without_a_token`` is the number of words whose tag is on no token, because the
-        tokenizer skips the word, or the word shares its token with the word before. `Examples.details` has, for each
-        sequence: ``text``, the record's text; ``words``, the first and last character (exclusive) of each of its words;
-        and ``first``, int64 ``[2, n]``: for the n words in the sequence, their numbers in the record, and the positions
-        of their first tokens in the sequence.
+        The result's count ``words_without_a_token`` is the number of words without a token of their own: the tokenizer
+        skips the word, or its first token belongs to an earlier word. `Examples.details` has, for each sequence:
+        ``text``, the record's text; ``words``, the first and last character (exclusive) of each of its words; and
+        ``first``, int64 ``[2, n]`` for the n words in the sequence: in row 0 their numbers in the record, in row 1 the
+        positions of their first tokens in the sequence.
         """
         given = [self._read(*one, labels) for one in numbered(records)]
         ids: list[list[int]] = []
@@ -176,12 +176,12 @@ class TokenClassification(Task):
         )
 
     def _targets(self, tags: Sequence[int], word_of: Any, first_of: Any, owned: Any) -> Any:
-        """Return the label of each token of the content, -100 for tokens without a label; int64 ``[tokens]``.
+        """Return the label of each token of a record's text, -100 for tokens without a label; int64 ``[tokens]``.
 
         Args:
             tags: number of each word's tag.
-            word_of: the word of each token, as `aligned` returns it.
-            first_of: the first token of each word, as `aligned` returns it.
+            word_of: the word of each token, as `nopad.tasks.pieces.aligned` returns it.
+            first_of: the first token of each word, as `nopad.tasks.pieces.aligned` returns it.
             owned: whether the first token of each word belongs to this word, not to an earlier one; bool ``[words]``.
         """
         found = np.full(len(word_of), IGNORED)
@@ -265,9 +265,11 @@ class TokenClassification(Task):
         return touched[0], touched[-1] + 1, label
 
     def _tags_of(self, label: str, count: int, where: str) -> list[int]:
-        """Return the tag numbers of a span's `count` words.
+        """Return the tag numbers of the `count` words of a span with the label `label`.
 
-        The names of the task's tags decide their scheme: BIO, IO, BIOES, or the label itself without a prefix.
+        The first word gets the tag ``B-label``, the others ``I-label``. If the task has such tags, the last word gets
+        ``E-label``, and a single word ``S-label`` (BIOES). If the task has no tag ``B-label``, ``I-label`` takes its
+        place; if it has none of these, the tag is `label` itself.
 
         Raises:
             RecordError: the task has no tag for `label`; the message begins with `where`.

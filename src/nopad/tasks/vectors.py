@@ -54,7 +54,7 @@ class Vectors(Objective):
 
 
 class _OnlyVectors(Vectors):
-    """`Vectors` that are used for predictions only: its loss, denominator and meter raise an error."""
+    """`Vectors` for predictions only: the methods `loss`, `denominator` and `meter` raise an error."""
 
     def denominator(self, batch: PackedBatch) -> NoReturn:
         """Refuse to train.
@@ -183,7 +183,7 @@ class Embedding(OfTexts):
         If the prompt is not pooled, these are its tokens and the special tokens before it.
 
         Raises:
-            OptionError: the prompt is not to be pooled, and `pooling` is "first".
+            OptionError: there is a prompt that must not be pooled (`Texts.include_prompt`), and `pooling` is "first".
         """
         if not self.prompt or self.texts.include_prompt or pooling == "last":
             return 0
