@@ -529,3 +529,13 @@ def test_scores_of_no_questions_are_nan():
         assert len(scores) == 2
         assert all(np.isnan(value) for value in scores.values())
     assert best_thresholds([], [])["best_f1_threshold"] == 0
+
+
+def test_metrics_predict_answers_as_long_as_the_task_does():
+    """They allowed 30 tokens whatever `max_answer` was."""
+    meter = Answers(tokenizer(), max_answer=2).objective.meter()
+    start, end = torch.tensor([[0.0, 9.0, 0.0, 0.0]]), torch.tensor([[0.0, 5.0, 0.0, 9.0]])
+    positions = {"start_positions": torch.tensor([1]), "end_positions": torch.tensor([1])}
+    meter.add({"start_logits": start, "end_logits": end}, positions)
+    meter.reduce()
+    assert meter.values() == {"exact": 1.0, "f1": 1.0}  # without the limit, the answer 1 to 3 is better

@@ -205,6 +205,25 @@ def test_spans_in_other_schemes(names, wanted):
     assert [names[n] for n in made.sequences.tokens["labels"].tolist()[1:-1]] == wanted
 
 
+def test_labels_of_spans_that_are_tags():
+    """Each word of a span with the label B-A got the tag B-A: several entities, without a word."""
+    names = ["O", "B-A", "I-A", "E-A", "S-A", "B-B"]
+    task = TokenClassification(tokenizer(), names, text="text")
+
+    def tags(*spans):
+        made = task.encode([{"text": "one two three the cat", "spans": list(spans)}])
+        return [names[n] for n in made.sequences.tokens["labels"].tolist()[1:-1]]
+
+    assert tags((0, 13, "B-A"), (18, 21, "S-A")) == ["B-A", "I-A", "I-A", "O", "S-A"]
+    assert tags((0, 3, "B-B"), (4, 13, "I-A")) == ["B-B", "I-A", "I-A", "O", "O"]
+    for label in ("S-A", "E-A", "B-B"):
+        with pytest.raises(RecordError, match=f"has 2 words and the label '{label}', the tag of one word; give its"):
+            tags((0, 7, label))
+    record = {"text": "one two", "spans": [(0, 3, "S-A"), (4, 7, "C")]}
+    options = {"text": "text", "spans": "spans"}
+    assert TokenClassification.labels_in(record, 0, options) == ["O", "S-A", "I-A", "B-C", "I-C"]
+
+
 def test_a_scheme_without_tags_for_further_words():
     task = TokenClassification(tokenizer(), ["O", "B-A"], text="text")
     assert task.encode([{"text": "the cat", "spans": [(4, 7, "A")]}]).sequences.tokens["labels"].tolist()[2] == 1

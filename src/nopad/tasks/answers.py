@@ -120,7 +120,7 @@ class Answers(Task):
             )
         self.threshold = None if threshold is None else float(threshold)
         self.max_answer, self.n_best = _LONGEST.check("max_answer", max_answer), _BEST.check("n_best", n_best)
-        self.objective = _OfAnswers()
+        self.objective = _OfAnswers(self.max_answer)
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn records into windows; see `Task.encode`.

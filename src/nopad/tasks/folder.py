@@ -177,7 +177,7 @@ def _limit(path: Path, positions: int | None) -> dict[str, Any]:
     limit = _read(file).get("max_seq_length")
     if limit is None:
         return {}
-    if not isinstance(limit, int) or limit < 1:
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         raise FormatError(f"{file} has {limit!r} as max_seq_length; expected an integer from 1")
     return {"max_tokens": min(limit, positions or limit)}
 

@@ -144,17 +144,20 @@ class RegressionMeter(Meter):
 
 
 class SpanMeter(Meter):
-    """Exact match and F1 of answer spans, compared as token positions; `Answers.scores` compares texts instead."""
+    """Exact match and F1 of answer spans, compared as token positions; `Answers.scores` compares texts instead.
 
-    def __init__(self) -> None:
-        self.counts = Spans()
+    A prediction has at most `longest` tokens.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self.counts, self.longest = Spans(), longest
 
     def add(self, outputs: Any, batch: PackedBatch) -> None:
         """Add the outputs for a batch: ``start_logits`` and ``end_logits``, ``[S, L]`` each.
 
         The targets are the batch's ``start_positions`` and ``end_positions``.
         """
-        starts, ends = best_spans(outputs["start_logits"], outputs["end_logits"])
+        starts, ends = best_spans(outputs["start_logits"], outputs["end_logits"], self.longest)
         self.counts.add(starts, ends, batch["start_positions"], batch["end_positions"])
 
     def reduce(self) -> None:

@@ -23,6 +23,7 @@ from nopad.losses import (
 )
 from nopad.losses.checks import check_smoothing
 from nopad.losses.means import Per
+from nopad.losses.metrics import LONGEST
 from nopad.model.safety import bare, state_of
 from nopad.options import check_choice
 from nopad.tasks.meters import ClassMeter, RegressionMeter, SeveralMeter, SpanMeter, TokenMeter
@@ -155,6 +156,11 @@ class OfSpans(Objective):
     batch has ``start_positions`` and ``end_positions`` (inclusive), integers ``[S]``, counted from the beginning of
     each sequence. A sequence does not count if one of its two positions lies outside of it.
 
+    `longest` is the largest number of tokens of an answer that the meter predicts; the loss does not depend on it.
+
+    Raises:
+        OptionError: `longest` is not an integer of at least 1.
+
     >>> from nopad.tasks import OfSpans
     >>> meter = OfSpans().meter()
     >>> meter.reduce()
@@ -165,6 +171,9 @@ class OfSpans(Objective):
     targets = ("start_positions", "end_positions")
     reads = ("start_logits", "end_logits")
     heads = ("answers",)
+
+    def __init__(self, longest: int = 30) -> None:
+        self.longest = LONGEST.check("longest", longest)
 
     def denominator(self, batch: PackedBatch) -> Tensor:
         """Return the number of sequences that contain their answer; a float64 scalar."""
@@ -183,7 +192,7 @@ class OfSpans(Objective):
 
     def meter(self) -> Meter:
         """Return a meter of exact matches and F1 of answer spans, counted in tokens."""
-        return SpanMeter()
+        return SpanMeter(self.longest)
 
 
 def objective_of(model: Any) -> Objective:

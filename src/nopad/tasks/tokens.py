@@ -29,6 +29,7 @@ from nopad.tasks.task import Task
 __all__ = ["TokenClassification"]
 
 _ALL = Option(default=False, choices=BOOLEAN, help="label all tokens of a word")
+_SIGNS = ("B-", "I-", "E-", "S-")  # of tags: the beginning of an entity, inside, its end, an entity of a single word
 
 
 @dataclass(frozen=True)
@@ -113,8 +114,9 @@ class TokenClassification(Task):
     def labels_in(cls, record: Mapping[str, Any], number: int, options: Mapping[str, Any]) -> Sequence[Any]:
         """Return the tags of record `number`, or, if records are texts, the tags that its spans need.
 
-        Spans need the tag ``O``. A span whose label is a tag itself (``B-PER``) needs this tag; any other label needs
-        two tags: the label with ``B-`` and with ``I-`` before it. See `Task.labels_in`.
+        Spans need the tag ``O``. A span whose label is a tag itself (``B-PER``, ``S-PER``) needs this tag and the tag
+        of further words, ``I-PER``; any other label needs two tags: the label with ``B-`` and with ``I-`` before it.
+        See `Task.labels_in`.
 
         Raises:
             RecordError: the record has no column of tags or spans, or the column has another form.
@@ -124,7 +126,8 @@ class TokenClassification(Task):
         found: list[Any] = ["O"]
         for at, span in enumerate(_listed(record, options["spans"], number, "spans")):
             label = _parts(span, f"record {number}: {options['spans']}[{at}]")[2]
-            found += [label] if label[:2] in ("B-", "I-") else [f"B-{label}", f"I-{label}"]
+            kind = label[2:] if label[:2] in _SIGNS else label
+            found += [label, f"I-{kind}"] if kind != label else [f"B-{label}", f"I-{label}"]
         return found
 
     def model_options(self) -> dict[str, Any]:
@@ -269,11 +272,21 @@ class TokenClassification(Task):
 
         The first word gets the tag ``B-label``, the others ``I-label``. If the task has such tags, the last word gets
         ``E-label``, and a single word ``S-label`` (BIOES). If the task has no tag ``B-label``, ``I-label`` takes its
-        place; if it has none of these, the tag is `label` itself.
+        place; if it has none of these, the tag is `label` itself. A `label` that is a tag, such as ``B-PER``, is the
+        tag of the first word, and ``I-PER`` that of the others.
 
         Raises:
-            RecordError: the task has no tag for `label`; the message begins with `where`.
+            RecordError: the task has no tag for `label`, or it is a tag of one word (``S-PER``, ``E-PER``) and `count`
+                is above 1; the message begins with `where`.
         """
+        if label in self._number and label[:2] in _SIGNS:
+            kind = label[2:]
+            if count > 1 and (label[0] in "ES" or f"I-{kind}" not in self._number):
+                raise RecordError(
+                    f"{where} has {count} words and the label {label!r}, the tag of one word; give its type, {kind!r}, "
+                    "as label"
+                )
+            return [self._number[label], *(self._number[f"I-{kind}"] for _ in range(count - 1))]
 
         def tag(signs: str) -> int:
             found = [
