@@ -29,12 +29,11 @@ def last_tokens(config: Any, ids: Tensor | None, placed: Placement, pads_inside:
         config: the model's configuration.
         ids: token ids ``[R, L]``, or None.
         placed: the batch's layout.
-        pads_inside: whether a sequence may have pad ids before its last token that is not a pad id, or consist of
-            several pad ids.
+        pads_inside: False: refuse sequences of which different versions of transformers read different tokens. Such a
+            sequence has a pad id before another id, or consists of several pad ids.
 
     Raises:
-        BatchError: `pads_inside` is False, but a sequence has a pad id before its last token that is not a pad id, or
-            consists of several pad ids: versions of transformers read different tokens of it.
+        BatchError: `pads_inside` is False, and there is such a sequence.
     """
     padding = config.get_text_config().pad_token_id
     if ids is None or padding is None:
