@@ -290,10 +290,10 @@ class Enter(Hook):
 
 @dataclass(eq=False)
 class Leave(Hook):
-    """The hook on a whole model that ends each of its calls, also after an exception.
+    """The hook on a whole model, or on a wrapper around one, that ends each of its calls, also after an exception.
 
     Attributes:
-        state: the `State` whose method `leave` the hook calls.
+        state: the `State` or `Wrapper` whose method `leave` the hook calls.
     """
 
     state: Any = None
