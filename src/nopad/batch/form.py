@@ -242,9 +242,9 @@ def _dealt(
 ) -> list[list[int]]:
     """Return the indices of the sequences in each pack, as `nopad.assign` in order "source" would assign them.
 
-    All packs are put into a list, in which packs with the same lengths are spread evenly. Then each sequence, in order,
-    opens the next pack of the list that holds its length, unless it already is in a pack. The opened pack is filled at
-    once: for each of its lengths, with the first sequence of that length that is in no pack yet.
+    All packs are put into a list, in which packs with the same lengths are spread evenly. Then the sequences are taken
+    in the order given. A sequence that is not in a pack yet opens the next pack in the list that holds its length. The
+    opened pack is filled at once: each of its lengths gets the first sequence of that length that is not in a pack yet.
 
     Args:
         lengths: the lengths of all sequences.

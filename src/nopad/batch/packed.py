@@ -281,8 +281,8 @@ class PackedBatch(Items):
         """Return a copy of this batch as a stand-in: with `weight` 0, empty `records`, and labels that losses ignore.
 
         A rank that has no sequence left runs a stand-in, so that all ranks take part in the step. All columns whose
-        names end in ``labels`` become NaN if they are floats, and otherwise -100 (int64 if they were booleans or
-        unsigned). So a loss that ignores `weight` becomes NaN, instead of slightly wrong.
+        names end in ``labels`` become NaN if they are floats, and otherwise -100. Labels that were booleans or unsigned
+        become int64. Without a valid label, a loss that does not use `weight` is NaN, and not slightly wrong.
         """
         records = {name: values[:0] for name, values in self.records.items()}
         layout = self.layout.marked(stand_in=True, records=records)
@@ -291,7 +291,7 @@ class PackedBatch(Items):
 
     @property
     def sources(self) -> PackedBatch:
-        """The encoder's side of this batch: its items without the targets of `with_decoder`, and without ``labels``.
+        """The encoder's batch: the items of this batch without the targets of `with_decoder`, and without ``labels``.
 
         Its `unpack_tokens` splits the encoder's outputs into sequences.
         """
@@ -299,7 +299,7 @@ class PackedBatch(Items):
 
     @property
     def targets(self) -> PackedBatch:
-        """The decoder's side of this batch: the targets of `with_decoder`, as a batch of their own.
+        """The decoder's batch: the targets of `with_decoder`, with the items ``input_ids`` and ``labels``.
 
         Its `unpack_tokens` splits the decoder's outputs into sequences.
 
@@ -439,7 +439,8 @@ class PackedBatch(Items):
 
         Raises:
             BatchError: rows are filled end to end.
-            OptionError: `names` has a column that the batch lacks, or two columns would get the same name.
+            OptionError: `names` is not a dict, or has a name that is not one of the returned columns; or two columns
+                would get the same name.
 
         >>> from nopad import PackedBatch, Rows
         >>> batch = PackedBatch.from_sequences([[7, 8, 9], [5], [1, 2]], Rows(4))

@@ -168,9 +168,9 @@ class Wrapper:
         return (), named
 
     def hand_on(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the arguments of the base with the batch's own mask, ``(args, kwargs)``; None outside of a packed call.
+        """Return the arguments of the base with the batch's own mask, ``(args, kwargs)``.
 
-        `module` is the base, the transformers model inside the wrapper.
+        The result is None outside of a packed call. `module` is the base, the transformers model inside the wrapper.
 
         Raises:
             UnsupportedModelError: the wrapper calls its base a second time, or gives it another mask than the wrapper
