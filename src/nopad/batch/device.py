@@ -248,7 +248,7 @@ class Cross:
 
 
 def lasting() -> Any:
-    """Return a context manager that turns inference mode off, so that training can use tensors made inside."""
+    """Return a context manager that turns inference mode off: training can use tensors that are made in its block."""
     return torch.inference_mode(False)
 
 

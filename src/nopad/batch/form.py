@@ -75,6 +75,8 @@ class Flat:
     def keep(self, seq_lengths: NDArray[np.int32], per_row: NDArray[np.int64]) -> Layout:
         """Return the layout of sequences that a dataset has divided into rows; the flat form ignores these rows.
 
+        `per_row` is the number of sequences in each row, int64 ``[rows]``; it is not read.
+
         Raises:
             LengthError: a length is not an integer from 1 to 2^31 - 1.
         """

@@ -160,8 +160,8 @@ class PackedBatch(Items):
         ``image_grid_thw`` ``[images, 3]``); and ``pixel_values_videos`` (patches) with ``video_grid_thw``
         ``[videos, 3]`` and, for Qwen2.5-VL, ``second_per_grid_ts`` ``[videos]``. For a text without images, or without
         videos, their keys are missing or None. The batch holds all images, and all videos, in the order in which
-        sequences lie in its rows, as models read them; its attributes `images` and `videos` are the numbers of each
-        sequence.
+        sequences lie in its rows, as models read them. Its attributes `images` and `videos` are the numbers of images
+        and of videos in each sequence.
 
         Args:
             features: one dict per sequence, or per row of a packed dataset, with ``input_ids``; all have the same keys,
@@ -219,7 +219,8 @@ class PackedBatch(Items):
         Raises:
             LengthError: with `Rows`, a row or a sequence has more tokens than the capacity.
             OptionError: `form` is invalid or does not fit these sequences; with `per_row`, it has fewer rows, or has
-                `depth`, `packs` or `end_to_end`, which would move sequences to other rows; or `fill` is invalid.
+                `depth`, `packs` or `end_to_end`, which would move sequences to other rows; `per_row` does not add up to
+                the number of sequences; or `fill` is invalid.
             BatchError: there is no sequence, there are no ``input_ids``, a column of ``sequences.tokens`` does not have
                 one value per token, an integer does not fit into int64, there are both ``label`` and ``label_ids`` but
                 no ``labels``, ``position_ids`` do not count from 0 in each sequence, or images have wrong shapes.

@@ -16,10 +16,10 @@ __all__ = ["check_embeddings", "check_fill", "ignored", "joined", "named", "shap
 
 
 def shape_of(values: Any) -> Any:
-    """Return the shape of an array.
+    """Return the shape of a NumPy array or torch tensor.
 
     Raises:
-        BatchError: `values` is not an array.
+        BatchError: `values` has no shape, such as a list or a model's output with several results.
     """
     if isinstance(values, Mapping):
         names = ", ".join(f".{name}" for name, value in values.items() if hasattr(value, "shape"))

@@ -48,7 +48,7 @@ def check_call(
     named: Mapping[str, Any],
     layout: Layout,
 ) -> None:
-    """Check the arguments of a packed call against the batch's layout and the model.
+    """Check the arguments of a packed call (a call with a `PackedBatch`) against the batch's layout and the model.
 
     Args:
         model: the transformers model, without wrappers.

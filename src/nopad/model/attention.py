@@ -66,13 +66,13 @@ def packed_attention(
 
     transformers calls this function with these arguments; `module` is the layer. `query`, `key` and `value` are
     ``[R, H, L, D]``: rows, heads, slots, and the size of a head. `key` and `value` may have fewer heads, and in cross
-    attention another L. `attention_mask` is one of nopad's masks, which carry the batch's layout, or the mask of an
-    ordinary call. `others` may hold attention sinks as `s_aux`.
+    attention another L. `attention_mask` is one of nopad's masks, which carry the batch's layout, or any mask in an
+    ordinary call (one without a packed batch). `others` may hold attention sinks as `s_aux`.
 
     Raises:
         UnsupportedModelError: the layer does not say whether it is causal. In a packed call: the layer has a sliding
             window and does not pass it on, passes on tensors that nopad does not know, or gets a mask without the
-            layout. In an ordinary call: a layer with a softcap or sinks gets a mask that is not bool.
+            layout. In an ordinary call: the layer has a softcap or sinks, and gets a mask that is not bool.
         BatchError: the backend does not support the batch, or a setting of the layer.
     """
     causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
@@ -200,7 +200,7 @@ def register() -> None:
 def check_replaceable(model: Any) -> None:
     """Check that a model's attention is eager, a function of transformers' own, or nopad's.
 
-    Any other function need not compute the same as nopad's attention, which replaces it.
+    nopad's attention replaces it. Any other function may compute something else than nopad's attention.
 
     Raises:
         UnsupportedModelError: the model's attention was registered by the user or by another library.

@@ -32,10 +32,10 @@ PER_ROW = ("adapter_names", "alora_offsets")  # arguments that PEFT passes to la
 
 
 def check_arguments(named: Mapping[str, Any]) -> None:
-    """Check that a packed call has no cache of earlier tokens.
+    """Check that a packed call is given no cache of earlier tokens; `named` are its arguments by name.
 
     Raises:
-        BatchError: a cache was given (one of `CACHES`).
+        BatchError: an argument in `CACHES`, such as ``past_key_values``, was given.
     """
     given = next((name for name in CACHES if named.get(name) is not None), None)
     if given is not None:
@@ -64,8 +64,8 @@ def check_experts(model: Any, *, also: Any = None) -> None:
 
     Such a limit is recognised by its name: a number above 0 in an attribute with "capacity" in its name
     (`expert_capacity`, `capacity_factor`), unless the same object has `drop_tokens=False`. The attributes of all
-    modules are read. `also` is another object whose attributes are read, or None; it is the configuration of a class
-    whose code is not known.
+    modules are read. `also` is one more object whose attributes are read: the configuration, for a model whose code
+    nopad does not know; None: only the modules.
 
     Raises:
         UnsupportedModelError: there is such a limit.

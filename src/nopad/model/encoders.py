@@ -45,10 +45,10 @@ class _Around:
 def encoder_mask(placed: Placement, family: Family, dtype: torch.dtype, encoder: nn.Module, compiled: bool) -> Any:
     """Return the attention mask for the encoder of a model with its own attention.
 
-    `placed`, `encoder` and `family` are attached to the mask, for the hooks around attention modules. With the backend
-    "mask", it is a real mask ``[R, 1, L, L]``: bool or additive, as `family` says; `dtype` is the dtype of an additive
-    mask. With "segments" and "repack", it is int16 zeros ``[R, 1, 1, L]``, which only carry what is attached.
-    `compiled` says whether layers are compiled.
+    The batch's layout `placed`, the `encoder`, and the facts about the model type, `family`, are attached to the mask
+    for the hooks around attention modules. With the backend "mask", the result is a real mask ``[R, 1, L, L]``, bool
+    or additive, as `family` says; `dtype` is the dtype of an additive mask. With "segments" and "repack", it is int16
+    zeros ``[R, 1, 1, L]`` that only carry the attached objects. `compiled` says whether layers are compiled.
 
     Raises:
         BatchError: the backend cannot run this model's attention or its compiled layers; or it is "mask", and rows are

@@ -2,7 +2,7 @@
 
 A hook refers to the model's `Cell` and to no module, so modules may be copied, replaced and wrapped after
 `nopad.packed`: before each packed call, `State.renew` puts hooks on the modules that the model uses now. Runs are
-counted by role, and a packed call raises an error if a counted hook (`State.roles`) did not run exactly once, or if an
+counted by role. A packed call raises an error if a counted hook (`State.roles`) did not run exactly once, or if an
 encoder's hook ran although the caller gave the encoder's states (`nopad.model.postconditions`).
 """
 
@@ -355,7 +355,10 @@ def _pooled_so(given: Tensor, states: Tensor, real: Tensor, how: str) -> bool:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are equal. NaN counts as 0, and infinity as the largest finite number of the dtype."""
+    """Return whether two tensors are equal, where NaN equals NaN.
+
+    NaN counts as 0 here, and infinity as the largest finite number of the dtype.
+    """
     return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())
 
 

@@ -135,7 +135,7 @@ def _way_out(model: Any) -> str:
 
 @cache
 def _tables() -> dict[str, str]:
-    """Return head names by class name, from the tables of transformers' Auto classes."""
+    """Return ``{class name: head name}``, made of the tables of transformers' Auto classes."""
     from transformers.models.auto import modeling_auto
 
     found: dict[str, str] = {}

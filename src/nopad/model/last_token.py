@@ -68,9 +68,9 @@ def eos_tokens(config: Any, ids: Tensor, placed: Placement) -> Tensor:
 
 
 def static_last_tokens(config: Any, ids: Tensor | None, sequence_ids: Tensor, most: int) -> Tensor:
-    """Return the index of the token from which each sequence's result is read, in the same shape for every batch.
+    """Return the indices of `last_tokens` in a shape that is the same for every batch, int64 ``[most]``.
 
-    The indices are those of `last_tokens`; int64 ``[most]``.
+    They say from which token each sequence's result is read, as indices into the concatenated rows.
 
     Args:
         config: the model's configuration.

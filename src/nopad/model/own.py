@@ -67,7 +67,7 @@ def is_own_call(call: Any, libraries: tuple[str, ...] = LIBRARIES) -> bool:
     """Return whether a hook, method or function is the user's own.
 
     It is the user's own if the callable itself, or a function that it wraps, is defined neither in one of `libraries`
-    nor in Python's standard library.
+    (names of top-level packages) nor in Python's standard library.
     """
     return any(not _is_of(libraries, name) for name in _names(call, DEEPEST))
 
@@ -216,8 +216,8 @@ def changes(model: nn.Module) -> list[tuple[str, Any]]:
 def _functions(place: Any) -> Iterator[tuple[str, Any]]:
     """Yield (name, function) for each of the user's own functions and methods in `place`.
 
-    `place` is a class or a Python module of a library. In ``torch`` itself, only replaced operations are yielded, such
-    as ``torch.matmul``.
+    `place` is a class or a Python module of a library, where such a function has replaced another. In ``torch`` itself,
+    only operations such as ``torch.matmul`` are looked at. A name is that of the place and the function.
     """
     for name, value in list(vars(place).items()):
         call = next((getattr(value, one) for one in ("fget", "__func__", "func") if hasattr(value, one)), value)

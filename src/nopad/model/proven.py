@@ -1,10 +1,10 @@
 """`Proven`: the user's own code as it was proven; each packed call checks that it has not changed since.
 
 A proof holds for the code as it was. Later, a method may be replaced, or an attribute that the code reads may change.
-So these are compared: the methods that a call runs, the functions and globals that they use, the attributes of each
-module that they read, and the module's integer buffers. Weights and other buffers may change, since a proof holds for
-all their values. What the code itself changes in a call, such as a table that it makes longer, may change too, since a
-proof allows for that.
+So these are compared: the methods that a call runs, the functions and globals that these methods use, and the
+attributes and integer buffers that they read in each module. Weights and other buffers may change, since a proof holds
+for all their values. Values that the code itself changes in a call, such as a table that it makes longer, may change
+too, since a proof allows for that.
 """
 
 from __future__ import annotations

@@ -57,11 +57,11 @@ def output_embeddings(model: Any) -> nn.Module | None:
 
 
 def _is_plain(module: nn.Module, args: Any, kwargs: Any, output: Any) -> bool:
-    """Return whether `output` comes from a plain linear layer on a CPU, whose backward pass `_Linear` can replace.
+    """Return whether `_Linear` can replace the backward pass of a call of `module`, and is worth it.
 
-    The layer must be a `torch.nn.Linear` that computed `output` from its only argument and its own weights, all of one
-    dtype, without hooks of others. The result is also False if no gradient is needed, or the layer is too small to
-    gain.
+    The module must be a `torch.nn.Linear` on a CPU that computed `output` from its only argument and its own weights,
+    all of one dtype, without hooks of the user or of other libraries. The result is also False if no gradient is
+    needed, or if the layer has too few outputs to gain. `args` and `kwargs` are the arguments of the call.
     """
     if type(module) is not nn.Linear or module.out_features < SMALLEST or "forward" in module.__dict__:
         return False

@@ -1,9 +1,9 @@
 """Compiled attention for sequences in one stream: all heads of all sequences in one call, in one thread.
 
 PyTorch's attention on CPUs multiplies the small matrices of each head by a general library, and computes up to 15
-exponentials per row one by one. Here, both are loops over vector registers. Numba's compiler does not find them in
-plain code, so they are given in its intermediate language: `_tile` multiplies matrices with sums that stay in
-registers, `_exponentials` computes one row of a softmax.
+exponentials per row one by one. Here, vector instructions do both. Numba does not make such instructions of plain
+Python loops, so two functions emit LLVM code themselves: `_tile` multiplies matrices with sums that stay in registers,
+and `_exponentials` computes one row of a softmax.
 
 Numbers are float32, or bfloat16 given as their bits (uint16). In both cases, everything is computed in float32.
 """

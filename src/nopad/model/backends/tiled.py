@@ -1,9 +1,9 @@
 """Attention of all sequences of a batch in one compiled loop (`_tile_kernels`), for inference on CPUs.
 
 `segments` uses it where it can. It computes the same: every sequence by itself, in float32. It is faster than PyTorch's
-kernel, since it has no call per length, no scalar exponentials, and none of the overhead of a general library for small
-matrices. Whether it is faster on this CPU is measured once per process, size of a head and dtype, and logged.
-The first call of all compiles it, which takes a few seconds; Numba keeps the result for later processes.
+kernel on many CPUs, since it has no call per length, no scalar exponentials, and none of the overhead of a general
+library for small matrices. Whether it is faster on this CPU is measured once per process, size of a head and dtype, and
+logged. The first call of all compiles it, which takes a few seconds; Numba keeps the result for later processes.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def takes(query: Tensor, key: Tensor, value: Tensor, heads: Heads) -> bool:
 def tiled(query: Tensor, key: Tensor, value: Tensor, placed: Placement, heads: Heads) -> Tensor:
     """Compute attention of all sequences; return ``[R, L, H, D]``, 0 in padding.
 
-    `query` is ``[R, H, L, D]``; `key` and `value` are ``[R, G, L, D]``, where H is a multiple of G. `takes` says
-    whether this is possible.
+    `query` is ``[R, H, L, D]``; `key` and `value` are ``[R, G, L, D]``, where H is a multiple of G. `placed` is the
+    batch's layout. Call this only if `takes` returns True for the other arguments.
     """
     starts, lengths, in_rows = placed.keep("tiles", lambda: _places(placed))
 
