@@ -136,8 +136,9 @@ class Head:
     def leave_static(self, cell: Cell, output: Any) -> Any:
         """Set wrong results in the output of a call with static shapes to None, in place; return the output.
 
-        If `cell.most`, the limit of sequences per batch, is None, wrong are `pooler_output`, `seq_relationship_logits`
-        and `sop_logits`: they were computed per row. With a limit, only CLIP's `pooler_output` is wrong.
+        `cell.most` is the largest number of sequences in a batch. If it is None, `pooler_output`,
+        `seq_relationship_logits` and `sop_logits` are wrong, since they were computed per row. If it is a number, only
+        CLIP's `pooler_output` is wrong.
         """
         for name in ("pooler_output", "seq_relationship_logits", "sop_logits"):
             unread = cell.most is None or (name == "pooler_output" and self.family.pooled == "eos")
@@ -412,7 +413,7 @@ def _takes_last(scores: Tensor, call: Call, output: Any) -> bool:
 
 
 def _static_padded(values: Tensor, ids: Tensor, most: int) -> Tensor:
-    """Turn logits ``[R, L]`` into ``[most, L]``: row i holds sequence i + 1, then minus infinity.
+    """Turn logits ``[R, L]`` into ``[most, L]``: row i has the logits of sequence number i + 1, then minus infinity.
 
     `ids` is the number of each slot's sequence, from 1, and 0 in padding; integers, with L as the last dimension.
     """

@@ -355,9 +355,9 @@ def _pooled_so(given: Tensor, states: Tensor, real: Tensor, how: str) -> bool:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are equal, where NaN equals NaN.
+    """Return whether two tensors are equal.
 
-    NaN counts as 0 here, and infinity as the largest finite number of the dtype.
+    NaN is first replaced by 0, and infinity by the largest finite number of the dtype.
     """
     return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())
 

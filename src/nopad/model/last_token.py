@@ -29,8 +29,8 @@ def last_tokens(config: Any, ids: Tensor | None, placed: Placement, pads_inside:
         config: the model's configuration.
         ids: token ids ``[R, L]``, or None.
         placed: the batch's layout.
-        pads_inside: False: refuse sequences of which different versions of transformers read different tokens. Such a
-            sequence has a pad id before another id, or consists of several pad ids.
+        pads_inside: whether to accept sequences of which different versions of transformers read different tokens. Such
+            a sequence has a pad id before another id, or consists of several pad ids.
 
     Raises:
         BatchError: `pads_inside` is False, and there is such a sequence.

@@ -120,7 +120,7 @@ def check_given(module: nn.Module, call: Any, given: Mapping[str, Any]) -> None:
     """Check that no hook that was added later changed the arguments that nopad's own hook returned for a model.
 
     `module` is the model, and `call` the packed call that ends. `given` are the arguments by name that the forward
-    method got. `call.given` has a copy of those that nopad's hook returned.
+    method got. `call.given` has a copy of those that nopad's hook returned; None: nothing is checked.
 
     Raises:
         UnsupportedModelError: a hook changed the arguments.
@@ -135,8 +135,8 @@ def came_before(module: nn.Module) -> bool:
 
     The user's hook may change the module's arguments. The `Judged` finds this out, except in the first call after the
     user added the hook. PyTorch lists the hooks of a call before `Watch` can replace the new one, and so runs the
-    user's hook itself in this call. If the result is True, the caller must therefore call `check_given` at the end of
-    the call.
+    user's hook itself in this call. If the result is True, the caller must therefore keep a copy of the arguments in
+    `call.given`, with which `check_given` compares them at the end of the call.
     """
     return any(isinstance(hook, Judged) for hook in module._forward_pre_hooks.values())
 

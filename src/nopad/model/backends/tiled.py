@@ -1,8 +1,8 @@
 """Attention of all sequences of a batch in one compiled loop (`_tile_kernels`), for inference on CPUs.
 
-`segments` uses it where it can. It computes the same: every sequence by itself, in float32. It is faster than PyTorch's
-kernel on many CPUs, since it has no call per length, no scalar exponentials, and none of the overhead of a general
-library for small matrices. Whether it is faster on this CPU is measured once per process, size of a head and dtype, and
+`segments` uses it where it can. It computes the same: every sequence by itself, in float32. It can be faster than
+PyTorch's kernel, since it has no call per length, no scalar exponentials, and none of the overhead of a general library
+for small matrices. Whether it is faster on this CPU is measured once per process, size of a head and dtype, and
 logged. The first call of all compiles it, which takes a few seconds; Numba keeps the result for later processes.
 """
 
