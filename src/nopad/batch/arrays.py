@@ -41,8 +41,8 @@ def is_list(entry: Any) -> bool:
 def listed(given: Any, name: str, each: str = "sequence") -> Sequence[Any]:
     """Return `given`, or a list of its entries if it cannot be indexed.
 
-    `name` and `each` are words for the error message: the name of the argument, and what each of its entries belongs to
-    (such as "sequence").
+    The error message uses `name`, the name of the argument, and `each`, the word for what an entry belongs to, such as
+    "sequence".
 
     Raises:
         BatchError: `given` is not a list, an array or another ordered iterable.
@@ -56,11 +56,12 @@ def listed(given: Any, name: str, each: str = "sequence") -> Sequence[Any]:
 def converted(entry: Any, name: str, n: int) -> NDArray[Any]:
     """Return a list, array or tensor of numbers as a NumPy array of the same shape.
 
-    Python floats become float32, except in the columns `INTEGERS`; other dtypes stay, but bfloat16 becomes float32.
-    `name`, the column, and `n`, the index of the sequence, are for error messages.
+    Python floats become float32, but stay float64 in the columns `INTEGERS`, whose floats callers refuse. Arrays and
+    tensors keep their dtype, but bfloat16 becomes float32. Error messages name the column `name` and the index `n` of
+    the sequence.
 
     Raises:
-        BatchError: NumPy cannot make an array of it, or a number does not fit into float32.
+        BatchError: NumPy cannot make an array of `entry`, or a Python float is beyond float32.
     """
     try:
         kind = _float_of(entry)
@@ -74,7 +75,10 @@ def converted(entry: Any, name: str, n: int) -> NDArray[Any]:
 
 
 def flat_array(entry: Any, name: str, n: int) -> NDArray[Any]:
-    """Return the per-token values of one sequence as a one-dimensional array; the arguments are those of `converted`.
+    """Return the per-token values of one sequence as a one-dimensional array.
+
+    `entry` is a list, array or tensor of numbers. Error messages name the column `name` and the index `n` of the
+    sequence. Dtypes are those of `converted`, but uint64 becomes int64.
 
     Raises:
         BatchError: `entry` does not hold numbers in one dimension, or a number does not fit into int64 or float32.
@@ -110,12 +114,12 @@ def concatenated(given: Sequence[Any], name: str) -> tuple[NDArray[Any], NDArray
 def single_values(given: Sequence[Any], name: str) -> NDArray[Any]:
     """Return n single values, one per sequence, as an array ``[n]``; error messages call the column `name`.
 
-    Integers become int64, and Python floats float32; floats from tensors and arrays keep their dtype. If one value is a
-    string, the array has dtype object.
+    Integers become int64, and Python floats float32. Floats from tensors and arrays keep their dtype. If any value is a
+    string, the result has dtype object and holds the values as they are.
 
     Raises:
-        BatchError: a value is None or no single value, numbers are mixed with values other than numbers and strings, or
-            a number does not fit into int64 or float32.
+        BatchError: a value is None or is not a single value; numbers are mixed with other objects than strings; or a
+            number does not fit into int64 or float32.
     """
     try:
         entries = [entry.item() if hasattr(entry, "item") else entry for entry in given]
@@ -138,11 +142,11 @@ def single_values(given: Sequence[Any], name: str) -> NDArray[Any]:
 
 
 def _float_of(entry: Any) -> np.dtype[Any] | None:
-    """Return the float dtype that an entry gets if it holds floats; None if it cannot hold floats.
+    """Return the float dtype that the floats of an entry get in an array; None: the entry has a dtype without floats.
 
-    An entry is a number, or a list or array of numbers; the first value of a list decides. float16, float32 and float64
-    stay as they are, and any other float dtype, such as bfloat16, becomes float32. Python numbers, also integers, give
-    float32.
+    An entry is a number, or a list, array or tensor of numbers; the first value of a list decides. The dtypes float16,
+    float32 and float64 are returned as they are. For any other float dtype, such as bfloat16, and for Python numbers,
+    also integers, the result is float32. It is None too for an object that is not a number.
     """
     while isinstance(entry, list | tuple) and entry:
         entry = entry[0]
@@ -180,7 +184,9 @@ def wide(column: NDArray[Any], name: str) -> NDArray[Any]:
 
 
 def signed(array: NDArray[Any], name: str, n: int) -> NDArray[np.int64]:
-    """Return unsigned integers as int64; `name` and `n`, the index of the sequence, are for the error message.
+    """Return an array of unsigned integers as int64.
+
+    The error message names the column `name` and the index `n` of the sequence.
 
     Raises:
         BatchError: a value does not fit into int64.
@@ -191,14 +197,15 @@ def signed(array: NDArray[Any], name: str, n: int) -> NDArray[np.int64]:
 
 
 def common(arrays: Sequence[NDArray[Any]]) -> np.dtype[Any] | None:
-    """Return the dtype for joining arrays: the widest float dtype among them, so that integers do not widen floats.
+    """Return the dtype for joining arrays: the widest float dtype among them; None: NumPy chooses.
 
-    Return None if no array holds floats, or if one holds something other than numbers: NumPy then chooses the dtype.
+    So integer arrays do not change the float dtype: NumPy alone would join float32 and int64 to float64. The result is
+    None if no array holds floats, or if one holds something other than numbers. Empty float arrays do not count.
     """
     floats = {array.dtype for array in arrays if array.dtype.kind == "f" and array.size}
     return np.result_type(*floats) if floats and all(array.dtype.kind in "biuf" for array in arrays) else None
 
 
 def joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return the arrays one after the other, with the dtype that `common` gives."""
+    """Return the arrays concatenated along the first dimension, with the dtype that `common` gives."""
     return np.concatenate(arrays, dtype=common(arrays))

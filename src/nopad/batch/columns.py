@@ -67,7 +67,7 @@ def from_sequences(sequences: Sequence[Any], columns: Mapping[str, Any], *, name
 
 
 def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np.int64]]:
-    """Turn rows of a packed dataset into columns; integers become int64, and float64 becomes float32.
+    """Turn rows of a packed dataset into columns; integers per token become int64, and float64 becomes float32.
 
     Returns:
         The sequences, row after row; arrays that say where each sequence comes from (``seq_index``, and ``seq_start``

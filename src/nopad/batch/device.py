@@ -70,7 +70,7 @@ class Placement:
         self._kept: dict[Any, Any] = {}
 
     def keep(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Return the value cached under `key`; the first call with a key computes it by calling `make`."""
+        """Return ``make()`` at the first call with this `key`, and the same stored value at later calls."""
         if key not in self._kept:
             with lasting():
                 self._kept[key] = make()
@@ -179,10 +179,14 @@ class Placement:
 
 
 class Cross:
-    """The placements of a cross attention: sequence n of `queries` attends to sequence n of `keys`.
+    """The placements of a cross attention: each target sequence attends to its source sequence.
 
-    Sequences are numbered here in the order in which the caller passed them. The attribute `pairs` has the number of
-    the key sequence for each query sequence; both are counted in stream order, from 0.
+    The target and the source that the caller passed at the same index belong together.
+
+    Attributes:
+        queries, keys: the placements of the targets (the decoder's batch) and of the sources (the encoder's batch).
+        backend: name of the attention backend.
+        pairs: for each target in stream order (row after row), the index of its source in the stream order of `keys`.
 
     Raises:
         BatchError: `queries` and `keys` have different numbers of sequences.
@@ -227,7 +231,7 @@ class Cross:
         return slots.view(*layout.shape, *slots.shape[1:]).transpose(1, 2)
 
     def keep(self, make: Callable[[], Tensor]) -> Tensor:
-        """Return the cached mask between queries and keys; the first call computes it by calling `make`."""
+        """Return the mask between queries and keys: ``make()`` at the first call, later the same tensor."""
         if self._kept is None:
             with lasting():
                 self._kept = make()
@@ -244,7 +248,7 @@ class Cross:
 
 
 def lasting() -> Any:
-    """Return a context manager that turns inference mode off, so that training can use tensors made inside."""
+    """Return a context manager that turns inference mode off: training can use tensors that are made in its block."""
     return torch.inference_mode(False)
 
 

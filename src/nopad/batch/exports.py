@@ -22,10 +22,11 @@ _FLASH = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
 def flash_kwargs(batch: PackedBatch, *, seq_idx: bool) -> dict[str, Any]:
-    """Return the arguments for transformers' own flash attention: the batch's items without the mask, and four more.
+    """Return the arguments for transformers' own flash attention by name; see `PackedBatch.as_flash_kwargs`.
 
-    These are ``cu_seq_lens_q`` and ``cu_seq_lens_k``, int32 tensors ``[S + 1]``, and the integers ``max_length_q`` and
-    ``max_length_k``; with `seq_idx` also ``seq_idx``, int32 ``[1, T]``. See `PackedBatch.as_flash_kwargs`.
+    They are the batch's items without the mask, and four more. ``cu_seq_lens_q`` and ``cu_seq_lens_k`` are int32
+    tensors ``[S + 1]`` for S sequences; ``max_length_q`` and ``max_length_k`` are integers. If `seq_idx` is True, they
+    also have ``seq_idx``, the number of each token's sequence from 0, int32 ``[1, T]`` for T tokens.
 
     Raises:
         BatchError: the batch is in rows, or a flat batch with padding, or it has images or videos.
@@ -55,8 +56,8 @@ def grain_arrays(batch: PackedBatch, fields: Mapping[str, Any], names: Mapping[s
 
     Raises:
         BatchError: rows are filled end to end.
-        OptionError: `names` has a column that the batch lacks, ``position_ids`` (which the positions of each column
-            replace) or a mask; or two columns would get the same name.
+        OptionError: `names` has a column that the batch lacks, or ``position_ids`` or a mask, which the result does not
+            have; or two columns would get the same name.
     """
     columns = [name for name, value in fields.items() if not isinstance(value, PackedMask) and name != "position_ids"]
     odd = [name for name in names if name not in columns]

@@ -39,11 +39,14 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Rec
 
     Raises:
         LengthError: a sequence has no token, or its mask is all 0.
-        BatchError: `features` are not dicts, or there are none; a dict has other keys than the first one or no
-            ``input_ids``; a mask has a 0 between ones, or a value other than 0 and 1; a list is not as long as its
-            ``input_ids``; a column has values that cannot be used; there are both ``label`` and ``label_ids``, but no
-            ``labels``; images are not as `take_images` expects; or ``position_ids`` do not count from 0 in each
-            sequence.
+        BatchError: one of these:
+
+            * `features` are not dicts, or there are none
+            * dicts have different keys, or no ``input_ids``; or both ``label`` and ``label_ids``, but no ``labels``
+            * a mask has a 0 between ones, or a value other than 0 and 1
+            * a list is not as long as its ``input_ids``, or a column has values that cannot be used
+            * ``position_ids`` do not count from 0 in each sequence
+            * images or videos are not as `take_images` expects
     """
     features = listed(features, "features")
     if not len(features):
@@ -102,7 +105,8 @@ def _check_widths(name: str, entries: Sequence[Any], features: Sequence[Mapping[
 def _packed_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Records]:
     """Split rows of a packed dataset into sequences, without padding.
 
-    Returns the sequences, and the arrays that say where each one comes from, by name (`Records`).
+    `features` has one dict per row, as `datasets` gives it, with ``seq_lengths``. The result is the sequences, and a
+    dict of the arrays that say where each sequence comes from, such as ``seq_index``.
 
     Raises:
         LengthError: a sequence has no token, or a row's mask is all 0.
@@ -133,7 +137,7 @@ def _packed_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, 
 
 
 def _of_row(value: Any, name: str, n: int) -> NDArray[Any]:
-    """Return `value`, column `name` of row `n`, as a one-dimensional array of numbers, or an object array of strings.
+    """Return `value`, the column `name` of row `n`, as a one-dimensional array of numbers or of objects (strings).
 
     Raises:
         BatchError: the column is not a list of numbers or strings, ids or lengths are not integers, or a number does
@@ -153,7 +157,10 @@ def _told(found: NDArray[Any]) -> str:
 
 
 def _row(row: dict[str, NDArray[Any]], n: int) -> dict[str, NDArray[Any]]:
-    """Return the columns of a row without the padding that its mask marks; `n` is the row's number, for messages.
+    """Return the columns of a row without the slots where its ``attention_mask`` is 0.
+
+    `row` has the columns by name. Columns without one value per slot are returned unchanged. `n` is the index of the
+    row, for error messages.
 
     Raises:
         LengthError: the mask is all 0.

@@ -21,10 +21,10 @@ TARGETS = ("decoder_input_ids", "labels", f"decoder_{MASK}")  # the items of a b
 
 
 def without_first(stacked: Sequences, layout: Layout) -> tuple[Sequences, Layout]:
-    """Return the sequences with the first label of each set to -100, and the layout marked as causal.
+    """Return `stacked` with the first label of each sequence set to -100, and `layout` with `causal` set to True.
 
-    A causal language model does not predict a sequence's first token. Sequences without ``labels`` stay as they are.
-    The arguments themselves do not change.
+    A causal language model does not predict a sequence's first token. If there are no ``labels`` per token, `stacked`
+    itself is returned. The arguments themselves do not change.
     """
     if "labels" in stacked.tokens:
         labels = stacked.tokens["labels"].copy()

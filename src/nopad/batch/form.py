@@ -75,6 +75,8 @@ class Flat:
     def keep(self, seq_lengths: NDArray[np.int32], per_row: NDArray[np.int64]) -> Layout:
         """Return the layout of sequences that a dataset has divided into rows; the flat form ignores these rows.
 
+        `per_row` is the number of sequences in each row, int64 ``[rows]``; it is not read.
+
         Raises:
             LengthError: a length is not an integer from 1 to 2^31 - 1.
         """
@@ -242,9 +244,9 @@ def _dealt(
 ) -> list[list[int]]:
     """Return the indices of the sequences in each pack, as `nopad.assign` in order "source" would assign them.
 
-    All packs are put into a list, in which packs with the same lengths are spread evenly. Then each sequence, in order,
-    opens the next pack of the list that holds its length, unless it already is in a pack. The opened pack is filled at
-    once: for each of its lengths, with the first sequence of that length that is in no pack yet.
+    All packs are put into a list, in which packs with the same lengths are spread evenly. Then the sequences are taken
+    in the order given. A sequence that is not in a pack yet opens the next pack in the list that holds its length. The
+    opened pack is filled at once: each of its lengths gets the first sequence of that length that is not in a pack yet.
 
     Args:
         lengths: the lengths of all sequences.

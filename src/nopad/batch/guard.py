@@ -103,10 +103,13 @@ def layout_of(mask: PackedMask) -> Layout:
 
 
 def mark(tensor: Any) -> None:
-    """Mark a tensor as one of a packed batch: it must not reach a model without the batch's mask."""
+    """Set an attribute on a tensor of a packed batch, by which `is_of_batch` recognises it.
+
+    A pack-safe model refuses such a tensor if it comes without the batch's mask.
+    """
     setattr(tensor, MARK, True)
 
 
 def is_of_batch(value: Any) -> bool:
-    """Return whether `mark` was called on this value."""
+    """Return whether `value` is a tensor of a packed batch, as `mark` has marked it."""
     return getattr(value, MARK, False) is True

@@ -48,9 +48,9 @@ class Kind:
     """The names of the columns and attributes of images, or of videos.
 
     Attributes:
-        name: "images" or "videos": the attribute of a layout, and of a batch, that has their number in each sequence;
-            error messages use it as a word too.
-        one: the word for one of them.
+        name: "images" or "videos". Layouts and batches have an attribute of this name, which holds the number of images
+            (or videos) of each sequence. Error messages use it as a word too.
+        one: "image" or "video", for error messages.
         pixels: name of the column of pixel values, which are patches ``[patches, size]``; images may also be
             ``[images, C, height, width]``.
         grids: name of the column of grids ``[count, 3]``: the number of patches in time, height and width.
@@ -83,8 +83,8 @@ class Pictured:
     Attributes:
         kind: whether these are images or videos.
         counts: number of images (or videos) of each sequence; int64 ``[n]``.
-        columns: the columns by name. Each is a list with one entry per sequence: the array of its images, or None if it
-            has none. A column that no sequence has is left out.
+        columns: the columns of `kind` by name, such as ``pixel_values``. Each is a list with one entry per sequence: an
+            array or tensor, or None for a sequence without images. A column that no sequence has is left out.
     """
 
     kind: Kind
@@ -92,10 +92,9 @@ class Pictured:
     columns: Mapping[str, Sequence[Any]]
 
     def fields(self, order: NDArray[np.int64]) -> dict[str, Any]:
-        """Return each column as one array or tensor: the entries of all sequences, concatenated in stream order.
+        """Return ``{name: column}``; a column has the entries of all sequences, concatenated in the order `order`.
 
-        `order` has the sequences' indices in this order (`Layout.order`). The result is a dict by the names of the
-        columns.
+        `order` has the indices of all sequences in stream order (`Layout.order`), that is row after row.
         """
         return {
             name: _joined([values[number] for number in order.tolist() if self.counts[number]])
@@ -103,9 +102,10 @@ class Pictured:
         }
 
     def sizes(self) -> NDArray[np.int64]:
-        """Return how much each sequence counts towards a pack's limit on images; int64 ``[n]``.
+        """Return the size of each sequence in images, int64 ``[n]``; a pack may have a limit on the sum of these sizes.
 
-        An image counts 1. A video counts its steps in time, since a vision tower runs on each step as on one image.
+        An image counts 1. A video counts as many as it has steps in time, since a vision tower runs on each step as on
+        one image.
         """
         if self.kind is PICTURES:
             return self.counts
@@ -116,8 +116,9 @@ class Pictured:
 def images_of(batch: PackedBatch) -> list[dict[str, Any]]:
     """Return the images and videos of a batch: one dict per sequence, in the order in which the sequences were given.
 
-    A dict has the columns in `COLUMNS` that the batch has, without those of images if the sequence has no image, and
-    without those of videos if it has no video.
+    A dict has the sequence's part of each of the batch's columns of images and videos (`COLUMNS`), such as
+    ``pixel_values``. It lacks the columns of images if the sequence has no image, and those of videos if it has no
+    video.
     """
     found: list[dict[str, Any]] = [{} for _ in range(batch.layout.sequences)]
     for kind in KINDS:
@@ -135,17 +136,17 @@ def images_of(batch: PackedBatch) -> list[dict[str, Any]]:
 
 
 def held(layout: Layout) -> str:
-    """Return how many images and videos a batch has, in words; "": none."""
+    """Return how many images and videos a batch of this layout has, such as "3 images and 1 videos"; "": none."""
     counts = {kind.name: getattr(layout, kind.name) for kind in KINDS}
     return " and ".join(f"{int(found.sum())} {name}" for name, found in counts.items() if found is not None)
 
 
 def one_row(feature: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the feature of one sequence with columns ``[L]`` in place of ``[1, L]``.
+    """Return a feature (the columns of one sequence, by name) with columns ``[L]`` in place of ``[1, L]``.
 
-    Processors of transformers give columns ``[1, L]``. Every such column loses its first dimension if it has the L of
-    ``input_ids`` and does not hold images or videos. If ``input_ids`` are not ``[1, L]``, the feature itself is
-    returned.
+    Processors of transformers give columns ``[1, L]``. A column loses its first dimension if it has the same shape
+    ``[1, L]`` as ``input_ids``, and does not hold images or videos. If ``input_ids`` have another shape, the feature
+    itself is returned.
     """
     width = _row(feature.get(IDS))
     if width is None:
@@ -156,7 +157,10 @@ def one_row(feature: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _row(value: Any) -> int | None:
-    """Return L for an array ``[1, L]``, or for a list that holds only one list or array of length L; otherwise None."""
+    """Return L for an array ``[1, L]``, or for a list whose only entry is a list or array of length L.
+
+    The result is None for any other value.
+    """
     shape = getattr(value, "shape", None)
     if shape is not None:
         return int(shape[1]) if len(shape) == 2 and shape[0] == 1 else None
@@ -166,12 +170,13 @@ def _row(value: Any) -> int | None:
 
 
 def columns_of_images(sequences: Sequences) -> tuple[Sequences, tuple[Pictured, ...]]:
-    """Take the images and videos out of sequences that hold them as columns.
+    """Take the images and videos out of sequences that hold them as per-sequence columns, with names in `COLUMNS`.
 
-    These are the per-sequence columns in `COLUMNS`, arrays of objects: for each sequence an array, or None.
+    Each of these columns is an object array. Its entry for a sequence is an array, or None.
 
     Returns:
-        The sequences without these columns; and their images and videos, as `take_images` returns them.
+        The sequences without these columns; and a tuple with the images, then the videos, each only if a sequence has
+        some.
 
     Raises:
         BatchError: as for `take_images`.
@@ -186,7 +191,7 @@ def columns_of_images(sequences: Sequences) -> tuple[Sequences, tuple[Pictured, 
 
 
 def take_images(features: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], tuple[Pictured, ...]]:
-    """Take the images and videos (the keys in `COLUMNS`) out of features.
+    """Take the images and videos (the keys in `COLUMNS`) out of features: dicts of columns, one per sequence.
 
     A feature without these keys, or with None for them, has no image or video. The given features do not change.
 
@@ -194,10 +199,12 @@ def take_images(features: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping
         The features without these keys; and a tuple with the images, then the videos, each only if a feature has some.
 
     Raises:
-        BatchError: a feature has images in tiles or with a mask; a row of a packed dataset has images; the images of a
-            feature are no arrays of numbers, have a wrong shape, or do not have as many patches as their grid says;
-            there is a grid without pixel values; videos have no grid; or the images of two features cannot be
-            concatenated.
+        BatchError: one of these:
+
+            * a feature has images in tiles or with a mask, or is a row of a packed dataset with images
+            * images or videos are not arrays of numbers, have a wrong shape, or have other patches than their grid says
+            * there are grids or seconds without pixel values, or videos without grids
+            * images or videos of two features cannot be concatenated, such as images of different sizes
     """
     if all(NAMES.isdisjoint(feature) for feature in features):
         return features, ()
@@ -217,10 +224,10 @@ def take_images(features: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping
 def _gathered(found: list[tuple[int, dict[str, Any]]], kind: Kind) -> Pictured | None:
     """Return the images (or videos) of all features as one `Pictured`, or None if there are none.
 
-    `found` has what `_of` returned for each feature.
+    `found` has, for each feature, the number of its images and their columns by name (`_of`).
 
     Raises:
-        BatchError: those of two features cannot be concatenated.
+        BatchError: the images of two features cannot be concatenated.
     """
     counts = np.array([count for count, _ in found], dtype=np.int64)
     if not counts.any():
@@ -232,7 +239,9 @@ def _gathered(found: list[tuple[int, dict[str, Any]]], kind: Kind) -> Pictured |
 
 
 def _of(kind: Kind, feature: Mapping[str, Any], n: int) -> tuple[int, dict[str, Any]]:
-    """Return the number of images (or videos) of feature `n`, and their columns by name; ``(0, {})``: it has none.
+    """Return ``(count, columns)``: how many images (or videos) feature `n` has, and its columns of them by name.
+
+    The result is ``(0, {})`` for a feature without images. `kind` says whether images or videos are meant.
 
     Raises:
         BatchError: pixel values, grids or seconds are no arrays of numbers, have a wrong shape or do not fit each
@@ -269,10 +278,13 @@ def _of(kind: Kind, feature: Mapping[str, Any], n: int) -> tuple[int, dict[str, 
 
 
 def _check_grids(kind: Kind, pixels: Any, grids: Any, n: int) -> int:
-    """Check the grids of feature `n`, and return the number of its images (or videos): one per grid.
+    """Check the grids of feature `n`, and return the number of its images (or videos), which is that of the grids.
+
+    A grid is the number of patches in time, height and width. `pixels` are the feature's pixel values.
 
     Raises:
-        BatchError: the grids are no table of integers, or the pixel values do not have as many patches as they say.
+        BatchError: the grids are not integers ``[count, 3]`` of at least 1, or the pixel values do not have as many
+            patches as the grids say.
     """
     try:
         table = _table(grids)
@@ -292,7 +304,7 @@ def _check_grids(kind: Kind, pixels: Any, grids: Any, n: int) -> int:
 
 
 def _check_seconds(seconds: Any, count: int, n: int) -> None:
-    """Check the seconds between steps of the `count` videos of feature `n`.
+    """Check the seconds between two steps in time, one number for each of the `count` videos of feature `n`.
 
     Raises:
         BatchError: they are not one number per video, or one is below 0 or not finite.
@@ -309,15 +321,15 @@ def _check_seconds(seconds: Any, count: int, n: int) -> None:
 
 
 def _table(grids: Any) -> NDArray[Any]:
-    """Return grids as a NumPy array."""
+    """Return grids, given as a NumPy array or torch tensor, as a NumPy array."""
     return np.asarray(grids.cpu() if hasattr(grids, "cpu") else grids)
 
 
 def _array(value: Any, name: str, n: int) -> Any:
     """Return a torch tensor as it is, and any other value as a NumPy array.
 
-    The result is None if the value is None, or a list or array without elements. Python floats become float32. `name`
-    and `n`, the index of the feature, are for error messages.
+    The result is None if the value is None, or a list or array without elements. Python floats become float32. Error
+    messages name the column `name` and the index `n` of the feature.
 
     Raises:
         BatchError: the value is not an array of numbers, or holds a Python float beyond float32.
@@ -338,10 +350,11 @@ def _array(value: Any, name: str, n: int) -> Any:
 def _check_like(kind: Kind, given: Mapping[str, Any], first: Mapping[str, Any], n: int, other: int) -> None:
     """Check that the images (or videos) of feature `n` can be concatenated with those of feature `other`.
 
-    `given` and `first` are the columns of these two features.
+    `given` has the columns of feature `n` by name, and `first` those of feature `other`.
 
     Raises:
-        BatchError: only one of the two has a column, or they differ in size, dtype or kind of array.
+        BatchError: only one of the two features has a column; or a column differs in dtype, device, library (NumPy or
+            torch) or in a dimension after the first.
     """
     for name in kind.columns:
         one, two = given.get(name), first.get(name)

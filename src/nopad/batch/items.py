@@ -43,7 +43,14 @@ class Items(MutableMapping[str, Any]):
         self.layout = layout_of(mask)
 
     def __getitem__(self, name: str) -> Any:
-        """Return an item as a model gets it: a column of numbers is a torch tensor, the same object at every read."""
+        """Return the item called `name` as a model gets it.
+
+        A column of numbers is a torch tensor, the same object at every read. Other columns, such as strings, are NumPy
+        arrays of objects.
+
+        Raises:
+            KeyError: there is no such item.
+        """
         value = self._fields[name]
         if isinstance(value, np.ndarray) and value.dtype != object:
             import torch
@@ -83,7 +90,11 @@ class Items(MutableMapping[str, Any]):
 
     @property
     def input_ids(self) -> Any:
-        """Token ids ``[R, L]``: the int64 torch tensor ``batch["input_ids"]``."""
+        """Token ids ``[R, L]``: the int64 torch tensor ``batch["input_ids"]``.
+
+        Raises:
+            KeyError: the batch has none, since its tokens are vectors (`PackedBatch.from_embeddings`).
+        """
         return self["input_ids"]
 
     @property
@@ -172,7 +183,7 @@ class Items(MutableMapping[str, Any]):
         return self.layout.sequences == 1 and self.layout.tokens == self.layout.slots == self.layout.shape[1]
 
     def _mapped(self, function: Callable[[Any], Any]) -> Self:
-        """Return a new batch in which each torch tensor is replaced by what `function` returns for it."""
+        """Return a new batch in which each item that is a torch tensor is replaced by ``function(tensor)``."""
         import torch
 
         return type(self)({n: function(self[n]) if isinstance(self[n], torch.Tensor) else self[n] for n in self})

@@ -160,8 +160,8 @@ class PackedBatch(Items):
         ``image_grid_thw`` ``[images, 3]``); and ``pixel_values_videos`` (patches) with ``video_grid_thw``
         ``[videos, 3]`` and, for Qwen2.5-VL, ``second_per_grid_ts`` ``[videos]``. For a text without images, or without
         videos, their keys are missing or None. The batch holds all images, and all videos, in the order in which
-        sequences lie in its rows, as models read them; its attributes `images` and `videos` are the numbers of each
-        sequence.
+        sequences lie in its rows, as models read them. Its attributes `images` and `videos` are the numbers of images
+        and of videos in each sequence.
 
         Args:
             features: one dict per sequence, or per row of a packed dataset, with ``input_ids``; all have the same keys,
@@ -219,7 +219,8 @@ class PackedBatch(Items):
         Raises:
             LengthError: with `Rows`, a row or a sequence has more tokens than the capacity.
             OptionError: `form` is invalid or does not fit these sequences; with `per_row`, it has fewer rows, or has
-                `depth`, `packs` or `end_to_end`, which would move sequences to other rows; or `fill` is invalid.
+                `depth`, `packs` or `end_to_end`, which would move sequences to other rows; `per_row` does not add up to
+                the number of sequences; or `fill` is invalid.
             BatchError: there is no sequence, there are no ``input_ids``, a column of ``sequences.tokens`` does not have
                 one value per token, an integer does not fit into int64, there are both ``label`` and ``label_ids`` but
                 no ``labels``, ``position_ids`` do not count from 0 in each sequence, or images have wrong shapes.
@@ -281,8 +282,8 @@ class PackedBatch(Items):
         """Return a copy of this batch as a stand-in: with `weight` 0, empty `records`, and labels that losses ignore.
 
         A rank that has no sequence left runs a stand-in, so that all ranks take part in the step. All columns whose
-        names end in ``labels`` become NaN if they are floats, and otherwise -100 (int64 if they were booleans or
-        unsigned). So a loss that ignores `weight` becomes NaN, instead of slightly wrong.
+        names end in ``labels`` become NaN if they are floats, and otherwise -100. Labels that were booleans or unsigned
+        become int64. Without a valid label, a loss that does not use `weight` is NaN, and not slightly wrong.
         """
         records = {name: values[:0] for name, values in self.records.items()}
         layout = self.layout.marked(stand_in=True, records=records)
@@ -291,7 +292,7 @@ class PackedBatch(Items):
 
     @property
     def sources(self) -> PackedBatch:
-        """The encoder's side of this batch: its items without the targets of `with_decoder`, and without ``labels``.
+        """The encoder's batch: the items of this batch without the targets of `with_decoder`, and without ``labels``.
 
         Its `unpack_tokens` splits the encoder's outputs into sequences.
         """
@@ -299,7 +300,7 @@ class PackedBatch(Items):
 
     @property
     def targets(self) -> PackedBatch:
-        """The decoder's side of this batch: the targets of `with_decoder`, as a batch of their own.
+        """The decoder's batch: the targets of `with_decoder`, with the items ``input_ids`` and ``labels``.
 
         Its `unpack_tokens` splits the decoder's outputs into sequences.
 
@@ -439,7 +440,8 @@ class PackedBatch(Items):
 
         Raises:
             BatchError: rows are filled end to end.
-            OptionError: `names` has a column that the batch lacks, or two columns would get the same name.
+            OptionError: `names` is not a dict, or has a name that is not one of the returned columns; or two columns
+                would get the same name.
 
         >>> from nopad import PackedBatch, Rows
         >>> batch = PackedBatch.from_sequences([[7, 8, 9], [5], [1, 2]], Rows(4))

@@ -20,12 +20,12 @@ def split(values: Any, at: Layout, target: Layout | None) -> list[Any]:
 
     Args:
         values: ``[R, L, ...]``, one value per slot; NumPy or torch.
-        at: where the tokens lie.
-        target: where the tokens of the batch's targets lie; None: it has none.
+        at: the layout of the sequences.
+        target: the layout of the batch's targets; None: it has none.
 
     Raises:
-        BatchError: `values` is not an array; its shape does not begin with ``[R, L]``; or it has the shape of the
-            targets, and the targets do not lie where the sequences lie.
+        BatchError: `values` is not an array; its shape does not begin with ``[R, L]``; or it may belong to the targets,
+            since it has their shape, and these lie elsewhere.
     """
     given = tuple(shape_of(values)[:2])
     aimed = None if target is None or given != target.shape else target

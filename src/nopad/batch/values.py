@@ -16,10 +16,10 @@ __all__ = ["check_embeddings", "check_fill", "ignored", "joined", "named", "shap
 
 
 def shape_of(values: Any) -> Any:
-    """Return the shape of an array.
+    """Return the shape of a NumPy array or torch tensor.
 
     Raises:
-        BatchError: `values` is not an array.
+        BatchError: `values` has no shape, such as a list or a model's output with several results.
     """
     if isinstance(values, Mapping):
         names = ", ".join(f".{name}" for name, value in values.items() if hasattr(value, "shape"))
@@ -33,10 +33,10 @@ def shape_of(values: Any) -> Any:
 
 
 def ignored(labels: Any) -> Any:
-    """Return an array with the shape of `labels`, filled with a label that losses ignore: NaN for floats, else -100.
+    """Return an array with the shape of `labels` in which no label counts: NaN if they are floats, else -100.
 
-    `labels` is a NumPy array or torch tensor; the result has its library and dtype. Booleans and unsigned integers
-    cannot hold -100, and become int64.
+    `labels` is a NumPy array or torch tensor, and so is the result, with the same dtype. But booleans and unsigned
+    integers become int64, since they cannot hold -100.
     """
     if isinstance(labels, np.ndarray):
         if labels.dtype.kind in "bu":
@@ -53,7 +53,7 @@ def named(what: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Return `given`, or an empty dict if it is None; error messages call the argument `what`.
 
     Raises:
-        OptionError: `given` is not a dict.
+        OptionError: `given` is neither a mapping nor None.
     """
     if given is not None and not isinstance(given, Mapping):
         raise OptionError(f"{what} are of type {type(given).__name__}; expected a dict by the names of columns")

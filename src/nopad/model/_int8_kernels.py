@@ -27,12 +27,14 @@ def quantise(
 ) -> Any:
     """Write `values` ``[T, K]`` as int8 to `out` ``[T, K]``, and one scale per row to `scales`, float32 ``[T]``.
 
-    Each row of `values` is about the same row of `out` times its scale. In each row, the value with the largest
-    absolute value becomes 127 or -127. There are three exceptions. A row of zeros gets zeros and the scale 0. If the
-    scale is a subnormal float32 number (below 2^-126), the largest number of the row may be smaller than 127. A row
-    with NaN or infinity gets zeros and the scale NaN, so all products of the row are NaN.
+    For each row, ``values[row]`` is about ``out[row] * scales[row]``. The scale is chosen so that the largest absolute
+    value of the row becomes 127. There are three exceptions:
 
-    `bits` ``[T, K]`` is the same memory as `values`, read as uint32.
+    * a row of zeros gets zeros and the scale 0;
+    * a row with NaN or infinity gets zeros and the scale NaN, so that `dequantise` makes the whole row NaN;
+    * if the scale is a subnormal float32 number (below 2^-126), the largest absolute value may become less than 127.
+
+    `bits` ``[T, K]`` must be the memory of `values`, viewed as uint32.
     """
     for row in range(values.shape[0]):
         largest = np.uint32(0)
@@ -57,9 +59,9 @@ def quantise(
 def _quantise_tiny(values: NDArray[np.float32], most: Any, out: NDArray[np.int8], scale: NDArray[np.float32]) -> Any:
     """Quantise one row, `values`, whose scale is a subnormal float32 number (below 2^-126).
 
-    The integers are written to `out`. `scale` is an array that holds only the row's scale. Such a scale has few
-    significant bits. If the row's largest absolute value, `most`, is above 127 times the scale, the scale is raised in
-    place to the next float32 number: then no integer is above 127. Values are divided by the scale in float64, since
+    The integers are written to `out`. `scale` ``[1]`` holds the row's scale, and `most` is the row's largest absolute
+    value. So small a scale has few significant bits. If `most` is above 127 times the scale, the scale is raised in
+    place to the next float32 number, so that no integer is above 127. Values are divided by the scale in float64, since
     ``1 / scale`` may be infinite in float32.
     """
     if np.float64(scale[0]) * 127 < np.float64(most):
@@ -79,8 +81,9 @@ def dequantise(
 ) -> Any:
     """Write products * scales[row] * weight_scales[column] + bias[column] to `out`, float32 ``[T, N]``.
 
-    `products` are the products of int8 activations and int8 weights, int32 ``[T, N]``. `scales` ``[T]`` are those of
-    the activations, one per row; `weight_scales` ``[N]`` those of the weights, one per column. `bias` is ``[N]``.
+    `products` are the products of int8 activations and int8 weights, int32 ``[T, N]``. `scales` ``[T]`` are the scales
+    of the activations, one per row. `weight_scales` ``[N]`` are the scales of the weights, one per column. `bias` is
+    ``[N]``.
     """
     for row in range(products.shape[0]):
         scale = scales[row]

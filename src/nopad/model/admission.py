@@ -48,7 +48,7 @@ def check_call(
     named: Mapping[str, Any],
     layout: Layout,
 ) -> None:
-    """Check the arguments of a packed call against the batch's layout and the model.
+    """Check the arguments of a packed call (a call with a `PackedBatch`) against the batch's layout and the model.
 
     Args:
         model: the transformers model, without wrappers.
@@ -114,15 +114,15 @@ def refuse_attentions(model: Any, named: Mapping[str, Any]) -> None:
 def leave_columns(model: Any, takes: Sequence[str], named: dict[str, Any]) -> None:
     """Remove from `named` the columns of the batch that the model does not accept, and log a warning that names them.
 
-    `named` holds the arguments of the call by name; it is changed in place. Columns are NumPy arrays, and tensors with
-    at least one dimension. A scalar, such as a loss's denominator, stays. `takes` has the names of the arguments that
-    the model accepts. The same warning is not logged again. There is no warning if the model is called from the
-    ``forward`` of a user's own module, which may use these columns itself.
+    `named` holds the arguments of the call by name; it is changed in place. `takes` has the names of the arguments that
+    the model accepts. A column is a NumPy array, or a tensor with at least one dimension. Other values, such as the
+    denominator of a loss, stay. The same warning is logged only once. If the ``forward`` of a user's own module calls
+    the model, there is no warning, since that module may use these columns itself.
 
     Raises:
-        BatchError: a column that the model does not accept has a name very similar to that of an argument that was not
-            given; a column that the model accepts is a NumPy array, so it does not hold numbers; or `shift_labels`
-            (labels already shifted) are given and the model has no such argument.
+        BatchError: the name of a removed column is probably misspelt: it resembles an argument of the model that was
+            not given. Or a column that the model accepts is a NumPy array, and so holds no numbers. Or `shift_labels`
+            (labels already shifted) are given, and the model has no such argument.
     """
     if named.get("shift_labels") is not None and "shift_labels" not in takes:
         raise BatchError(
@@ -175,11 +175,14 @@ def _is_column(value: Any) -> bool:
 
 
 def check_layout(model: Any, family: Family, most: int | None, layout: Layout, what: str = "sequence") -> None:
-    """Check the number of sequences of a batch, and their lengths; `what` is the word for a sequence in messages.
+    """Check that a batch has neither too many sequences nor too long ones for the model.
+
+    `family` holds the facts about the model type. `most` is the largest number of sequences that a batch may have;
+    None: unlimited. `what` is the word for a sequence in messages, such as "target".
 
     Raises:
-        BatchError: the batch has no token or more than `most` sequences, a sequence has more tokens than the model has
-            positions, the rows are wider than the model accepts, or the rotary frequencies would depend on the longest
+        BatchError: the batch has no token, or more than `most` sequences; a sequence has more tokens than the model has
+            positions; the rows are wider than the model accepts; or the rotary frequencies would depend on the longest
             sequence.
     """
     if not layout.tokens:
@@ -207,7 +210,7 @@ def check_layout(model: Any, family: Family, most: int | None, layout: Layout, w
 def positions_of(model: Any, family: Family) -> int | None:
     """Return the number of tokens that a sequence may have before the model runs out of positions; None: no limit.
 
-    In models that count positions as RoBERTa does, the first position numbers are reserved. So the result is smaller
+    In models that count positions as RoBERTa does, no token gets the first position numbers. So the result is smaller
     than the configuration's ``max_position_embeddings``.
 
     The result is also None for models with three axes of positions (`nopad.model.images`). There, an image takes fewer

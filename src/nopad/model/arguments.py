@@ -37,17 +37,20 @@ def check_inputs(model: Any, takes: Sequence[str], stock: bool, named: Mapping[s
 
     Args:
         model: the transformers model, without wrappers.
-        takes: names of the model's arguments. Entries of `named` that are neither in `takes` nor one of these inputs
-            are not checked.
+        takes: names of the model's arguments. All tensors in `named` with one of these names are checked too.
         stock: whether the model is one of transformers' own classes.
-        named: the arguments by name.
+        named: the arguments of the call by name.
         layout: the batch's layout.
 
     Raises:
-        BatchError: ids, token types or positions are not integer tensors, or embeddings not a tensor; an argument has a
-            wrong shape or is on another device; a tensor on a CPU has ids or token types outside the model's range;
-            positions are not the layout's; neither ids nor embeddings, or both, are given for the encoder or the
-            decoder; or embeddings are given and the model does not take them.
+        BatchError: one of these:
+
+            * ids, token types or positions are not integer tensors, or embeddings are not a tensor
+            * an argument has a wrong shape, or is on another device than the model
+            * ids or token types on a CPU are outside the model's range
+            * positions differ from those of the layout
+            * the encoder or the decoder gets neither ids nor embeddings, or gets both
+            * embeddings are given, and the model does not take them
     """
     _check_devices(model, takes, named)
     _check_side(model, takes, named, "", layout)
@@ -80,12 +83,12 @@ def _check_devices(model: Any, takes: Sequence[str], named: Mapping[str, Any]) -
 
 
 def _check_known(model: Any, stock: bool, name: str, value: Tensor, at: Layout | None, source: Layout) -> None:
-    """Refuse an argument without one value per slot: the model would read it once per row, not once per sequence.
+    """Check that an argument has one value per slot; a value per row would hold for several sequences.
 
-    `value` is the argument. `at` is the layout that it must have; None: nothing is checked. `source` is the layout of
-    the batch. Scalars and the arguments in `OTHERS` are not checked. A class that is not transformers' own (`stock` is
-    False) may also get a tensor with a single value, or, if the batch has more or fewer rows than sequences, one value
-    per sequence.
+    `name` and `value` are the argument. Its shape must begin with that of the layout `at`; None: nothing is checked.
+    Scalars, labels and `logits_to_keep` are not checked here. If the model's class is not transformers' own (`stock`
+    is False), the argument may also have a single value. It may also have one value per sequence of `source`, the
+    batch's layout, if there are not as many rows as sequences.
 
     Raises:
         BatchError: the argument has another shape.
@@ -115,7 +118,10 @@ def _check_positions(value: Tensor, layout: Layout) -> None:
 
 
 def _check_states(given: Any, layout: Layout) -> None:
-    """Refuse an encoder's states ``[R, L, H]`` (`encoder_outputs`) in which R and L are not those of the batch.
+    """Check that an encoder's states are ``[R, L, H]``, where R and L are those of the batch.
+
+    `given` is the argument `encoder_outputs`: a tuple that begins with the states, or an object that holds them as
+    `last_hidden_state`. Anything else is not checked.
 
     Raises:
         BatchError: the states have another shape.
@@ -158,10 +164,11 @@ def _check_per_token(name: str, value: Any, layout: Layout) -> None:
 def check_range(name: str, value: Tensor, most: int, what: str, layout: Layout) -> None:
     """Check that values ``[R, L]`` are from 0 to `most` - 1; values on another device than a CPU are not checked.
 
-    `name` (the argument) and `what` (a word for the numbers, such as "tokens") are for the message.
+    The message of the error has `name`, the name of the argument, and `what`, a word for the numbers, such as "tokens".
 
     Raises:
-        BatchError: a value is out of range; the message names the first such value, and its sequence or the padding.
+        BatchError: a value is out of range. The message gives the first such value, and where it is: its place in its
+            sequence, or in padding.
     """
     if value.device.type != "cpu":
         return
@@ -183,12 +190,12 @@ def _told(value: Any) -> str:
 def check_labels(model: Any, by_token: bool, named: dict[str, Any]) -> None:
     """Check that the labels in `named` are classes that the model has, and convert integer labels to int64 in `named`.
 
-    `by_token` says whether there is one label per token. Labels for regression with one result per sequence are not
+    `by_token` says whether there is one label per token. If there is one per sequence, labels for regression are not
     checked. Of `start_positions` and `end_positions`, only the dtype is checked.
 
     Raises:
-        BatchError: labels are not a tensor; are not integers although they must be classes or positions; are on a CPU
-            and hold a number that is not a class; or have a wrong shape (heads with one result per sequence).
+        BatchError: labels are not a tensor; labels that must be classes or positions are not integers; labels on a CPU
+            have a number that is not a class; or labels per sequence have a wrong shape.
     """
     for name in ("labels", "next_sentence_label", "sentence_order_label", "start_positions", "end_positions"):
         value = named.get(name)
@@ -218,14 +225,15 @@ def _classes(model: Any) -> int:
 
 
 def _check_sequence_labels(config: Any, labels: Tensor) -> None:
-    """Check the labels of a head with one result per sequence: for regression, for one class, or for several classes.
+    """Check the labels of a head with one result per sequence.
 
-    The configuration's `problem_type` says which of these it is. If that is None, the number of classes and the dtype
-    of the labels decide.
+    Labels are numbers (regression), one class of each sequence, or several classes of each. `config.problem_type` says
+    which of these. If that is None, the number of classes and the dtype of the labels decide. Labels for regression are
+    not checked.
 
     Raises:
-        BatchError: labels for classes have a wrong dtype or number of dimensions, or a label (one class per sequence)
-            is not a valid class. Labels for regression are not checked.
+        BatchError: labels for classes have a wrong dtype or number of dimensions; or, with one class per sequence, a
+            label on a CPU is not one of the classes.
     """
     classes, problem = config.num_labels, config.problem_type
     if problem == "regression" or (problem is None and classes == 1):

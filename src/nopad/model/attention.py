@@ -66,13 +66,13 @@ def packed_attention(
 
     transformers calls this function with these arguments; `module` is the layer. `query`, `key` and `value` are
     ``[R, H, L, D]``: rows, heads, slots, and the size of a head. `key` and `value` may have fewer heads, and in cross
-    attention another L. `attention_mask` is one of nopad's masks, which carry the batch's layout, or the mask of an
-    ordinary call. `others` may hold attention sinks as `s_aux`.
+    attention another L. `attention_mask` is one of nopad's masks, which carry the batch's layout, or any mask in an
+    ordinary call (one without a packed batch). `others` may hold attention sinks as `s_aux`.
 
     Raises:
         UnsupportedModelError: the layer does not say whether it is causal. In a packed call: the layer has a sliding
             window and does not pass it on, passes on tensors that nopad does not know, or gets a mask without the
-            layout. In an ordinary call: a layer with a softcap or sinks gets a mask that is not bool.
+            layout. In an ordinary call: the layer has a softcap or sinks, and gets a mask that is not bool.
         BatchError: the backend does not support the batch, or a setting of the layer.
     """
     causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
@@ -125,10 +125,14 @@ def packed_attention(
 
 
 def _check_layer(module: nn.Module, heads: Heads, others: dict[str, Any]) -> None:
-    """Check that a layer of a packed call passes its sliding window to the attention function, and no unknown tensors.
+    """Check that a layer passes its sliding window to the attention function, and no tensors that nopad does not know.
+
+    `module` is the layer. `heads` and `others` are what it passes: the settings of attention, and further keyword
+    arguments by name.
 
     Raises:
-        UnsupportedModelError: the layer has a window that it does not pass on, or `others` has a tensor not in `KNOWN`.
+        UnsupportedModelError: the layer has a window and `heads` has none; or `others` has a tensor, not a scalar,
+            whose name is not in `KNOWN`.
     """
     kinds, layer = getattr(getattr(module, "config", None), "layer_types", None), getattr(module, "layer_idx", None)
     if kinds and layer is not None and kinds[layer] == "sliding_attention" and heads.window is None:
@@ -148,9 +152,10 @@ def _check_layer(module: nn.Module, heads: Heads, others: dict[str, Any]) -> Non
 def _keep_of(module: nn.Module, mask: Tensor, query: Tensor, key: Tensor, heads: Heads) -> Tensor:
     """Return which keys each query sees, read from the values of a mask that has lost its attached layout.
 
-    The result is bool and broadcasts to ``[R, H, L of the queries, L of the keys]``. The values of a `DENSE` mask say
-    which keys are seen. With a `NUMBERS` mask, slots of the same number see each other, as far as `heads` (causality,
-    window) allows.
+    The result is bool and broadcasts to ``[R, H, Q, K]``, for Q query slots and K key slots per row. `module` is the
+    layer, for the message of the error. The dtype of the mask says what its values are. `DENSE` (int8): the mask is 1
+    where a query sees a key. `NUMBERS` (int32): the mask holds the number of each slot's sequence. Slots of the same
+    number then see each other, as far as the causality and window in `heads` allow.
 
     Raises:
         UnsupportedModelError: the mask has another dtype, or its shape does not fit the queries and keys.
@@ -163,10 +168,13 @@ def _keep_of(module: nn.Module, mask: Tensor, query: Tensor, key: Tensor, heads:
 
 
 def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, heads: Heads) -> Tensor:
-    """Compute attention of an ordinary call with softcap or sinks, which SDPA does not have; return ``[B, L, H, D]``.
+    """Compute attention with softcap or sinks, which SDPA does not have, in a call that is not packed.
 
-    `query`, `key` and `value` are ``[B, H, L, D]``. `mask` is bool, True where a key is seen; None: causality and
-    window in `heads` decide. A mask of another dtype raises `UnsupportedModelError`.
+    `query`, `key` and `value` are ``[B, H, L, D]``: rows, heads, tokens, and the size of a head. The result is
+    ``[B, L, H, D]``. `mask` is bool, True where a key is seen; None: causality and window in `heads` decide.
+
+    Raises:
+        UnsupportedModelError: the mask has another dtype.
     """
     if mask is not None and mask.dtype != torch.bool:
         raise UnsupportedModelError("a model with softcap or sinks that is pack-safe takes masks of bool only")
@@ -178,7 +186,10 @@ def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, heads
 
 
 def register() -> None:
-    """Register nopad's attention with transformers under `NAME`; the masks of ordinary calls are made as for SDPA."""
+    """Register nopad's attention with transformers under `NAME`.
+
+    For calls that are not packed, transformers then makes the same masks as for SDPA.
+    """
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
@@ -189,7 +200,7 @@ def register() -> None:
 def check_replaceable(model: Any) -> None:
     """Check that a model's attention is eager, a function of transformers' own, or nopad's.
 
-    Any other function need not compute the same as nopad's attention, which replaces it.
+    nopad's attention replaces it. Any other function may compute something else than nopad's attention.
 
     Raises:
         UnsupportedModelError: the model's attention was registered by the user or by another library.
@@ -221,7 +232,7 @@ def tell(module: nn.Module) -> None:
 
 
 def inside() -> Call | None:
-    """Return the innermost packed call that runs now; attention modules that run in it must get its layout.
+    """Return the innermost packed call that runs now: the call of a pack-safe model with a `PackedBatch`.
 
     Calls that were interrupted (Ctrl-C) do not count. The result is None outside of packed calls, and while compiling.
     """

@@ -32,10 +32,10 @@ PER_ROW = ("adapter_names", "alora_offsets")  # arguments that PEFT passes to la
 
 
 def check_arguments(named: Mapping[str, Any]) -> None:
-    """Check that a packed call has no cache of earlier tokens.
+    """Check that a packed call is given no cache of earlier tokens; `named` are its arguments by name.
 
     Raises:
-        BatchError: a cache was given (one of `CACHES`).
+        BatchError: an argument in `CACHES`, such as ``past_key_values``, was given.
     """
     given = next((name for name in CACHES if named.get(name) is not None), None)
     if given is not None:
@@ -64,8 +64,8 @@ def check_experts(model: Any, *, also: Any = None) -> None:
 
     Such a limit is recognised by its name: a number above 0 in an attribute with "capacity" in its name
     (`expert_capacity`, `capacity_factor`), unless the same object has `drop_tokens=False`. The attributes of all
-    modules are read. `also` is another object whose attributes are read, or None; it is the configuration of a class
-    whose code is not known.
+    modules are read. `also` is one more object whose attributes are read: the configuration, for a model whose code
+    nopad does not know; None: only the modules.
 
     Raises:
         UnsupportedModelError: there is such a limit.
@@ -116,7 +116,7 @@ def check_layers(model: nn.Module) -> None:
     Quantisation is recognised only in layers of torch.ao, bitsandbytes and torchao.
 
     Raises:
-        UnsupportedModelError: a layer does one of these. If hooks of PEFT hand values per row to layers, these hooks
+        UnsupportedModelError: a layer quantises in this way, or hooks of PEFT give it one value per row. These hooks
             are first removed from all layers, so that they are not there in the next call.
     """
     why, given = None, dict[str, None]()
@@ -146,9 +146,9 @@ def check_layers(model: nn.Module) -> None:
 
 
 def _per_row(module: nn.Module) -> dict[int, str]:
-    """Return which hooks of PEFT hand a layer an argument with one value per row.
+    """Return those of a layer's hooks with which PEFT gives it an argument with one value per row.
 
-    The result is ``{number of the hook: name of the argument}``, empty if there are none.
+    The result is ``{key in module._forward_pre_hooks: name of the argument}``, empty if there are none.
     """
     hooks = module._forward_pre_hooks
     if not hooks:
@@ -194,7 +194,7 @@ def _reset_frequencies(model: nn.Module) -> None:
 def _library(where: str, name: str) -> str:
     """Return the library of a layer that may quantise the activations of a whole batch together; "": any other layer.
 
-    `where` and `name` are the module and the name of the layer's class.
+    `where` is the name of the Python module that defines the layer's class, and `name` is the name of the class.
     """
     if where.startswith(("torch.ao.nn.quantized.dynamic", "torch.ao.nn.intrinsic.quantized.dynamic")):
         return "torch.ao"
@@ -202,9 +202,10 @@ def _library(where: str, name: str) -> str:
 
 
 def _together(module: Any, kind: str, weight: Any) -> str | None:
-    """Return how this layer makes a sequence's values depend on the rest of the batch, in words; None: it does not.
+    """Return why a sequence's values depend on the rest of the batch in this layer, in words; None: they do not.
 
-    `kind` is the quantising library (`_library`). If it is "", the settings in `weight` decide (torchao).
+    `module` is the layer, and `weight` its parameter of this name, or None. `kind` is the library that quantises the
+    layer (`_library`). If it is "", torchao's settings in `weight` decide.
     """
     scale = "quantises activations with one scale for the whole batch"
     if kind == "torch.ao":

@@ -148,8 +148,8 @@ def _is_supported() -> bool:
 def formula_of(activation: nn.Module) -> tuple[str, str] | None:
     """Return oneDNN's names of an activation and of its approximation; None if it is not one of `FORMULAS`.
 
-    The activation is recognised by its values. Only modules of torch and transformers without submodules are tried. The
-    activation `torch.nn.Tanh` gives None, since it is not one of `FORMULAS`:
+    The activation is recognised by the values that it returns. Only modules of torch and transformers without
+    submodules are tried. The activation `torch.nn.Tanh` gives None, since it is not one of `FORMULAS`:
 
     >>> from nopad.model.bfloat16 import formula_of
     >>> formula_of(torch.nn.GELU(approximate="tanh")), formula_of(torch.nn.Tanh())
@@ -171,13 +171,14 @@ _Fused = dict[tuple[int, tuple[str, str]], tuple[Bfloat16Linear, Bfloat16Linear]
 
 
 def _fuse_activation(module: nn.Module, made: _Fused) -> None:
-    """Fuse a module's activation into the linear layer before it, in place.
+    """Fuse a module's activation into one of its `Bfloat16Linear` layers, in place.
 
-    If another module shares the layer, and has the same activation, the fused layer is taken from `made`.
+    The layers are tried in turn, until the module's results with the fused activation are the same as before, up to
+    rounding. The module stays as it is in three cases: it has submodules besides `Bfloat16Linear` layers, one
+    activation and dropout; the activation is not one of `FORMULAS`; or the results differ with every layer.
 
-    Each linear layer is tried in turn, until the module's results with the fused activation are the same as before, up
-    to rounding. The module stays as it is in three cases: it has submodules besides `Bfloat16Linear` layers, one
-    activation and dropout; the activation is not one of `FORMULAS`; or with each layer the results differ.
+    `made` holds the fused layers that were made for other modules of the model. If another module shares the layer and
+    has the same activation, its fused layer is used here too. New fused layers are added to `made`.
     """
     children = names_of_children(module)
     layers = [(names, child) for names, child in children if isinstance(child, Bfloat16Linear)]

@@ -72,10 +72,10 @@ class Call:
     given: Any = None
 
     def note(self, module: nn.Module, named: Mapping[str, Any]) -> None:
-        """Store a copy of `named`, the arguments by name that one of nopad's hooks returns for `module`, in `given`.
+        """Put a copy of `named` into `given`, if `given` already holds arguments of `module`; otherwise do nothing.
 
-        Nothing is stored unless `given` already holds the arguments of this module. At the end of the call, the copy
-        shows whether a hook that was added later has changed the arguments.
+        `named` are the arguments by name that one of nopad's hooks returns for `module`. At the end of the call, the
+        copy shows whether a hook that was added later has changed the arguments.
         """
         if self.given is not None and self.given[0] is module:
             self.given = module, kept(named)
@@ -127,7 +127,7 @@ class Calls(local):
     def begin(self) -> list[Call | None]:
         """Begin a call: put None on the stack, since a call counts as an ordinary one at first; return the stack.
 
-        `end` must follow, also after an exception.
+        Call `end` when the call ends, also if it ends by an exception.
         """
         self.ended = False
         self.stack.append(None)
@@ -198,8 +198,8 @@ class Cell:
     def refuse_compiling(self) -> None:
         """Raise an error if the compiler traces a hook during a packed call.
 
-        PyTorch then runs the hook uncompiled, which gives the right result. Without the error, the compiled graph would
-        silently lack the hook.
+        PyTorch catches the error and runs the hook uncompiled, which gives the right result. Without the error, the
+        compiled graph would silently lack the hook.
 
         Raises:
             UnsupportedModelError: the compiler traces this hook during a packed call.
@@ -222,9 +222,9 @@ class Cell:
 
 
 def runs(frame: FrameType | None) -> bool:
-    """Return whether this frame still runs in this thread.
+    """Return whether a Python stack frame still runs in this thread, as a caller of this function.
 
-    A call that did not end, but whose frame no longer runs, was interrupted.
+    A model's call that did not end, but whose frame no longer runs, was interrupted. The result is False for None.
     """
     at: FrameType | None = sys._getframe(1)
     while at is not None:
@@ -237,9 +237,10 @@ def runs(frame: FrameType | None) -> bool:
 def bound(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the positional and keyword arguments of a forward call, all by name.
 
+    `args` and `kwargs` are those of the call of `module`.
+
     Raises:
-        UnsupportedModelError: there are more positional arguments than the method has names for (a wrapper's
-            ``*args``).
+        UnsupportedModelError: there are more positional arguments than the method has names for (it has ``*args``).
     """
     if not args:
         return dict(kwargs)

@@ -31,10 +31,10 @@ _step = Lock()
 
 
 def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
-    """Return the inputs of a compiled pack-safe model by name: tensors whose shapes depend only on the rows' shape.
+    """Return the inputs by name with which a compiled pack-safe model runs on `batch`.
 
-    So one compiled graph serves all batches with the same number and width of rows. If the model takes `use_cache`, it
-    is False.
+    Their shapes depend only on the shape of the rows. So one compiled graph serves all batches with the same number and
+    width of rows. If the model takes `use_cache`, the inputs have it as False.
 
     The mask holds the number of each slot's sequence, int32 ``[R, 1, 1, L]``, from which the compiled attention makes a
     block mask. Pass these inputs to a pack-safe model only: unlike a batch's own `attention_mask`, this mask raises no
@@ -186,9 +186,11 @@ class CompiledRows(nn.Module):
         return found if not self._types else {TYPES: torch.zeros_like(batch["position_ids"]), **found}
 
     def _of_sequences(self, batch: PackedBatch, output: Any) -> Any:
-        """Return the output with its results per sequence cut to the batch's own sequences, as views.
+        """Return the output with results per sequence of the batch's own sequences only, as views.
 
-        The logits of a question-answering head are also cut to the longest sequence. Values that are None are left out.
+        `output` is that of the compiled model: its results per sequence have `max_sequences` entries, of which the
+        first are real. The logits of a question-answering head are also cut to the length of the longest sequence.
+        Values that are None are left out.
         """
         head, layout = state_of(self._orig_mod).head, batch.layout
         found = type(output)()

@@ -12,8 +12,8 @@ __all__ = ["input_embeddings"]
 def input_embeddings(model: Any) -> nn.Module | None:
     """Return the module that embeds a model's ``input_ids``; None: it has none, or it is not known which.
 
-    If ``get_input_embeddings`` is missing or does not find the module, it is the only ``nn.Embedding`` with as many
-    rows as ``config.vocab_size``, if there is exactly one.
+    The module is what ``model.get_input_embeddings()`` returns. If this method is missing or fails, the result is the
+    ``nn.Embedding`` inside the model with ``config.vocab_size`` rows, and None if there are several or none.
 
     >>> from types import SimpleNamespace
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Embedding(5, 4), nn.Linear(4, 9))

@@ -31,7 +31,12 @@ AROUND = "nopad_around"
 
 @dataclass(frozen=True)
 class _Around:
-    """What the hooks around attention modules read from the mask: the encoder, and the facts about the model type."""
+    """An object that is attached to the mask for the hooks around attention modules.
+
+    Attributes:
+        encoder: the model's encoder.
+        family: the facts about the model type.
+    """
 
     encoder: Any
     family: Family
@@ -40,10 +45,10 @@ class _Around:
 def encoder_mask(placed: Placement, family: Family, dtype: torch.dtype, encoder: nn.Module, compiled: bool) -> Any:
     """Return the attention mask for the encoder of a model with its own attention.
 
-    `placed`, `encoder` and `family` are attached to the mask, for the hooks around attention modules. With the backend
-    "mask", it is a real mask ``[R, 1, L, L]``: bool or additive, as `family` says; `dtype` is the dtype of an additive
-    mask. With "segments" and "repack", it is int16 zeros ``[R, 1, 1, L]``, which only carry what is attached.
-    `compiled` says whether layers are compiled.
+    The batch's layout `placed`, the `encoder`, and the facts about the model type, `family`, are attached to the mask
+    for the hooks around attention modules. With the backend "mask", the result is a real mask ``[R, 1, L, L]``, bool
+    or additive, as `family` says; `dtype` is the dtype of an additive mask. With "segments" and "repack", it is int16
+    zeros ``[R, 1, 1, L]`` that only carry the attached objects. `compiled` says whether layers are compiled.
 
     Raises:
         BatchError: the backend cannot run this model's attention or its compiled layers; or it is "mask", and rows are
@@ -71,8 +76,9 @@ def encoder_mask(placed: Placement, family: Family, dtype: torch.dtype, encoder:
 def unpack_first(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return an attention module's arguments for the first group of sequences, ``(args, kwargs)``.
 
-    The arguments for the other groups are attached to the new mask, for `pack_again`. The result is None if the
-    arguments stay as they are: with the backend `mask`, in ordinary calls and while compiling.
+    A group is a batch of sequences of similar length, one per row. The arguments for the other groups are attached to
+    the new mask, from which `pack_again` reads them. The result is None if the arguments stay as they are: with the
+    backend "mask", in calls that are not packed, and while compiling.
 
     Raises:
         UnsupportedModelError: the mask of a packed call reached the module without the batch's layout.
@@ -99,7 +105,8 @@ def unpack_first(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
 def _pieces(named: dict[str, Any], placed: Placement, groups: Groups, around: _Around) -> list[dict[str, Any]]:
     """Return an attention module's arguments, by name, for each group of sequences.
 
-    Each group gets its own states, mask, and relative positions or position bias.
+    `named` are the module's arguments by name. Each group gets its own states ``[n, l, H]`` (n sequences, padded to l
+    tokens), mask, and relative positions or position bias. `around` holds the encoder that computes these two.
     """
     method, bias = around.family.bias
     found = []
@@ -115,10 +122,11 @@ def _pieces(named: dict[str, Any], placed: Placement, groups: Groups, around: _A
 
 
 def pack_again(module: nn.Module, kwargs: dict[str, Any], output: Any) -> Any:
-    """Run an attention module on the other groups, and return its output, packed into the batch's rows again.
+    """Run an attention module on the groups of sequences that are left, and return its output in the batch's rows.
 
-    `kwargs` are the module's keyword arguments. `output` is a tuple that begins with the states of the first group; its
-    other items are returned unchanged. The result is None if the module's input was not unpacked.
+    The module has already run on the first group (`unpack_first`). `kwargs` are its keyword arguments in that run, and
+    `output` is its output: a tuple that begins with the states of the first group. The other items of this tuple are
+    returned unchanged. The result is None if `unpack_first` did not change the module's arguments.
     """
     pending: Pending | None = getattr(kwargs.get("attention_mask"), PENDING, None)
     if pending is None:

@@ -27,7 +27,11 @@ STATES = "inputs_embeds"
 
 @dataclass(eq=False)
 class GiveStates(Hook):
-    """Replaces the front end's output for the blank image by the states of the batch, ``[R, L, H]``."""
+    """Replaces the front end's output for the blank image by the states of the batch, ``[R, L, H]``.
+
+    Attributes:
+        moment: "after": the hook runs after the front end.
+    """
 
     moment: Literal["before", "after"] = "after"
 

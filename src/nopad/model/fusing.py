@@ -70,10 +70,10 @@ class _Product:
 
 
 class Activations:
-    """Follows the calls of PyTorch in one thread, and says with which activation a layer's product is computed.
+    """Follows the calls of PyTorch functions in one thread, and chooses the activation to compute with each layer.
 
-    Call `next` before every call of PyTorch, `of` before a layer's product and `computed` after it, and `close` at the
-    end.
+    Call `next` before every call of a PyTorch function, `of` before a layer's product is computed and `computed` after
+    it, and `close` at the end.
 
     Attributes:
         learnt: maps the id of a layer's weight to the activation that follows the layer, or to `PLAIN` if none is
@@ -105,9 +105,9 @@ class Activations:
         return out
 
     def next(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-        """Return the result of a call if it is an activation that was computed already; None: the call must be made.
+        """Return the result of a PyTorch call if it is an activation that was already computed with the layer before.
 
-        `function`, `args` and `kwargs` are those of the call.
+        The result is None if the call must be made. `function`, `args` and `kwargs` are those of the call.
         """
         last, self._last = self._last, None
         if last is not None and args and args[0] is last[1]():
@@ -138,7 +138,7 @@ class Activations:
 
 
 def _formula_of(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Formula | None:
-    """Return the activation that a call computes; None if it is not one that oneDNN computes."""
+    """Return the activation that a PyTorch call computes; None: oneDNN does not compute what this call computes."""
     if function is nn.functional.gelu and len(args) == 1 and kwargs.keys() <= {"approximate"}:
         approximate = kwargs.get("approximate", "none")
         return ("gelu", approximate) if approximate in ("none", "tanh") else None

@@ -55,7 +55,7 @@ class Groups:
 
 @dataclass
 class Pending:
-    """What is left to do after a module has run on one group.
+    """The groups on which a module has still to run, after it has run on one group.
 
     Attributes:
         placed: the batch's layout on the model's device.

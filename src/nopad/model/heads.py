@@ -29,13 +29,16 @@ __all__ = ["Causal", "Head", "head_of"]
 
 
 class Head:
-    """A model's head. This base class is for base models and for heads with one result per token.
+    """A model's head: what it takes and gives in packed calls. This base class is for heads with one result per token.
+
+    It also stands for a model without a head. R, L and S in shapes are rows, slots per row, and sequences of the batch.
 
     Attributes:
-        name: the head's name in `nopad.model.known.NAMES`.
-        gives: whether the logits are per "token" or per "sequence".
+        model, family: the transformers model, and the facts about its model type.
+        name: the head's name, one of `nopad.model.known.NAMES`.
+        gives: "token" or "sequence": what one entry of the logits belongs to.
         stock: whether the model is one of transformers' own classes; other classes are checked more strictly.
-        per_token, per_sequence: names of its labels per token and per sequence.
+        per_token, per_sequence: names of the arguments that hold labels per token, and labels per sequence.
     """
 
     name = "tokens"
@@ -81,8 +84,9 @@ class Head:
     def _poolers(self) -> Iterator[tuple[str, int, nn.Module, nn.Module]]:
         """Yield ``(name, dims, pooler, inner)`` for each pooler of the base model and of the model.
 
-        `dims` and `inner` say which input the pooler must get: 3: ``[S, 1, H]``, pooled from the pooler's own input; 2:
-        ``[S, H]``, pooled from the output of the module `inner`.
+        `name` is the attribute with the pooler. `dims` is the number of dimensions of the input that it must get. If
+        it is 3, the input is ``[S, 1, H]``, pooled from the pooler's own input. If it is 2, the input is ``[S, H]``,
+        pooled from the output of the module `inner`.
         """
         name, dims = self.family.pooler or ("", 0)
         for holder in dict.fromkeys((self.base, self.model)):
@@ -94,8 +98,9 @@ class Head:
     def enter(self, call: Call, named: dict[str, Any]) -> None:
         """Check the shapes of the labels before the model runs; `named` are the model's arguments by name.
 
-        For CLIP, the index of each sequence's end-of-sequence token in the concatenated rows is stored in `call.seen`.
-        Subclasses change or remove those labels in `named` from which the model would compute a wrong loss.
+        For CLIP, this also stores in `call.seen` where each sequence's end-of-sequence token lies, as an index into the
+        concatenated rows. Subclasses change or remove labels in `named` if the model would compute a wrong loss from
+        them.
 
         Raises:
             BatchError: labels have another shape than the batch needs.
@@ -123,16 +128,17 @@ class Head:
     def static_labels(self, labels: Tensor, positions: Tensor) -> Tensor:
         """Return labels per token, ``[R, L]``, as the model must get them in a call with static shapes.
 
-        This class returns `labels` unchanged. `positions` is the position of each token in its sequence, from 0, and 0
-        in padding; ``[R, L]``.
+        This class returns `labels` unchanged. `positions` ``[R, L]`` are the positions of the tokens in their
+        sequences, from 0, with 0 in padding.
         """
         return labels
 
     def leave_static(self, cell: Cell, output: Any) -> Any:
-        """Return the output of a call with static shapes, in which results that would be wrong are set to None.
+        """Set wrong results in the output of a call with static shapes to None, in place; return the output.
 
-        Without a limit (`cell.most` None), these are `pooler_output`, `seq_relationship_logits` and `sop_logits`: they
-        were computed per row. With a limit, it is CLIP's `pooler_output` only.
+        `cell.most` is the largest number of sequences in a batch. If it is None, `pooler_output`,
+        `seq_relationship_logits` and `sop_logits` are wrong, since they were computed per row. If it is a number, only
+        CLIP's `pooler_output` is wrong.
         """
         for name in ("pooler_output", "seq_relationship_logits", "sop_logits"):
             unread = cell.most is None or (name == "pooler_output" and self.family.pooled == "eos")
@@ -143,10 +149,11 @@ class Head:
     def _feed(
         self, cell: Cell, role: str, module: nn.Module, dims: int, inner: nn.Module
     ) -> Iterator[tuple[nn.Module, Hook]]:
-        """Yield (module, hook) pairs that give `module`, called `role` in errors, one pooled state per sequence.
+        """Yield (module, hook) pairs; with these hooks, `module` gets one pooled state per sequence.
 
-        With `dims` 3, it gets ``[S, 1, H]``, pooled from its own input. With `dims` 2, it gets ``[S, H]``, pooled from
-        the output of `inner`.
+        With `dims` 3, `module` gets ``[S, 1, H]``, pooled from its own input. With `dims` 2, it gets ``[S, H]``, pooled
+        from the output of `inner`. `role` is a name for `module`, under which its runs are counted and which errors
+        use. `cell` is the state that the model's hooks share.
 
         Raises:
             UnsupportedModelError: `dims` is 3, and the module's class is neither one of transformers' own nor one of
@@ -165,10 +172,10 @@ class Head:
             yield inner, Keep(cell, f"states before the {role}", name="hidden", first=True)
 
     def pooling(self) -> str:
-        """Return from which token, or from which mean, the result of a sequence is read.
+        """Return how a sequence's result is made from its tokens, as one of five words.
 
-        "first" or "last": that token; "eos": the first end-of-sequence token; "mean": the mean of all tokens' states;
-        "late": the mean of all tokens' scores.
+        "first", "last": from the state of that token; "eos": from that of the first end-of-sequence token; "mean": from
+        the mean of all tokens' states; "late": as the mean of all tokens' scores.
         """
         if self.family.pooled == "config":
             how = str(self.model.config.classifier_pooling)
@@ -394,9 +401,10 @@ def head_of(model: Any, family: Family, given: str | None = None) -> Head:
 
 
 def _takes_last(scores: Tensor, call: Call, output: Any) -> bool:
-    """Return whether the model's logits ``[R, C]`` are the scores of the last real token of each row.
+    """Return whether the logits ``[R, C]`` in `output` are the scores of the last real token of each row.
 
-    `scores` are those of all slots, ``[R, L, C]``. Rows without tokens are not compared.
+    `output` is the model's output. `scores` ``[R, L, C]`` are the scores of all slots, and `call` has the layout of the
+    rows. Rows without tokens are not compared. The result is False if `output` has no logits.
     """
     real = call.placed.ids != 0
     rows = torch.arange(real.shape[0], device=real.device)[real.any(1)]
@@ -405,9 +413,9 @@ def _takes_last(scores: Tensor, call: Call, output: Any) -> bool:
 
 
 def _static_padded(values: Tensor, ids: Tensor, most: int) -> Tensor:
-    """Turn logits ``[R, L]`` into ``[most, L]``, one row per sequence, with minus infinity after its last token.
+    """Turn logits ``[R, L]`` into ``[most, L]``: row i has the logits of sequence number i + 1, then minus infinity.
 
-    `ids` is the number of each slot's sequence, from 1 on, 0 for padding; integers ``[R, L]``.
+    `ids` is the number of each slot's sequence, from 1, and 0 in padding; integers, with L as the last dimension.
     """
     owned = mine(ids, most)
     places = torch.arange(ids.shape[-1], device=ids.device) + owned.int().argmax(1)[:, None]
@@ -436,7 +444,7 @@ def _settle_problem(model: Any, labels: Tensor) -> None:
 
 
 def _in_order(output: Any) -> Any:
-    """Return the output with its loss, if there is one, moved to the front, where transformers' tuples have it."""
+    """Return the model's output with the loss, if there is one, as the first entry, as in transformers' own outputs."""
     if "loss" not in output or output["loss"] is None:
         return output
     return type(output)(**{"loss": output["loss"], **{k: v for k, v in output.items() if k != "loss"}})

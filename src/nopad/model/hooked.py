@@ -221,7 +221,7 @@ class HookedModel:
             )
 
     def tell_cell(self) -> None:
-        """Copy to `cell` what hooks need in calls with static shapes: `most`, and how the head pools."""
+        """Copy two settings to `cell`, for hooks in calls with static shapes: `most`, and `head.pooling()`."""
         self.cell.most, self.cell.how = self.most, self.head.pooling()
 
     def _hooks(self) -> Iterator[tuple[nn.Module, Hook]]:
@@ -275,7 +275,11 @@ class HookedModel:
 
 @dataclass(eq=False)
 class Enter(Hook):
-    """The hook that begins each call of a whole model or wrapper (`State.enter`, `Wrapper.enter`)."""
+    """The hook on a whole model, or on a wrapper around one, that begins each of its calls.
+
+    Attributes:
+        state: the `State` or `Wrapper` whose method `enter` the hook calls.
+    """
 
     state: Any = None
 
@@ -286,7 +290,11 @@ class Enter(Hook):
 
 @dataclass(eq=False)
 class Leave(Hook):
-    """The hook that ends each call of a whole model or wrapper, also after an exception (`State.leave`)."""
+    """The hook on a whole model, or on a wrapper around one, that ends each of its calls, also after an exception.
+
+    Attributes:
+        state: the `State` or `Wrapper` whose method `leave` the hook calls.
+    """
 
     state: Any = None
 

@@ -2,7 +2,7 @@
 
 A hook refers to the model's `Cell` and to no module, so modules may be copied, replaced and wrapped after
 `nopad.packed`: before each packed call, `State.renew` puts hooks on the modules that the model uses now. Runs are
-counted by role, and a packed call raises an error if a counted hook (`State.roles`) did not run exactly once, or if an
+counted by role. A packed call raises an error if a counted hook (`State.roles`) did not run exactly once, or if an
 encoder's hook ran although the caller gave the encoder's states (`nopad.model.postconditions`).
 """
 
@@ -46,11 +46,11 @@ class Hook:
     PyTorch calls a hook with the positional and keyword arguments of the forward call.
 
     Attributes:
-        cell: the model's cell.
-        role: name under which runs are counted.
-        moment: "before" or "after": when the hook runs, relative to its module.
-        harmless: whether the module's results are the same without the hook, so that a faster module without it may
-            take the module's place.
+        cell: the state that all hooks of the model share.
+        role: name under which the hook's runs are counted.
+        moment: "before" or "after": whether the hook runs before or after its module.
+        harmless: whether the module gives the same results without the hook. Then a faster module without the hook may
+            replace the module.
     """
 
     harmless: ClassVar[bool] = False
@@ -60,9 +60,9 @@ class Hook:
 
 
 def attach(module: nn.Module, hook: Any) -> None:
-    """Register a hook on a module, before or after its forward method, as `hook.moment` says.
+    """Register a hook on a module; PyTorch runs it before or after the forward method, as `hook.moment` says.
 
-    A hook with the role "leave" also runs after an exception.
+    A hook with the role "leave" also runs if the forward method raises an exception.
     """
     if hook.moment == "before":
         module.register_forward_pre_hook(hook, with_kwargs=True)
@@ -93,9 +93,12 @@ def take_off(module: nn.Module, cell: Cell) -> None:
 
 @dataclass(eq=False)
 class Swap(Hook):
-    """Replaces the mask by one that carries the layout, at the start of the base model (or its encoder or decoder).
+    """Replaces the mask that the base model (or its encoder or decoder) gets by one that carries the batch's layout.
 
     A base model that must get no mask (`Family.masked`) gets None. A decoder gets a mask of cross attention too.
+
+    Attributes:
+        part: "encoder" or "decoder": which part the hook is on; "encoder" also for a model without these parts.
     """
 
     part: str = "encoder"
@@ -165,9 +168,9 @@ class Count(Hook):
 
 @dataclass(eq=False)
 class UnpackFirst(Hook):
-    """Gives one sequence per row to an attention module that does not use transformers' registry.
+    """Gives an attention module that does not use transformers' registry one sequence per row.
 
-    These are the sequences of the first group (`nopad.model.encoders`).
+    These are the sequences of the first group of the batch (`nopad.model.groups`). `PackAgain` runs the others.
     """
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -177,7 +180,11 @@ class UnpackFirst(Hook):
 
 @dataclass(eq=False)
 class PackAgain(Hook):
-    """Runs an attention module on the other groups of sequences, and packs all outputs into the batch's rows again."""
+    """Runs an attention module on the groups that `UnpackFirst` left, and packs all outputs into the batch's rows.
+
+    Attributes:
+        moment: "after": the hook runs after the module, which has then computed the first group.
+    """
 
     moment: Literal["before", "after"] = "after"
 
@@ -202,7 +209,11 @@ class NoPositions(Hook):
 
 @dataclass(eq=False)
 class Positions(Hook):
-    """Replaces the output of the position embeddings by embeddings of each token's position in its sequence."""
+    """Replaces the output of the position embeddings by embeddings of each token's position in its sequence.
+
+    Attributes:
+        moment: "after": the hook runs after the module.
+    """
 
     moment: Literal["before", "after"] = "after"
 
@@ -240,7 +251,8 @@ class Lookup(Hook):
     """Replaces the output of a table of position embeddings by the embedding of each token's position in its sequence.
 
     Attributes:
-        offset: position of a sequence's first token in the table.
+        moment: "after": the hook runs after the table.
+        offset: row of the table for a sequence's first token.
     """
 
     moment: Literal["before", "after"] = "after"
@@ -316,11 +328,11 @@ class Feed(Hook):
 
 
 def _pooled_so(given: Tensor, states: Tensor, real: Tensor, how: str) -> bool:
-    """Return whether `given` ``[R, H]`` equals the states of each row, pooled by `how`.
+    """Return whether `given` ``[R, H]`` is what pooling each row of `states` ``[R, L, H]`` by `how` gives.
 
-    Rows without tokens are not compared. `how` is "first"; "last" (the last real token, or the last slot); or "mean"
-    (over the real tokens, or over all slots, up to rounding). For any other value, the result is True. `states` are
-    ``[R, L, H]``, and `real` says which slots hold tokens, bool ``[R, L]``.
+    `how` is "first", "last" or "mean"; for any other value, the result is True. "last" accepts the state of the last
+    real token, or that of the last slot. "mean" accepts the mean over the real tokens, or over all slots, up to
+    rounding. `real` says which slots hold tokens, bool ``[R, L]``. Rows without tokens are not compared.
     """
     rows = torch.arange(len(states), device=states.device)[real.any(1)]
     last = last_true(real)
@@ -343,17 +355,21 @@ def _pooled_so(given: Tensor, states: Tensor, real: Tensor, how: str) -> bool:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are equal. NaN counts as 0, and infinity as the largest finite number of the dtype."""
+    """Return whether two tensors are equal.
+
+    NaN is first replaced by 0, and infinity by the largest finite number of the dtype.
+    """
     return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 @dataclass(eq=False)
 class Keep(Hook):
-    """Keeps a module's output for the head: in `Call.seen`, or in a call with static shapes in `Static.kept`.
+    """Stores a module's output for the head: in `Call.seen`, or in a call with static shapes in `Static.kept`.
 
     Attributes:
+        moment: "after": the hook runs after the module.
         name: key in `Call.seen`.
-        first: whether to keep only the first entry of the output.
+        first: whether the output is a tuple or mapping of which only the first entry is stored.
     """
 
     moment: Literal["before", "after"] = "after"
@@ -361,7 +377,7 @@ class Keep(Hook):
     first: bool = False
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """Keep the module's output, and leave it unchanged."""
+        """Store the module's output, and leave it unchanged."""
         kept = output[0] if self.first else output
         call, static = self.cell.call, self.cell.static
         if call is not None:

@@ -53,7 +53,7 @@ OTHERS = {
 
 @dataclass(eq=False)
 class Ran(Hook):
-    """Counts in `Call.ran` how often its module runs in a packed call."""
+    """Counts how often its module runs in a packed call, in ``Call.ran[role]``."""
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Count the run, and leave the arguments as they are."""
@@ -79,7 +79,11 @@ def image_parts(base: Any, family: Family) -> tuple[nn.Module, nn.Module]:
 
 
 def ordinary_arguments(takes: tuple[str, ...], family: Family) -> tuple[str, ...]:
-    """Return the names in `takes` without those of images, whose values are neither per token nor per sequence."""
+    """Return the argument names in `takes`, without those of images and videos.
+
+    The arguments of images and videos have values that are neither per token nor per sequence. If the model takes no
+    images (`family.images` is None), `takes` itself is returned.
+    """
     return takes if family.images is None else tuple(name for name in takes if name not in COLUMNS)
 
 
@@ -106,18 +110,21 @@ def refuse_others(model: Any, family: Family, named: Mapping[str, Any]) -> None:
 def check_images(model: Any, base: Any, family: Family, named: Mapping[str, Any], layout: Layout) -> Tensor | None:
     """Check that each sequence of a packed call has as many image and video tokens as its own images and videos give.
 
-    `named` holds the call's arguments by name; the tokens were checked before (`nopad.model.arguments`).
+    `base` is the base model inside `model`. `named` holds the call's arguments by name. Its token ids must have been
+    checked (`nopad.model.arguments`).
 
     Returns:
         Positions with three axes, int64 ``[3, R, L]``, on a CPU; None: the model has ordinary positions, or no sequence
             has an image or a video.
 
     Raises:
-        BatchError: pixel values or grids are missing, have a wrong shape or are on another device than the model, or
-            the batch does not say which sequences their images belong to; a sequence has more or fewer image tokens
-            than its images give; padding is an image token; ``mm_token_type_ids`` do not mark exactly the image tokens;
-            or, with three axes, a position is beyond the model's, or image tokens of one image do not follow each
-            other. The same for videos.
+        BatchError: one of these, for images or for videos:
+
+            * pixel values or grids are missing, have a wrong shape, or are on another device than the model
+            * the batch does not say which sequences the images belong to
+            * a sequence has more or fewer image tokens than its images give, or padding has image tokens
+            * ``mm_token_type_ids`` do not mark exactly the image and video tokens
+            * with three axes: the tokens of an image are not side by side, or a position is beyond the model's
     """
     assert family.images is not None
     kinds = KINDS if family.images.axes else (PICTURES,)
@@ -138,7 +145,9 @@ def check_images(model: Any, base: Any, family: Family, named: Mapping[str, Any]
 def _shown(
     kind: Kind, model: Any, family: Family, named: Mapping[str, Any], ids: NDArray[np.int64], layout: Layout
 ) -> Shown:
-    """Return where the images (or videos) of a packed call are, and how many tokens each gives.
+    """Return a packed call's images (or videos, as `kind` says): which tokens are theirs, and how many each gives.
+
+    `named` holds the call's arguments by name, and `ids` are the token ids ``[R, L]``.
 
     Raises:
         BatchError: grids are missing, have a wrong shape, or have values that the model cannot merge to tokens; or
@@ -165,10 +174,10 @@ def _shown(
 
 
 def _check_pixels(kind: Kind, model: Any, named: Mapping[str, Any], layout: Layout) -> None:
-    """Check that a batch has pixel values if and only if its layout has a number of images for each sequence.
+    """Check that pixel values are given if the layout has images (or videos, as `kind` says), and only then.
 
-    Pixel values and grids must also be tensors on the model's device, and there must be one entry of seconds per video.
-    `kind` says whether images or videos are meant.
+    The columns of images must be tensors on the model's device. The column of seconds between steps in time, if given,
+    must have one entry per video. `named` holds the call's arguments by name.
 
     Raises:
         BatchError: one of these checks fails.
@@ -199,8 +208,13 @@ def _check_pixels(kind: Kind, model: Any, named: Mapping[str, Any], layout: Layo
 def _grids(kind: Kind, model: Any, named: Mapping[str, Any], count: int) -> NDArray[np.int64]:
     """Return the grids of the images (or videos) of a batch, int64 ``[count, 3]``, in stream order.
 
+    A grid is the number of patches in time, height and width. `named` holds the call's arguments by name, and `count`
+    is the number of images (or videos).
+
     Raises:
-        BatchError: grids are missing, do not fit the images or the model, or the pixel values have another shape.
+        BatchError: grids are missing; there is not one grid per image; a height or width is not a multiple of the
+            patches that the model merges to a token; a number is below 1; or the pixel values do not have as many
+            patches as the grids say.
     """
     config, pixels, given = model.config.vision_config, named[kind.pixels], named.get(kind.grids)
     if given is None:
@@ -290,7 +304,7 @@ def _check_types(given: Any, shown: list[Shown], shape: tuple[int, ...], layout:
     """Check that ``mm_token_type_ids``, if given, are 1 at image tokens, 2 at video tokens and 0 elsewhere.
 
     Raises:
-        BatchError: an entry has another value, or they are not a tensor ``[R, L]``.
+        BatchError: ``mm_token_type_ids`` have another value somewhere, or are not a tensor ``[R, L]``.
     """
     if given is None:
         return

@@ -75,10 +75,13 @@ def is_stock(kind: type) -> bool:
 def head_name(model: Any, family: Family, given: str | None) -> str:
     """Return the name of a model's head; `given` is the name that the user gives, or None.
 
+    The names are those in `NAMES`, such as "causal". nopad knows the heads of transformers' own classes; for another
+    class, `given` is returned.
+
     Raises:
-        OptionError: no head is called `given`, or the class is known to have another head.
-        UnsupportedModelError: the class is not known, and no head is given or the model is not a `PreTrainedModel`; or
-            sequences cannot be kept apart with this head.
+        OptionError: no head is called `given`, or nopad knows that the class has another head.
+        UnsupportedModelError: nopad does not know the class, and `given` is None or the model is not a
+            `PreTrainedModel`. Or sequences cannot be kept apart with this head.
     """
     from transformers import PreTrainedModel
 
@@ -107,7 +110,7 @@ def head_name(model: Any, family: Family, given: str | None) -> str:
 
 
 def _way_out(model: Any) -> str:
-    """Return advice, as a part of an error message, for a model whose class nopad does not know."""
+    """Return advice on what to do with a model whose class nopad does not know, as the end of an error message."""
     from transformers import PreTrainedModel
 
     if type(model).__module__.startswith("sentence_transformers."):
@@ -132,7 +135,7 @@ def _way_out(model: Any) -> str:
 
 @cache
 def _tables() -> dict[str, str]:
-    """Return head names by class name, from the tables of transformers' Auto classes."""
+    """Return ``{class name: head name}``, made of the tables of transformers' Auto classes."""
     from transformers.models.auto import modeling_auto
 
     found: dict[str, str] = {}

@@ -29,12 +29,11 @@ def last_tokens(config: Any, ids: Tensor | None, placed: Placement, pads_inside:
         config: the model's configuration.
         ids: token ids ``[R, L]``, or None.
         placed: the batch's layout.
-        pads_inside: whether a sequence may have pad ids before its last token that is not a pad id, or consist of
-            several pad ids.
+        pads_inside: whether to accept sequences of which different versions of transformers read different tokens. Such
+            a sequence has a pad id before another id, or consists of several pad ids.
 
     Raises:
-        BatchError: `pads_inside` is False, but a sequence has a pad id before its last token that is not a pad id, or
-            consists of several pad ids: versions of transformers read different tokens of it.
+        BatchError: `pads_inside` is False, and there is such a sequence.
     """
     padding = config.get_text_config().pad_token_id
     if ids is None or padding is None:
@@ -69,9 +68,9 @@ def eos_tokens(config: Any, ids: Tensor, placed: Placement) -> Tensor:
 
 
 def static_last_tokens(config: Any, ids: Tensor | None, sequence_ids: Tensor, most: int) -> Tensor:
-    """Return the index of the token from which each sequence's result is read, in the same shape for every batch.
+    """Return the indices of `last_tokens` in a shape that is the same for every batch, int64 ``[most]``.
 
-    The indices are those of `last_tokens`; int64 ``[most]``.
+    They say from which token each sequence's result is read, as indices into the concatenated rows.
 
     Args:
         config: the model's configuration.

@@ -62,7 +62,8 @@ class Watch:
     Attributes:
         known: the user's own code that the model already had when it was made pack-safe.
         modules: the modules that were searched last.
-        held: the attributes that each of them had then; a module with the same ones and no hooks is not searched again.
+        held: for each of these modules, the values of its attributes in that search. A module with the same values and
+            no hooks is not searched again.
     """
 
     known: list[Any] = field(default_factory=list)
@@ -118,10 +119,11 @@ class Watch:
 def check_given(module: nn.Module, call: Any, given: Mapping[str, Any]) -> None:
     """Check that no hook that was added later changed the arguments that nopad's own hook returned for a model.
 
-    `call` is the packed call that ends, and `given` are the arguments by name with which the model ran.
+    `module` is the model, and `call` the packed call that ends. `given` are the arguments by name that the forward
+    method got. `call.given` has a copy of those that nopad's hook returned; None: nothing is checked.
 
     Raises:
-        UnsupportedModelError: a hook changed them.
+        UnsupportedModelError: a hook changed the arguments.
     """
     if call.given is not None and not equal(call.given[1], given):
         hook = next(one for one in module._forward_pre_hooks.values() if isinstance(one, Judged))
@@ -129,12 +131,12 @@ def check_given(module: nn.Module, call: Any, given: Mapping[str, Any]) -> None:
 
 
 def came_before(module: nn.Module) -> bool:
-    """Return whether a hook that the user added later (a `Judged` stands in for it) runs before the forward method.
+    """Return whether a module has a `Judged` (the stand-in for a user's hook) that runs before its forward method.
 
-    Such a hook may change the module's arguments. The `Judged` finds that out, except in the first call after the hook
-    was added: PyTorch has already listed the hooks of that call when `Watch` puts the `Judged` there, and runs the
-    user's hook itself. If the result is True, the caller therefore lets `check_given` compare the arguments at the end
-    of the call.
+    The user's hook may change the module's arguments. The `Judged` finds this out, except in the first call after the
+    user added the hook. PyTorch lists the hooks of a call before `Watch` can replace the new one, and so runs the
+    user's hook itself in this call. If the result is True, the caller must therefore keep a copy of the arguments in
+    `call.given`, with which `check_given` compares them at the end of the call.
     """
     return any(isinstance(hook, Judged) for hook in module._forward_pre_hooks.values())
 

@@ -40,12 +40,12 @@ _active: ContextVar[_FastLinear | None] = ContextVar("nopad_fast_linear", defaul
 def fast_linear(model: nn.Module) -> Iterator[None]:
     """In a ``with`` block, run the model's float32 linear layers on oneDNN's kernel if it is faster than PyTorch's.
 
-    It is for inference on a CPU: with gradients or autocast enabled, in compiled code, in transforms of `torch.func`
-    and in modes of the user, layers run on PyTorch's own kernel. Do not train, load or swap the model's weights inside
-    the context, and do not hook, compile or replace its modules there. After each entry, every weight is
-    reordered when it is first used; for the whole model this takes about as long as running a few hundred tokens. The
-    context does nothing in these cases: oneDNN is missing, or less than 1.15 times as fast; the model has no plain
-    `torch.nn.Linear`; or its first parameter is not in float32 on a CPU.
+    It is for inference on a CPU. Layers run on PyTorch's own kernel if gradients or autocast are enabled, in compiled
+    code, in transforms of `torch.func`, and in the user's own `TorchDispatchMode` or `TorchFunctionMode`. Do not train,
+    load or swap the model's weights inside the block, and do not hook, compile or replace its modules there. In each
+    block, every weight is reordered when it is first used; for the whole model this takes about as long as running a
+    few hundred tokens. The block changes nothing in these cases: oneDNN is missing, or less than 1.15 times as fast;
+    the model has no layer of the class `torch.nn.Linear` itself; or its first parameter is not in float32 on a CPU.
 
     >>> import nopad, torch
     >>> from transformers import BertConfig, BertModel
@@ -68,17 +68,18 @@ def fast_linear(model: nn.Module) -> Iterator[None]:
 
 
 def active() -> _FastLinear | None:
-    """Return what `shared` needs to continue this thread's innermost `fast_linear` block in another thread.
+    """Return the state of this thread's innermost `fast_linear` block; None: this thread is in no such block.
 
-    The result is None if this thread is in no such block.
+    Give it to `shared` in another thread, so that the block holds there too.
     """
     return _active.get()
 
 
 def shared(mode: _FastLinear | None) -> AbstractContextManager[Any]:
-    """Return a context manager for another thread, in which linear layers run as in `mode`, on its reordered weights.
+    """Return a context manager that continues the `fast_linear` block of one thread in another thread.
 
-    `mode` is what `active` returned in the first thread; None: the context manager does nothing.
+    `mode` is what `active` returned in the first thread. Linear layers run on the weights that were reordered there.
+    If `mode` is None, the context manager does nothing.
     """
     return nullcontext() if mode is None else _FastLinear(mode.model, mode)
 
@@ -87,7 +88,7 @@ def is_worth_it(model: nn.Module) -> bool:
     """Return whether oneDNN is at least 1.15 times as fast as PyTorch's kernel on the model's most frequent layer size.
 
     This times both kernels if the size is new in this process. The result is False if oneDNN is missing, the model has
-    no plain `torch.nn.Linear`, or its first parameter is not in float32 on a CPU.
+    no layer of the class `torch.nn.Linear` itself, or its first parameter is not in float32 on a CPU.
     """
     parameter = next(model.parameters(), None)
     if parameter is None or parameter.device.type != "cpu" or parameter.dtype != torch.float32:
@@ -100,10 +101,10 @@ def is_worth_it(model: nn.Module) -> bool:
 
 
 class _FastLinear(TorchFunctionMode):
-    """While active, a model's float32 linear layers run on weights reordered for oneDNN.
+    """The mode of a `fast_linear` block: a model's float32 linear layers run on weights reordered for oneDNN.
 
     They run on PyTorch's own kernel in these cases: gradients or autocast are enabled, the code is compiled, or
-    `is_alone` is False.
+    `is_alone` returns False.
     """
 
     def __init__(self, model: nn.Module, other: _FastLinear | None = None) -> None:
@@ -134,14 +135,17 @@ class _FastLinear(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
     def __exit__(self, *error: Any) -> None:
-        """Leave the mode. If the last layer's output is still held, it gets its values without an activation."""
+        """Leave the mode.
+
+        If something still holds the last layer's output, the activation that was computed with it is undone first.
+        """
         try:
             self._activations.close()
         finally:
             super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def _multiplied(self, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return a layer's output, computed together with the activation that is expected to follow."""
+        """Return ``states @ weight.T + bias``; if an activation is expected to follow, the result already has it."""
         laid_out = self._packed(weight)
         if not self._fuses:
             return _by_onednn(states, laid_out, bias)
@@ -150,7 +154,7 @@ class _FastLinear(TorchFunctionMode):
         return self._activations.computed(id(weight), formula, out, partial(_by_onednn, states, laid_out, bias))
 
     def _packed(self, weight: Tensor) -> Tensor:
-        """Return a layer's weight in oneDNN's own order, from the cache unless the weight has changed."""
+        """Return a layer's weight in oneDNN's order: the stored copy, or a new one if the weight has changed since."""
         # In-place changes increase `_version`, and new memory has another address, while the old one is held.
         known = self._laid_out.get(id(weight))
         if known is None or known[0].data_ptr() != weight.data_ptr() or known[1] != weight._version:
@@ -161,8 +165,10 @@ class _FastLinear(TorchFunctionMode):
 def is_alone() -> bool:
     """Return whether nothing but PyTorch itself sees the operations that are called.
 
-    It is False in a `TorchDispatchMode`, in a transform of `torch.func`, and in a `TorchFunctionMode` that was entered
-    before `fast_linear`: they know PyTorch's linear layer, but neither oneDNN's operations nor its order of weights.
+    It is False in a `TorchDispatchMode`, in a transform of `torch.func`, and in a `TorchFunctionMode` other than
+    `fast_linear` and ``with torch.device(...)``. Such code may know PyTorch's linear layer, but knows neither oneDNN's
+    operations nor its order of weights. While `fast_linear` handles an operation, only modes that were entered before
+    it count, since the others have already seen the operation.
     """
     if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
         return False
@@ -189,9 +195,9 @@ def _is_plain(weight: Any) -> bool:
 
 @cache
 def _gain(inputs: int, outputs: int) -> float:
-    """Return how many times as fast oneDNN is as PyTorch's kernel on one linear layer.
+    """Return the time of PyTorch's kernel divided by that of oneDNN's, for a linear layer of this size.
 
-    `inputs` and `outputs` are the numbers of the layer's features. Each size is measured once.
+    `inputs` and `outputs` are ``in_features`` and ``out_features``. Each size is measured once per process.
     """
     states, weight = torch.ones(TRIED_TOKENS, inputs), torch.ones(outputs, inputs)
     with torch.inference_mode():
@@ -216,9 +222,10 @@ def _by_onednn(states: Tensor, laid_out: Tensor, bias: Tensor | None, formula: F
 
 
 def fastest(*ways: Callable[[], Any], turns: int = 9) -> list[float]:
-    """Return each function's fastest time in seconds, of `turns` runs after a first one that does not count.
+    """Return a list with each function's shortest time in seconds, out of `turns` runs.
 
-    Each function runs once per turn, so a machine that is busy for a while slows all of them.
+    One more run of each comes first and does not count. In each turn, every function runs once, so a machine that is
+    busy for a while slows all of them.
     """
     best = [float("inf")] * len(ways)
     for turn in range(turns + 1):

@@ -49,6 +49,10 @@ class Carried:
     """Gradient checkpointing that computes a layer again with the same layout as in its first run.
 
     It replaces the function that transformers gives to checkpointed layers (`_gradient_checkpointing_func`).
+
+    Attributes:
+        cell: the state that the model's hooks share, with the packed call that runs now.
+        checkpoint: the function that it replaces.
     """
 
     cell: Cell
@@ -83,6 +87,9 @@ class Cut(Hook):
     """Gives a mixing module one group of sequences (`nopad.model.groups`) in place of the batch's rows.
 
     `Join` runs the module on the other groups.
+
+    Attributes:
+        family: the facts about the model type; None: the defaults of `Family`.
     """
 
     family: Family | None = None
@@ -93,9 +100,9 @@ class Cut(Hook):
         Outside of packed calls and while compiling, the result is None: the arguments stay as they are.
 
         Raises:
-            UnsupportedModelError: as for `_pieces`; the module gets no tensor that could carry the other groups; the
-                module needs several groups although `fully_shard` sharded it by itself; or a compiler traces the hook
-                during a packed call.
+            UnsupportedModelError: as for `_pieces`; the module gets no tensor with at least two dimensions, to which
+                the other groups could be attached; the module may need several groups, but `fully_shard` was applied to
+                the module itself; or a compiler traces the hook during a packed call.
             BatchError: as for `_pieces`.
         """
         self.cell.refuse_compiling()
@@ -128,7 +135,11 @@ class Cut(Hook):
 
 @dataclass(eq=False)
 class Join(Hook):
-    """Runs a mixing module on the groups that `Cut` set aside, and puts all outputs into the batch's rows."""
+    """Runs a mixing module on the groups that `Cut` set aside, and puts all outputs into the batch's rows.
+
+    Attributes:
+        moment: "after": the hook runs after the module.
+    """
 
     moment: Literal["before", "after"] = "after"
 
@@ -188,7 +199,7 @@ def release(modules: Iterable[nn.Module]) -> None:
 
 
 def refuse_compiled(model: Any, family: Family) -> None:
-    """Refuse a model that cannot run compiled or with static shapes; callers call this only for such a call.
+    """Refuse a compiled call, or one with static shapes, of a model that cannot run in this way.
 
     Mixing modules run in groups that differ from batch to batch. Positions counted along the row are replaced by hooks,
     which compiled code would leave out.
@@ -211,9 +222,10 @@ def refuse_compiled(model: Any, family: Family) -> None:
 
 
 def _own(module: nn.Module, placed: Placement, groups: Groups) -> int:
-    """Return the index of the group that runs with the module's own chunk size: the one that needs least padding.
+    """Return the index of the group that runs first, with the module's own chunk size.
 
-    The result is 0 if the module has no chunks.
+    This is the group that needs the least padding for whole chunks. The result is 0 if the module has no chunks
+    (`chunk_size`).
     """
     chunk = chunk_size(module, placed.ids.device)
     if not chunk:
@@ -276,7 +288,11 @@ def _pieces(
 
 
 def _causal(length: int, given: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Return a causal mask ``[1, 1, l, l]``: bool (True: hidden) if `given` is bool, else additive and in `dtype`."""
+    """Return a causal mask ``[1, 1, length, length]`` in place of the mask `given`, on its device.
+
+    If `given` is bool, so is the result (True: hidden). Otherwise the result is additive and in `dtype`; None: torch's
+    default dtype.
+    """
     hidden = torch.ones(length, length, dtype=torch.bool, device=given.device).triu(1)[None, None]
     if given.dtype == torch.bool:
         return hidden
@@ -285,7 +301,10 @@ def _causal(length: int, given: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def _visible(length: int, given: Tensor) -> Tensor:
-    """Return a mask ``[1, 1, 1, l]`` that hides nothing: bool (True: seen) if the given mask is bool, else additive."""
+    """Return a mask ``[1, 1, 1, length]`` that hides nothing, with the dtype and device of the mask `given`.
+
+    It is True everywhere if `given` is bool, else 0 everywhere, as an additive mask.
+    """
     return given.new_full((1, 1, 1, length), given.dtype == torch.bool)
 
 
@@ -314,12 +333,12 @@ def _first(value: Tensor, dim: int | None, rows: int, size: tuple[int, int]) -> 
 def _joined(module: nn.Module, outputs: list[Any], pending: Pending, strict: bool = True) -> Any:
     """Join a module's outputs for all groups into one output, laid out as the batch's rows.
 
-    If the module returns several values (a tuple, list or mapping), only the first must be per token. Each of the
-    others becomes None if it is not per token (such as attention weights). With `strict` False, an output that is not
-    per token becomes None too.
+    `outputs` has one output per group, and `pending` knows the groups. If the module returns several values (a tuple,
+    list or mapping), only the first must have one entry per token. Each of the others becomes None if it has not, such
+    as attention weights. With `strict` False, this holds for the first value too.
 
     Raises:
-        UnsupportedModelError: an output that must be per token is not.
+        UnsupportedModelError: `strict` is True, and the output, or its first value, is not per token.
     """
     kind = type(outputs[0])
     if isinstance(outputs[0], Mapping):

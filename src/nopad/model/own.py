@@ -67,15 +67,16 @@ def is_own_call(call: Any, libraries: tuple[str, ...] = LIBRARIES) -> bool:
     """Return whether a hook, method or function is the user's own.
 
     It is the user's own if the callable itself, or a function that it wraps, is defined neither in one of `libraries`
-    nor in Python's standard library.
+    (names of top-level packages) nor in Python's standard library.
     """
     return any(not _is_of(libraries, name) for name in _names(call, DEEPEST))
 
 
 def _names(call: Any, depth: int) -> Iterator[str]:
-    """Yield the names of the Python modules that define a callable and the functions that it wraps.
+    """Yield the names of the Python modules that define a callable, and those that define the functions inside it.
 
-    Functions inside wrapped functions are followed to `depth` levels.
+    Functions inside it are those that it wraps, holds in its closure, or gets as arguments of a ``partial``. They are
+    followed to `depth` levels.
     """
     call = getattr(call, "__func__", getattr(call, "judged", call))
     if isinstance(call, FunctionType):
@@ -107,11 +108,11 @@ def _is_of(libraries: tuple[str, ...], name: str) -> bool:
 
 
 def of_module(module: nn.Module, libraries: tuple[str, ...] = LIBRARIES) -> Iterator[tuple[str, Any]]:
-    """Yield (description, callable) for the user's own hooks on this module, and for its replaced methods.
+    """Yield (description, callable) for the user's own hooks on a module, and for the user's own replaced methods.
 
-    The description is what the callable is, such as "the hook" or "the forward method". The user's own code is what
-    `is_own_call` says, with these `libraries`. If the module's class is the user's own, the forward method is the only
-    method that is looked at.
+    A replaced method is one that was set on this module itself and not in its class. A description is a word for the
+    callable, such as "the hook" or "the forward method". A callable is the user's own if `is_own_call`, with these
+    `libraries`, says so. If the module's class is the user's own, only its forward method is looked at.
     """
     stock = not is_own(class_of(module))
     for name, value in module.__dict__.items():
@@ -128,7 +129,7 @@ def of_module(module: nn.Module, libraries: tuple[str, ...] = LIBRARIES) -> Iter
 
 
 def _chained(hook: Any) -> list[Any]:
-    """Return the hooks that a hook of Accelerate runs one after the other, or the hook itself if it runs no others."""
+    """Return a list of the hooks that Accelerate's `hook` runs one after the other, or ``[hook]`` if it runs none."""
     return [one for inner in getattr(hook, "hooks", []) for one in _chained(inner)] or [hook]
 
 
@@ -147,10 +148,11 @@ def refuse_scripted(model: nn.Module) -> None:
 
 
 def of_all_modules(kinds: Iterable[Any], libraries: tuple[str, ...] = LIBRARIES) -> Iterator[tuple[str, Any]]:
-    """Yield (description, callable) for the user's own global hooks, and for replaced forward methods of `kinds`.
+    """Yield (description, callable) for the user's own global hooks, and for forward methods that the user replaced.
 
-    A global hook is one that PyTorch runs before or after the forward method of every module. The user's own code is
-    what `is_own_call` says. A class in `kinds` is looked at only if a known library (`LIBRARIES`) defines it.
+    A global hook is one that PyTorch runs before or after the forward method of every module. The forward methods are
+    those of the classes `kinds`; classes of the user's own are left out. A description is a word for the callable, such
+    as "the hook of all modules". A callable is the user's own if `is_own_call`, with these `libraries`, says so.
     """
     for table in (of_torch._global_forward_pre_hooks, of_torch._global_forward_hooks):
         yield from (("the hook of all modules", hook) for hook in table.values() if is_own_call(hook, libraries))
@@ -160,11 +162,11 @@ def of_all_modules(kinds: Iterable[Any], libraries: tuple[str, ...] = LIBRARIES)
 
 
 def of_libraries(kinds: frozenset[type]) -> Iterator[tuple[str, Any]]:
-    """Yield (name, function) of the user's own functions that replace functions of libraries.
+    """Yield (name, function) for each function of the user's own that was put in the place of a library's function.
 
-    Only functions that modules of the classes `kinds` may call are looked for: in these classes, in the files of
-    transformers that define them, and in PyTorch. A class or file that has not changed since the last search is not
-    searched again, so this is fast enough for each call of a model.
+    Only places from which modules of the classes `kinds` may call functions are searched: these classes, the files of
+    transformers that define them, and PyTorch. A place that has not changed since the last search is not searched
+    again, so this is fast enough for each call of a model.
     """
     for place in _places(kinds):
         values = list(vars(place).values())
@@ -187,7 +189,11 @@ def alike(values: list[Any], others: list[Any]) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _places(kinds: frozenset[type]) -> list[Any]:
-    """Return the classes and Python modules of libraries that hold the functions that modules of `kinds` may call."""
+    """Return the places where functions are found that modules of the classes `kinds` call.
+
+    These are the classes and their bases, the files of transformers that define them, ``torch``,
+    ``torch.nn.functional`` and ``torch.Tensor``. Classes of the user's own are left out.
+    """
     classes = {above for kind in kinds for above in kind.__mro__ if above is not object and not is_own(above)}
     files = {kind.__module__ for kind in classes if kind.__module__.startswith("transformers.models.")}
     return [*classes, *(sys.modules[name] for name in sorted(files)), torch.nn.functional, torch, torch.Tensor]
@@ -196,10 +202,10 @@ def _places(kinds: frozenset[type]) -> list[Any]:
 def changes(model: nn.Module) -> list[tuple[str, Any]]:
     """Return the user's own code that changes what a model's modules compute, as (description, callable) pairs.
 
-    A description is what the callable is, such as "the hook" or "the forward method", or the name of the function that
-    it replaces. Such code is a hook, a replaced method, or a replaced function: of a module's class, of the file of
-    transformers that defines this class, or of ``torch``, ``torch.Tensor`` or ``torch.nn.functional``. The user's own
-    classes of modules do not count.
+    Such code is a hook, or a method or function that was put in the place of another. A function may be replaced in a
+    module's class, in the file of transformers that defines the class, or in ``torch``, ``torch.Tensor`` or
+    ``torch.nn.functional``. A description is a word for the callable, such as "the hook" or "the forward method", or
+    the name of the function that it replaces. The user's own module classes are not in the list.
     """
     found = [(what, call) for module in model.modules() for what, call in of_module(module)]
     kinds = frozenset(type(module) for module in model.modules())
@@ -210,8 +216,8 @@ def changes(model: nn.Module) -> list[tuple[str, Any]]:
 def _functions(place: Any) -> Iterator[tuple[str, Any]]:
     """Yield (name, function) for each of the user's own functions and methods in `place`.
 
-    `place` is a class or a Python module of a library. In ``torch`` itself, only replaced operations are yielded, such
-    as ``torch.matmul``.
+    `place` is a class or a Python module of a library, where such a function has replaced another. In ``torch`` itself,
+    only operations such as ``torch.matmul`` are looked at. A name is that of the place and the function.
     """
     for name, value in list(vars(place).items()):
         call = next((getattr(value, one) for one in ("fget", "__func__", "func") if hasattr(value, one)), value)
@@ -224,7 +230,7 @@ def _functions(place: Any) -> Iterator[tuple[str, Any]]:
 
 
 def said(what: str, call: Any) -> str:
-    """Return a description of a piece of code for messages: `what`, and its name, such as "the hook (mine.record)"."""
+    """Return a description of the callable `call` for messages: `what` and its name, as "the hook (mine.record)"."""
     inner = getattr(call, "func", call)
     name = getattr(inner, "__qualname__", type(inner).__qualname__)
     return f"{what} ({getattr(inner, '__module__', None) or type(inner).__module__}.{name})"

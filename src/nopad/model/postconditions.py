@@ -53,10 +53,10 @@ DROPPED = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 
 
 def check_ran(model: Any, call: Call, roles: Iterable[str]) -> None:
-    """Check that the hook of each of `roles` ran exactly once in `call`.
+    """Check that the hook of each role in `roles` (`Hook.role`) ran exactly once in the packed call `call`.
 
-    If the caller gave the encoder's states, hooks of the encoder must not have run. The vision tower's must have run as
-    often as `call.towers` says.
+    There are two exceptions. If the caller gave the encoder's states, hooks of the encoder must not have run. The hook
+    of the vision tower must have run as often as `call.towers` says.
 
     Raises:
         UnsupportedModelError: a hook did not run as often as it should.
@@ -74,19 +74,20 @@ def check_ran(model: Any, call: Call, roles: Iterable[str]) -> None:
 
 
 def check_attended(model: Any, family: Family, call: Call, modules: Sequence[nn.Module]) -> None:
-    """Check that layers called nopad's attention (or mixing hooks) as often in total as the configuration says.
+    """Check that the model's layers kept sequences apart as often as its configuration has layers that mix tokens.
 
-    `modules` are the modules of the model. If one module of a class made such a call, all modules of this class must
-    have made one.
+    Each run of nopad's attention, or of a mixing module with nopad's hooks, counts once (`mixed` gives the right
+    number). `modules` are the modules of the model. If one module of a class has such a run, all modules of this class
+    must have one.
 
     Exceptions:
 
     * if parts of the model are compiled, nothing is checked;
-    * if a model with LayerDrop is trained, only a number of calls that is too high is an error;
-    * if the caller gave the encoder's states, modules of one class may differ.
+    * if a model with LayerDrop is trained, only too many runs are an error;
+    * if the caller gave the encoder's states, some modules of a class may have no run.
 
     Raises:
-        UnsupportedModelError: the number of calls differs, or a module did not call although another of its class did.
+        UnsupportedModelError: the number of runs differs, or a module has no run although another of its class has.
     """
     if call.compiled:
         return  # compiled layers do not report that they attended
@@ -108,9 +109,10 @@ def check_attended(model: Any, family: Family, call: Call, modules: Sequence[nn.
 
 
 def mixed(config: Any, family: Family, decodes: bool = False, encodes: bool = True) -> int:
-    """Return how often a model of this configuration must mix tokens, by attention or mixing modules, in a packed call.
+    """Return how often attention and mixing modules must run in one packed call of a model, all layers together.
 
-    `decodes`: whether the call has a decoder; `encodes`: whether its encoder runs.
+    `decodes` says whether the call has a decoder. `encodes` says whether its encoder runs; False: the caller gave the
+    encoder's states.
     """
     if not decodes:
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -126,13 +128,15 @@ def _first(config: Any, names: Sequence[str]) -> int:
 
 
 def check_output(model: Any, head: Head, call: Call, output: Any) -> None:
-    """Check that output tensors have one entry per slot or one per sequence, as the head declares.
+    """Check that each output tensor has one entry per slot, or one per sequence, as the head declares (`declared`).
 
-    Scalars and the outputs in `FREE` are not checked. Those in `OF_PREDICTIONS` may have one slot less per row.
+    `output` is what the model returned in the packed call `call`. Scalars and the outputs in `FREE` are not checked.
+    Outputs in `OF_PREDICTIONS` of a causal language model may have one slot less per row.
 
     Raises:
         UnsupportedModelError: an output has another shape.
-        BatchError: nopad does not know the class, and cannot tell its results per row from results per token.
+        BatchError: nopad does not know the model's class, and the rows are as wide as its states or logits. Then a
+            result per row ``[R, size]`` has the same shape as one per slot ``[R, L]``.
     """
     at, source = call.side.layout, call.placed.layout
     for name, value in _tensors(output):
@@ -148,15 +152,15 @@ def check_output(model: Any, head: Head, call: Call, output: Any) -> None:
 
 
 def _widths(config: Any) -> set[Any]:
-    """Return the sizes that the last dimension of a result per row ``[R, size]`` may have."""
+    """Return the sizes that a result per row ``[R, size]`` may have by the configuration, such as `hidden_size`."""
     return {getattr(config, name, None) for name in ("hidden_size", "num_labels", "vocab_size", "projection_dim")}
 
 
 def check_static(model: Any, head: Head, most: int | None, shape: tuple[int, int], output: Any) -> None:
     """Check the shapes of outputs, except scalars and those in `FREE`, in a call with static shapes.
 
-    `shape` is (R, L), for results per token. `most` is the required number of results per sequence; None: these are not
-    checked.
+    Results per token must begin with `shape`, which is ``(R, L)``. Results per sequence must have `most` entries; None:
+    they are not checked. `output` is what the model returned.
 
     Raises:
         UnsupportedModelError: an output has another shape.
@@ -186,9 +190,10 @@ def _shapes(head: Head, kind: str, name: str, at: Layout, sequences: int, longes
 
 
 def _check(model: Any, name: str, value: Tensor, shapes: list[tuple[int, ...]]) -> None:
-    """Check that the shape of a tensor begins with one of `shapes`.
+    """Check that the shape of the output `value`, called `name`, begins with one of `shapes`.
 
-    If the first of `shapes` is ``[S]``, the tensor must have at most two dimensions: a third means results per token.
+    If the first of `shapes` has one number, the number of sequences, the tensor must have at most two dimensions. A
+    third dimension would mean results per token.
 
     Raises:
         UnsupportedModelError: the tensor has another shape.
@@ -204,10 +209,10 @@ def _check(model: Any, name: str, value: Tensor, shapes: list[tuple[int, ...]]) 
 
 
 def _tensors(output: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the output's tensors with their names, without scalars and the outputs in `FREE`.
+    """Yield (name, tensor) for each tensor in a model's output, without scalars and the outputs in `FREE`.
 
-    The name is "" if the output is a tuple or a single tensor. If an entry of the output is a tuple or list of tensors,
-    each of these gets the entry's name.
+    The name is the key in the output. Tensors in a tuple or list under one key all get this key. If the output itself
+    is a tuple, a list or a tensor, the name is "".
     """
     named = output.items() if isinstance(output, Mapping) else [("", output)]
     for name, value in named:

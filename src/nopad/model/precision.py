@@ -42,10 +42,14 @@ def lowered(model: Any, precision: Precision) -> Any:
     than in float32. They come from kernels that add up in another order for another number of tokens.
 
     Raises:
-        OptionError: the precision is unknown. The model is pack-safe already. A parameter of the model is not in
-            float32 ("bfloat16" also accepts float64). Or "int8" is asked for, and the model has no linear layer, or a
-            parameter that is not on a CPU.
-        UnsupportedModelError: "int8" is asked for, and PyTorch does not multiply 8-bit integers exactly on this CPU.
+        OptionError: one of these:
+
+            * the precision is unknown
+            * the model is already pack-safe, or is not a transformers model
+            * a parameter of the model is not in float32 ("bfloat16" also accepts float64)
+            * for "int8": the model has no linear layer, or has a parameter that is not on a CPU
+        UnsupportedModelError: "int8" is asked for, and PyTorch does not multiply 8-bit integers exactly on this CPU. Or
+            PEFT adds tokens to the model's input (prompt or prefix tuning).
 
     >>> from transformers import BertConfig, BertModel
     >>> from nopad.model import lowered

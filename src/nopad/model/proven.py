@@ -1,10 +1,10 @@
 """`Proven`: the user's own code as it was proven; each packed call checks that it has not changed since.
 
 A proof holds for the code as it was. Later, a method may be replaced, or an attribute that the code reads may change.
-So these are compared: the methods that a call runs, the functions and globals that they use, the attributes of each
-module that they read, and the module's integer buffers. Weights and other buffers may change, since a proof holds for
-all their values. What the code itself changes in a call, such as a table that it makes longer, may change too, since a
-proof allows for that.
+So these are compared: the methods that a call runs, the functions and globals that these methods use, and the
+attributes and integer buffers that they read in each module. Weights and other buffers may change, since a proof holds
+for all their values. Values that the code itself changes in a call, such as a table that it makes longer, may change
+too, since a proof allows for that.
 """
 
 from __future__ import annotations
@@ -43,14 +43,17 @@ class Proven:
     """The code for which a proof holds, with the values that it reads.
 
     Attributes:
-        names: names of the attributes and globals that the code reads and does not set, and all strings in it, since an
-            attribute may also be read by a string.
-        written: names whose values the code may write to; dicts, lists and tensors of these names may change.
-        held: for each class, a list of dicts: the values that the code reads from a module of the class, by name.
-            Modules with equal values have one dict in common.
-        settings: the values of the attributes of the model's configuration whose names are in `names`, by name.
-        code: pairs of a class or a dict of globals, and the values that the code reads from it, by name.
-        seen: the attributes of each module that was found unchanged, so that it is not searched again.
+        names: names of the attributes and globals that the code reads and does not assign. All strings in the code are
+            among them, since ``getattr`` reads an attribute by a string.
+        written: names of values that the code may change in place, such as ``self.table`` in ``self.table.append(1)``.
+            Dicts, lists, sets and tensors with these names are not compared.
+        held: for each class, a list of dicts. A dict has the values that the code reads from one module of the class,
+            by name. Modules with equal values share a dict.
+        settings: the attributes of the model's configuration whose names are in `names`, as ``{name: value}``.
+        code: pairs. The first entry is a class or a dict of globals; the second has the values that the code reads from
+            it, by name.
+        seen: the values of the attributes of each module that was found unchanged. While these stay the same, the
+            module is not searched again.
     """
 
     names: frozenset[str]
@@ -155,7 +158,10 @@ def _usual() -> frozenset[str]:
 
 
 def _run(kinds: Mapping[type, Any]) -> list[tuple[str, FunctionType]]:
-    """Return (name, function) of the methods in the classes `kinds` that may run when a module of them is called."""
+    """Return (name, function) for each method that may run when a module of one of the classes `kinds` is called.
+
+    `kinds` has the classes as keys. Only methods that these classes themselves define are returned.
+    """
     methods = [(name, call) for kind in kinds for name, one in vars(kind).items() for call in _functions(one)]
     called, waiting = set[str](), set(FIRST)
     while waiting:
@@ -166,7 +172,10 @@ def _run(kinds: Mapping[type, Any]) -> list[tuple[str, FunctionType]]:
 
 
 def _reached(run: Sequence[tuple[str, FunctionType]]) -> Iterator[FunctionType]:
-    """Yield the methods in `run` that are the user's own, and the user's own functions that they call by name."""
+    """Yield the user's own methods in `run`, and the user's own functions that are reached from them by name.
+
+    `run` has (name, function) pairs, as `_run` returns them.
+    """
     waiting, seen = [call for _, call in run], set[FunctionType]()
     while waiting:
         one = waiting.pop()
@@ -201,9 +210,9 @@ def _functions(value: Any) -> list[FunctionType]:
 
 @functools.lru_cache(maxsize=4096)
 def _names(code: CodeType) -> frozenset[str]:
-    """Return the names of globals and attributes that a function's code reads, and all strings in it.
+    """Return the names of globals and attributes that a function's code reads, and all strings in the code.
 
-    Strings in constant tuples and sets count too, and so do functions that are defined inside it.
+    Strings in constant tuples and sets count too, and so does the code of functions that are defined in the function.
     """
     read = (one for one in dis.get_instructions(code) if one.opname.startswith("LOAD_") and one.argval in code.co_names)
     found = {one.argval for one in read} | set(_strings(code.co_consts))
@@ -220,11 +229,11 @@ def _strings(constants: Iterable[Any]) -> Iterator[str]:
 
 
 def _frozen(value: Any, depth: int = DEEPEST) -> Any:
-    """Return a value in a form that can be compared with `equal` later; writes to the value do not change it.
+    """Return a copy of a value that can be compared with `equal` later; writes to the value do not change the copy.
 
-    Lists and tuples become tuples, sets become frozensets, and an object of the user's own class becomes ``(class,
-    {attribute: value})``; dicts and tensors are copied. This goes `depth` levels deep. Deeper values, weights,
-    configurations and all other objects are returned as they are, so a later write to them does show.
+    Lists and tuples become tuples, and sets become frozensets. An object of the user's own class becomes ``(class,
+    {attribute: value})``. Dicts and tensors are copied. This goes `depth` levels deep. Deeper values, parameters,
+    configurations and all other objects are not copied: a later write to them changes the result too.
     """
     if isinstance(value, Tensor):
         return value if isinstance(value, nn.Parameter) else kept(value)

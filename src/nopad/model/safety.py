@@ -56,8 +56,8 @@ def packed(
             layers that the kernel does not support. Otherwise it is `repack` if sequences may go on in the next row
             (rows filled end to end), else `mask`. Models with attention of their own (DeBERTa) never use `varlen`, and
             use `mask` if their layers are compiled.
-        max_sequences: the most sequences that a batch may have; a batch with more is refused. None: unlimited. With
-            this limit, heads that give a result per sequence have static shapes too (`nopad.model.static_inputs`).
+        max_sequences: the most sequences that a batch may have; a batch with more is refused. None: unlimited. Heads
+            with a result per sequence need this limit for calls with static shapes (`nopad.model.static_inputs`).
         head: the kind of head, needed only if the model's class is your own. "tokens": one result per token; "causal":
             the same, with labels that the model shifts; "classification": one result per sequence, read from the same
             token or mean as in transformers' own classes of this model type; "answers": start_logits and end_logits of
@@ -131,7 +131,7 @@ def unpacked(model: M) -> M:
 
 
 def is_packed(model: Any) -> bool:
-    """Return whether `packed` made this model, or this module of your own around a model, pack-safe.
+    """Return whether a model is pack-safe; `model` may also be a module of your own around a transformers model.
 
     Raises:
         OptionError: `model` neither is nor holds a transformers model.

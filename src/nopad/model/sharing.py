@@ -93,7 +93,7 @@ class Sharing:
 
 
 def _kinds_of_tensors(module: nn.Module) -> Iterator[type]:
-    """Return the class of each of a module's own weights and buffers, in a fixed order."""
+    """Return an iterator over the classes of a module's own weights and buffers, in a fixed order."""
     return map(type, (*module._parameters.values(), *module._buffers.values()))
 
 
@@ -110,10 +110,10 @@ def all_modules(model: nn.Module) -> list[nn.Module]:
 
 @lru_cache(maxsize=4096)
 def _keeps_nothing(kind: type) -> bool:
-    """Return True if a class's forward method, and the methods that it calls, store nothing in a module.
+    """Return whether the forward method of a module class, and the methods that it calls, store nothing in a module.
 
-    The code of PyTorch and nopad is not looked at: the result is True. For classes of the user, and of other libraries
-    than transformers, it is False.
+    Only the code of transformers' classes is read. The result is True for all classes of PyTorch and nopad, and False
+    for all classes of the user and of other libraries.
     """
     library = kind.__module__.partition(".")[0]
     if library not in SAFE:
@@ -122,7 +122,10 @@ def _keeps_nothing(kind: type) -> bool:
 
 
 def _run_methods(kind: type) -> Iterator[ast.AST]:
-    """Yield the parsed code of a class's `forward` and of the methods that it uses, where transformers defines them."""
+    """Yield the syntax trees of a class's `forward` method and of the methods that it uses.
+
+    Methods that are not defined in ``transformers.models`` are left out.
+    """
     waiting, seen = ["forward"], set[str]()
     while waiting:
         name = waiting.pop()

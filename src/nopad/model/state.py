@@ -51,15 +51,14 @@ class State(HookedModel):
     def enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
         """Begin a call: check that batch and model fit, and turn the batch into the model's own arguments.
 
-        Returns the new ``(args, kwargs)``, or None for a call that goes on unchanged: a call with static shapes
-        (`nopad.model.static_inputs`), or an ordinary call. `frame` is the frame that calls the module; None while
-        compiling.
+        Returns the new ``(args, kwargs)``. The result is None, and the arguments stay as they are, for a call with
+        static shapes (`nopad.model.static_inputs`) and for an ordinary call (one without a packed batch). `frame` is
+        the Python stack frame that calls the module; None while compiling.
 
         Raises:
-            BatchError: the batch does not fit the model, or was given as one argument. An ordinary call raises it too
-                if it asks for attention weights, which nopad's attention never returns, or if it gets tensors of a
-                packed batch. Such tensors are allowed if the model is called by another pack-safe model, as a part of
-                it.
+            BatchError: the batch does not fit the model, or was given as one argument. An ordinary call raises this if
+                it asks for attention weights, which nopad's attention never returns. It also raises this if it gets
+                tensors of a packed batch, unless the model is called inside another pack-safe model.
             UnsupportedModelError: the model cannot run this batch, or was changed after it was made pack-safe.
         """
         if torch.compiler.is_compiling():
@@ -94,7 +93,9 @@ class State(HookedModel):
         return (), named
 
     def _begun(self, module: nn.Module, guard: PackedMask, named: dict[str, Any]) -> Call:
-        """Return the `Call` for a packed batch; change `named`, its items by name, into the model's own arguments.
+        """Return the `Call` for a packed batch, and turn `named` into the model's own arguments, in place.
+
+        `named` holds the items of the batch by name, and `guard` is its `attention_mask`.
 
         Raises:
             BatchError: the batch does not fit the model.
@@ -127,11 +128,11 @@ class State(HookedModel):
         return call
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """End a packed call: check that hooks and layers ran as they must, and return the output.
+        """End a packed call: check that hooks and layers ran as they must, and return the new output.
 
-        In the output, results are per sequence and not per row, and router logits are those of real tokens. A call with
-        static shapes is ended by `leave_static`. For an ordinary call, or a call that raised, the result is None, or
-        the output itself: nothing changes.
+        In the new output, results are per sequence and not per row, and router logits are those of real tokens. A call
+        with static shapes is ended by `leave_static`, whose result is returned. For an ordinary call, or a call that
+        raised an exception, the output does not change: the result is None or the output itself.
 
         Raises:
             UnsupportedModelError, BatchError: a check at the end fails (`nopad.model.postconditions`,
@@ -162,9 +163,12 @@ class State(HookedModel):
     def _opened(self, guard: PackedMask, named: Mapping[str, Any], module: nn.Module) -> Call:
         """Return the `Call` for the batch whose `attention_mask` is `guard`.
 
+        `named` holds the items of the batch by name, and `module` is the model.
+
         Raises:
             BatchError: the model has a decoder and the batch has no targets, or the batch has targets and the model has
-                no decoder; or the batch's layout does not suit compiled layers or the head.
+                no decoder; layers are compiled, and a sequence may go on in the next row; or results per row would look
+                like results per sequence (`_refuse_ambiguous`).
             UnsupportedModelError: layers are compiled, and this model does not allow that.
         """
         compiled = any(one._compiled_call_impl is not None or "_orig_mod" in one._modules for one in self.modules)
@@ -194,9 +198,10 @@ class State(HookedModel):
         return Call(self.head, placed, aimed, named.get("encoder_outputs") is None, compiled)
 
     def _choice(self, guard: PackedMask, module: nn.Module, compiled: bool) -> str:
-        """Return the name of the attention backend; for "auto", choose it by device, dtype and form of the batch.
+        """Return the name of the attention backend; "auto" is resolved by the device, the dtype and the batch's layout.
 
-        `compiled`: whether layers are compiled. Each choice for "auto" is logged once.
+        `guard` is the batch's `attention_mask`, which holds its layout (rows, or one flat stream). `compiled` says
+        whether layers are compiled. Each choice for "auto" is logged once.
         """
         if self.backend != "auto":
             return self.backend
@@ -223,10 +228,11 @@ class State(HookedModel):
         return isinstance(table, torch.Tensor) and table.dim() == 2 and table.shape[1] < width
 
     def _fit(self, named: dict[str, Any], call: Call, axes: torch.Tensor | None) -> None:
-        """Replace the batch's items in `named` by the arguments that the model takes.
+        """Replace the batch's items in `named` by the arguments that the model takes, in place.
 
-        `axes` are positions with three axes, ``[3, R, L]``, in place of ordinary ones; None: there are none. Also sets
-        `positions` and `as_tuple` of `call`, and, for a model with a front end, the states in `call.seen`.
+        This also sets `call.positions` and `call.as_tuple`. For a model with a front end (`nopad.model.fronts`), the
+        batch's states are moved to `call.seen`. `axes` are the positions of a model with three axes of positions,
+        ``[3, R, L]``; None: the layout's positions are used.
 
         Raises:
             BatchError: a column of the batch does not fit the model (`leave_columns`).
@@ -264,7 +270,9 @@ class State(HookedModel):
 
 
 def _refuse_ambiguous(head: Head, layout: Any) -> None:
-    """Refuse batches in which an unknown class's results per row would look like results per sequence.
+    """Refuse a batch with which results per row and results per sequence could not be told apart by their shapes.
+
+    Call this for a model whose class nopad does not know. `layout` is the batch's layout.
 
     Raises:
         BatchError: the class gives results per sequence, and the batch has as many rows as sequences, but not one

@@ -25,10 +25,10 @@ __all__ = ["enter_static", "leave_static"]
 
 
 def enter_static(cell: Cell, head: Head, named: Mapping[str, Any], frame: FrameType | None) -> None:
-    """Begin a call with static shapes and the arguments `named`; its state is kept in `cell.static`.
+    """Begin a call with static shapes, and store its state in `cell.static`.
 
-    `frame` is the Python frame that calls the module; None while compiling. In eager code, `Calls.begin` must have been
-    called before.
+    `named` are the arguments of the call by name. `frame` is the Python stack frame that calls the module; None while
+    compiling. In eager code, `Calls.begin` must have been called before.
 
     Raises:
         UnsupportedModelError: the model cannot be compiled whole on packs.
@@ -56,10 +56,11 @@ def enter_static(cell: Cell, head: Head, named: Mapping[str, Any], frame: FrameT
 
 
 def leave_static(model: Any, cell: Cell, head: Head, output: Any) -> Any:
-    """End a call with static shapes; return the output with results per sequence, not per row.
+    """End a call with static shapes; return the output with results per sequence in place of results per row.
 
-    Results per sequence are ``[cell.most, ...]``: one for each sequence that a batch may have. If `cell.most` is None,
-    results that exist only per row become None. If the call raised, `output` is None, and so is the result.
+    Results per sequence are ``[cell.most, ...]``, where `cell.most` is the largest number of sequences in a batch. If
+    it is None, results per row become None instead. `output` is None if the model raised an exception; then the result
+    is None too.
 
     Raises:
         UnsupportedModelError: an output has another shape than it must have (`check_static`).

@@ -20,10 +20,10 @@ MIXING = (nn.RNNBase, nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.Transfo
 
 
 def refuse_unguarded(named: Mapping[str, Any]) -> None:
-    """Refuse an ordinary call with a packed batch's tensors, in which the batch's own `attention_mask` is missing.
+    """Refuse a call with a packed batch's tensors, but without the batch's own `attention_mask`.
 
-    Such tensors are recognised by an attribute that `PackedBatch` sets on them; or by positions that begin again inside
-    a row, if there is no mask or only an ordinary padding mask.
+    `named` are the arguments by name. The tensors are recognised in two ways: by an attribute that `PackedBatch` sets
+    on them; or by positions that begin again inside a row, if there is no mask or only an ordinary padding mask.
 
     Raises:
         BatchError: such a tensor was given.
@@ -39,9 +39,10 @@ def refuse_unguarded(named: Mapping[str, Any]) -> None:
 
 
 def refuse_marked(named: Mapping[str, Any]) -> None:
-    """Refuse a call without a batch's mask that is given ids, embeddings or positions of a `PackedBatch`.
+    """Refuse a call that is given ids, embeddings or positions of a `PackedBatch`.
 
-    `named` are the arguments by name. A `PackedBatch` marks its tensors by an attribute, by which they are recognised.
+    The caller has found that the batch's own `attention_mask` is missing. `named` are the arguments by name. A
+    `PackedBatch` sets an attribute on its tensors, by which they are recognised.
 
     Raises:
         BatchError: such a tensor was given.
@@ -55,10 +56,10 @@ def refuse_marked(named: Mapping[str, Any]) -> None:
 
 
 def check_rows(model: nn.Module, base: Any, mixers: Collection[str] = ()) -> None:
-    """Check that the head of a model does not mix the tokens of a row, across the borders of sequences.
+    """Check that the head of a model does not mix the tokens of a row, and so of several sequences.
 
-    Modules whose class names are in `mixers` may mix tokens, since they run sequence by sequence
-    (`nopad.model.mixers`). `base` is the base model, which is not checked.
+    The head is all of `model` outside of the base model `base`. Modules whose class names are in `mixers` may mix
+    tokens, since nopad runs them sequence by sequence (`nopad.model.mixers`).
 
     Raises:
         UnsupportedModelError: the head has one of PyTorch's recurrent, convolution or attention layers.
@@ -75,10 +76,11 @@ def check_rows(model: nn.Module, base: Any, mixers: Collection[str] = ()) -> Non
 
 
 def _begin_again(positions: Any, mask: Any) -> bool:
-    """Return whether positions begin again inside a row: from one real token to the next, the position does not rise.
+    """Return whether, in some row, the position does not rise from one slot to the next.
 
-    The result is False if `positions` is not a tensor ``[R, L]`` with at least two slots per row, or `mask` is given
-    and is not a tensor ``[R, L]``.
+    With a padding mask ``[R, L]`` (0: padding), this counts only if both slots hold real tokens; None: all slots do.
+    The result is False if `positions` is not a tensor ``[R, L]`` with at least two slots per row, or if `mask` is
+    something else than a padding mask.
     """
     if not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[1] < 2:
         return False

@@ -28,9 +28,14 @@ MOST = 0.75  # share of the tokens with a gradient, up to which copying these ta
 class LabelledOnly(Hook):
     """Gives the output embeddings a backward pass that leaves out tokens whose logits have a gradient of 0.
 
-    The output stays the same. PyTorch's own backward pass is kept if the layer is not a plain `torch.nn.Linear` with at
-    least 1,024 outputs, runs on another device than a CPU, in another dtype than that of its weights (autocast), or
-    with weights that FSDP or tensor parallelism has split; or if another library or the user hooks it.
+    The output stays the same. PyTorch's own backward pass is kept in these cases: the layer is not of the class
+    `torch.nn.Linear` itself, or has fewer than 1,024 outputs; it runs on another device than a CPU, or in another dtype
+    than that of its weights (autocast); FSDP or tensor parallelism has split its weights; or it has a hook of another
+    library or of the user.
+
+    Attributes:
+        moment: "after": the hook runs after the layer.
+        harmless: True: the layer gives the same results without this hook.
     """
 
     harmless: ClassVar[bool] = True
@@ -52,11 +57,11 @@ def output_embeddings(model: Any) -> nn.Module | None:
 
 
 def _is_plain(module: nn.Module, args: Any, kwargs: Any, output: Any) -> bool:
-    """Return whether `output` comes from a plain linear layer on a CPU, whose backward pass `_Linear` can replace.
+    """Return whether `_Linear` can replace the backward pass of a call of `module`, and is worth it.
 
-    The layer must be a `torch.nn.Linear` that computed `output` from its only argument and its own weights, all of one
-    dtype, without hooks of others. The result is also False if no gradient is needed, or the layer is too small to
-    gain.
+    The module must be a `torch.nn.Linear` on a CPU that computed `output` from its only argument and its own weights,
+    all of one dtype, without hooks of the user or of other libraries. The result is also False if no gradient is
+    needed, or if the layer has too few outputs to gain. `args` and `kwargs` are the arguments of the call.
     """
     if type(module) is not nn.Linear or module.out_features < SMALLEST or "forward" in module.__dict__:
         return False

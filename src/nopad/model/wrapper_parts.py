@@ -28,11 +28,12 @@ class Admitted:
     """What the proof of a wrapper found: what a packed call of it may be given, and what it returns.
 
     Attributes:
-        columns: which of `COLUMNS` it takes from a batch.
-        labels: how its loss is computed from labels: "tokens" (mean cross entropy of one label per token), "causal"
-            (the same, with labels that the wrapper shifts by one token) or "classification" (mean cross entropy of one
-            label per sequence); None: labels are refused.
-        why: why labels are refused; "": they are not.
+        columns: which columns of a batch it takes, out of "input_ids", "attention_mask", "token_type_ids" and
+            "position_ids".
+        labels: how it computes its loss. "tokens": mean cross entropy of one label per token; "causal": the same, with
+            labels that the wrapper shifts by one token; "classification": mean cross entropy of one label per sequence;
+            None: a call with labels is refused.
+        why: the reason why calls with labels are refused; "": they are not.
         sequences: whether some of its outputs have one entry per sequence.
     """
 
@@ -58,7 +59,10 @@ def wraps(model: Any) -> bool:
 
 
 def bases_of(model: nn.Module) -> dict[str, Any]:
-    """Return the outermost transformers models inside a module, by their names in it; each model once."""
+    """Return the outermost transformers models inside a module, each once, as ``{name in the module: model}``.
+
+    A module that is a transformers model itself has the name "".
+    """
     from transformers import PreTrainedModel
 
     found = [(name, module) for name, module in _outer(model) if isinstance(module, PreTrainedModel)]
@@ -67,14 +71,20 @@ def bases_of(model: nn.Module) -> dict[str, Any]:
 
 
 def outer_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules of a wrapper outside of its base, by name; the wrapper itself has the name ""."""
+    """Return the modules of a wrapper outside of its base (the transformers model in it), as ``{name: module}``.
+
+    The wrapper itself has the name "".
+    """
     from transformers import PreTrainedModel
 
     return {name: module for name, module in _outer(model) if not isinstance(module, PreTrainedModel)}
 
 
 def _outer(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield (name, module) of a module and those inside it, each once; transformers models are not looked into."""
+    """Yield (name, module) for a module (name "") and all modules inside it, each once.
+
+    Transformers models are yielded, but not the modules inside them.
+    """
     from transformers import PreTrainedModel
 
     seen, waiting = set[nn.Module](), [("", model)]
@@ -89,9 +99,10 @@ def _outer(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def leaves_of(output: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) for each tensor and other object in an output, also inside nested mappings, tuples and lists.
+    """Yield (name, value) for each value in an output that is not a mapping, tuple or list; these are looked into.
 
-    Names are keys and indices, such as "output 0" for the first entry of a tuple.
+    A name is the keys and indices that lead to the value, such as "logits", or "output 0" for the first entry of a
+    tuple. The name of an output that is a single tensor is "output 0" too.
     """
     if isinstance(output, Mapping):
         yield from _inside("", output)
@@ -108,7 +119,9 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def accepted(model: nn.Module, base: nn.Module) -> tuple[str, ...]:
-    """Return the names of the arguments of a wrapper's forward method; with ``**kwargs``, also those of its base.
+    """Return the names of the arguments of the forward method of a wrapper, `model`.
+
+    If it has ``**kwargs``, the arguments of the forward method of its base (the transformers model inside) follow.
 
     Raises:
         OptionError: ``input_ids`` is not among them.

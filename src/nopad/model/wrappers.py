@@ -49,7 +49,7 @@ class WrapperCall:
         mask: the ordinary mask that the wrapper gets: 1 for a token, 0 for padding; int64 ``[R, L]``.
         layout: the batch's layout.
         labelled: whether labels were given.
-        ran: how often the base was called.
+        ran: how often the base (the transformers model inside the wrapper) was called.
         own: the tensors that the base returned.
         frame: the Python frame that called the wrapper; None after the call.
         given: the wrapper and a copy of its arguments, if a hook that was added after the wrapper was made pack-safe
@@ -123,16 +123,16 @@ class Wrapper:
             object.__delattr__(self.base, STATE)
 
     def enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
-        """Begin a call; return the new ``(args, kwargs)`` of a packed call.
+        """Begin a call; return the new ``(args, kwargs)`` if it is a packed call.
 
-        The result is None for an ordinary call, and while compiling. `frame` is the Python frame that calls the
-        wrapper.
+        The result is None for an ordinary call (one without a packed batch), and while compiling. `frame` is the Python
+        stack frame that calls the wrapper.
 
         Raises:
-            BatchError: a batch is given as one argument, its own mask is missing, or an argument does not fit the batch
-                or was not part of the proof.
+            BatchError: a batch is given as one argument, or without its own mask; or an argument does not fit the
+                batch, or was not part of the proof.
             UnsupportedModelError: the inputs are those of `nopad.model.static_inputs`; modules or code of the wrapper
-                were changed since the proof; or there are arguments without names (`*args`).
+                were changed since the proof; or there are more positional arguments than the wrapper has names for.
         """
         if torch.compiler.is_compiling():
             return None  # a `PackedMask` raises its own error while compiling
@@ -168,13 +168,15 @@ class Wrapper:
         return (), named
 
     def hand_on(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Give the base the batch's own mask; return its new ``(args, kwargs)``, or None outside of a packed call.
+        """Return the arguments of the base with the batch's own mask, ``(args, kwargs)``.
+
+        The result is None outside of a packed call. `module` is the base, the transformers model inside the wrapper.
 
         Raises:
-            UnsupportedModelError: the wrapper calls its base again, or gives it another mask than the one that it got;
-                or a compiler traces this during a packed call.
-            BatchError: no packed call runs, and the base is given the mask of one. Gradient checkpointing around the
-                base does this.
+            UnsupportedModelError: the wrapper calls its base a second time, or gives it another mask than the wrapper
+                got; or a compiler traces this during a packed call.
+            BatchError: no packed call runs, but the base is given the mask of a packed call. Gradient checkpointing
+                around the base leads to this.
         """
         self.cell.refuse_compiling()
         call: Any = self.cell.call
@@ -208,15 +210,15 @@ class Wrapper:
             call.own += [one for _, one in leaves_of(output) if isinstance(one, Tensor)]
 
     def leave(self, module: nn.Module, args: Any, given: Mapping[str, Any], output: Any) -> None:
-        """End a call. After a packed one, check that the base ran once, and the shapes of what the wrapper returned.
+        """End a call. If it is a packed call, check that the base ran, and check the shapes of the wrapper's outputs.
 
-        `given` are the wrapper's arguments by name. Some outputs are not checked: plain values (`PLAIN`), tensors that
-        the base returned and, in a call with labels, scalars.
+        An output must have one entry per slot, ``[R, L, ...]``, or, if the proof found such outputs, one per sequence,
+        ``[S, ...]``. Not checked are numbers, strings and None, tensors that the base returned and, in a call with
+        labels, scalars. `given` are the wrapper's arguments by name.
 
         Raises:
-            UnsupportedModelError: the base did not run; a hook that was added later changed the arguments; or another
-                output of the wrapper is not a tensor, or has neither one entry per slot (``[R, L, ...]``) nor, if the
-                proof found such outputs, one per sequence (``[S, ...]``).
+            UnsupportedModelError: the base did not run; a hook that was added later changed the arguments; or an output
+                that is checked is not a tensor, or has another shape.
         """
         if torch.compiler.is_compiling():
             return
@@ -253,9 +255,9 @@ class Wrapper:
         """Check that the wrapper has the modules and the code that its proof was about.
 
         Raises:
-            UnsupportedModelError: its base or another module was replaced; its code, or a value that the code reads,
-                was changed; the user's own code that changes it was added, such as a method put in place of another; or
-                the base is not pack-safe any more.
+            UnsupportedModelError: the base or another module was replaced; the wrapper's code, or a value that the code
+                reads, was changed; a method was replaced, or other code of the user's own was added that changes the
+                wrapper; or the base is not pack-safe any more.
         """
         name, again = type(self.model).__name__, "make it so anew: nopad.packed(nopad.unpacked(model))"
         bases = bases_of(self.model)
@@ -308,13 +310,14 @@ class Wrapper:
         check_inputs(self.base, columns, True, {key: named[key] for key in columns if key in named}, layout)
 
     def _set_labels(self, named: dict[str, Any], call: WrapperCall) -> None:
-        """Set labels per token to -100 in padding and, if the wrapper shifts labels, at each sequence's first token.
+        """Set labels per token in `named` to -100 in padding, and at first tokens if the wrapper shifts labels.
 
-        `named` are the arguments by name; labels per sequence are only checked.
+        `named` are the arguments by name, and first tokens are those of sequences. Labels per sequence are only
+        checked.
 
         Raises:
-            BatchError: labels do not fit the batch's layout, or they are shifted and a sequence goes on in the next
-                row.
+            BatchError: labels do not have the shape that the batch needs, or are not integers; or the wrapper shifts
+                labels, and a sequence may go on in the next row.
         """
         labels = named.get("labels")
         if labels is None:
@@ -340,8 +343,10 @@ class Wrapper:
 def wrap(model: nn.Module, admitted: Admitted, make: Callable[[Any], Any]) -> None:
     """Make a wrapper (the user's own module around a transformers model, its base) pack-safe, in place.
 
-    `admitted` is what was found when the wrapper was tried. `make` is a function that makes the base pack-safe, in
-    place.
+    `admitted` is what the proof of the wrapper found. `make` is a function that makes the base pack-safe, in place.
+
+    Raises:
+        OptionError: the wrapper's forward method takes no ``input_ids``.
     """
     [base] = bases_of(model).values()
     make(base)
@@ -373,7 +378,8 @@ def _same_mask(given: Any, mask: Tensor) -> bool:
 class _Hand(Hook):
     """The hook that gives a wrapper's base the mask of the packed batch, in place of the wrapper's plain mask.
 
-    `state` is the `Wrapper`, whose `hand_on` does this.
+    Attributes:
+        state: the `Wrapper` whose method `hand_on` the hook calls.
     """
 
     state: Any = None
@@ -385,7 +391,11 @@ class _Hand(Hook):
 
 @dataclass(eq=False)
 class _Got(Hook):
-    """The hook that records what a wrapper's base returned; `state` is the `Wrapper`."""
+    """The hook that records what a wrapper's base (the transformers model inside) returned.
+
+    Attributes:
+        state: the `Wrapper` whose method `got` the hook calls.
+    """
 
     state: Any = None
 

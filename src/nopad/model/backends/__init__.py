@@ -36,5 +36,5 @@ AUTOMATIC = "varlen, else segments"
 
 
 def backend_of(name: str) -> Backend:
-    """Return the function of the backend called `name`, which may also be `AUTOMATIC`."""
+    """Return the function of the backend called `name`: a key of `BACKENDS`, or `AUTOMATIC` (`varlen.automatic`)."""
     return automatic if name == AUTOMATIC else BACKENDS[name]

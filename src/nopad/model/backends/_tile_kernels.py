@@ -1,9 +1,9 @@
 """Compiled attention for sequences in one stream: all heads of all sequences in one call, in one thread.
 
 PyTorch's attention on CPUs multiplies the small matrices of each head by a general library, and computes up to 15
-exponentials per row one by one. Here, both are loops over vector registers. Numba's compiler does not find them in
-plain code, so they are given in its intermediate language: `_tile` multiplies matrices with sums that stay in
-registers, `_exponentials` computes one row of a softmax.
+exponentials per row one by one. Here, vector instructions do both. Numba does not make such instructions of plain
+Python loops, so two functions emit LLVM code themselves: `_tile` multiplies matrices with sums that stay in registers,
+and `_exponentials` computes one row of a softmax.
 
 Numbers are float32, or bfloat16 given as their bits (uint16). In both cases, everything is computed in float32.
 """
@@ -36,18 +36,21 @@ _POWERS = [math.log(2) ** n / math.factorial(n) for n in range(7)]  # series of 
 
 
 def _all(value: float | int) -> Any:
-    """Return a vector constant with this value in all places."""
+    """Return LLVM's constant for a vector of `WIDTH` equal values."""
     return ir.Constant(_INTEGERS if isinstance(value, int) else _VECTOR, [value] * WIDTH)
 
 
 def _spread(builder: Any, vector: Any) -> Any:
-    """Return a vector with the first value of `vector` in all places."""
+    """Emit code that copies the first value of `vector` to all places of a vector; return that vector."""
     places = ir.Constant(_INTEGERS, [0] * WIDTH)
     return builder.shuffle_vector(vector, ir.Constant(_VECTOR, ir.Undefined), places)
 
 
 def _folded(builder: Any, vector: Any, both: Any) -> Any:
-    """Return a vector whose first value is ``both`` of all values of `vector`: their sum or maximum."""
+    """Emit code that reduces a vector to one number, its sum or maximum; return a vector with this number first.
+
+    `both` is a function that emits the sum, or the maximum, of two vectors.
+    """
     half = WIDTH // 2
     while half:
         places = ir.Constant(_INTEGERS, [(place + half) % WIDTH for place in range(WIDTH)])
@@ -57,7 +60,11 @@ def _folded(builder: Any, vector: Any, both: Any) -> Any:
 
 
 def _vectors(context: Any, builder: Any, kind: Any, array: Any) -> tuple[Any, Any]:
-    """Return two functions, which load and store a vector of a one-dimensional float32 array at an index."""
+    """Return the functions ``load(at)`` and ``store(vector, at)``, which emit code that accesses `array`.
+
+    They load or store `WIDTH` numbers of a one-dimensional float32 array, from index `at` on. `kind` is Numba's type of
+    the array.
+    """
     first = context.make_array(kind)(context, builder, array).data
 
     def place(at: Any) -> Any:
@@ -73,10 +80,12 @@ def _vectors(context: Any, builder: Any, kind: Any, array: Any) -> tuple[Any, An
 
 
 def _tile(rows: int, vectors: int) -> Any:
-    """Return a function that writes a tile of a matrix product, of some rows and some vectors as columns.
+    """Return a compiled function that writes a part of a matrix product: `rows` rows, ``vectors * WIDTH`` columns.
 
-    The function takes the arrays a, b and c, float32 and one-dimensional, each with the index where the matrix begins
-    and the distance of its rows, and last the inner dimension. It writes ``a @ b`` to c.
+    The function is called as ``multiply(a, a_at, a_row, b, b_at, b_row, c, c_at, c_row, depth)``, and writes ``a @ b``
+    to c. The arrays a, b and c are float32 and one-dimensional. In the array a, the matrix begins at index `a_at`, and
+    each row begins `a_row` entries after the one before; the same holds for b and c. `depth` is the number of columns
+    of a and of rows of b.
     """
 
     @intrinsic
@@ -128,7 +137,7 @@ _low_wide, _low_narrow = _tile(ROWS // 2, 2), _tile(ROWS // 2, 1)
 
 
 def _instructions(_: Any, scores: Any, at: Any, width: Any) -> Any:
-    """Compute what `_exponentials` does, a vector at a time."""
+    """Return Numba's signature and code generator for `_exponentials`; the code handles `WIDTH` numbers at a time."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array, start, size = arguments
@@ -171,9 +180,10 @@ _by_vectors: Any = intrinsic(_instructions)
 
 
 def _exponentials(scores: NDArray[np.float32], at: int, width: int) -> Any:
-    """Replace `width` scores s, from index `at` on, by 2^(s - maximum), and return the sum of these powers.
+    """Replace `width` scores s, from index `at` on, by 2^(s - m), where m is their maximum; return the sum of these.
 
-    `width` is a multiple of `WIDTH`. A NaN makes the sum NaN, and so do scores that are all -inf, or one that is +inf.
+    Exponents below -125 count as -125. `width` is a multiple of `WIDTH`. The sum is NaN if a score is NaN or +inf, or
+    if all scores are -inf.
     """
     mine = scores[at : at + width]
     mine[:] = np.exp2(np.maximum(mine - mine.max(), np.float32(_LEAST)))
@@ -189,10 +199,11 @@ def _compiled_exponentials(scores: Any, at: Any, width: Any) -> Any:
 
 
 def _product(rows: int, a: Any, a_row: int, b: Any, b_row: int, c: Any, c_row: int, depth: int, columns: int) -> Any:
-    """Write the product of the matrices a and b to c, all one-dimensional and float32.
+    """Write the product of the matrices a and b to c; all three are one-dimensional float32 arrays.
 
-    c gets `rows` rows (`ROWS` or half of it) and `columns` columns (a multiple of `WIDTH`). `depth` is the number of
-    columns of a and of rows of b. `a_row`, `b_row` and `c_row` are the distances from one row to the next.
+    The product has `rows` rows (`ROWS` or half of it) and `columns` columns (a multiple of `WIDTH`). `depth` is the
+    number of columns of a and of rows of b. A row of a begins `a_row` entries after the one before; `b_row` and `c_row`
+    are the same for b and c.
     """
     right = b[: depth * b_row].reshape(depth, b_row)[:, :columns]
     for row in range(rows):
@@ -222,7 +233,7 @@ def _compiled_product(
 
 
 def _read(number: Any) -> Any:
-    """Return a number of the arrays as float32."""
+    """Return a float32 number unchanged, and the bits of a bfloat16 number (uint16) as float32."""
     if isinstance(number, np.uint16):
         return np.uint32(np.uint32(number) << np.uint32(16)).view(np.float32)
     return number
@@ -240,7 +251,7 @@ def _compiled_read(number: Any) -> Any:
 
 
 def _write(number: Any, array: Any, at: int) -> Any:
-    """Write a float32 number to an array at an index; to uint16 as the bits of the nearest bfloat16 number."""
+    """Write a float32 number to index `at` of a float32 array, or of a uint16 array as the nearest bfloat16's bits."""
     if array.dtype == np.uint16:
         _write_rounded(number, array, at)
     else:
@@ -282,10 +293,11 @@ def attention(
     causal: bool,
     out: NDArray[Any],
 ) -> None:
-    """Write the attention of each sequence to `out`, which is not changed between sequences.
+    """Compute the attention of each sequence, and write it to `out`.
 
-    `query` and `out` are ``[T, H, D]``, `key` and `value` ``[T, G, D]``, where H is a multiple of G; all four are
-    float32, or uint16 with the bits of bfloat16 numbers. Sequence i has ``lengths[i]`` tokens from ``starts[i]`` on.
+    `query` and `out` are ``[T, H, D]``: tokens, heads, and the size of a head. `key` and `value` are ``[T, G, D]``,
+    where H is a multiple of G. All four are float32, or uint16 with the bits of bfloat16 numbers. Sequence i has
+    ``lengths[i]`` tokens from index ``starts[i]`` on. Entries of `out` that belong to no sequence do not change.
     `scaling` is the factor of the scores. If `causal`, a token sees no later tokens.
     """
     heads, size = query.shape[1], query.shape[2]

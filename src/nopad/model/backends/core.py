@@ -1,4 +1,4 @@
-"""What all backends share: a layer's attention settings (`Heads`), and attention under a given mask (`attend`)."""
+"""Code that all backends share: a layer's attention settings (`Heads`), and attention under a mask (`attend`)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Heads:
 
     @property
     def plain(self) -> bool:
-        """Whether every token sees every other token of its sequence."""
+        """Whether every token sees all tokens of its sequence: there is neither causality nor a window."""
         return not self.causal and self.window is None
 
 
@@ -59,10 +59,10 @@ def allowed(queries: Any, keys: Any, heads: Heads) -> Tensor | None:
 def attend(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, heads: Heads) -> Tensor:
     """Compute attention of `query` ``[B, H, Q, D]`` to `key` and `value` ``[B, G, K, D]``; return ``[B, H, Q, D]``.
 
-    There are B rows, Q queries and K keys. `query` has H heads of size D; `key` and `value` have G heads, each for H /
-    G heads of `query`. `keep` is a bool mask that broadcasts to ``[B, H, Q, K]``, True where a query sees a key; None:
-    every query sees every key. `heads` gives scale, dropout, bias, softcap and sinks. Its causality and window are not
-    read: they must be in `keep`.
+    There are B rows, Q queries and K keys. `query` has H heads of size D. `key` and `value` have G heads; each of these
+    serves H / G heads of `query`. `keep` is a bool mask that broadcasts to ``[B, H, Q, K]``, True where a query sees a
+    key; None: every query sees every key. `heads` gives scale, dropout, bias, softcap and sinks. Its causality and
+    window are not read: they must be in `keep`.
 
     Raises:
         BatchError: `heads` has a position bias together with softcap or sinks, or a bias for fewer than Q queries or K

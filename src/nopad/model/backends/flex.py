@@ -24,11 +24,11 @@ NARROWEST = 16  # smallest head size on a GPU
 def flex(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
     """Compute attention of `query`, `key` and `value` ``[R, H, L, D]`` by FlexAttention; return ``[R, L, H, D]``.
 
-    `key` and `value` may have fewer heads.
+    `key` and `value` may have fewer heads. `placed` is the batch's layout, and `heads` are the layer's settings.
 
     Raises:
         BatchError: the attention is cross attention, or the batch has rows filled end to end; `heads` has a position
-            bias, sinks or dropout; a gradient is needed on a CPU; or the head size is below `NARROWEST` on a GPU.
+            bias, sinks or dropout; a gradient is needed on a CPU; or the head size is below 16 (`NARROWEST`) on a GPU.
     """
     if isinstance(placed, Cross) or placed.layout.crossing:
         raise BatchError("FlexAttention here knows neither cross attention nor rows filled end to end; use 'segments'")

@@ -24,7 +24,8 @@ def mask(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, h
     """Compute attention of whole rows under a block-diagonal mask; return ``[R, L, H, D]``.
 
     The mask is made once per batch for all layers of the same causality and window. `query` is ``[R, H, L, D]``. `key`
-    and `value` may have fewer heads, and in cross attention (`Cross`) another L.
+    and `value` may have fewer heads, and in cross attention another L. `placed` is the batch's layout (`Cross`: the
+    layouts of targets and sources), and `heads` are the layer's settings.
 
     Raises:
         BatchError: a sequence may go on in the next row, a sequence and its target are in different rows, or `attend`
@@ -41,8 +42,9 @@ def mask(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, h
 def block_mask(ids: Tensor, heads: Heads) -> Tensor:
     """Return which slots each slot sees: those of its own sequence, as far as `heads` (causality, window) allows.
 
-    The result is bool ``[R, 1, L, L]``; the last dimension is that of the slots that are seen. Padding sees padding, so
-    that no softmax is empty. `ids` is the number of each slot's sequence, 0 in padding; integers ``[R, L]``.
+    The result is bool ``[R, 1, L, L]``; entry ``[r, 0, i, j]`` says whether slot i of row r sees slot j. Padding sees
+    padding, so that no softmax is empty. `ids` is the number of each slot's sequence, 0 in padding; integers
+    ``[R, L]``.
     """
     keep = ids[:, :, None] == ids[:, None, :]
     places = torch.arange(ids.shape[1], device=ids.device)
@@ -55,7 +57,7 @@ def dense_cross(cross: Cross) -> Tensor:
 
     Lq is the number of slots in a row of targets, Lk that in a row of sources. The mask is 1 where a target slot sees a
     source slot, else 0. Padding of the targets sees the padding of the sources, or all slots of a row of sources
-    without padding: a softmax over nothing would give NaN. `cross` is attached to the mask.
+    without padding: a softmax over nothing would give NaN. `cross`, which has both layouts, is attached to the mask.
 
     Raises:
         BatchError: a sequence may go on in the next row, or a sequence and its target are in different rows.

@@ -21,7 +21,8 @@ __all__ = ["repack"]
 def repack(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
     """Compute attention with one sequence per row; return ``[R, L, H, D]``, 0 in padding.
 
-    `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and in cross attention (`Cross`) other R and L.
+    `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and in cross attention other R and L. `placed`
+    is the batch's layout (`Cross`: the layouts of targets and sources), and `heads` are the layer's settings.
 
     Raises:
         BatchError: `attend` does not support the settings in `heads`, or `heads` has a position bias and a sequence is

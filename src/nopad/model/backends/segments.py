@@ -25,7 +25,8 @@ __all__ = ["segments"]
 def segments(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
     """Compute attention sequence by sequence; return ``[R, L, H, D]``, 0 in padding.
 
-    `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and in cross attention (`Cross`) other R and L.
+    `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and in cross attention other R and L. `placed`
+    is the batch's layout (`Cross`: the layouts of targets and sources), and `heads` are the layer's settings.
 
     Raises:
         BatchError: `attend` does not support the settings in `heads`, or `heads` has a position bias and a sequence is
@@ -135,9 +136,10 @@ def _joined(out: list[Tensor], placed: Placement, pieces: _Pieces) -> Tensor:
 
 
 def _keep(placed: Placement | Cross, length: int, device: torch.device, heads: Heads) -> Tensor | None:
-    """Return which tokens each token sees in a sequence of this length, bool ``[length, length]``.
+    """Return which tokens each token sees in a sequence of this length, bool ``[length, length]`` (row: who sees).
 
-    The result is None if each token sees all tokens of the sequence, or in cross attention all tokens of its source.
+    The result is None if each token sees all tokens of the sequence. It is None too in cross attention, where each
+    token sees all tokens of its source.
     """
     if isinstance(placed, Cross) or length == 1:
         return None

@@ -1,9 +1,9 @@
 """Attention of all sequences of a batch in one compiled loop (`_tile_kernels`), for inference on CPUs.
 
-`segments` uses it where it can. It computes the same: every sequence by itself, in float32. It is faster than PyTorch's
-kernel, since it has no call per length, no scalar exponentials, and none of the overhead of a general library for small
-matrices. Whether it is faster on this CPU is measured once per process, size of a head and dtype, and logged.
-The first call of all compiles it, which takes a few seconds; Numba keeps the result for later processes.
+`segments` uses it where it can. It computes the same: every sequence by itself, in float32. It can be faster than
+PyTorch's kernel, since it has no call per length, no scalar exponentials, and none of the overhead of a general library
+for small matrices. Whether it is faster on this CPU is measured once per process, size of a head and dtype, and
+logged. The first call of all compiles it, which takes a few seconds; Numba keeps the result for later processes.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ _lock = threading.Lock()
 def takes(query: Tensor, key: Tensor, value: Tensor, heads: Heads) -> bool:
     """Return whether `tiled` can compute this attention, and is faster than PyTorch's kernel.
 
-    It can in inference: on a CPU, in float32 or bfloat16, without gradients, autocast or compilation, and outside of
-    modes and transforms of PyTorch. A query may see all tokens of its sequence, or none after it; there is no window,
-    no dropout, and nothing is done to the scores.
+    It can compute attention in inference on a CPU, in float32 or bfloat16, without gradients, autocast or compilation,
+    and outside of PyTorch's modes and `torch.func` transforms. `heads` may only set the scale and causality: with a
+    window, dropout, position bias, softcap or sinks, the result is False. It is False too if PyTorch uses more than
+    `MOST_THREADS` threads.
     """
     tracing: Any = torch.jit._trace.is_tracing
     return (
@@ -61,8 +62,8 @@ def takes(query: Tensor, key: Tensor, value: Tensor, heads: Heads) -> bool:
 def tiled(query: Tensor, key: Tensor, value: Tensor, placed: Placement, heads: Heads) -> Tensor:
     """Compute attention of all sequences; return ``[R, L, H, D]``, 0 in padding.
 
-    `query` is ``[R, H, L, D]``; `key` and `value` are ``[R, G, L, D]``, where H is a multiple of G. `takes` says
-    whether this is possible.
+    `query` is ``[R, H, L, D]``; `key` and `value` are ``[R, G, L, D]``, where H is a multiple of G. `placed` is the
+    batch's layout. Call this only if `takes` returns True for the other arguments.
     """
     starts, lengths, in_rows = placed.keep("tiles", lambda: _places(placed))
 
@@ -78,9 +79,11 @@ def tiled(query: Tensor, key: Tensor, value: Tensor, placed: Placement, heads: H
 
 
 def _places(placed: Placement) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
-    """Return where each sequence begins, its length, and whether it begins there in the rows, one after the other.
+    """Return ``(starts, lengths, in_rows)``: where the sequences lie, in stream order (row after row).
 
-    If any sequence goes on in another row, sequences begin where they do in the stream (`Placement.stream`).
+    `starts` and `lengths` are int64 ``[S]``. If the tokens of each sequence lie side by side in the concatenated rows,
+    `in_rows` is True, and `starts` are indices into the concatenated rows. Otherwise `in_rows` is False, and `starts`
+    are indices into the stream, which is all tokens without padding (`Placement.stream`).
     """
     bounds, index = np.asarray(placed.bounds, np.int64), placed.layout.index
     within = np.diff(index) == 1
@@ -99,7 +102,11 @@ def _run(
     lengths: NDArray[np.int64],
     heads: Heads,
 ) -> None:
-    """Write attention to `out` ``[T, H, D]``; `query`, `key` and `value` are ``[T, ..., D]``."""
+    """Compute attention of all sequences, and write it to `out` ``[T, H, D]``.
+
+    `query` is ``[T, H, D]``; `key` and `value` are ``[T, G, D]``, where H is a multiple of G. Sequence i has
+    ``lengths[i]`` tokens from index ``starts[i]`` on.
+    """
     from nopad.model.backends import _tile_kernels  # compiled only where it runs
 
     scaling = query.shape[-1] ** -0.5 if heads.scaling is None else float(heads.scaling)
@@ -116,9 +123,9 @@ def _numbers(states: Tensor) -> NDArray[Any]:
 
 
 def _gain(size: int, dtype: torch.dtype) -> float:
-    """Return how many times as fast as PyTorch's kernel this one is, for heads of `size` numbers.
+    """Return the time of PyTorch's kernel divided by that of nopad's, for heads of `size` numbers in this dtype.
 
-    Both run in one thread. Each size and dtype is measured once.
+    Both are measured in one thread, once for each size and dtype. The result is 0 if the measurement fails.
     """
     found = _gains.get((size, dtype))
     if found is not None:
@@ -139,10 +146,11 @@ def _gain(size: int, dtype: torch.dtype) -> float:
 
 
 def _try(size: int, dtype: torch.dtype, times: list[float]) -> None:
-    """Append the seconds of PyTorch's kernel and of this one to `times`, with one thread of PyTorch for each.
+    """Append two times in seconds to `times`: that of PyTorch's kernel, and that of nopad's kernel.
 
-    This is to run in a thread of its own, whose number of threads is the one that was set last in any thread: what new
-    threads get. It has to be the same afterwards.
+    Both are measured with one PyTorch thread. Run this in a new thread, since it sets PyTorch's number of threads, and
+    the calling thread must keep its own. Afterwards the number is set back, since PyTorch gives later threads the
+    number that was set last.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -168,7 +176,7 @@ def _try(size: int, dtype: torch.dtype, times: list[float]) -> None:
 
 
 def _forget() -> None:
-    """Make a new lock in a process that was forked, where nobody is left to release the old one."""
+    """Make a new lock in a forked process: a thread that held the old one does not exist there to release it."""
     global _lock
     _lock = threading.Lock()
 

@@ -29,7 +29,8 @@ STEP = 8  # the kernel takes head sizes that are multiples of this
 def varlen(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> Tensor:
     """Compute attention by the variable-length kernel; return ``[R, L, H, D]``, 0 in padding.
 
-    `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and in cross attention (`Cross`) other R and L.
+    `query` is ``[R, H, L, D]``. `key` and `value` may have fewer heads, and in cross attention other R and L. `placed`
+    is the batch's layout (`Cross`: the layouts of targets and sources), and `heads` are the layer's settings.
 
     Raises:
         BatchError: the kernel does not support the device, the dtype or a setting in `heads`, or sources and targets
@@ -73,7 +74,10 @@ def automatic(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cro
 
 
 def lacking(query: Tensor, value: Tensor, placed: Placement | Cross, heads: Heads) -> str | None:
-    """Return a message that says why the kernel cannot compute this attention, and what to do; None if it can."""
+    """Return a message for an error: why the kernel cannot compute this attention, and what to do.
+
+    The result is None if the kernel can compute it.
+    """
     if query.dtype not in HALF or not on_kernel(query.device):
         return (
             f"the varlen kernel runs on CUDA in float16 or bfloat16, and this is {query.device.type} in {query.dtype}, "
