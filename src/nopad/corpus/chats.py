@@ -50,7 +50,7 @@ class Answered:
 
     Attributes:
         ids: token ids.
-        learned: whether each token is learned; as long as `ids`.
+        learned: whether each token is learned (its label is its id, not -100); as long as `ids`.
     """
 
     ids: list[int]
@@ -68,7 +68,10 @@ class Answered:
 
 
 class _RewrittenError(Exception):
-    """The template writes message number `args[0]`, or one before it, differently once other messages follow."""
+    """Raised if the template writes a message differently once other messages follow; ``args[0]`` is a message number.
+
+    The message that is written differently is the one with this number, or one before it.
+    """
 
 
 class ChatEncoder:
@@ -240,9 +243,9 @@ class ChatEncoder:
     def _before(self, chat: Conversation, until: int, whole: str, number: int, turn: int) -> str:
         """Return the text that the template writes for the messages before number `until`.
 
-        `whole`, the text of the chat, must begin with this text. An end-of-sequence token that `whole` does not have at
-        this place is removed from the end of the returned text. `number`, the record's number, and `turn`, the number
-        of a message, are for errors.
+        `whole`, the text of the chat, must begin with the returned text. Some templates write an end-of-sequence token
+        after these messages that `whole` does not have there; it is removed. `number`, the record's number, and `turn`,
+        the number of a message, are for errors.
 
         Raises:
             _RewrittenError: `whole` does not begin with the text; the error holds `turn`.
@@ -312,8 +315,8 @@ class ChatEncoder:
     def _end(self, ids: list[int], begin: int, end: int) -> int:
         """Return the index in `ids` at which the learned part of a turn ends.
 
-        It is the index after the turn's last special token if only white space follows this token in the turn; else it
-        is `end`. The turn has the tokens `begin` to `end` (exclusive).
+        The turn has the tokens `begin` to `end` (exclusive). If only white space follows its last special token, the
+        learned part ends right after this token. Otherwise, it ends at `end`.
         """
         last = next((at for at in range(end - 1, begin - 1, -1) if ids[at] in self.template.stops), None)
         if last is None or str(self.tokenizer.decode(ids[last + 1 : end])).strip():

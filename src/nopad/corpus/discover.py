@@ -108,8 +108,8 @@ def open_source(
     Raises:
         SourceError: a path is missing, unreadable, given twice or has nothing to read; `inputs` is of another type; a
             column that `options` name is missing or cannot be read, or an option is for ids and the input is text; or
-            some files hold text and others ready-made ids, or their carried columns or masks differ. The message says
-            what to do.
+            some files hold text and others ready-made ids, or the files differ in the columns that are packed along, or in
+            the column that marks padding. The message says what to do.
         RecordError: a CSV, TSV or JSON file is broken in its first records, which are read to find the columns.
         FormatError: a file that begins as SQuAD's files do is broken.
         OptionError: an option has no effect beside `encoder`, or a column to carry is one that the encoder makes.
@@ -197,8 +197,8 @@ def _opened(found: InputFile | Path | str, options: ReaderOptions, encoder: Enco
 def _of_records(file: InputFile, options: ReaderOptions, encoder: Encoder | None, block_bytes: int) -> Source:
     """Open a file whose records are read as dicts: any file if there is an encoder, else a CSV, TSV or JSON file.
 
-    Without an encoder, a ``.json`` file with one object per line is opened as a `JsonlFile`. The other arguments are
-    those of `open_source`.
+    Without an encoder, a ``.json`` file with one object per line is opened as a `JsonlFile`. The last three arguments
+    are those of `open_source`.
     """
     kind, runs = opened_runs(file, _strings(options, encoder), options.text_unit)
     if kind == "jsonl" and encoder is None:
@@ -216,7 +216,10 @@ def _strings(options: ReaderOptions, encoder: Encoder | None) -> tuple[str, ...]
 
 
 def _encoded(inputs: Any, options: ReaderOptions, encoder: Encoder) -> Source | None:
-    """Return the source of Python objects whose records `encoder` turns into content; None if `inputs` are paths."""
+    """Return a source of the Python objects in `inputs`; None if `inputs` are paths.
+
+    The objects are records (dicts), and `encoder` makes text or ids of each of them.
+    """
     stream = records_from_python(inputs)
     if stream is None:
         return None
@@ -292,14 +295,14 @@ def _refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:
 
 
 def _check_alike(files: Sequence[Source], paths: Sequence[str]) -> None:
-    """Refuse the last file if it does not match the first one with content.
+    """Refuse the last of `files` if it differs from the first one that has records.
 
-    Both must hold text, or both ids; their carried columns must be the same; and if they hold ids, also their masks. If
-    the last file has no content, nothing is refused. `files` are the sources opened so far, and `paths` their names in
-    messages.
+    Both must hold text, or both ready-made ids. They must agree in the columns that are packed along, and, if they hold
+    ids, in the column that marks padding. Nothing is refused if the last file has no records. `files` are the sources
+    opened so far; `paths` are their names in messages.
 
     Raises:
-        SourceError: the last file does not match.
+        SourceError: the last file differs.
     """
     known = next((at for at, file in enumerate(files) if file.kind), None)
     if known is None or files[-1].kind is None:

@@ -56,14 +56,17 @@ class Encoder(ABC):
 
     @abstractmethod
     def encode(self, records: Sequence[Mapping[str, Any]]) -> tuple[list[Made], dict[str, int]]:
-        """Return a list with one entry for each record, and counts.
+        """Return ``(made, counts)``: a list with one entry for each record, and counts.
 
         An entry is the list of dicts that were made from the record, or a string that says why the record is bad. The
-        counts are by the field names of `nopad.corpus.Counts`.
+        keys of `counts` are field names of `nopad.corpus.Counts`.
         """
 
     def missing(self, columns: Collection[str]) -> str:
-        """Return a message that names a column of `reads` that an input with these columns lacks; "" if it has all."""
+        """Return a message about the first column in `reads` that is missing from `columns`; "" if all are there.
+
+        `columns` are the names of an input's columns.
+        """
         gone = next((name for name in self.reads if name not in columns), None)
         return "" if gone is None else no_column(gone, columns)
 
@@ -78,7 +81,7 @@ class Encoder(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """Return all settings that the result of `encode` depends on (besides the records), by name, as JSON values."""
+        """Return the settings on which the result of `encode` depends, by name, as JSON values."""
 
 
 class Fields(Encoder):
@@ -87,6 +90,10 @@ class Fields(Encoder):
     Args:
         fields: names of the fields, in the order in which they are joined. A record in which one of these fields is
             missing or not a string is bad.
+
+    Attributes:
+        ways: which values of `CorpusOptions.over_long`, besides "error", are possible: all of them, since the text may
+            be cut anywhere.
     """
 
     content = "text"
@@ -181,8 +188,8 @@ class Chats(Encoder):
     Args:
         tokenizer: a tokenizer from transformers, with a chat template if there are chats.
         capacity: number of tokens above which a chat is over-long.
-        over_long: what the packing job will do with over-long chats. With "truncate", a sequence is made empty here if
-            cutting off its end would leave no token to learn.
+        over_long: what the packing job will do with over-long chats. With "truncate", the job cuts off their ends. A
+            sequence that would then have no token to learn is made empty here.
         options: options of `nopad.tasks.Chat` by name; `CHAT_OPTIONS` lists those allowed. None: their defaults.
 
     Raises:
@@ -289,7 +296,10 @@ def has_chat(record: Mapping[str, Any], place: str = "the record") -> bool:
 
 
 def _not_text(record: Mapping[str, Any], fields: Sequence[str]) -> str:
-    """Return a message about the first of `fields` that a record lacks or that is not a string; "" if none is."""
+    """Return a message about the first of `fields` that is missing from a record or is not a string.
+
+    The result is "" if all of them are strings.
+    """
     for name in fields:
         if name not in record:
             return f"no {name!r} in this record; it has {', '.join(map(shown, list(record)[:8]))}"

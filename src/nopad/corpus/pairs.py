@@ -61,7 +61,8 @@ class PairOptions:
     Attributes:
         max_length: maximum number of tokens in a pair, ``[CLS]`` and two ``[SEP]`` included.
         copies: how many times pairs are made from every document, different ones each time (BERT's ``dupe_factor``).
-        short: the share of documents, from 0 to 1, for which a smaller target number of tokens per pair is drawn.
+        short: the share of documents, from 0 to 1, of which shorter pairs are made: a smaller number of tokens than
+            `max_length` is drawn at random for the document, and its pairs are made about that long.
         random_next: the share of pairs, from 0 to 1, that get side B from another document. It does not count for a
             pair for which only one sentence was taken: its side B always comes from another document.
         sentences: how documents are divided: "rules" (`nopad.corpus.sentences`), or "line" if each line is a sentence.
@@ -130,7 +131,7 @@ class PairOptions:
 
     @property
     def predictions(self) -> int:
-        """Maximum number of predictions in a pair: `max_predictions`, or its default if that is None."""
+        """Maximum number of tokens to predict in a pair: `max_predictions`, or its default if that is None."""
         return self.max_predictions or default_predictions(self.max_length)
 
 
@@ -159,7 +160,7 @@ class Vocabulary:
         Args:
             tokenizer: the tokenizer of the documents.
             options: how pairs are made.
-            names: names of the token that begins a pair, the one that ends a side, and the mask token.
+            names: the token that begins a pair, the token that ends each of its two texts, and the mask token.
 
         Raises:
             OptionError: the vocabulary lacks one of these tokens, or has only special tokens, or has no word parts
@@ -327,7 +328,10 @@ def _check_next(sizes: NDArray[np.int64], where: str) -> None:
 
 
 def too_long(given: Sentences, options: PairOptions) -> int | None:
-    """Return the index of the first sentence that is too long to share a pair with one more token; None: all fit."""
+    """Return the index of the first sentence that is too long for a pair; None: all fit.
+
+    A sentence fits if it leaves room for at least one more token in a pair, beside the special ones.
+    """
     over = given.lengths > _room(options) - 1
     return int(over.argmax()) if over.any() else None
 
@@ -357,11 +361,13 @@ def _fitting(given: Sentences, options: PairOptions) -> tuple[Sentences, dict[st
 def _made(
     given: Sentences, first: NDArray[Any], numbers: NDArray[np.uint64], options: PairOptions
 ) -> NDArray[np.int64]:
-    """Make pairs of the sentences `given`; return them as rows with the columns `DOCUMENT` to `CUT`.
+    """Make pairs of the sentences `given`; return a row of integers for each of n pairs, int64 ``[n, COLUMNS]``.
 
-    The result is int64 ``[n, COLUMNS]``. Its column `NUMBER` counts the pairs of each document from 0, through all
-    copies of the document. All sentences must fit into a pair. `first` has the index of the first sentence of each
-    document that has sentences, then the number of all sentences. `numbers` are these documents' numbers.
+    The comment at `COLUMNS` says what the columns are, such as where the two texts of a pair begin and end. The column
+    `NUMBER` counts the pairs of each document from 0, through all copies of the document.
+
+    All sentences must fit into a pair. `first` has the index of the first sentence of each document that has sentences,
+    then the number of all sentences. `numbers` are these documents' numbers, on which their random choices depend.
     """
     from nopad.corpus import _pair_kernels
 
@@ -394,10 +400,11 @@ def _written(made: NDArray[np.int64], tokens: NDArray[np.int32], words: Vocabula
 
 
 def _for_masks(made: Sequences, names: NDArray[np.int64], words: Vocabulary, options: PairOptions) -> Sequences:
-    """Return pairs, with masked ids and ``labels`` if `options.static` is True, else with the column ``maskable``.
+    """Return pairs with what masking adds: ids with masks and ``labels``, or the column ``maskable``.
 
-    Masks are drawn later from ``maskable``. `names` are three integers for each of n pairs, which identify it, and on
-    which its random draws depend; int64 ``[n, 3]``.
+    If `options.static` is True, masks are drawn now: some ids are replaced, and ``labels`` has the original ids to
+    predict. Otherwise, the column ``maskable`` says which tokens may be masked, and masks are drawn from it later.
+    `names` are three integers that identify each of n pairs; its random draws depend on them; int64 ``[n, 3]``.
     """
     ids = made.tokens["input_ids"]
     masks, goes_on = words.masks, words.goes_on

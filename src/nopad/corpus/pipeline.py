@@ -76,7 +76,13 @@ class Group(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A run of good records of one block; `numbers` has one record number for each of them, as in `Gathered.record`."""
+    """A run (consecutive good records) of one block.
+
+    Attributes:
+        block: the block.
+        run: the records.
+        numbers: the number of each record in the source, as in `Gathered.record`; int64 ``[n]`` for n records.
+    """
 
     block: Block
     run: Records
@@ -85,11 +91,14 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class Gathered:
-    """The decoded records of a group: the good ones in order (`parts`), and the number of skipped bad ones (`bad`).
+    """The decoded records of a group of blocks.
 
-    `blocks` are the blocks that the records are from; a stream leaves them empty. `records` is the number of all
-    records, good and skipped. `failure` is the error of the bad record at which decoding stopped; None: there was no
-    such record.
+    Attributes:
+        blocks: the blocks that the records are from; the streaming loader of `nopad.loading` leaves this empty.
+        parts: the good records, in order.
+        records: number of all records, good ones and skipped bad ones.
+        bad: number of bad records that were skipped.
+        failure: error of the bad record at which decoding stopped; None: there was no such record.
     """
 
     blocks: list[Block]
@@ -244,10 +253,10 @@ def _gather(blocks: list[Block], first_record: int, options: CorpusOptions) -> G
 
 
 def in_columns(found: Iterable[Record | Records | BadRecord], options: CorpusOptions) -> Iterator[Records | BadRecord]:
-    """Yield decoded records in order: single records that follow each other are combined into `Records`.
+    """Yield decoded records in order; single records that follow each other are combined into `Records`.
 
-    Texts that are too long to be tokenised at once, records with more than `MAX_TOKENS` ids, and records with ids
-    beyond the vocabulary are yielded as bad records.
+    Three kinds of record are yielded as bad records: texts of more than 8 MiB (`DOCUMENT_BYTES`), records with more
+    than 2^31 - 1 ids (`MAX_TOKENS`), and records with an id of `options.vocab_size` or above.
     """
     for one in _runs_of(found):
         if isinstance(one, BadRecord):
@@ -391,9 +400,13 @@ def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
 def _check_lengths(
     gathered: Gathered, lengths: NDArray[np.int64], room: int, special: int, options: CorpusOptions
 ) -> None:
-    """Raise RecordError for the first record that is too long or empty, if `options` say "error" for such records.
+    """Refuse the first record that is too long or empty, if `options` say "error" for such records.
 
-    `lengths` counts the content tokens of each record, of which `room` fit; a sequence gets `special` special tokens.
+    `lengths` are the numbers of content tokens in the records, without special tokens; at most `room` of them fit into
+    a sequence. `special` is the number of special tokens that each sequence gets.
+
+    Raises:
+        RecordError: there is such a record; the message names it.
     """
     over = (lengths > room) & (options.over_long == "error")
     bad = over | ((lengths == 0) & (options.empty == "error"))
