@@ -110,8 +110,8 @@ class ArrayFolder(TableSource):
 
     Args:
         folder: the folder.
-        options: which columns are read, and which of them are packed along with the ids (carried). If no field of ids or
-            text is named, ``ids`` is read.
+        options: which columns are read, and which of them are packed along with the ids (carried). If no field of ids
+            or text is named, ``ids`` is read.
         block_bytes: a block has at most ``block_bytes / 8`` tokens, or a single longer sequence.
 
     Raises:
@@ -150,8 +150,9 @@ class ArrayFolder(TableSource):
         A sequence with more tokens than this is a batch by itself.
 
         Raises:
-            SourceError: the offsets fall, a sequence is too long, it is unclear whether a carried column is per token,
-                or a file cannot be read.
+            SourceError: the offsets fall, a sequence has more than 2^31 - 1 tokens, or a file cannot be read; or it is
+                unclear whether a column to pack along has one value per token or per sequence
+                (`ArrayLayout.check_clear`).
         """
         with ExitStack() as stack:
             columns = {name: stack.enter_context(self._arrays[name].opened()) for name in self.selection.columns}
@@ -169,8 +170,8 @@ class ArrayFolder(TableSource):
         read about a million at a time. `read` is the function that reads the file of offsets (`NpyFile.opened`).
 
         Raises:
-            SourceError: the offsets fall, a sequence has more than 2^31 - 1 tokens, or it is unclear whether a carried
-                column is per token (`ArrayLayout.check_clear`).
+            SourceError: the offsets fall, or a sequence has more than 2^31 - 1 tokens; or it is unclear whether a
+                column to pack along has one value per token or per sequence (`ArrayLayout.check_clear`).
         """
         sequences = self._offsets.size - 1
         for first in range(0, sequences, _OFFSETS_AT_ONCE):

@@ -107,7 +107,9 @@ def as_bytes(column: pa.Array) -> pa.Array:
 
 
 def _without_text(kind: pa.DataType) -> pa.DataType:
-    """Return the Arrow type `kind` with types of bytes in place of types of text, at any depth; string becomes binary.
+    """Return the Arrow type `kind` with its types of text replaced by types of bytes, at any depth.
+
+    For example, ``list<string>`` becomes ``list<binary>``.
     """
     of = pa.types
     if is_string(kind):

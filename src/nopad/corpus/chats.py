@@ -388,12 +388,12 @@ class ChatEncoder:
 def fitted(
     given: Answered, number: int, counts: dict[str, int], max_length: int | None, over_long: OverLong
 ) -> Answered | None:
-    """Return the example `given`, cut to `max_length` tokens (None: unlimited), or None if the example is dropped.
+    """Return the example `given`, cut to `max_length` tokens (None: unlimited); None: the example is dropped.
 
-    A longer example is dropped if `over_long` is "drop". If `over_long` is "truncate", the end of the example is cut
-    off; the example is dropped only if no learned token is left (the first token does not count). When an example is
-    cut or dropped, ``counts["truncated"]`` or ``counts["dropped"]`` is increased by one. `number` is the record's
-    number, for messages.
+    A longer example is dropped if `over_long` is "drop". If `over_long` is "truncate", its end is cut off; it is
+    dropped only if no learned token is left after its first token, which nothing predicts. When an example is cut or
+    dropped, ``counts["truncated"]`` or ``counts["dropped"]`` is increased by one. `number` is the record's number, for
+    messages.
 
     Raises:
         LengthError: the example is longer than `max_length`, and `over_long` is "error".

@@ -2,11 +2,11 @@
 
 The first line names the columns. Each column holds numbers or text.
 
-A column holds numbers if each of its cells in the first thousand rows is empty or a number as a program writes it
-(``12``, ``-0.5``, ``1e-3``; not ``007``, ``+1``, ``nan``, nor an integer of more than 18 digits), and not all are
-empty. In such a column, an empty cell is None, and a later cell that is not a number makes its row a bad record. All
-other columns hold text, and an empty cell is "". In CSV, quotes work as in RFC 4180, and a quote that is never closed
-is an error; in TSV, a quote is a character like any other, as in GLUE's files.
+The first thousand rows decide. A column holds numbers if each of its cells there is empty or a number as a program
+writes it, and not all are empty: ``12``, ``-0.5`` and ``1e-3`` are such numbers; ``007``, ``+1``, ``nan`` and integers
+of more than 18 digits are not. In such a column, an empty cell is None, and a later cell that is not a number makes its
+row a bad record. All other columns hold text, and an empty cell is "". In CSV, quotes work as in RFC 4180, and a quote
+that is never closed is an error; in TSV, a quote is a character like any other, as in GLUE's files.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ _Cells = list[str]
 
 
 def delimited_runs(file: InputFile, strings: Collection[str] = ()) -> Iterator[Run]:
-    """Yield the rows of a file in runs (`Run`: consecutive records); the file is TSV if its suffix is ``.tsv``, else
-    CSV.
+    """Yield the rows of a CSV or TSV file in runs (`Run`: consecutive records); it is TSV if its suffix is ``.tsv``.
 
     The columns that `strings` names are read as text. A row is a `Bad` record of its run if it has more or fewer cells
     than there are columns, is not UTF-8, or has a cell that is not a number in a column of numbers.

@@ -108,8 +108,8 @@ def open_source(
     Raises:
         SourceError: a path is missing, unreadable, given twice or has nothing to read; `inputs` is of another type; a
             column that `options` name is missing or cannot be read, or an option is for ids and the input is text; or
-            some files hold text and others ready-made ids, or the files differ in the columns that are packed along, or in
-            the column that marks padding. The message says what to do.
+            some files hold text and others ready-made ids, or the files differ in the columns that are packed along or
+            in the column that marks padding. The message says what to do.
         RecordError: a CSV, TSV or JSON file is broken in its first records, which are read to find the columns.
         FormatError: a file that begins as SQuAD's files do is broken.
         OptionError: an option has no effect beside `encoder`, or a column to carry is one that the encoder makes.
@@ -260,7 +260,9 @@ def _from_python(inputs: Any, options: ReaderOptions) -> Source | None:
 
 
 def _check_used(source: Source, options: ReaderOptions) -> None:
-    """Refuse options that a text source would ignore: options for ready-made ids, and carried columns that it lacks.
+    """Refuse options that a source of text would ignore.
+
+    These are options for ready-made ids, and names of columns to pack along that the source does not have.
 
     Raises:
         SourceError: the source holds text, and such an option is given.

@@ -67,8 +67,9 @@ class Suffixes:
     named_only: tuple[str, ...] = ()
 
     def only(self, suffixes: Sequence[str]) -> Suffixes:
-        """Return the same rules, but from folders, only files with these `suffixes` are read; (): return the object
-        itself.
+        """Return a copy that reads only files with these `suffixes` from folders.
+
+        If `suffixes` is (), nothing is changed, and the object itself is returned.
 
         Raises:
             SourceError: a suffix is that of a compression, or of a format that nopad does not read.

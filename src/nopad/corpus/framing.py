@@ -53,10 +53,13 @@ def tokenised(
 
     With `pairs`, each text and its second text in `pairs` become one sequence. If a sequence has more than `max_length`
     tokens (None: unlimited), `over_long` decides: "error" raises LengthError, "truncate" shortens the sequence, any
-    other value drops it. Truncation removes tokens at the tokenizer's `truncation_side`, by default the end. From a pair, it
-    removes them one by one from the text that is longer at that moment ("longest_first"). If the tokenizer gives no ids
-    at all for a text, not even special ones, `empty` decides: "error" raises, "skip" leaves the text out and counts it,
-    "keep" keeps it with no ids.
+    other value drops it.
+
+    Truncation removes tokens at the tokenizer's `truncation_side`, by default the end. From a pair, it removes them one
+    by one from the text that is longer at that moment ("longest_first").
+
+    If the tokenizer gives no ids at all for a text, not even special ones, `empty` decides: "error" raises LengthError,
+    "skip" leaves the text out and counts it, "keep" keeps it with no ids.
 
     Raises:
         LengthError: a sequence has more than `max_length` tokens, and `over_long` is "error"; a text has no ids, and

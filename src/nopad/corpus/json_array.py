@@ -83,8 +83,8 @@ class _Window:
     def grow(self, at: int) -> bool:
         """Drop the text before index `at`, then read more text behind the rest; return whether any was read.
 
-        Text is read until there is at least twice as much as was kept, or the file ends. The character that was at index `at` is
-        now at index 0.
+        Text is read until there is at least twice as much as was kept, or the file ends. The character that was at
+        index `at` is now at index 0.
         """
         self.line += self.text.count("\n", 0, at)
         parts, wanted = [self.text[at:]], max(len(self.text) - at, 1)

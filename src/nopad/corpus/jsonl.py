@@ -2,10 +2,10 @@
 
 If no field is named, the first object of each file decides: ``input_ids`` is read if the object has it, else ``text``.
 But if ``input_ids`` is not a list and ``text`` is a string, ``text`` is read. The first thousand objects with content
-decide the types of carried columns. Empty lines are skipped: they count as lines, not as records. Any other line
-without an object with such content becomes a `BadRecord`. Lines are parsed by orjson on one core, many times faster
-than any tokenizer works. Lines that orjson refuses, or whose integers it may have rounded, are parsed by the standard
-library.
+decide the types of columns that are packed along. Empty lines are skipped: they count as lines, not as records. Any
+other line without an object with such content becomes a `BadRecord`. Lines are parsed by orjson on one core, many times
+faster than any tokenizer works. Lines that orjson refuses, or whose integers it may have rounded, are parsed by the
+standard library.
 """
 
 from __future__ import annotations
@@ -86,10 +86,9 @@ class JsonlFile(Source):
         return self.blocks_from((0, 1))
 
     def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
-        """Yield the blocks from a line on; `at` is ``(offset, number)``: the line's offset in bytes, and its 1-based
-        number.
+        """Yield the blocks from a line on.
 
-        The offset is counted in the decompressed content.
+        `at` is (offset of the line in bytes, in the decompressed content; its 1-based number).
         """
         field = self._field or Field(name="text", kind="text")
         decoder: Decoder = partial(decode_objects, field=field, selection=self._selection)

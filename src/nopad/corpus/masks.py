@@ -3,8 +3,8 @@
 As in BERT, 15 % of the tokens are chosen by default (`rate`). Of these, 80 % become ``[MASK]``, 10 % become a random
 token from `ordinary`, and 10 % stay unchanged. Special tokens are never chosen. Without `max_predictions`, each token
 (or whole word) is chosen independently, with probability `rate`. With `max_predictions`, the number of tokens to choose
-in a sequence is fixed, as in BERT: it is `rate` times the number of tokens in the sequence (special ones included),
-rounded, at least 1 and at most `max_predictions`. Tokens (or whole words) are then taken in random order. A word is
+in a sequence is fixed, as in BERT. It is `rate` times the number of tokens in the sequence (special ones included),
+rounded, but at least 1 and at most `max_predictions`. Tokens (or whole words) are then taken in random order. A word is
 skipped if too many tokens would be chosen with it, so there may be fewer chosen tokens than that number. The random
 draws depend only on the seed, the epoch, the integers that name a sequence, and the index of a token in its sequence.
 

@@ -71,8 +71,9 @@ class MixtureSource(JoinedSource):
         self.folders = tuple(folder for source in sources.values() for folder in source.folders)
 
     def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
-        """Yield the blocks from a given place on; `at` is as in `JoinedSource.blocks_from`. Each block names its
-        source.
+        """Yield the blocks from a given place on, as `JoinedSource.blocks_from` does; each block names its source.
+
+        `at` is the place: the number of the source (from 0), then what its `blocks_from` needs to find the block.
         """
         for block in super().blocks_from(at):
             name = self.names[block.at[0]]

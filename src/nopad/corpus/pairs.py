@@ -1,17 +1,17 @@
 """Make pairs ``[CLS] A [SEP] B [SEP]`` from documents, for next-sentence prediction as in BERT.
 
-Sentences of a document are taken until they reach the target number of tokens. The target is the number of tokens for
-which a pair has room beside the three special ones; or, for one document in ten (`short`), a number drawn at random
-from 2 to that number. The sentences are divided at a random point into side A, which comes first, and side B. For half
-of the pairs (`random_next`), and if there is only one sentence, B comes from another document instead, beginning at a
-random sentence; the sentences that B would have had are used in the next pair. A pair that is too long loses tokens one
-by one, from the longer side, at its beginning or end at random. Unlike in BERT's code, a random B never comes from A's
-own document.
+The two texts of a pair are called side A and side B. Sentences of a document are taken until they reach a target
+number of tokens. The target is the number of tokens for which a pair has room beside the three special ones. For one
+document in ten (`short`), it is drawn at random from 2 to that number. The sentences are divided at a random point: the
+first ones become side A, the others side B. For half of the pairs (`random_next`), and if there is only one sentence,
+side B comes from another document instead, and begins at a random sentence. The sentences that it would have had are
+used in the next pair. A pair that is too long loses tokens one by one, from the longer side, at its beginning or end at
+random. Unlike in BERT's code, a random side B never comes from the document of side A.
 
-The pairs of a document depend only on the options, the tokenizer, the number of the copy, the document's number, and
-the documents that are read with it (a pool of `nopad.corpus.pretraining`). One core makes some 350,000 pairs of 128
-tokens a second, or 100,000 with static masks; tokenising takes extra time. Source: ``create_pretraining_data.py`` of
-BERT.
+The pairs of a document depend on the options, the tokenizer, the number of the copy, the document's number, and the
+documents that are read with it (a pool of `nopad.corpus.pretraining`), and on nothing else. One core makes some 350,000
+pairs of 128 tokens a second, or 100,000 with static masks; tokenising takes extra time. Source:
+``create_pretraining_data.py`` of BERT.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ class Group(NamedTuple):
         batch: the sequences, with these columns. ``input_ids``, int32. ``seq_index``, int64: the number of the record
             from which each sequence was made; records are counted from 0, with the skipped ones, through all sources of
             a mixture. ``seq_start``, int64: the index in the record's content tokens at which the sequence starts; 0
-            unless several sequences were made of the record. And the carried columns; those with one value per sequence
-            are Arrow arrays.
+            unless several sequences were made of the record. And the columns that are packed along; those with one
+            value per sequence are Arrow arrays.
         counts: how many records of the blocks were kept, skipped, truncated and so on.
         blocks: the blocks that the sequences were made from.
 
@@ -122,10 +122,11 @@ class Gathered:
         return np.concatenate([np.empty(0, dtype=np.int64), *(part.numbers for part in self.parts)])
 
     def skip(self, block: Block, bad: BadRecord, options: CorpusOptions) -> bool:
-        """Count a bad record and return True; if `options` do not allow bad records, store its error and return False.
+        """Skip a bad record and return True; if `options` say "error" for bad records, return False instead.
 
-        The caller goes on with the next record only if the result is True. `block` is the record's block; the error
-        says where in it the record is.
+        When it is skipped, it is counted in `bad` and `records`. Otherwise its error is stored in `failure`, and the
+        caller must not go on to the next record. `block` is the record's block; the error says where in it the record
+        is.
         """
         if options.on_bad_record == "error":
             reason = f'{block.place(bad.line)}: {bad.reason}; repair it, or choose on_bad_record="skip"'
@@ -234,10 +235,11 @@ def _runs(blocks: Iterable[Block], group_bytes: int) -> Iterator[list[Block]]:
 
 
 def _gather(blocks: list[Block], first_record: int, options: CorpusOptions) -> Gathered:
-    """Return the decoded records of a group, up to the first bad record if bad records are not allowed.
+    """Return the decoded records of a group.
 
-    The error of this bad record is stored, not raised, since an earlier record may still be refused for its length.
-    `first_record` is the number of the group's first record, counted from 0 through all sources of a mixture.
+    If `options` say "error" for bad records, decoding stops at the first bad record. Its error is stored, not raised,
+    since an earlier record may still be refused for its length. `first_record` is the number of the group's first
+    record, counted from 0 through all sources of a mixture.
     """
     out = Gathered(blocks)
     for block in blocks:
@@ -282,8 +284,8 @@ def _runs_of(found: Iterable[Record | Records | BadRecord]) -> Iterator[Records 
 def check_kind(gathered: Gathered, first: dict[bool, str]) -> None:
     """Refuse a mix of text and ready-made ids, since only text would get special tokens.
 
-    `first` is a dict that is empty for the first group, and that the caller passes in again for each further group. The
-    place of the first text is stored in it under True, and that of the first ids under False.
+    It is called for each group of a source with the same dict `first`, which is empty at the first call. The place of
+    the first text is stored in it under True, and that of the first ids under False.
 
     Raises:
         SourceError: text and ids are mixed; the message names both places.
@@ -322,9 +324,10 @@ def start_tokenising(gathered: Gathered, tokenizer: Tokenizer | None, pool: Exec
 
 
 def _end_to_end(parts: Sequence[Sequences]) -> Sequences:
-    """Return the sequences of all parts, one part after the other, without their per-sequence columns.
+    """Return all sequences of `parts` as one object, one part after the other.
 
-    The parts must have the same per-token columns. Without parts, there are no sequences.
+    Per-sequence columns are left out. The parts must have the same per-token columns. If there are no parts, the result
+    has no sequences.
     """
     names = parts[0].tokens if parts else ["input_ids"]
     return Sequences(

@@ -1,10 +1,11 @@
 """Index-only datasets ("virtual packing"): which sequence is in which pack, without the tokens.
 
 ``packs.arrow`` is the file that `Packs.save` writes: the sequence numbers of each pack. ``sequences.arrow`` has one row
-per sequence, with the columns ``length``, in the narrowest unsigned type; ``record``, unless every sequence i is of
-record i and no record was split; ``start``, if records were split (several sequences were made of one record); and
-``source``, if sources are named. The header of ``packs.arrow`` states how records were changed before their lengths
-were taken (stripped, truncated, split, tokenised), so that the index is not applied to unchanged records.
+per sequence. Its column ``length`` has the narrowest unsigned type. ``record``, the record's number, is left out if
+sequence i is record i everywhere. ``start``, the index of its first token in the record, is there only if several
+sequences were made of one record. ``source``, the source's number, is there only if sources are named. The header of
+``packs.arrow`` states how records were changed before their lengths were taken (stripped, truncated, split, tokenised),
+so that the index is not applied to unchanged records.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ SEQUENCES = "sequences.arrow"
 
 
 def selection(counts: Mapping[str, int], tokenizer: object) -> str:
-    """Return a text that says how sequences differ from whole records of the source; "" if they do not.
+    """Return a text that says what nopad did to records before it measured them; "" if sequences are whole records.
 
-    `counts` holds the manifest's counts (fields of `nopad.corpus.Counts`), and `tokenizer` its entry for the tokenizer,
-    which is None if no text was tokenised.
+    `counts` are the counts in the manifest, by the field names of `nopad.corpus.Counts`. `tokenizer` is the manifest's
+    entry for the tokenizer, which is None if no text was tokenised.
 
     >>> selection({"stripped": 13, "truncated": 1, "split": 0}, None)
     'padding was cut off 13 records, 1 was truncated'
@@ -147,7 +148,7 @@ def read_index(folder: Path, m: Manifest) -> Index:
 class IndexFiles:
     """The files of one index, with the methods of `ShardFiles`. Threads may share an instance.
 
-    The two files count as one file with the number 0. Both are read into memory when one of them is first needed.
+    Here, the two files count as one file, with the number 0. Both are read into memory when one is first needed.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:

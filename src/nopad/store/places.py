@@ -102,10 +102,10 @@ class Places:
         return wanted
 
     def runs(self, wanted: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Yield ``(row group, rows)`` for each run of adjacent pack numbers in `wanted` that lie in the same row group.
+        """Yield ``(row group, rows)`` for adjacent entries of `wanted` that lie in the same row group.
 
-        `wanted` are pack numbers ``[n]`` in any order; rows are the numbers of the run's packs within the row group. A
-        run with more entries than the row group has packs is yielded in several parts.
+        `wanted` are pack numbers ``[n]`` in any order. `rows` are the positions of these packs in the row group, from
+        0. At most as many packs as the row group has are yielded at once; more of them are yielded in several parts.
 
         Raises:
             CorruptError: the totals in the manifest are not the sums over its shards.

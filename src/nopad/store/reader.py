@@ -132,9 +132,9 @@ class PackedDataset:
     def to_hf(self, *, causal: bool | None = None) -> Any:
         """Return the packs as a `datasets.Dataset` in memory, for transformers' `Trainer` and TRL's `SFTTrainer`.
 
-        A row is a pack. It has ``seq_lengths``, ``seq_index`` and the other columns with one value per sequence;
-        ``input_ids`` and the other columns with one value per token; ``position_ids``, which begin at 0 in each
-        sequence; and, unless `causal` says otherwise, ``labels``. The result takes 8 to 12 bytes of memory per token,
+        A row is a pack. It has the dataset's columns, with one value per sequence (``seq_lengths``, ``seq_index``) or
+        per token (``input_ids``). Added are ``position_ids``, which begin at 0 in each sequence, and, unless `causal`
+        says otherwise, ``labels``. The result takes 8 to 12 bytes of memory per token,
         and the size of all other columns; it does not need the folder any more. Reading rows at random is as fast as
         reading them in order. Also give the trainer the dataset's `collator` as `data_collator`.
 
@@ -242,7 +242,8 @@ class PackedDataset:
     def __getitems__(self, indices: list[int]) -> list[PackedRow]:
         """Return the packs with these numbers; torch's `DataLoader` calls this with the numbers of a whole batch.
 
-        From then on, torch's default collate function raises OptionError for packs (`refuse_stacking`).
+        From the first call on, torch's default collate function raises OptionError for packs, which it would stack
+        (`refuse_stacking`).
         """
         refuse_stacking()
         return [self[at] for at in indices]
@@ -283,8 +284,8 @@ class PackedDataset:
     def read(self, numbers: ArrayLike) -> Iterator[PackedRow]:
         """Iterate over the packs with these numbers, in this order, reading ahead.
 
-        `numbers` are integers from 0, ``[n]``. A row group is decoded once for each run of consecutive numbers that lie
-        in it, so the result of `order`, or any slice of it, is read as fast as plain iteration.
+        `numbers` are integers from 0, ``[n]``. As long as consecutive numbers lie in the same row group, it is decoded
+        only once. So the result of `order`, or any slice of it, is read as fast as plain iteration.
 
         Raises:
             IndexError: there is no such pack; negative numbers are not allowed.

@@ -53,7 +53,10 @@ class Workspace:
         self.work = work or out / WORK
 
     def half(self, split: str | None) -> Workspace:
-        """Return the workspace of a split ("train" or "validation"), in a folder of that name; None: this workspace."""
+        """Return the workspace of one dataset of the job: `split` is "train" or "validation", the name of its folder.
+
+        None returns this workspace itself, which is that of a job with a single dataset.
+        """
         return self if split is None else Workspace(self.out / split, self.work / split)
 
     def has_manifest(self) -> bool:
@@ -94,8 +97,9 @@ class Workspace:
     def claim(self, settings: Mapping[str, Any], source: Inventoried) -> Iterator[None]:
         """For a ``with`` block, lock the work folder, which is created if it does not exist.
 
-        If the folder holds an unfinished job, that must be the same job as this one. If it holds none, ``job.json`` is
-        written.
+        If the folder holds an unfinished job, it must be this one: with the same `settings` (manifest fields that are
+        known before the source is read) and the same files of the `source`. If it holds none, ``job.json`` is written
+        with both.
 
         Raises:
             OutputExistsError: `out` is a file, or is not empty and holds no unfinished job.
@@ -138,8 +142,8 @@ class Workspace:
     def note(self, file: str, origin: str, **known: Any) -> None:
         """Add a line to the journal that says that a file is finished, and on disk under its final name.
 
-        `file` is the path of the file relative to the work folder, `origin` the fingerprint of the source; `known` are
-        further facts about the file for the journal, by name; ``sha256`` must be among them.
+        `file` is the path of the file, relative to the work folder. `origin` is the fingerprint of the source. `known`
+        has further entries for the line, by name; the file's ``sha256`` must be among them.
 
         Raises:
             StorageError: the disk is full, or the write failed.

@@ -89,12 +89,15 @@ def verify(
 def _dataset_problems(
     folder: Path, source: Source | None, tokenizer: Tokenizer | None, monitor: Monitor
 ) -> tuple[list[str], Half | None]:
-    """Check plan, files, content, options, division, source and assignment, in this order; return (problems, half).
+    """Check one dataset; return ``(problems, half)``.
 
-    Checking stops early if something cannot be read; the last four are checked only if there is no problem before. The
-    division is checked only if a share of the records was held out, which makes two datasets: each record must be in
-    the right one. `half` then holds what is needed to compare the two. `half` is None for any other dataset, and if
-    there was a problem before this check.
+    The plan and the files are checked first. The content is checked next, if the plan can be read and no file is
+    damaged. The other checks are made only if no problem was found before: of the options; if a share of the records
+    was held out, that each record is in the right one of the two datasets; of the sequences against the source, if it
+    is given; and that assigning the plan again gives the same packs.
+
+    `half` holds what is needed to compare the two datasets of a job with a held-out share. It is None for any other
+    dataset, and if a problem was found before.
     """
     try:
         manifest = Manifest.load(folder)
@@ -123,7 +126,7 @@ def _dataset_problems(
 
 
 def _plan_problems(folder: Path, manifest: Manifest) -> tuple[Plan | None, list[str]]:
-    """Return the stored plan (None if it cannot be read), and one sentence for each of its problems.
+    """Return ``(plan, problems)``: the stored plan, or None if it cannot be read, and one sentence per problem.
 
     The plan must have the checksum and the totals that the manifest states, and must be valid.
     """
