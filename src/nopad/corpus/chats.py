@@ -122,11 +122,11 @@ class ChatEncoder:
         return Frame(self.tokenizer)
 
     def check_tokenizer(self, given: Conversation | Passage) -> None:
-        """Refuse a tokenizer that cannot encode records such as this one: chats, or prompts with a completion.
+        """Refuse a tokenizer that cannot encode `given`, a chat or a prompt with its completion.
 
         Raises:
-            OptionError: the record is a chat and the tokenizer has no chat template; or the record is a prompt with a
-                completion, and the special tokens around a text are unknown or there is no end-of-sequence token.
+            OptionError: it is a chat and the tokenizer has no chat template; or it is a prompt with a completion, and
+                the special tokens around a text are unknown or there is no end-of-sequence token.
         """
         if isinstance(given, Passage):
             self.frame.ended([])

@@ -53,7 +53,7 @@ class FileSource(JoinedSource):
         files: the source of each file, in reading order.
         ignored: names of files that were found but are not read.
         folders: the folders in which files were looked for.
-        settings: what `FileSource.settings` returns.
+        settings: the options by which the files are read, by name, as JSON values.
     """
 
     def __init__(
@@ -83,7 +83,10 @@ class FileSource(JoinedSource):
         return None if None in found else [one for files in found for one in files or ()]
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings by name, as JSON values: the `ReaderOptions`, and the encoder's if there is one."""
+        """Return the options by which the files are read, by name, as JSON values.
+
+        These are the `ReaderOptions`, and the settings of the encoder if there is one.
+        """
         return self._settings
 
 
@@ -280,12 +283,12 @@ def _check_used(source: Source, options: ReaderOptions) -> None:
 
 
 def _refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:
-    """Refuse a mapping from names of columns to their values: each column would be read as a source of its own.
+    """Refuse a dict of columns, such as ``{"input_ids": [...], "label": [...]}``, which would be read as a mixture.
 
-    A value that is a path is allowed under any name.
+    In a mixture, a key is the name of a source. A value that is a path is allowed under any name.
 
     Raises:
-        SourceError: a name is that of a column, and its value is no path.
+        SourceError: a key is the name of a column that nopad knows or `options` name, and its value is no path.
     """
     columns = (*COLUMNS, options.ids_field, options.text_field, options.mask_field)
     for name, given in inputs.items():

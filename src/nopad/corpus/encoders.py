@@ -71,12 +71,12 @@ class Encoder(ABC):
         return "" if gone is None else no_column(gone, columns)
 
     def check(self, records: Sequence[Mapping[str, Any]]) -> None:  # noqa: B027 - most encoders have nothing to check
-        """Check that the encoder can encode records such as these, the first ones that a source has read.
+        """Check that the encoder can encode records such as these, the first ones of a source.
 
         A source calls this before any other work starts.
 
         Raises:
-            OptionError: it cannot, for example because the tokenizer has no chat template.
+            OptionError: the encoder cannot encode them, for example because the tokenizer has no chat template.
         """
 
     @abstractmethod
@@ -103,7 +103,7 @@ class Fields(Encoder):
         self.reads, self.columns = tuple(fields), {"text": pa.string()}
 
     def encode(self, records: Sequence[Mapping[str, Any]]) -> tuple[list[Made], dict[str, int]]:
-        """Return a list with one entry for each record, and no counts.
+        """Return ``(made, {})``: a list with one entry for each record, and no counts.
 
         An entry is a list of one dict with the joined text as ``text``, or a string that says why the record is bad.
         """
@@ -146,7 +146,7 @@ class TextPairs(Encoder):
         self.columns = {"input_ids": _IDS} | ({"token_type_ids": pa.list_(pa.int8())} if self._typed else {})
 
     def encode(self, records: Sequence[Mapping[str, Any]]) -> tuple[list[Made], dict[str, int]]:
-        """Return a list with one entry for each record, and counts.
+        """Return ``(made, counts)``: a list with one entry for each record, and counts.
 
         An entry is a list of one dict, or a string that says why the record is bad. The dict has ``input_ids`` (int32),
         and ``token_type_ids`` (int8) if the tokenizer gives them. Both are empty for a pair that has no tokens but
@@ -221,14 +221,14 @@ class Chats(Encoder):
         self.divisible = self._options.get("rewriting") != "expand"
 
     def encode(self, records: Sequence[Mapping[str, Any]]) -> tuple[list[Made], dict[str, int]]:
-        """Return a list with one entry for each record, and no counts.
+        """Return ``(made, {})``: a list with one entry for each record, and no counts.
 
         An entry is a list of dicts, or a string that says why the record is bad. A dict has ``input_ids`` and
         ``labels``, int32 ``[length]`` each. There are several dicts if the option `rewriting` is "expand", the chat
         template rewrites earlier turns of the chat, and several turns are learned.
 
         Raises:
-            OptionError: as for `nopad.corpus.chats.ChatEncoder`: the tokenizer cannot encode such records.
+            OptionError: the tokenizer cannot encode such records, for example because it has no chat template.
         """
         return [self._one(record) for record in records], {}
 
@@ -242,7 +242,7 @@ class Chats(Encoder):
         )
 
     def check(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Check that the tokenizer can encode records such as these.
+        """Check that the tokenizer can encode chats, or prompts with completions, such as those in `records`.
 
         Raises:
             OptionError: as for `encode`.

@@ -36,7 +36,9 @@ class Tokenised:
 
     @property
     def columns(self) -> dict[str, list[list[int]]]:
-        """The per-token columns besides the ids: ``token_type_ids``, or none."""
+        """The columns with one value per token, besides the ids: ``{"token_type_ids": types}``, or {} without token
+        types.
+        """
         return {"token_type_ids": self.types} if self.types else {}
 
 

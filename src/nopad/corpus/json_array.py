@@ -39,11 +39,13 @@ def is_array(file: InputFile) -> bool:
 
 
 def array_runs(file: InputFile) -> Iterator[Run]:
-    """Yield the objects of a JSON array as runs of records; a value that is not an object is a `Bad` record of its run.
+    """Yield the objects of a JSON array in runs (`Run`: consecutive records).
+
+    A value that is not an object is a `Bad` record of its run.
 
     Raises:
         RecordError: the file is not a JSON array, is broken or cut short, or has an object that is too long. An object
-            of at most 2^26 characters (67 million) is never too long, and one of three times as many always is.
+            of up to 67 million characters (2^26) is always read, and one of more than three times as many never.
             Nothing after such an error can be read. The error is raised when the last run is decoded. Its message names
             the line, or the offset of bytes that are not UTF-8.
         SourceError: the file cannot be read, or changed since it was found.

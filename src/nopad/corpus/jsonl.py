@@ -243,7 +243,11 @@ def json_lines(data: bytes, first_line: int) -> Iterator[tuple[int, Any]]:
 
 
 def no_object(value: Any, line: int) -> BadRecord:
-    """Return the `BadRecord` for a line whose `value` (as `json_lines` yields it) is not a JSON object."""
+    """Return the `BadRecord` of a line that holds no JSON object.
+
+    `value` is what `json_lines` yields for the line: another JSON value, or the `BadRecord` of a broken line, which is
+    returned as it is.
+    """
     if isinstance(value, BadRecord):
         return value
     return BadRecord(line=line, reason=f"not a JSON object but {described(value)}")

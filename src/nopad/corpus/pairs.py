@@ -270,7 +270,7 @@ def pairs_of(
         documents: number of documents, D; some may have no sentence.
         numbers: a number per document on which its random choices depend, such as its number in the corpus; uint64
             ``[D]``.
-        words: the vocabulary.
+        words: the token ids that are needed to make pairs.
         options: how pairs are made.
         where: a name for the documents in messages.
 
@@ -341,9 +341,10 @@ def _room(options: PairOptions) -> int:
 
 
 def _fitting(given: Sentences, options: PairOptions) -> tuple[Sentences, dict[str, int]]:
-    """Apply `options.over_long` to sentences that are too long; return all sentences that remain, and counts by name.
+    """Handle sentences that are too long for a pair as `options.over_long` says; return ``(sentences, counts)``.
 
-    The counts have the field names of `nopad.corpus.options.Counts`; there are none if no sentence is too long.
+    `sentences` are all that remain. The keys of `counts` are field names of `nopad.corpus.options.Counts`; it is empty
+    if no sentence is too long.
     """
     most = _room(options) - 1
     over = int(np.count_nonzero(given.lengths > most))
@@ -385,8 +386,9 @@ def _made(
 
 
 def _written(made: NDArray[np.int64], tokens: NDArray[np.int32], words: Vocabulary) -> Sequences:
-    """Return pairs as sequences, with token types, and with ``next_sentence_label`` (0 or 1) for each pair.
+    """Return pairs as sequences, with the columns ``token_type_ids`` and ``next_sentence_label``.
 
+    The latter has one value per pair: 0 if side B follows side A in its document, 1 if side B is from another document.
     `made` has the pairs as rows, as `_made` returns them. `tokens` are the tokens of all sentences.
     """
     from nopad.corpus import _pair_kernels

@@ -245,7 +245,7 @@ class RecordStream:
         return self._left is None
 
     def _begin_reading(self) -> None:
-        """Note that the input is being read, which an iterator allows only once.
+        """Remember that the input is read once more, which is possible only once if it is an iterator.
 
         Raises:
             SourceError: the input is an iterator, and was read before.

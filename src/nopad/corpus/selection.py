@@ -38,13 +38,13 @@ class Selection:
         kind: "text" or "ids".
         mask: name of the column that marks padding; None: no column does.
         pad_id: the id that marks padding; None: no id does.
-        learned: name of the column that is 1 at each token to learn; the carried ``labels`` are made from this column.
-            None: there is none.
+        learned: name of the column that is 1 at each token to learn, from which ``labels`` are made; None: there is
+            none.
         carried: further columns that are packed along with the content.
         left_out: names of columns that are not read.
         known: names of all columns of the table from which these were chosen.
         new: which columns make a later record bad if they are not among the `known` ones. "all": every column that
-            could be carried; "mask": only ``attention_mask``; "none": no column.
+            could be packed along; "mask": only ``attention_mask``; "none": no column.
     """
 
     content: str
@@ -75,7 +75,7 @@ class Selection:
 
     @property
     def columns(self) -> list[str]:
-        """Names of all columns to read: the content first, then the mask, then the columns to carry.
+        """Names of all columns to read: the content, then the mask if there is one, then those to pack along.
 
         If ``labels`` are made from the column `learned`, the list has that column's name and not ``labels``.
         """

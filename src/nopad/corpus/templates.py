@@ -84,8 +84,8 @@ class Frame:
     def closed(self, ids: Sequence[int]) -> list[int]:
         """Return a text's ids with the special tokens that the tokenizer puts around a text.
 
-        If it puts none after a text, the end-of-sequence token is added at the end. Nothing is added if the ids end
-        with this token already, or if the tokenizer has no such token.
+        If it puts none after a text, the end-of-sequence token is added at the end. This token is not added if the ids
+        end with it already, or if the tokenizer has none.
         """
         back = self.back or ([] if self.eos is None or (ids and ids[-1] == self.eos) else [self.eos])
         return [*self.front, *ids, *back]
@@ -239,7 +239,9 @@ class Template:
             ) from error
 
     def check_there(self, chat: Conversation) -> None:
-        """Refuse a tokenizer that has no template for such a chat, with or without tools.
+        """Refuse a tokenizer that has no chat template for this chat.
+
+        A tokenizer may have one template for chats with tools and another for chats without.
 
         Raises:
             OptionError: the tokenizer has no chat template.

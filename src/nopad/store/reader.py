@@ -3,7 +3,7 @@
 A row group is always decoded as a whole. Iterating reads row groups ahead in Arrow's threads, so a pass runs at the
 speed of Parquet decoding. Random access decodes one row group (about 2^18 tokens), or takes it from a cache. Files are
 opened when they are first needed. Every row group is checked against the manifest before it is returned (but not by
-`PackedDataset.unchecked_row_groups`): if a file is missing or damaged, or was written anew with another size or layout,
+`PackedDataset.unchecked_row_groups`). If a file is missing or damaged, or was written anew with another size or layout,
 reading raises `CorruptError` instead of returning fewer packs. A row consists of flat NumPy arrays. `PackedDataset`
 works as a map-style dataset (``__len__``, ``__getitem__``, pickling for workers) and imports no framework.
 """
@@ -108,7 +108,7 @@ class PackedDataset:
         _ALIVE.add(self)
 
     def _unlock(self) -> None:
-        """Make a new lock: a forked child has no thread that could release a lock held at the fork."""
+        """Make a new lock after a fork; in the child, nothing could release a lock that a thread held at the fork."""
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -399,9 +399,9 @@ class PackedDataset:
 
 
 def _remove(folder: Path, process: int) -> None:
-    """Remove the folder of a dataset that nobody uses any more.
+    """Remove the folder of a dataset that is not used any more.
 
-    In another process than `process`, such as a forked child, nothing is done.
+    This is done only in the process with the id `process`, and not in a forked child.
     """
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)

@@ -155,13 +155,14 @@ class Workspace:
             os.fsync(journal.fileno())
 
     def finished_files(self, origin: str, folder: Path | None = None) -> dict[str, dict[str, Any]]:
-        """Return what the journal says about each finished file that has not changed since, by name.
+        """Return, for each file that is finished and has not changed since, what the journal says about it.
 
-        The files are in `folder`; None: in the work folder. Files that have changed, and those whose line in the
-        journal is damaged, are left out, so that the job makes them again.
+        The result is a dict by the file's path; its values are the entries that `note` wrote, such as ``sha256``. The
+        files are in `folder`; None: in the work folder. Files that have changed, and those whose line in the journal is
+        damaged, are left out, so that the job makes them again.
 
         Raises:
-            ResumeError: a file was made from another source than `origin`.
+            ResumeError: a file was made from another source than `origin`, a fingerprint.
             StorageError: the journal or a file cannot be read.
         """
         where = folder or self.work
@@ -299,7 +300,7 @@ def holds(path: Path, digest: str) -> bool:
 def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return a text that says which settings differ, such as "capacity was 512, now 384"; "" if none do.
 
-    `stored` are the settings of a stored job or dataset, `now` those of this job.
+    `stored` are the settings of the job or dataset in the folder, `now` those of this job.
     """
     groups = {"options": None, "tool_versions": None}
     flat = [{**s, **s["options"], **s.get("tool_versions", {}), **groups} for s in (stored, now)]

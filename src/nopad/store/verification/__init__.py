@@ -1,11 +1,14 @@
 """Verify a plan file or a packed dataset by reading all of it.
 
-The checks of a dataset are: every file exists and has its checksum; every sequence is in exactly one pack; no pack
-exceeds the capacity or depth; the pieces of split records join without a gap; the lengths are exactly those of the
-plan; the totals and counts in the manifest agree with the files and with each other; and assigning the plan again with
-the stated seed and order gives the same packs. If a share was held out, two more checks are that both datasets come
-from one job, and that each record is in the dataset that the seed chooses. If the source is given, every token (of an
-index, every length) and every count is compared with it.
+These are the checks of a dataset:
+
+* Every file exists and has its checksum.
+* Every sequence is in exactly one pack, and no pack exceeds the capacity or depth.
+* The pieces of split records join without a gap, and the lengths are exactly those of the plan.
+* The totals and counts in the manifest agree with the files and with each other.
+* Assigning the plan again with the stated seed and order gives the same packs.
+* If a share was held out, both datasets come from one job, and each record is in the dataset that the seed chooses.
+* If the source is given, every token (of an index, every length) and every count agrees with it.
 
 Verifying takes as long as Parquet decoding. Memory: at most 30 bytes per sequence, 8 more per sequence for each column
 compared with a source, and about 100 MB for row groups that are decoded ahead.

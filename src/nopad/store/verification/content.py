@@ -146,7 +146,7 @@ class _Gathering:
         self._columns[name] = column
 
     def in_source_order(self) -> Content:
-        """Return the content sorted by record and start; this uses up the gathered columns.
+        """Return the `Content`, its sequences sorted by record and by start in the record; call this only once.
 
         Raises:
             ValueError: the numbers of records and starts are too large to be combined into 64 bits.
@@ -227,10 +227,11 @@ def _hash_values(column: Any) -> NDArray[np.uint64]:
 
 
 def read_content(folder: Path, m: Manifest, monitor: Monitor, *, hashes: bool) -> tuple[Content | None, list[str]]:
-    """Decode and check every pack; return (content, problems).
+    """Decode and check every pack; return ``(content, problems)``.
 
-    The content is None if a pack cannot be read, or a record has too large a number. `hashes` says whether the values
-    of every sequence are hashed, to be compared with the source.
+    `content` is None if a pack cannot be read, or if record numbers are too large to be combined with starts into 64
+    bits. `problems` has one sentence for each problem. `hashes` says whether the values of every sequence are hashed,
+    to be compared with the source.
     """
     problems: list[str] = []
     dataset = PackedDataset(folder)

@@ -108,9 +108,10 @@ def pair_problems(halves: Sequence[Half]) -> list[str]:
 
 
 def _counts(trained: Manifest, held_out: Manifest) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Yield (`of`, counts in `trained`, counts in `held_out`), first of all records, then of each named source.
+    """Yield ``(of, counts in trained, counts in held_out)``, first of all records, then of each named source.
 
-    The text `of` says in messages what is counted: "" or, for a source named "a", " of 'a'".
+    `trained` and `held_out` are the manifests of the two datasets. `of` is a text for messages that says what is
+    counted: "" or, for a source named "a", " of 'a'".
     """
     yield "", dict(trained.counts), dict(held_out.counts)
     for one, other in zip(trained.sources, held_out.sources, strict=False):

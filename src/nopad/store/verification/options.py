@@ -30,7 +30,10 @@ _CAUSES = {
 
 
 def option_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
-    """Return one sentence for each option that is invalid, or contradicts plan, files, counts or sequences."""
+    """Return one sentence for each problem of the options that the manifest states.
+
+    It is a problem if an option is invalid, or if it contradicts the plan, the files, the counts or the sequences.
+    """
     try:
         CorpusOptions(capacity=m.capacity, **{name: m.options[name] for name in POLICIES})
     except InputError as error:
