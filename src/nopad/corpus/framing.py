@@ -36,9 +36,7 @@ class Tokenised:
 
     @property
     def columns(self) -> dict[str, list[list[int]]]:
-        """The columns with one value per token, besides the ids: ``{"token_type_ids": types}``, or {} without token
-        types.
-        """
+        """The columns with one value per token besides the ids: ``{"token_type_ids": types}``, or {}."""
         return {"token_type_ids": self.types} if self.types else {}
 
 
