@@ -210,7 +210,9 @@ class ChatEncoder:
         `number` is the record's number, for messages.
 
         Raises:
-            RecordError: as for `_chat`, or the template rewrites the turn or a message before it.
+            RecordError: the template refuses the chat, leaves out a part of it, or rewrites the turn or a message
+                before it; the learned tokens of the turn cannot be determined for certain; or the turn does not end as
+                `end_of_turn` says.
             OptionError: the tokenizer has no chat template.
         """
         try:

@@ -58,9 +58,9 @@ class Selection:
     new: Literal["all", "mask", "none"] = "none"
 
     def unforeseen(self, record: Mapping[str, Any]) -> str | None:
-        """Return why a record is bad because of a column that the first records did not have; None if it is not.
+        """Return the reason why a record is bad if it has a column that must not appear later; None if it has none.
 
-        Such a column is one that is not in `known`. `new` says which of these make the record bad.
+        Such a column is not among the `known` ones; `new` says which of these columns make a record bad.
         """
         if self.new == "none":
             return None

@@ -1,9 +1,10 @@
 """Index-only datasets ("virtual packing"): which sequence is in which pack, without the tokens.
 
 ``packs.arrow`` is the file that `Packs.save` writes: the sequence numbers of each pack. ``sequences.arrow`` has one row
-per sequence. Its column ``length`` has the narrowest unsigned type. ``record``, the record's number, is left out if
-sequence i is record i everywhere. ``start``, the index of its first token in the record, is there only if several
-sequences were made of one record. ``source``, the source's number, is there only if sources are named. The header of
+per sequence. The column ``length`` has the narrowest unsigned type that suffices. The column ``record``, the number of
+the sequence's record, is left out if each sequence is the record of the same number. The column ``start``, the index in
+the record of the sequence's first token, exists only if several sequences were made of one record. The column
+``source``, the number of the source, exists only if sources are named. The header of
 ``packs.arrow`` states how records were changed before their lengths were taken (stripped, truncated, split, tokenised),
 so that the index is not applied to unchanged records.
 """

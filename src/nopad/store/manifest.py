@@ -291,7 +291,7 @@ def other_version(folder: Path) -> Any:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a manifest of any version.
+    """Return the JSON object in a manifest file, as a dict; its format version may be any.
 
     Raises:
         FormatError: the file is not a manifest of a packed dataset.

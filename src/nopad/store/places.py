@@ -43,7 +43,11 @@ class Places:
         self.files, self.packs, self.row_groups = len(packs_of), m.packs, self._first_of_file[-1]
 
     def check_totals(self) -> None:
-        """Raise CorruptError if a total in the manifest is not the sum over its shards: reading would miss packs."""
+        """Refuse a manifest in which a total is not the sum over its shards, since reading would miss packs.
+
+        Raises:
+            CorruptError: a total is not the sum.
+        """
         if self._odd_total:
             raise CorruptError(f"{self._folder} is damaged: {self._odd_total}; see `nopad verify`")
 

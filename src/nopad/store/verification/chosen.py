@@ -1,4 +1,4 @@
-"""`Chosen`: choose again which sequences of a source a dataset should hold, to compare source and dataset."""
+"""`Chosen`: finds out which sequences of a source a dataset should hold, so that the two can be compared."""
 
 from __future__ import annotations
 
