@@ -89,7 +89,10 @@ def by_draw(draws: NDArray[Any]) -> NDArray[Any]:
 
 @njit(cache=True, nogil=True, inline="always")
 def mark(kinds: NDArray[Any], first: int, last: int, chosen: NDArray[Any]) -> None:
-    """Set ``chosen[first:last + 1]``: to False for tokens of the kind `NEVER` in `kinds`, to True for all others."""
+    """Mark the tokens with the indices `first` to `last` (inclusive) as chosen, by setting their `chosen` to True.
+
+    It is set to False for tokens that are never predicted: those that are `NEVER` in `kinds`.
+    """
     for t in range(first, last + 1):
         chosen[t] = kinds[t] != NEVER
 

@@ -21,7 +21,7 @@ _1 = np.uint64(1)
 def drawn(key: np.uint64, at: int, low: int, high: int) -> Any:
     """Return a random integer from `low` to `high` (both included).
 
-    It depends only on `key`, a random seed, and `at`, its number (from 0) in the series of random integers of this
+    It is determined by `key`, a random seed, and `at`, its number (from 0) in the series of random integers of this
     seed.
     """
     word = mix(key + (np.uint64(at) + _1) * GOLDEN)

@@ -66,7 +66,7 @@ def delimited_runs(file: InputFile, strings: Collection[str] = ()) -> Iterator[R
 
 
 def _taken(rows: Iterator[tuple[int, _Cells]]) -> tuple[list[tuple[int, _Cells]], RecordError | None]:
-    """Take at most `ROWS` rows for the next run; return ``(taken, error)``.
+    """Take at most 1,000 rows (`ROWS`) for the next run; return ``(taken, error)``.
 
     `taken` lists the rows as (line, cells). `error` is the error of a broken row after them, after which nothing can be
     read; None: no broken row was met.

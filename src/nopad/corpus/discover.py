@@ -100,9 +100,9 @@ def open_source(
     r"""Open `inputs` as a source.
 
     Args:
-        inputs: a path, URL or ``hf:NAME``, or a list of them, read in this order; a `datasets.Dataset` or
-            `IterableDataset`; or dicts, as a list, an iterator, or a function that returns a new iterator; or a list of
-            lists of ids. A mapping of names to such inputs is a mixture: each named source is counted separately.
+        inputs: a path, URL or ``hf:NAME``, or a list of these, which are read in this order; a `datasets.Dataset` or
+            `IterableDataset`; dicts, as a list, as an iterator, or as a function that returns a new iterator; or a list
+            of lists of ids. A dict of names to such inputs is a mixture: each named source is counted separately.
         options: which columns or fields are read, and how; None: the defaults of `ReaderOptions`.
         encoder: turns each record into token ids or a text, such as `nopad.corpus.encoders.Chats`; None: records have a
             field of text or ids.
@@ -283,7 +283,7 @@ def _check_used(source: Source, options: ReaderOptions) -> None:
 
 
 def _refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:
-    """Refuse a dict of columns, such as ``{"input_ids": [...], "label": [...]}``, which would be read as a mixture.
+    """Refuse a dict of columns, such as ``{"input_ids": [...], "label": [...]}``; it would be read as a mixture.
 
     In a mixture, a key is the name of a source. A value that is a path is allowed under any name.
 

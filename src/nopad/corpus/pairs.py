@@ -61,8 +61,8 @@ class PairOptions:
     Attributes:
         max_length: maximum number of tokens in a pair, ``[CLS]`` and two ``[SEP]`` included.
         copies: how many times pairs are made from every document, different ones each time (BERT's ``dupe_factor``).
-        short: the share of documents, from 0 to 1, of which shorter pairs are made: a smaller number of tokens than
-            `max_length` is drawn at random for the document, and its pairs are made about that long.
+        short: the share of documents, from 0 to 1, of which shorter pairs are made: a number of tokens is drawn at
+            random for such a document, and its pairs have about that many.
         random_next: the share of pairs, from 0 to 1, that get side B from another document. It does not count for a
             pair for which only one sentence was taken: its side B always comes from another document.
         sentences: how documents are divided: "rules" (`nopad.corpus.sentences`), or "line" if each line is a sentence.

@@ -7,7 +7,7 @@ that divides the blocks among processes, makes the same bytes. BERT's own code a
 the corpus at a time. Shuffle the documents of a sorted corpus first, or each random side B comes from a document
 similar to that of side A.
 
-A pool ends when it has `pool_bytes` characters and at least `FEWEST` documents with text, or where a source of a
+A pool ends when it has `pool_bytes` characters and at least 16 documents with text (`FEWEST`), or where a source of a
 mixture ends. If the last pool of a source has fewer documents with text, or less than half as many characters, it is
 joined with the pool before it.
 """

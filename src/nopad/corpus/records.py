@@ -314,8 +314,8 @@ def text_record(text: str, line: int, label: str) -> Record | BadRecord:
 def ids_record(values: list[Any], line: int, label: str) -> Record | BadRecord:
     """Return a record with `values` as its ids, or a bad record that names the first value that is not an id.
 
-    An id is an integer from 0 to `MAX_ID`. `line` is the record's 1-based line or row; `label` is what messages call
-    the ids.
+    An id is an integer from 0 to 2^31 - 1 (`MAX_ID`). `line` is the record's 1-based line or row; `label` is what
+    messages call the ids.
     """
     if set(map(type, values)) <= {int}:  # not isinstance: True is an int too
         try:

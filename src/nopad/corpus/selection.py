@@ -180,8 +180,8 @@ def label_column(schema: pa.Schema) -> list[str]:
 def refuse_empty_labels(schema: pa.Schema, names: Sequence[str], wanted: bool, place: str) -> None:
     """Refuse a column of labels that holds nothing but null, since labels would then be missing without a message.
 
-    A column among `names` holds labels if its name is in `LABELS`. Nothing is refused if `wanted` is False. `place`
-    names the table in messages.
+    A column among `names` holds labels if it is called "labels", "label" or "label_ids". Nothing is refused if `wanted`
+    is False. `place` names the table in messages.
 
     Raises:
         SourceError: there is such a column.

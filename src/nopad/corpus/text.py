@@ -5,7 +5,7 @@ A byte order mark at the start of a file is not content.
 With one document per line, a document is the line without its line end (LF or CRLF). An empty line is then an empty
 document, which is skipped or refused as `CorpusOptions.empty` says. A paragraph is a run of lines between empty lines
 or lines of white space, so it is never empty. With one document per file, a file is read as a whole and tokenised on
-one core, which is slow for large files. Then a file of more than `DOCUMENT_BYTES` bytes is refused.
+one core, which is slow for large files. Then a file of more than 8 MiB is refused.
 """
 
 from __future__ import annotations

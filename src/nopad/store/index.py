@@ -2,11 +2,11 @@
 
 ``packs.arrow`` is the file that `Packs.save` writes: the sequence numbers of each pack. ``sequences.arrow`` has one row
 per sequence. The column ``length`` has the narrowest unsigned type that suffices. The column ``record``, the number of
-the sequence's record, is left out if each sequence is the record of the same number. The column ``start``, the index in
-the record of the sequence's first token, exists only if several sequences were made of one record. The column
-``source``, the number of the source, exists only if sources are named. The header of
-``packs.arrow`` states how records were changed before their lengths were taken (stripped, truncated, split, tokenised),
-so that the index is not applied to unchanged records.
+the sequence's record, is left out if each sequence is the whole record of the same number. The column ``start``, the
+index in the record of the sequence's first token, exists only if several sequences were made of one record. The column
+``source``, the number of the source, exists only if sources are named. The header of ``packs.arrow`` states how records
+were changed before their lengths were taken (stripped, truncated, split, tokenised), so that the index is not applied
+to unchanged records.
 """
 
 from __future__ import annotations
