@@ -28,10 +28,10 @@ def choose(kinds: NDArray[Any], key: np.uint64, below: np.uint64, count: int, ch
     (it continues a word). A word is chosen as a whole, except for any tokens in it that are never predicted. Tokens
     that continue a word before any word has begun are not chosen.
 
-    `key` gives a sequence of random 64-bit integers, numbered from 0. Each word has one of them: number ``3 * t``,
-    where t is the index of the word's first token. If `count` is -1, the words whose random number is less than `below`
-    are chosen. Otherwise the words are tried in ascending order of their random numbers, and a word is chosen unless
-    there would then be more than `count` chosen tokens.
+    `key` is a random seed. It determines a series of random 64-bit integers, which are numbered from 0. Each word uses
+    the one with the number ``3 * t``, where t is the index of the word's first token. If `count` is -1, the words whose
+    random integer is less than `below` are chosen. Otherwise the words are tried in ascending order of their random
+    integers, and a word is chosen unless there would then be more than `count` chosen tokens.
     """
     words = 0
     for t in range(kinds.shape[0]):
@@ -89,7 +89,10 @@ def by_draw(draws: NDArray[Any]) -> NDArray[Any]:
 
 @njit(cache=True, nogil=True, inline="always")
 def mark(kinds: NDArray[Any], first: int, last: int, chosen: NDArray[Any]) -> None:
-    """Set `chosen` for the tokens from `first` to `last` (inclusive): False where `kinds` is `NEVER`, else True."""
+    """Mark the tokens with the indices `first` to `last` (inclusive) as chosen, by setting their `chosen` to True.
+
+    It is set to False for tokens that are never predicted: those that are `NEVER` in `kinds`.
+    """
     for t in range(first, last + 1):
         chosen[t] = kinds[t] != NEVER
 
@@ -109,11 +112,14 @@ def mask(
 ) -> None:
     """Mask tokens of `ids` in place, and set `labels`: the original id of a chosen token, -100 for all others.
 
-    The sequences lie one after the other in `ids`, `labels` and `kinds`; sequence i has ``lengths[i]`` tokens. Its
-    random key is made from `key` and ``names[i]``, the integers that name the sequence. `choose` chooses its tokens,
-    with this random key, `below` and ``counts[i]``. Random number ``3 * t + 1`` of the sequence's key decides what
-    happens to the chosen token t: it becomes `mask_id` (80 %), becomes one of the ids in `ordinary` (10 %), or is kept
-    (10 %). Random number ``3 * t + 2`` says which of the ids in `ordinary`.
+    `ids`, `labels` and `kinds` hold n sequences, one after the other; sequence i has ``lengths[i]`` tokens. `choose`
+    chooses its tokens, from `kinds`, `below` and ``counts[i]``. The random integers of a sequence are determined by its
+    own seed, which is made from `key` and from ``names[i]``, the k integers that identify the sequence; `names` is
+    int64 ``[n, k]``.
+
+    A chosen token becomes `mask_id` (80 %), becomes an id drawn from the array `ordinary` (10 %), or is kept (10 %).
+    For the token with index t in its sequence, the random integer with the number ``3 * t + 1`` decides between these
+    three, and the next one draws the id.
     """
     at = 0
     for i in range(lengths.shape[0]):

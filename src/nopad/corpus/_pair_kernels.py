@@ -19,16 +19,20 @@ _1 = np.uint64(1)
 
 @njit(cache=True, nogil=True, inline="always")
 def drawn(key: np.uint64, at: int, low: int, high: int) -> Any:
-    """Return random number `at` of `key`, counted from 0, as an integer from `low` to `high` (both included)."""
+    """Return a random integer from `low` to `high` (both included).
+
+    It is determined by `key`, a random seed, and `at`, its number (from 0) in the series of random integers of this
+    seed.
+    """
     word = mix(key + (np.uint64(at) + _1) * GOLDEN)
     return low + np.int64(bounded(word, np.uint64(high - low + 1)))
 
 
 @njit(cache=True, nogil=True, inline="always")
 def happens(key: np.uint64, at: int, below: np.uint64) -> bool:
-    """Return whether random number `at` of `key`, counted from 0, is less than `below`.
+    """Return whether random integer number `at` (from 0) of the seed `key` is less than `below`.
 
-    The number is a 64-bit integer, so the result is True with a probability of ``below / 2**64``.
+    The integer has 64 bits, so the result is True with a probability of ``below / 2**64``.
     """
     return bool(mix(key + (np.uint64(at) + _1) * GOLDEN) < below)
 
@@ -46,11 +50,12 @@ def pairs(
 ) -> int:
     """Make the pairs of document number `document`, and return how many there are. Each pair fills a row of `out`.
 
-    `out` is ``[sentences, COLUMNS]``, int64; `nopad.corpus.pairs` says what its columns are. Document d has sentences
-    ``first[d]`` to ``first[d + 1]`` (exclusive), and sentence s has tokens ``ends[s]`` to ``ends[s + 1]`` (exclusive);
-    no document and no sentence is empty, and there are at least two documents. All pairs of the document have the same
-    target number of tokens: `room`, or a random number from 2 to `room` if the first random number of `key` is less
-    than `short_below`. A pair is made in these steps, which use the next random numbers of `key` in this order:
+    A pair consists of two texts, called side A and side B. `out` is ``[sentences, COLUMNS]``, int64; the comment at
+    `COLUMNS` in `nopad.corpus.pairs` says what its columns are. Document d has sentences ``first[d]`` to
+    ``first[d + 1]`` (exclusive), and sentence s has tokens ``ends[s]`` to ``ends[s + 1]`` (exclusive). No document and
+    no sentence is empty, and there are at least two documents. `key` is a random seed. All pairs of the document have
+    the same target number of tokens: `room`, or a random number from 2 to `room` if the first random number of `key`
+    is less than `short_below`. A pair is made in these steps, which use the next random numbers of `key` in this order:
 
     1. The next sentences of the document are taken, until they have the target number of tokens or the document ends.
     2. The first few of them become side A. How many is random: at least one, and not all; but if only one sentence was
@@ -119,10 +124,11 @@ def all_pairs(
     random_below: np.uint64,
     out: NDArray[Any],
 ) -> int:
-    """Make the pairs of every document, once with each of its keys; return the number of pairs.
+    """Make the pairs of every document, several times with different random seeds; return the number of pairs.
 
-    `keys` is uint64 ``[documents, copies]``; all pairs of a document come before those of the next. `out` needs
-    ``sentences * copies`` rows; the other arguments are those of `pairs`.
+    ``keys[d, c]`` is the seed for copy c of document d; `keys` is uint64 ``[documents, copies]``. All pairs of a
+    document come before those of the next document. `out` needs ``sentences * copies`` rows. The other arguments are
+    those of `pairs`.
     """
     made = 0
     for document in range(keys.shape[0]):
@@ -135,11 +141,12 @@ def all_pairs(
 def write(
     made: NDArray[Any], tokens: NDArray[Any], start: int, middle: int, ids: NDArray[Any], types: NDArray[Any]
 ) -> None:
-    """Write the tokens of the pairs in `made` to `ids`, pair after pair: `start`, side A, `middle`, side B, `middle`.
+    """Write the token ids of the pairs in `made` to `ids`, one pair after the other, and their token types to `types`.
 
-    `start` and `middle` are special token ids ([CLS] and [SEP] of BERT). The token types are written to `types`: 0 up
-    to and including the first `middle` of a pair, 1 after it. `made` has the rows that `pairs` fills; `tokens` are the
-    tokens of all documents.
+    A pair becomes `start`, the tokens of side A, `middle`, the tokens of side B, `middle`. `start` and `middle` are the
+    ids of two special tokens ([CLS] and [SEP] of BERT). The token type is 0 up to and including the first `middle` of a
+    pair, and 1 after it. `made` has one row per pair, as `pairs` fills them; `tokens` are the token ids of all
+    documents.
     """
     at = 0
     for i in range(made.shape[0]):

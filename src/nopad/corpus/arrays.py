@@ -87,11 +87,11 @@ class ArrayLayout:
         Args:
             all_of_one: whether every sequence has exactly one token. A value per token is then also a value per
                 sequence, and nothing is refused.
-            carried: names of the per-token columns that are used beside the ids; None: all of them are used.
+            carried: names of the per-token columns that are packed along with the ids; None: all of them are.
 
         Raises:
-            SourceError: a per-token column is used beside the ids, and there are as many sequences as tokens, but not
-                every sequence has one token.
+            SourceError: a per-token column is packed along with the ids, and there are as many sequences as tokens, but
+                not every sequence has one token.
         """
         unclear = [name for name in self.per_token if name != "ids"] if carried is None else carried
         if unclear and not all_of_one and self.columns["ids"].size == self.offsets.size - 1:
@@ -110,15 +110,16 @@ class ArrayFolder(TableSource):
 
     Args:
         folder: the folder.
-        options: which columns are read and carried; if they name no field of ids or text, ``ids`` is read.
+        options: which columns are read, and which of them are packed along with the ids (carried). If no field of ids
+            or text is named, ``ids`` is read.
         block_bytes: a block has at most ``block_bytes / 8`` tokens, or a single longer sequence.
 
     Raises:
         SourceError: an array is missing, cannot be read, or has a wrong shape or type; the offsets do not go from 0 to
             the number of ids; a column has neither one value per token nor one per sequence; or a wanted column is
             missing or cannot be packed. While reading: a file cannot be read or has changed; the offsets fall; a
-            sequence has more than 2^31 - 1 tokens; or it is unclear whether a carried column is per token
-            (`ArrayLayout.check_clear`).
+            sequence has more than 2^31 - 1 tokens; or it is unclear whether a carried column has one value per token or
+            per sequence (`ArrayLayout.check_clear`).
 
     >>> import numpy as np, nopad, pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -149,8 +150,9 @@ class ArrayFolder(TableSource):
         A sequence with more tokens than this is a batch by itself.
 
         Raises:
-            SourceError: the offsets fall, a sequence is too long, it is unclear whether a carried column is per token,
-                or a file cannot be read.
+            SourceError: the offsets fall, a sequence has more than 2^31 - 1 tokens, or a file cannot be read; or it is
+                unclear whether a column to pack along has one value per token or per sequence
+                (`ArrayLayout.check_clear`).
         """
         with ExitStack() as stack:
             columns = {name: stack.enter_context(self._arrays[name].opened()) for name in self.selection.columns}
@@ -165,11 +167,11 @@ class ArrayFolder(TableSource):
         """Yield (number of the first sequence, from 0; offsets) for each batch of sequences.
 
         The offsets are int64 ``[n + 1]`` for a batch of n sequences, and count from the start of ``ids.npy``. They are
-        read about a million at a time. `read` reads the file of offsets (`NpyFile.opened`).
+        read about a million at a time. `read` is the function that reads the file of offsets (`NpyFile.opened`).
 
         Raises:
-            SourceError: the offsets fall, a sequence has more than 2^31 - 1 tokens, or it is unclear whether a carried
-                column is per token (`ArrayLayout.check_clear`).
+            SourceError: the offsets fall, or a sequence has more than 2^31 - 1 tokens; or it is unclear whether a
+                column to pack along has one value per token or per sequence (`ArrayLayout.check_clear`).
         """
         sequences = self._offsets.size - 1
         for first in range(0, sequences, _OFFSETS_AT_ONCE):

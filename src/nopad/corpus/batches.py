@@ -75,10 +75,13 @@ def rows_of(block_bytes: int, size: int, rows: int) -> int:
 
 
 def _prove(column: pa.Array, place: str) -> None:
-    """Raise SourceError if a column is damaged.
+    """Refuse a column that is damaged.
 
-    Text that is not UTF-8 does not count as damage, also inside of lists, structs, maps and dictionaries. `place` names
-    the rows and the column in the message.
+    Text that is not UTF-8 does not count as damage, also inside of lists, structs, maps and dictionaries. `place` says
+    which rows of which column these are, for the message.
+
+    Raises:
+        SourceError: the column is damaged.
     """
     try:
         column.validate(full=True)
@@ -104,7 +107,10 @@ def as_bytes(column: pa.Array) -> pa.Array:
 
 
 def _without_text(kind: pa.DataType) -> pa.DataType:
-    """Return the type `kind` with each type of text in it, at any depth, replaced by the matching type of bytes."""
+    """Return the Arrow type `kind` with its types of text replaced by types of bytes, at any depth.
+
+    For example, ``list<string>`` becomes ``list<binary>``.
+    """
     of = pa.types
     if is_string(kind):
         return (

@@ -50,7 +50,7 @@ class Answered:
 
     Attributes:
         ids: token ids.
-        learned: whether each token is learned; as long as `ids`.
+        learned: whether each token is learned (its label is its id, not -100); as long as `ids`.
     """
 
     ids: list[int]
@@ -68,7 +68,10 @@ class Answered:
 
 
 class _RewrittenError(Exception):
-    """The template writes message number `args[0]`, or one before it, differently once other messages follow."""
+    """Raised if the template writes a message differently once other messages follow; ``args[0]`` is a message number.
+
+    The message that is written differently is the one with this number, or one before it.
+    """
 
 
 class ChatEncoder:
@@ -119,11 +122,11 @@ class ChatEncoder:
         return Frame(self.tokenizer)
 
     def check_tokenizer(self, given: Conversation | Passage) -> None:
-        """Refuse a tokenizer that cannot encode records such as this one: chats, or prompts with a completion.
+        """Refuse a tokenizer that cannot encode `given`, a chat or a prompt with its completion.
 
         Raises:
-            OptionError: the record is a chat and the tokenizer has no chat template; or the record is a prompt with a
-                completion, and the special tokens around a text are unknown or there is no end-of-sequence token.
+            OptionError: it is a chat and the tokenizer has no chat template; or it is a prompt with a completion, and
+                the special tokens around a text are unknown or there is no end-of-sequence token.
         """
         if isinstance(given, Passage):
             self.frame.ended([])
@@ -207,7 +210,9 @@ class ChatEncoder:
         `number` is the record's number, for messages.
 
         Raises:
-            RecordError: as for `_chat`, or the template rewrites the turn or a message before it.
+            RecordError: the template refuses the chat, leaves out a part of it, or rewrites the turn or a message
+                before it; the learned tokens of the turn cannot be determined for certain; or the turn does not end as
+                `end_of_turn` says.
             OptionError: the tokenizer has no chat template.
         """
         try:
@@ -240,9 +245,9 @@ class ChatEncoder:
     def _before(self, chat: Conversation, until: int, whole: str, number: int, turn: int) -> str:
         """Return the text that the template writes for the messages before number `until`.
 
-        `whole`, the text of the chat, must begin with this text. An end-of-sequence token that `whole` does not have at
-        this place is removed from the end of the returned text. `number`, the record's number, and `turn`, the number
-        of a message, are for errors.
+        `whole`, the text of the chat, must begin with the returned text. Some templates write an end-of-sequence token
+        after these messages that `whole` does not have there; it is removed. `number`, the record's number, and `turn`,
+        the number of a message, are for errors.
 
         Raises:
             _RewrittenError: `whole` does not begin with the text; the error holds `turn`.
@@ -312,8 +317,8 @@ class ChatEncoder:
     def _end(self, ids: list[int], begin: int, end: int) -> int:
         """Return the index in `ids` at which the learned part of a turn ends.
 
-        It is the index after the turn's last special token if only white space follows this token in the turn; else it
-        is `end`. The turn has the tokens `begin` to `end` (exclusive).
+        The turn has the tokens `begin` to `end` (exclusive). If only white space follows its last special token, the
+        learned part ends right after this token. Otherwise, it ends at `end`.
         """
         last = next((at for at in range(end - 1, begin - 1, -1) if ids[at] in self.template.stops), None)
         if last is None or str(self.tokenizer.decode(ids[last + 1 : end])).strip():
@@ -385,12 +390,12 @@ class ChatEncoder:
 def fitted(
     given: Answered, number: int, counts: dict[str, int], max_length: int | None, over_long: OverLong
 ) -> Answered | None:
-    """Return the example `given`, cut to `max_length` tokens (None: unlimited), or None if the example is dropped.
+    """Return the example `given`, cut to `max_length` tokens (None: unlimited); None: the example is dropped.
 
-    A longer example is dropped if `over_long` is "drop". If `over_long` is "truncate", the end of the example is cut
-    off; the example is dropped only if no learned token is left (the first token does not count). When an example is
-    cut or dropped, ``counts["truncated"]`` or ``counts["dropped"]`` is increased by one. `number` is the record's
-    number, for messages.
+    A longer example is dropped if `over_long` is "drop". If `over_long` is "truncate", its end is cut off; it is
+    dropped only if no learned token is left after its first token, which nothing predicts. When an example is cut or
+    dropped, ``counts["truncated"]`` or ``counts["dropped"]`` is increased by one. `number` is the record's number, for
+    messages.
 
     Raises:
         LengthError: the example is longer than `max_length`, and `over_long` is "error".

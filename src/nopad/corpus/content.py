@@ -65,19 +65,20 @@ class Content:
         options: CorpusOptions,
         place: str,
     ) -> Encoder | None:
-        """Return the encoder for records with this content; None if they need none: they have one field of text or ids.
+        """Return the encoder that makes text or ids of each record; None if each record already has one field of them.
 
         Args:
             first: returns the first record, or None if it is not known; called only if `chat` is None and the first
                 record decides.
             tokenizer: returns the tokenizer of transformers, or None if the user gave none; called only for chats and
                 pairs.
-            options: the job's options; from these come the capacity, and what is done with over-long records.
+            options: the job's options. The encoder needs the capacity and `over_long` (what is done with records that
+                have more tokens); chats and pairs also forbid some other values.
             place: name of the input, for messages.
 
         Raises:
-            OptionError: an option is not for such records, chats or pairs have no tokenizer, or the first record holds
-                both a text and a chat.
+            OptionError: an option cannot be used with such records; the records are chats or pairs, and there is no
+                tokenizer; or the first record holds both a text and a chat.
             FormatError: the tokenizer is one that `nopad.corpus.Tokenizer` refuses.
         """
         chat = self.chat

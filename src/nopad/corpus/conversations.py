@@ -132,7 +132,8 @@ def pair_of(
         record: the record's values by column.
         number: the record's number, for messages.
         roles: maps names of roles in the record to the names that chat templates know.
-        prompted: whether the prompt must be known, because only the answers count; two strings then need a ``prompt``.
+        prompted: whether the caller must know where the answers begin. If True, two strings need a ``prompt``, since
+            nothing else tells their prompt from their answers.
 
     Raises:
         RecordError: an answer is missing, or is "" beside a ``prompt``; ``chosen``, ``rejected`` and ``prompt`` are not
@@ -173,8 +174,8 @@ def messages_of(value: Any, name: str, number: int, roles: Mapping[str, str]) ->
 
     `value` is the column's value; `number` is the record's number, for messages of errors; `roles` maps the names
     of roles in the record to known ones. Only a message of the assistant with ``tool_calls`` may lack ``content``. The
-    keys ``from`` and ``value`` become ``role`` and ``content``. Keys whose value is None are left out, and ``weight``
-    and ``train`` are replaced as in `_weighted`.
+    keys ``from`` and ``value`` become ``role`` and ``content``. Keys whose value is None are left out. ``weight`` and
+    ``train`` are removed; a message that they exclude from learning gets another key instead (`_weighted`).
 
     Raises:
         RecordError: `value` is no list or is empty; or a message is not a dict, lacks its role or content, has an
@@ -219,9 +220,10 @@ def _message(given: Any, what: str, roles: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _weighted(message: dict[str, Any], what: str) -> dict[str, Any]:
-    """Remove ``weight`` and ``train`` from a message, in place, and return the rest of it as a new dict.
+    """Return a message without the keys ``weight`` and ``train``, which say whether it is learned.
 
-    If they exclude the message from learning, the new dict has the key `_SILENT`. `what` names the message in errors.
+    The result is a new dict. If the message is not learned, it has the key `_SILENT` instead. The two keys are also
+    removed from `message` itself. `what` names the message in errors.
 
     Raises:
         RecordError: ``weight`` or ``train`` is neither 0 nor 1, the two contradict each other, or one is 1 for a
@@ -242,9 +244,10 @@ def _weighted(message: dict[str, Any], what: str) -> dict[str, Any]:
 
 
 def _answered(record: Mapping[str, Any], name: str, number: int, roles: Mapping[str, str]) -> Conversation | Passage:
-    """Return the prompt of a record followed by the answer in column `name`.
+    """Return the prompt of a record together with the answer in column `name`.
 
-    The result is a `Passage` if both are strings, and a `Conversation` if both are lists of messages.
+    The result is a `Passage` if both are strings, and a `Conversation` if both are lists of messages. `number` is the
+    record's number, for messages of errors; `roles` maps names of roles in the record to known ones.
 
     Raises:
         RecordError: either the prompt or the answer is a string, and the other is not; the answer is ""; or a message,

@@ -2,11 +2,11 @@
 
 The first line names the columns. Each column holds numbers or text.
 
-A column holds numbers if each of its cells in the first thousand rows is empty or a number as a program writes it
-(``12``, ``-0.5``, ``1e-3``; not ``007``, ``+1``, ``nan``, nor an integer of more than 18 digits), and not all are
-empty. In such a column, an empty cell is None, and a later cell that is not a number makes its row a bad record. All
-other columns hold text, and an empty cell is "". In CSV, quotes work as in RFC 4180, and a quote that is never closed
-is an error; in TSV, a quote is a character like any other, as in GLUE's files.
+The first thousand rows decide. A column holds numbers if each of its cells there is empty or a number as a program
+writes it, and not all are empty: ``12``, ``-0.5`` and ``1e-3`` are such numbers; ``007``, ``+1``, ``nan`` and integers
+of more than 18 digits are not. In such a column, an empty cell is None, and a later cell that is not a number makes its
+row a bad record. All other columns hold text, and an empty cell is "". In CSV, quotes work as in RFC 4180, and a quote
+that is never closed is an error; in TSV, a quote is a character like any other, as in GLUE's files.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ _Cells = list[str]
 
 
 def delimited_runs(file: InputFile, strings: Collection[str] = ()) -> Iterator[Run]:
-    """Yield the rows of a file in runs (`Run`); the file is TSV if its suffix is ``.tsv``, else CSV.
+    """Yield the rows of a CSV or TSV file in runs (`Run`: consecutive records); it is TSV if its suffix is ``.tsv``.
 
     The columns that `strings` names are read as text. A row is a `Bad` record of its run if it has more or fewer cells
-    than there are columns, is not UTF-8, or has a cell that is not a number in a column of numbers. Nothing can be read
-    after a row with a broken quote, with a carriage return alone outside of quotes, or with a cell of more than
-    8,388,608 characters. Such a row counts as the last record of the last run, and decoding it raises an error.
+    than there are columns, is not UTF-8, or has a cell that is not a number in a column of numbers.
+
+    Nothing can be read after a broken row: one with a broken quote, with a carriage return alone outside of quotes, or
+    with a cell of more than 8,388,608 characters. A broken row counts as the last record of the last run.
 
     Raises:
         SourceError: two columns have the same name, or the file cannot be read.
-        RecordError: the name of a column is not UTF-8; or a row has a broken quote, or a cell that is too long. If this
-            is the first line, the error is raised before any run is yielded; else when the last run is decoded.
+        RecordError: the name of a column is not UTF-8, or a row is broken. If the broken row is the first line, which
+            names the columns, the error is raised before any run is yielded; otherwise, when the last run is decoded.
     """
     rows = _rows(file)
     _, names = next(rows, (1, []))
@@ -65,9 +66,10 @@ def delimited_runs(file: InputFile, strings: Collection[str] = ()) -> Iterator[R
 
 
 def _taken(rows: Iterator[tuple[int, _Cells]]) -> tuple[list[tuple[int, _Cells]], RecordError | None]:
-    """Return the rows of the next run as (line, cells), and an error if the row after them is broken, else None.
+    """Take at most 1,000 rows (`ROWS`) for the next run; return ``(taken, error)``.
 
-    After a broken row, no further row can be read.
+    `taken` lists the rows as (line, cells). `error` is the error of a broken row after them, after which nothing can be
+    read; None: no broken row was met.
     """
     taken: list[tuple[int, _Cells]] = []
     try:
@@ -95,10 +97,10 @@ def _records(
 
 
 def _record(cells: _Cells, names: list[str], readers: list[Callable[[str], Any]], place: str) -> dict[str, Any] | Bad:
-    """Return the values of a row by column, or a `Bad` that says why it cannot be read.
+    """Return the values of a row by column, or a `Bad` that says why the row cannot be read.
 
-    `names` are the names of the columns, and `readers` the functions that turn their cells into values. `place` names
-    the file and the line in messages.
+    `names` are the names of the columns. `readers` has a function for each column, which turns a cell into a value.
+    `place` names the file and the line in messages.
     """
     if odd := [cell for cell in cells if not cell.isascii() and _not_utf8(cell)]:
         raw = odd[0].encode("utf-8", "surrogateescape")
@@ -131,7 +133,11 @@ def _not_utf8(cell: str) -> bool:
 
 
 def _reader(cells: _Cells) -> Callable[[str], Any]:
-    """Return the function that turns a cell of a column into a value, chosen from the column's first `cells`."""
+    """Return the function that turns a cell of a column into a value.
+
+    The column's first `cells` decide: it is `str`, or, if they are numbers, a function that returns an int or a float,
+    and None for an empty cell.
+    """
     filled = [cell for cell in cells if cell]
     if not filled or not all(map(_NUMBER.fullmatch, filled)):
         return str
@@ -151,8 +157,8 @@ def _float(cell: str) -> float | None:
 def _rows(file: InputFile) -> Iterator[tuple[int, _Cells]]:
     """Yield (line, cells) of every row that is not empty; the first of them has the names of the columns.
 
-    If the limit of the module `csv` for the length of a cell is lower than `DOCUMENT_BYTES`, it is raised to that, for
-    the whole process.
+    The module `csv` has a limit on the length of a cell. A lower limit than `DOCUMENT_BYTES` (8,388,608) is raised to
+    that, for the whole process.
 
     Raises:
         RecordError: a row has a broken quote, a carriage return alone outside of quotes, or a cell of more than

@@ -53,7 +53,7 @@ class FileSource(JoinedSource):
         files: the source of each file, in reading order.
         ignored: names of files that were found but are not read.
         folders: the folders in which files were looked for.
-        settings: what `FileSource.settings` returns.
+        settings: the options by which the files are read, by name, as JSON values.
     """
 
     def __init__(
@@ -83,7 +83,10 @@ class FileSource(JoinedSource):
         return None if None in found else [one for files in found for one in files or ()]
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings by name, as JSON values: the `ReaderOptions`, and the encoder's if there is one."""
+        """Return the options by which the files are read, by name, as JSON values.
+
+        These are the `ReaderOptions`, and the settings of the encoder if there is one.
+        """
         return self._settings
 
 
@@ -97,9 +100,9 @@ def open_source(
     r"""Open `inputs` as a source.
 
     Args:
-        inputs: a path, URL or ``hf:NAME``, or a list of them, read in this order; a `datasets.Dataset` or
-            `IterableDataset`; or dicts, as a list, an iterator, or a function that returns a new iterator; or a list of
-            lists of ids. A mapping of names to such inputs is a mixture: each named source is counted separately.
+        inputs: a path, URL or ``hf:NAME``, or a list of these, which are read in this order; a `datasets.Dataset` or
+            `IterableDataset`; dicts, as a list, as an iterator, or as a function that returns a new iterator; or a list
+            of lists of ids. A dict of names to such inputs is a mixture: each named source is counted separately.
         options: which columns or fields are read, and how; None: the defaults of `ReaderOptions`.
         encoder: turns each record into token ids or a text, such as `nopad.corpus.encoders.Chats`; None: records have a
             field of text or ids.
@@ -108,8 +111,8 @@ def open_source(
     Raises:
         SourceError: a path is missing, unreadable, given twice or has nothing to read; `inputs` is of another type; a
             column that `options` name is missing or cannot be read, or an option is for ids and the input is text; or
-            some files hold text and others ready-made ids, or their carried columns or masks differ. The message says
-            what to do.
+            some files hold text and others ready-made ids, or the files differ in the columns that are packed along or
+            in the column that marks padding. The message says what to do.
         RecordError: a CSV, TSV or JSON file is broken in its first records, which are read to find the columns.
         FormatError: a file that begins as SQuAD's files do is broken.
         OptionError: an option has no effect beside `encoder`, or a column to carry is one that the encoder makes.
@@ -197,8 +200,8 @@ def _opened(found: InputFile | Path | str, options: ReaderOptions, encoder: Enco
 def _of_records(file: InputFile, options: ReaderOptions, encoder: Encoder | None, block_bytes: int) -> Source:
     """Open a file whose records are read as dicts: any file if there is an encoder, else a CSV, TSV or JSON file.
 
-    Without an encoder, a ``.json`` file with one object per line is opened as a `JsonlFile`. The other arguments are
-    those of `open_source`.
+    Without an encoder, a ``.json`` file with one object per line is opened as a `JsonlFile`. The last three arguments
+    are those of `open_source`.
     """
     kind, runs = opened_runs(file, _strings(options, encoder), options.text_unit)
     if kind == "jsonl" and encoder is None:
@@ -216,7 +219,10 @@ def _strings(options: ReaderOptions, encoder: Encoder | None) -> tuple[str, ...]
 
 
 def _encoded(inputs: Any, options: ReaderOptions, encoder: Encoder) -> Source | None:
-    """Return the source of Python objects whose records `encoder` turns into content; None if `inputs` are paths."""
+    """Return a source of the Python objects in `inputs`; None if `inputs` are paths.
+
+    The objects are records (dicts), and `encoder` makes text or ids of each of them.
+    """
     stream = records_from_python(inputs)
     if stream is None:
         return None
@@ -257,7 +263,9 @@ def _from_python(inputs: Any, options: ReaderOptions) -> Source | None:
 
 
 def _check_used(source: Source, options: ReaderOptions) -> None:
-    """Refuse options that a text source would ignore: options for ready-made ids, and carried columns that it lacks.
+    """Refuse options that a source of text would ignore.
+
+    These are options for ready-made ids, and names of columns to pack along that the source does not have.
 
     Raises:
         SourceError: the source holds text, and such an option is given.
@@ -275,12 +283,12 @@ def _check_used(source: Source, options: ReaderOptions) -> None:
 
 
 def _refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:
-    """Refuse a mapping from names of columns to their values: each column would be read as a source of its own.
+    """Refuse a dict of columns, such as ``{"input_ids": [...], "label": [...]}``; it would be read as a mixture.
 
-    A value that is a path is allowed under any name.
+    In a mixture, a key is the name of a source. A value that is a path is allowed under any name.
 
     Raises:
-        SourceError: a name is that of a column, and its value is no path.
+        SourceError: a key is the name of a column that nopad knows or `options` name, and its value is no path.
     """
     columns = (*COLUMNS, options.ids_field, options.text_field, options.mask_field)
     for name, given in inputs.items():
@@ -292,14 +300,14 @@ def _refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:
 
 
 def _check_alike(files: Sequence[Source], paths: Sequence[str]) -> None:
-    """Refuse the last file if it does not match the first one with content.
+    """Refuse the last of `files` if it differs from the first one that has records.
 
-    Both must hold text, or both ids; their carried columns must be the same; and if they hold ids, also their masks. If
-    the last file has no content, nothing is refused. `files` are the sources opened so far, and `paths` their names in
-    messages.
+    Both must hold text, or both ready-made ids. They must agree in the columns that are packed along, and, if they hold
+    ids, in the column that marks padding. Nothing is refused if the last file has no records. `files` are the sources
+    opened so far; `paths` are their names in messages.
 
     Raises:
-        SourceError: the last file does not match.
+        SourceError: the last file differs.
     """
     known = next((at for at, file in enumerate(files) if file.kind), None)
     if known is None or files[-1].kind is None:

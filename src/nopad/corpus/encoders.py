@@ -56,29 +56,32 @@ class Encoder(ABC):
 
     @abstractmethod
     def encode(self, records: Sequence[Mapping[str, Any]]) -> tuple[list[Made], dict[str, int]]:
-        """Return a list with one entry for each record, and counts.
+        """Return ``(made, counts)``: a list with one entry for each record, and counts.
 
         An entry is the list of dicts that were made from the record, or a string that says why the record is bad. The
-        counts are by the field names of `nopad.corpus.Counts`.
+        keys of `counts` are field names of `nopad.corpus.Counts`.
         """
 
     def missing(self, columns: Collection[str]) -> str:
-        """Return a message that names a column of `reads` that an input with these columns lacks; "" if it has all."""
+        """Return a message about the first column in `reads` that is missing from `columns`; "" if all are there.
+
+        `columns` are the names of an input's columns.
+        """
         gone = next((name for name in self.reads if name not in columns), None)
         return "" if gone is None else no_column(gone, columns)
 
     def check(self, records: Sequence[Mapping[str, Any]]) -> None:  # noqa: B027 - most encoders have nothing to check
-        """Check that the encoder can encode records such as these, the first ones that a source has read.
+        """Check that the encoder can encode records such as these, the first ones of a source.
 
         A source calls this before any other work starts.
 
         Raises:
-            OptionError: it cannot, for example because the tokenizer has no chat template.
+            OptionError: the encoder cannot encode them, for example because the tokenizer has no chat template.
         """
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """Return all settings that the result of `encode` depends on (besides the records), by name, as JSON values."""
+        """Return the settings on which the result of `encode` depends, by name, as JSON values."""
 
 
 class Fields(Encoder):
@@ -87,6 +90,10 @@ class Fields(Encoder):
     Args:
         fields: names of the fields, in the order in which they are joined. A record in which one of these fields is
             missing or not a string is bad.
+
+    Attributes:
+        ways: which values of `CorpusOptions.over_long`, besides "error", are possible: all of them, since the text may
+            be cut anywhere.
     """
 
     content = "text"
@@ -96,7 +103,7 @@ class Fields(Encoder):
         self.reads, self.columns = tuple(fields), {"text": pa.string()}
 
     def encode(self, records: Sequence[Mapping[str, Any]]) -> tuple[list[Made], dict[str, int]]:
-        """Return a list with one entry for each record, and no counts.
+        """Return ``(made, {})``: a list with one entry for each record, and no counts.
 
         An entry is a list of one dict with the joined text as ``text``, or a string that says why the record is bad.
         """
@@ -139,7 +146,7 @@ class TextPairs(Encoder):
         self.columns = {"input_ids": _IDS} | ({"token_type_ids": pa.list_(pa.int8())} if self._typed else {})
 
     def encode(self, records: Sequence[Mapping[str, Any]]) -> tuple[list[Made], dict[str, int]]:
-        """Return a list with one entry for each record, and counts.
+        """Return ``(made, counts)``: a list with one entry for each record, and counts.
 
         An entry is a list of one dict, or a string that says why the record is bad. The dict has ``input_ids`` (int32),
         and ``token_type_ids`` (int8) if the tokenizer gives them. Both are empty for a pair that has no tokens but
@@ -181,8 +188,8 @@ class Chats(Encoder):
     Args:
         tokenizer: a tokenizer from transformers, with a chat template if there are chats.
         capacity: number of tokens above which a chat is over-long.
-        over_long: what the packing job will do with over-long chats. With "truncate", a sequence is made empty here if
-            cutting off its end would leave no token to learn.
+        over_long: what the packing job will do with over-long chats. With "truncate", the job cuts off their ends. A
+            sequence that would then have no token to learn is made empty here.
         options: options of `nopad.tasks.Chat` by name; `CHAT_OPTIONS` lists those allowed. None: their defaults.
 
     Raises:
@@ -214,14 +221,14 @@ class Chats(Encoder):
         self.divisible = self._options.get("rewriting") != "expand"
 
     def encode(self, records: Sequence[Mapping[str, Any]]) -> tuple[list[Made], dict[str, int]]:
-        """Return a list with one entry for each record, and no counts.
+        """Return ``(made, {})``: a list with one entry for each record, and no counts.
 
         An entry is a list of dicts, or a string that says why the record is bad. A dict has ``input_ids`` and
         ``labels``, int32 ``[length]`` each. There are several dicts if the option `rewriting` is "expand", the chat
         template rewrites earlier turns of the chat, and several turns are learned.
 
         Raises:
-            OptionError: as for `nopad.corpus.chats.ChatEncoder`: the tokenizer cannot encode such records.
+            OptionError: the tokenizer cannot encode such records, for example because it has no chat template.
         """
         return [self._one(record) for record in records], {}
 
@@ -235,7 +242,7 @@ class Chats(Encoder):
         )
 
     def check(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Check that the tokenizer can encode records such as these.
+        """Check that the tokenizer can encode chats, or prompts with completions, such as those in `records`.
 
         Raises:
             OptionError: as for `encode`.
@@ -289,7 +296,10 @@ def has_chat(record: Mapping[str, Any], place: str = "the record") -> bool:
 
 
 def _not_text(record: Mapping[str, Any], fields: Sequence[str]) -> str:
-    """Return a message about the first of `fields` that a record lacks or that is not a string; "" if none is."""
+    """Return a message about the first of `fields` that is missing from a record or is not a string.
+
+    The result is "" if all of them are strings.
+    """
     for name in fields:
         if name not in record:
             return f"no {name!r} in this record; it has {', '.join(map(shown, list(record)[:8]))}"

@@ -67,7 +67,9 @@ class Suffixes:
     named_only: tuple[str, ...] = ()
 
     def only(self, suffixes: Sequence[str]) -> Suffixes:
-        """Return a copy that reads only files with these suffixes from folders; with (), the object itself.
+        """Return a copy that reads only files with these `suffixes` from folders.
+
+        If `suffixes` is (), nothing is changed, and the object itself is returned.
 
         Raises:
             SourceError: a suffix is that of a compression, or of a format that nopad does not read.
@@ -91,12 +93,15 @@ class Suffixes:
         return bool(file.compression) and file.suffix in (*TABLE_SUFFIXES, *self.others, ".tar")
 
     def is_read(self, file: InputFile) -> bool:
-        """Return whether a file in a folder is read, by its name; compressed tables and files in `BESIDE` are not."""
+        """Return whether a file is read if it is found in a folder; its name alone decides.
+
+        Compressed tables are not read, nor the JSON files that `save_to_disk` writes beside its Arrow files (`BESIDE`).
+        """
         beside = file.name.split("/")[-1] in BESIDE
         return file.suffix in self.read and not beside and not self.is_archive(file)
 
     def named(self, path: Path) -> InputFile:
-        """Return the `InputFile` of a path that the user gave; the suffix may be known, or unknown (read as text).
+        """Return the `InputFile` of a path that the user gave; a file with an unknown suffix is allowed, as text.
 
         Raises:
             SourceError: the file is missing or unreadable, its suffix is of a format that nopad does not read, or it is
@@ -112,7 +117,11 @@ class Suffixes:
 
 
 def refuse_tables(inputs: Any) -> None:
-    """Refuse objects of pandas, polars and pyarrow, and arrays; the SourceError says how to pass them instead."""
+    """Refuse objects of pandas, polars and pyarrow, and arrays.
+
+    Raises:
+        SourceError: `inputs` is such an object; the message says how to pass it instead.
+    """
     module, name = type(inputs).__module__.partition(".")[0], type(inputs).__name__
     if module == "pandas":
         raise SourceError("a DataFrame is read as a dataset: give datasets.Dataset.from_pandas(frame)")
@@ -145,7 +154,7 @@ class Found:
 
     Attributes:
         place: name of the input in messages.
-        identity: a text that is equal for two inputs only if they are the same file or dataset.
+        identity: a text that tells inputs apart: two inputs with the same text are the same file or dataset.
         what: a file, the path of a folder of arrays, or the name of a dataset on the hub (``hf:NAME``).
     """
 
@@ -285,7 +294,8 @@ def _find_in(folder: Path, suffixes: Suffixes) -> tuple[list[InputFile], list[st
     """Return two lists: the files of a folder that are read, and the names of everything else in it, for messages.
 
     Both are sorted. A file that is found twice, through a link, is in the first list once, and in the second list too.
-    Files in `BESIDE`, and hidden files and folders, are in neither list.
+    Hidden files and folders are in neither list, nor are the JSON files that `save_to_disk` writes beside its Arrow
+    files (`BESIDE`).
 
     Raises:
         SourceError: the folder has no file that is read, or lacks a file of a saved dataset that it holds; or a file in

@@ -36,7 +36,7 @@ class Tokenised:
 
     @property
     def columns(self) -> dict[str, list[list[int]]]:
-        """The per-token columns besides the ids: ``token_type_ids``, or none."""
+        """The columns with one value per token besides the ids: ``{"token_type_ids": types}``, or {}."""
         return {"token_type_ids": self.types} if self.types else {}
 
 
@@ -52,11 +52,14 @@ def tokenised(
     """Tokenise texts, with the special tokens of `tokenizer`, a tokenizer from transformers.
 
     With `pairs`, each text and its second text in `pairs` become one sequence. If a sequence has more than `max_length`
-    tokens (None: unlimited), `over_long` decides: "error" raises, "truncate" shortens the sequence, any other value
-    drops it. Truncation removes tokens at the tokenizer's `truncation_side`, by default the end. From a pair, it
-    removes them one by one from the text that is longer at that moment ("longest_first"). If the tokenizer gives no ids
-    at all for a text, not even special ones, `empty` decides: "error" raises, "skip" leaves the text out and counts it,
-    "keep" keeps it with no ids.
+    tokens (None: unlimited), `over_long` decides: "error" raises LengthError, "truncate" shortens the sequence, any
+    other value drops it.
+
+    Truncation removes tokens at the tokenizer's `truncation_side`, by default the end. From a pair, it removes them one
+    by one from the text that is longer at that moment ("longest_first").
+
+    If the tokenizer gives no ids at all for a text, not even special ones, `empty` decides: "error" raises LengthError,
+    "skip" leaves the text out and counts it, "keep" keeps it with no ids.
 
     Raises:
         LengthError: a sequence has more than `max_length` tokens, and `over_long` is "error"; a text has no ids, and
@@ -95,7 +98,9 @@ def tokenised(
 
 
 def leave_out(number: int, text: str, counts: dict[str, int], empty: Empty) -> None:
-    """Add 1 to ``counts["empty_skipped"]``, for record `number`, whose `text` has no token.
+    """Count a record that is left out because it has no token: add 1 to ``counts["empty_skipped"]``.
+
+    `number` is the record's number and `text` its text, for messages.
 
     Raises:
         LengthError: `empty` is "error"; then nothing is counted.

@@ -39,7 +39,11 @@ _BEGINNINGS = {  # of what is no text
 
 @dataclass(slots=True)
 class Meter:
-    """How far the latest pass over a file has come: `read`, the number of its stored bytes that have been read."""
+    """Tells how much of a file has been read.
+
+    Attributes:
+        read: number of stored bytes that the latest pass over the file has read so far.
+    """
 
     read: int = 0
 
@@ -86,7 +90,7 @@ class InputFile:
 
     @property
     def compression(self) -> str | None:
-        """Arrow's name of the compression that the suffix stands for: "gzip" or "zstd"; None for other suffixes."""
+        """The compression that the suffix stands for, as Arrow names it: "gzip" or "zstd"; None: not compressed."""
         return COMPRESSIONS.get(os.path.splitext(self.name)[1].lower())
 
     @property
@@ -153,7 +157,7 @@ class InputFile:
 
     @contextmanager
     def random(self) -> Iterator[Any]:
-        """Open the stored file, and give a ``with`` block a pyarrow file object that reads at any position.
+        """Open the stored file, and pass it to a ``with`` block as a pyarrow file object that reads at any position.
 
         A compressed file is not decompressed.
         """
@@ -166,7 +170,7 @@ class InputFile:
 
     @contextmanager
     def _stream(self) -> Iterator[_Proven]:
-        """Give a ``with`` block the decompressed content as a stream."""
+        """Pass a stream of the decompressed content to a ``with`` block."""
         if self.compression is None:
             with reading(self.path):
                 opened = open(self.path, "rb") if self.remote is None else _Counted(self.remote.stream())  # noqa: SIM115
@@ -183,9 +187,10 @@ class InputFile:
 
     @contextmanager
     def _unchanged(self, opened: Any) -> Iterator[Any]:
-        """Give a ``with`` block the opened file, and close it at the end.
+        """Pass the open file `opened` to a ``with`` block, and close it after the block.
 
-        Before and after the block, it is checked that the file is unchanged (`prove`); if it is remote, only after.
+        The file must not have changed since it was found, else SourceError is raised (`prove`). This is checked before
+        and after the block; for a remote file, only after it.
         """
         with reading(self.path), opened:
             self.prove(opened)
@@ -221,7 +226,13 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True)
 class _Proven:
-    """The content of a file as a stream; every read checks that a local file has not changed."""
+    """The content of a file as a stream; every read checks that a local file has not changed.
+
+    Attributes:
+        file: the file, with its size and stamp when it was found.
+        stored: the open file, which gives the bytes as they are stored.
+        content: the stream of the decompressed content, which reads from `stored`.
+    """
 
     file: InputFile
     stored: Any
@@ -248,7 +259,10 @@ class _Proven:
 
 
 class _Counted:
-    """A remote stream that counts the bytes read from it, since pyarrow's own streams do not."""
+    """Wraps a remote stream and counts the bytes that are read from it, which pyarrow's own streams do not do.
+
+    `tell` returns this number.
+    """
 
     closed = False
 

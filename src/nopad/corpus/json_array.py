@@ -39,11 +39,13 @@ def is_array(file: InputFile) -> bool:
 
 
 def array_runs(file: InputFile) -> Iterator[Run]:
-    """Yield the objects of a JSON array as runs of records; a value that is not an object is a `Bad` record of its run.
+    """Yield the objects of a JSON array in runs (`Run`: consecutive records).
+
+    A value that is not an object is a `Bad` record of its run.
 
     Raises:
         RecordError: the file is not a JSON array, is broken or cut short, or has an object that is too long. An object
-            of at most 2^26 characters (67 million) is never too long, and one of three times as many always is.
+            of up to 67 million characters (2^26) is always read, and one of more than three times as many never.
             Nothing after such an error can be read. The error is raised when the last run is decoded. Its message names
             the line, or the offset of bytes that are not UTF-8.
         SourceError: the file cannot be read, or changed since it was found.
@@ -81,10 +83,10 @@ class _Window:
         self._chunks = _decoded(file)
 
     def grow(self, at: int) -> bool:
-        """Drop the text before index `at`, then read on, until the text is at least twice as long as what was kept.
+        """Drop the text before index `at`, then read more text behind the rest; return whether any was read.
 
-        Reading also stops where the file ends. Returns whether any text was read. What was at index `at` is now at
-        index 0.
+        Text is read until there is at least twice as much as was kept, or the file ends. The character that was at
+        index `at` is now at index 0.
         """
         self.line += self.text.count("\n", 0, at)
         parts, wanted = [self.text[at:]], max(len(self.text) - at, 1)
@@ -95,7 +97,7 @@ class _Window:
         return len(parts) > 1
 
     def bad(self, at: int, reason: str) -> Bad:
-        """Return the `Bad` record for the value at index `at` of the text; `reason` says why it is bad."""
+        """Return a `Bad` record for the value that begins at index `at` of the text; `reason` says why it is bad."""
         return Bad(f"{self.file.path}, line {self.line + self.text.count(chr(10), 0, at)}", reason)
 
     def error(self, at: int, reason: str) -> RecordError:
@@ -131,10 +133,10 @@ def _decoded(file: InputFile) -> Iterator[str]:
 
 
 def _value(window: _Window, at: int) -> tuple[Any, int, int]:
-    """Return ``(value, at, end)``: the JSON value at index `at` of the window's text, and where it begins and ends.
+    """Read the JSON value that begins at index `at` of the window's text; return ``(value, begin, end)``.
 
-    If the text ends before the value does, the window drops the text before the value and reads more. The value then
-    begins at index 0.
+    `begin` and `end` are the indices in the text between which the value lies. `begin` is `at`, or 0 if the window had
+    to read on to find the value's end, since it then drops the text before the value.
 
     Raises:
         RecordError: the value is broken, cut short, nested too deeply, or too long.

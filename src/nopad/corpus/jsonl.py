@@ -2,10 +2,10 @@
 
 If no field is named, the first object of each file decides: ``input_ids`` is read if the object has it, else ``text``.
 But if ``input_ids`` is not a list and ``text`` is a string, ``text`` is read. The first thousand objects with content
-decide the types of carried columns. Empty lines are skipped: they count as lines, not as records. Any other line
-without an object with such content becomes a `BadRecord`. Lines are parsed by orjson on one core, many times faster
-than any tokenizer works. Lines that orjson refuses, or whose integers it may have rounded, are parsed by the standard
-library.
+decide the types of columns that are packed along. Empty lines are skipped: they count as lines, not as records. Any
+other line without an object with such content becomes a `BadRecord`. Lines are parsed by orjson on one core, many times
+faster than any tokenizer works. Lines that orjson refuses, or whose integers it may have rounded, are parsed by the
+standard library.
 """
 
 from __future__ import annotations
@@ -45,7 +45,13 @@ class Field:
 class JsonlFile(Source):
     """The source of one JSON Lines file; if `options` name no field, the first object decides which field is read.
 
-    `kind` is None only if `options` name no field and no line of the file is a JSON object.
+    Its `kind`, the content of the field, is "text" or "ids". It is None only if `options` name no field and no line of
+    the file is a JSON object.
+
+    Args:
+        file: the file.
+        options: which field and columns are read; None: the defaults of `ReaderOptions`.
+        block_bytes: about how many bytes a block of lines has.
 
     Raises:
         SourceError: `options` name no field, and the first object has neither ``input_ids`` nor ``text``; `options`
@@ -80,7 +86,10 @@ class JsonlFile(Source):
         return self.blocks_from((0, 1))
 
     def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
-        """Yield the blocks from a line on; `at` is (offset of the line in bytes, its 1-based number)."""
+        """Yield the blocks from a line on.
+
+        `at` is (offset of the line in bytes, in the decompressed content; its 1-based number).
+        """
         field = self._field or Field(name="text", kind="text")
         decoder: Decoder = partial(decode_objects, field=field, selection=self._selection)
         if self._selection is not None and self._schema is not None:
@@ -126,9 +135,9 @@ def detect_field(file: InputFile) -> Field | None:
 
 
 def _typical(file: InputFile, field: Field) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line, object) for each object with a text, or a list of integers, in `field`; empty lists do not count.
+    """Yield (line, object) for each object whose `field` holds a text, or a list of integers that is not empty.
 
-    The other fields of these objects decide the types of carried columns.
+    The other fields of these objects decide the types of the columns that are packed along.
     """
     for line, value in json_objects(file):
         content = value.get(field.name)
@@ -156,7 +165,7 @@ def _check_somewhere(file: InputFile, field: str) -> None:
 
 
 def json_objects(file: InputFile) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, object) for each line that holds a JSON object; all other lines are passed over."""
+    """Yield (1-based line number, object) for each line that holds a JSON object; all other lines are skipped."""
     for line, raw in enumerate(file.lines(), 1):
         value = _parse(raw, line)
         if isinstance(value, dict):
@@ -166,10 +175,11 @@ def json_objects(file: InputFile) -> Iterator[tuple[int, dict[str, Any]]]:
 def decode_columns(
     data: bytes, first_line: int, *, schema: pa.Schema, selection: Selection
 ) -> Iterator[Records | BadRecord]:
-    """Yield the records of the lines in `data`, with carried columns and without padding; empty lines are skipped.
+    """Yield the records of the lines in `data`, with the columns that are packed along; empty lines are skipped.
 
-    Adjacent good records become one `Records`; any other line becomes a `BadRecord`. `first_line` is the 1-based number
-    of the first line; `schema` has the types of the columns that `selection` names.
+    Padding is removed from ids. Adjacent good records become one `Records`; any other line becomes a `BadRecord`.
+    `first_line` is the 1-based number of the first line. `selection` says which columns are read, and `schema` has
+    their types.
     """
     items: list[dict[str, Any]] = []
     lines: list[int] = []
@@ -187,12 +197,13 @@ def decode_columns(
 def decode_objects(
     data: bytes, first_line: int, *, field: Field, selection: Selection | None = None
 ) -> Iterator[Records | Record | BadRecord]:
-    """Yield the records of the lines in `data`, read from one field, without carried columns; empty lines are skipped.
+    """Yield the records of the lines in `data`, read from one field alone; empty lines are skipped.
 
     The texts of adjacent good lines become one `Records`; a list of ids becomes a `Record`; any other line becomes a
-    `BadRecord`. `first_line` is the 1-based number of the first line, and `field` the field that is read. If
-    `selection` is given, each object from which no text was read is checked by `Selection.unforeseen`; an object that
-    is refused there becomes a `BadRecord`.
+    `BadRecord`. `first_line` is the 1-based number of the first line, and `field` the field that is read.
+
+    `selection` says which columns the first records of the file had. If it is given, an object of which no text is read
+    becomes a `BadRecord` if it has a new column that must not be missed (`Selection.unforeseen`).
     """
     texts: list[str] = []
     lines: list[int] = []
@@ -232,7 +243,11 @@ def json_lines(data: bytes, first_line: int) -> Iterator[tuple[int, Any]]:
 
 
 def no_object(value: Any, line: int) -> BadRecord:
-    """Return the `BadRecord` for a line whose `value` (as `json_lines` yields it) is not a JSON object."""
+    """Return the `BadRecord` of a line that holds no JSON object.
+
+    `value` is what `json_lines` yields for the line: another JSON value, or the `BadRecord` of a broken line, which is
+    returned as it is.
+    """
     if isinstance(value, BadRecord):
         return value
     return BadRecord(line=line, reason=f"not a JSON object but {described(value)}")

@@ -3,8 +3,8 @@
 As in BERT, 15 % of the tokens are chosen by default (`rate`). Of these, 80 % become ``[MASK]``, 10 % become a random
 token from `ordinary`, and 10 % stay unchanged. Special tokens are never chosen. Without `max_predictions`, each token
 (or whole word) is chosen independently, with probability `rate`. With `max_predictions`, the number of tokens to choose
-in a sequence is fixed, as in BERT: it is `rate` times the number of tokens in the sequence (special ones included),
-rounded, at least 1 and at most `max_predictions`. Tokens (or whole words) are then taken in random order. A word is
+in a sequence is fixed, as in BERT. It is `rate` times the number of tokens in the sequence (special ones included),
+rounded, but at least 1 and at most `max_predictions`. Tokens (or whole words) are then taken in random order. A word is
 skipped if too many tokens would be chosen with it, so there may be fewer chosen tokens than that number. The random
 draws depend only on the seed, the epoch, the integers that name a sequence, and the index of a token in its sequence.
 
@@ -51,12 +51,12 @@ class Masks:
 
     Attributes:
         mask_id: the id of ``[MASK]``.
-        special: ids of tokens that are never chosen; int64.
-        ordinary: ids from which the replacement of a chosen token may be drawn; int64, not empty.
-        rate: the share of the tokens to choose, above 0 and at most 1.
+        special: ids of special tokens, which the model never has to predict; int64.
+        ordinary: ids from which a random replacement of a token is drawn; int64, not empty.
+        rate: the share of the tokens that the model has to predict, above 0 and at most 1.
         seed: random seed of the masks.
-        max_predictions: maximum number of chosen tokens in a sequence, chosen as in BERT; None: each token (or whole
-            word) is chosen independently.
+        max_predictions: maximum number of tokens to predict in a sequence; they are then chosen as in BERT. None: each
+            token (or whole word) is chosen independently, with probability `rate`.
 
     Raises:
         OptionError: `rate`, `seed` or `max_predictions` has an invalid value.
@@ -77,18 +77,19 @@ class Masks:
         _MOST.check("max_predictions", self.max_predictions)
 
     def maskable(self, ids: NDArray[Any]) -> NDArray[np.int8]:
-        """Return one value for each of T token ids: `NEVER` for a special token, `BEGINS` for any other; int8 ``[T]``.
+        """Return the kind of each of T tokens, int8 ``[T]``: `NEVER` for a special token, `BEGINS` for any other.
 
-        So each token that is not special counts as a word.
+        `BEGINS` means that the token begins a word, so each token that is not special counts as a word.
         """
         return np.where(np.isin(ids, self.special), NEVER, BEGINS).astype(np.int8)
 
     def words(self, ids: NDArray[Any], begins: NDArray[np.int64], goes_on: NDArray[np.bool_]) -> NDArray[np.int8]:
-        """Return for each of T token ids whether it is never masked, continues a word or begins a word; int8 ``[T]``.
+        """Return the kind of each of T tokens, int8 ``[T]``, so that whole words are masked.
 
-        The values are `NEVER` (special tokens), `GOES_ON` and `BEGINS`. `begins` are the indices in `ids` at which
-        sequences begin. ``goes_on[id]`` says whether a token continues the word of the token before it, as WordPiece's
-        ``##s`` does. After a special token, and at the beginning of a sequence, such a token begins a word.
+        The kind is `NEVER` for a special token, which is never masked, `GOES_ON` for a token that continues a word, and
+        `BEGINS` for one that begins a word. `begins` are the indices in `ids` at which sequences begin. ``goes_on[id]``
+        says whether a token continues the word of the token before it, as WordPiece's ``##s`` does. After a special
+        token, and at the beginning of a sequence, such a token begins a word.
         """
         kinds = self.maskable(ids)
         before = np.empty_like(kinds)
@@ -128,9 +129,9 @@ class Masks:
         return ids, labels
 
     def _counts(self, lengths: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Return how many tokens of each of n sequences are to be chosen; int64 ``[n]``.
+        """Return how many tokens are to be predicted in each of n sequences of these `lengths`; int64 ``[n]``.
 
-        -1 means that each token or word of the sequence is chosen independently.
+        All values are -1 if `max_predictions` is None: each token or word is then chosen independently.
         """
         if self.max_predictions is None:
             return np.full(lengths.size, -1, np.int64)

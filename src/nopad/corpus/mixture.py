@@ -16,9 +16,11 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 class JoinedSource(Source):
-    """Base class of sources that read other sources one after the other; its attributes describe them together.
+    """Base class of sources that read other sources one after the other.
 
-    All of them must hold text, or all ready-made ids with the same mask; and all must have the same carried columns.
+    Its attributes are those of a `Source`, for all sources together: `total_bytes` is a sum, for example. The sources
+    must all hold text, or all ready-made ids with the same column to mark padding (`mask`). They must also have the
+    same `carried` columns.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -38,19 +40,20 @@ class JoinedSource(Source):
         return self.blocks_from((0,))
 
     def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
-        """Yield the blocks from source number ``at[0]`` (from 0) on.
+        """Yield the blocks from a given place on.
 
-        ``at[1:]`` says at which block of that source to begin, as in `Source.blocks_from`; (): at its first block.
+        ``at[0]`` is the number of the source with which to begin, from 0. ``at[1:]`` says at which block of this source
+        to begin, as the argument of its `blocks_from`; if it is (), at the first one.
         """
         return located(self._parts, at)
 
 
 class MixtureSource(JoinedSource):
-    """Named sources, in the order of the mapping.
+    """A mixture: several sources, each with a name, which are read in the order of the given dict.
 
-    All sources must hold text, or all ready-made ids, with the same mask; and all must have the same carried columns.
-    `open_source` checks this. The names of blocks and files begin with the name of their source, so the fingerprint
-    depends on the names of sources.
+    The sources must all hold text, or all ready-made ids with the same column to mark padding. They must also have the
+    same columns to pack along. `open_source` checks this. The names of blocks and files begin with the name of their
+    source, so the fingerprint depends on the names of sources.
 
     Raises:
         SourceError: a name is not a string, is empty, has characters other than ASCII letters, digits, ``_``, ``-`` and
@@ -68,7 +71,10 @@ class MixtureSource(JoinedSource):
         self.folders = tuple(folder for source in sources.values() for folder in source.folders)
 
     def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
-        """Yield the blocks from a given one on, as `JoinedSource.blocks_from` does; each block names its source."""
+        """Yield the blocks from a given place on, as `JoinedSource.blocks_from` does; each block names its source.
+
+        `at` is the place: the number of the source (from 0), then what its `blocks_from` needs to find the block.
+        """
         for block in super().blocks_from(at):
             name = self.names[block.at[0]]
             yield replace(block, name=f"{name}={block.name}", source=name, path=block.path or block.name)

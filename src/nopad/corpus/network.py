@@ -24,7 +24,7 @@ _LOUD = ("huggingface_hub", "datasets", "httpx", "urllib3")
 
 
 def reachable(url: str) -> bool:
-    """Return whether the host of a URL, or the proxy set for it, accepts a connection within `WAIT_S` seconds."""
+    """Return whether the host of a URL, or the proxy set for it, accepts a connection within 3 seconds (`WAIT_S`)."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if not urllib.request.proxy_bypass(host):

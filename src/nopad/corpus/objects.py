@@ -194,7 +194,11 @@ class DictSource(TableSource):
         return (batch for batch, _ in self._converted())
 
     def blocks(self) -> Iterator[Block]:
-        """Yield one block per batch; the rows that `to_batch` found to be bad are decoded to bad records."""
+        """Yield one block per batch.
+
+        When a block is decoded, a row that lacks a column or has a value of a wrong type becomes a bad record
+        (`to_batch`).
+        """
         row = 1
         for batch, bad in self._converted():
             decoder = partial(decode_rows, selection=self.selection, known_bad=bad)
@@ -295,7 +299,7 @@ def _type_of(items: Sequence[Mapping[str, Any]], key: str) -> pa.DataType:
 
 
 def _common_type(values: Sequence[Any]) -> pa.DataType | None:
-    """Return the common Arrow type of values; None if there is none."""
+    """Return the Arrow type that holds all of these values; None if there is none."""
     try:
         return pa.array(values).type
     except _MISFITS:

@@ -1,17 +1,17 @@
 """Make pairs ``[CLS] A [SEP] B [SEP]`` from documents, for next-sentence prediction as in BERT.
 
-Sentences of a document are taken until they reach the target number of tokens. The target is the number of tokens for
-which a pair has room beside the three special ones; or, for one document in ten (`short`), a number drawn at random
-from 2 to that number. The sentences are divided at a random point into side A, which comes first, and side B. For half
-of the pairs (`random_next`), and if there is only one sentence, B comes from another document instead, beginning at a
-random sentence; the sentences that B would have had are used in the next pair. A pair that is too long loses tokens one
-by one, from the longer side, at its beginning or end at random. Unlike in BERT's code, a random B never comes from A's
-own document.
+The two texts of a pair are called side A and side B. Sentences of a document are taken until they reach a target
+number of tokens. The target is the number of tokens for which a pair has room beside the three special ones. For one
+document in ten (`short`), it is drawn at random from 2 to that number. The sentences are divided at a random point: the
+first ones become side A, the others side B. For half of the pairs (`random_next`), and if there is only one sentence,
+side B comes from another document instead, and begins at a random sentence. The sentences that it would have had are
+used in the next pair. A pair that is too long loses tokens one by one, from the longer side, at its beginning or end at
+random. Unlike in BERT's code, a random side B never comes from the document of side A.
 
-The pairs of a document depend only on the options, the tokenizer, the number of the copy, the document's number, and
-the documents that are read with it (a pool of `nopad.corpus.pretraining`). One core makes some 350,000 pairs of 128
-tokens a second, or 100,000 with static masks; tokenising takes extra time. Source: ``create_pretraining_data.py`` of
-BERT.
+The pairs of a document depend on the options, the tokenizer, the number of the copy, the document's number, and the
+documents that are read with it (a pool of `nopad.corpus.pretraining`), and on nothing else. One core makes some 350,000
+pairs of 128 tokens a second, or 100,000 with static masks; tokenising takes extra time. Source:
+``create_pretraining_data.py`` of BERT.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class PairOptions:
     Attributes:
         max_length: maximum number of tokens in a pair, ``[CLS]`` and two ``[SEP]`` included.
         copies: how many times pairs are made from every document, different ones each time (BERT's ``dupe_factor``).
-        short: the share of documents, from 0 to 1, for which a smaller target number of tokens per pair is drawn.
+        short: the share of documents, from 0 to 1, of which shorter pairs are made: a number of tokens is drawn at
+            random for such a document, and its pairs have about that many.
         random_next: the share of pairs, from 0 to 1, that get side B from another document. It does not count for a
             pair for which only one sentence was taken: its side B always comes from another document.
         sentences: how documents are divided: "rules" (`nopad.corpus.sentences`), or "line" if each line is a sentence.
@@ -130,7 +131,7 @@ class PairOptions:
 
     @property
     def predictions(self) -> int:
-        """Maximum number of predictions in a pair: `max_predictions`, or its default if that is None."""
+        """Maximum number of tokens to predict in a pair: `max_predictions`, or its default if that is None."""
         return self.max_predictions or default_predictions(self.max_length)
 
 
@@ -159,7 +160,7 @@ class Vocabulary:
         Args:
             tokenizer: the tokenizer of the documents.
             options: how pairs are made.
-            names: names of the token that begins a pair, the one that ends a side, and the mask token.
+            names: the token that begins a pair, the token that ends each of its two texts, and the mask token.
 
         Raises:
             OptionError: the vocabulary lacks one of these tokens, or has only special tokens, or has no word parts
@@ -269,7 +270,7 @@ def pairs_of(
         documents: number of documents, D; some may have no sentence.
         numbers: a number per document on which its random choices depend, such as its number in the corpus; uint64
             ``[D]``.
-        words: the vocabulary.
+        words: the token ids that are needed to make pairs.
         options: how pairs are made.
         where: a name for the documents in messages.
 
@@ -327,7 +328,10 @@ def _check_next(sizes: NDArray[np.int64], where: str) -> None:
 
 
 def too_long(given: Sentences, options: PairOptions) -> int | None:
-    """Return the index of the first sentence that is too long to share a pair with one more token; None: all fit."""
+    """Return the index of the first sentence that is too long for a pair; None: all fit.
+
+    A sentence fits if it leaves room for at least one more token in a pair, beside the special ones.
+    """
     over = given.lengths > _room(options) - 1
     return int(over.argmax()) if over.any() else None
 
@@ -337,9 +341,10 @@ def _room(options: PairOptions) -> int:
 
 
 def _fitting(given: Sentences, options: PairOptions) -> tuple[Sentences, dict[str, int]]:
-    """Apply `options.over_long` to sentences that are too long; return all sentences that remain, and counts by name.
+    """Handle sentences that are too long for a pair as `options.over_long` says; return ``(sentences, counts)``.
 
-    The counts have the field names of `nopad.corpus.options.Counts`; there are none if no sentence is too long.
+    `sentences` are all that remain. The keys of `counts` are field names of `nopad.corpus.options.Counts`; it is empty
+    if no sentence is too long.
     """
     most = _room(options) - 1
     over = int(np.count_nonzero(given.lengths > most))
@@ -357,11 +362,13 @@ def _fitting(given: Sentences, options: PairOptions) -> tuple[Sentences, dict[st
 def _made(
     given: Sentences, first: NDArray[Any], numbers: NDArray[np.uint64], options: PairOptions
 ) -> NDArray[np.int64]:
-    """Make pairs of the sentences `given`; return them as rows with the columns `DOCUMENT` to `CUT`.
+    """Make pairs of the sentences `given`; return a row of integers for each of n pairs, int64 ``[n, COLUMNS]``.
 
-    The result is int64 ``[n, COLUMNS]``. Its column `NUMBER` counts the pairs of each document from 0, through all
-    copies of the document. All sentences must fit into a pair. `first` has the index of the first sentence of each
-    document that has sentences, then the number of all sentences. `numbers` are these documents' numbers.
+    The comment at `COLUMNS` says what the columns are, such as where the two texts of a pair begin and end. The column
+    `NUMBER` counts the pairs of each document from 0, through all copies of the document.
+
+    All sentences must fit into a pair. `first` has the index of the first sentence of each document that has sentences,
+    then the number of all sentences. `numbers` are these documents' numbers, on which their random choices depend.
     """
     from nopad.corpus import _pair_kernels
 
@@ -379,8 +386,9 @@ def _made(
 
 
 def _written(made: NDArray[np.int64], tokens: NDArray[np.int32], words: Vocabulary) -> Sequences:
-    """Return pairs as sequences, with token types, and with ``next_sentence_label`` (0 or 1) for each pair.
+    """Return pairs as sequences, with the columns ``token_type_ids`` and ``next_sentence_label``.
 
+    The latter has one value per pair: 0 if side B follows side A in its document, 1 if side B is from another document.
     `made` has the pairs as rows, as `_made` returns them. `tokens` are the tokens of all sentences.
     """
     from nopad.corpus import _pair_kernels
@@ -394,10 +402,11 @@ def _written(made: NDArray[np.int64], tokens: NDArray[np.int32], words: Vocabula
 
 
 def _for_masks(made: Sequences, names: NDArray[np.int64], words: Vocabulary, options: PairOptions) -> Sequences:
-    """Return pairs, with masked ids and ``labels`` if `options.static` is True, else with the column ``maskable``.
+    """Return pairs with what masking adds: ids with masks and ``labels``, or the column ``maskable``.
 
-    Masks are drawn later from ``maskable``. `names` are three integers for each of n pairs, which identify it, and on
-    which its random draws depend; int64 ``[n, 3]``.
+    If `options.static` is True, masks are drawn now: some ids are replaced, and ``labels`` has the original ids to
+    predict. Otherwise, the column ``maskable`` says which tokens may be masked, and masks are drawn from it later.
+    `names` are three integers that identify each of n pairs; its random draws depend on them; int64 ``[n, 3]``.
     """
     ids = made.tokens["input_ids"]
     masks, goes_on = words.masks, words.goes_on

@@ -58,8 +58,8 @@ class Group(NamedTuple):
         batch: the sequences, with these columns. ``input_ids``, int32. ``seq_index``, int64: the number of the record
             from which each sequence was made; records are counted from 0, with the skipped ones, through all sources of
             a mixture. ``seq_start``, int64: the index in the record's content tokens at which the sequence starts; 0
-            unless several sequences were made of the record. And the carried columns; those with one value per sequence
-            are Arrow arrays.
+            unless several sequences were made of the record. And the columns that are packed along; those with one
+            value per sequence are Arrow arrays.
         counts: how many records of the blocks were kept, skipped, truncated and so on.
         blocks: the blocks that the sequences were made from.
 
@@ -76,7 +76,13 @@ class Group(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A run of good records of one block; `numbers` has one record number for each of them, as in `Gathered.record`."""
+    """A run (consecutive good records) of one block.
+
+    Attributes:
+        block: the block.
+        run: the records.
+        numbers: the number of each record in the source, as in `Gathered.record`; int64 ``[n]`` for n records.
+    """
 
     block: Block
     run: Records
@@ -85,11 +91,14 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class Gathered:
-    """The decoded records of a group: the good ones in order (`parts`), and the number of skipped bad ones (`bad`).
+    """The decoded records of a group of blocks.
 
-    `blocks` are the blocks that the records are from; a stream leaves them empty. `records` is the number of all
-    records, good and skipped. `failure` is the error of the bad record at which decoding stopped; None: there was no
-    such record.
+    Attributes:
+        blocks: the blocks that the records are from; the streaming loader of `nopad.loading` leaves this empty.
+        parts: the good records, in order.
+        records: number of all records, good ones and skipped bad ones.
+        bad: number of bad records that were skipped.
+        failure: error of the bad record at which decoding stopped; None: there was no such record.
     """
 
     blocks: list[Block]
@@ -113,10 +122,11 @@ class Gathered:
         return np.concatenate([np.empty(0, dtype=np.int64), *(part.numbers for part in self.parts)])
 
     def skip(self, block: Block, bad: BadRecord, options: CorpusOptions) -> bool:
-        """Count a bad record and return True; if `options` do not allow bad records, store its error and return False.
+        """Skip a bad record and return True; if `options` say "error" for bad records, return False instead.
 
-        The caller goes on with the next record only if the result is True. `block` is the record's block; the error
-        says where in it the record is.
+        When it is skipped, it is counted in `bad` and `records`. Otherwise its error is stored in `failure`, and the
+        caller must not go on to the next record. `block` is the record's block; the error says where in it the record
+        is.
         """
         if options.on_bad_record == "error":
             reason = f'{block.place(bad.line)}: {bad.reason}; repair it, or choose on_bad_record="skip"'
@@ -225,10 +235,11 @@ def _runs(blocks: Iterable[Block], group_bytes: int) -> Iterator[list[Block]]:
 
 
 def _gather(blocks: list[Block], first_record: int, options: CorpusOptions) -> Gathered:
-    """Return the decoded records of a group, up to the first bad record if bad records are not allowed.
+    """Return the decoded records of a group.
 
-    The error of this bad record is stored, not raised, since an earlier record may still be refused for its length.
-    `first_record` is the number of the group's first record, counted from 0 through all sources of a mixture.
+    If `options` say "error" for bad records, decoding stops at the first bad record. Its error is stored, not raised,
+    since an earlier record may still be refused for its length. `first_record` is the number of the group's first
+    record, counted from 0 through all sources of a mixture.
     """
     out = Gathered(blocks)
     for block in blocks:
@@ -244,10 +255,10 @@ def _gather(blocks: list[Block], first_record: int, options: CorpusOptions) -> G
 
 
 def in_columns(found: Iterable[Record | Records | BadRecord], options: CorpusOptions) -> Iterator[Records | BadRecord]:
-    """Yield decoded records in order: single records that follow each other are combined into `Records`.
+    """Yield decoded records in order; single records that follow each other are combined into `Records`.
 
-    Texts that are too long to be tokenised at once, records with more than `MAX_TOKENS` ids, and records with ids
-    beyond the vocabulary are yielded as bad records.
+    Three kinds of record are yielded as bad records: texts of more than 8 MiB (`DOCUMENT_BYTES`), records with more
+    than 2^31 - 1 ids (`MAX_TOKENS`), and records with an id of `options.vocab_size` or above.
     """
     for one in _runs_of(found):
         if isinstance(one, BadRecord):
@@ -273,8 +284,8 @@ def _runs_of(found: Iterable[Record | Records | BadRecord]) -> Iterator[Records 
 def check_kind(gathered: Gathered, first: dict[bool, str]) -> None:
     """Refuse a mix of text and ready-made ids, since only text would get special tokens.
 
-    `first` is a dict that is empty for the first group, and that the caller passes in again for each further group. The
-    place of the first text is stored in it under True, and that of the first ids under False.
+    It is called for each group of a source with the same dict `first`, which is empty at the first call. The place of
+    the first text is stored in it under True, and that of the first ids under False.
 
     Raises:
         SourceError: text and ids are mixed; the message names both places.
@@ -313,9 +324,10 @@ def start_tokenising(gathered: Gathered, tokenizer: Tokenizer | None, pool: Exec
 
 
 def _end_to_end(parts: Sequence[Sequences]) -> Sequences:
-    """Return the sequences of all parts, one part after the other, without their per-sequence columns.
+    """Return all sequences of `parts` as one object, one part after the other.
 
-    The parts must have the same per-token columns. Without parts, there are no sequences.
+    Per-sequence columns are left out. The parts must have the same per-token columns. If there are no parts, the result
+    has no sequences.
     """
     names = parts[0].tokens if parts else ["input_ids"]
     return Sequences(
@@ -391,9 +403,13 @@ def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
 def _check_lengths(
     gathered: Gathered, lengths: NDArray[np.int64], room: int, special: int, options: CorpusOptions
 ) -> None:
-    """Raise RecordError for the first record that is too long or empty, if `options` say "error" for such records.
+    """Refuse the first record that is too long or empty, if `options` say "error" for such records.
 
-    `lengths` counts the content tokens of each record, of which `room` fit; a sequence gets `special` special tokens.
+    `lengths` are the numbers of content tokens in the records, without special tokens; at most `room` of them fit into
+    a sequence. `special` is the number of special tokens that each sequence gets.
+
+    Raises:
+        RecordError: there is such a record; the message names it.
     """
     over = (lengths > room) & (options.over_long == "error")
     bad = over | ((lengths == 0) & (options.empty == "error"))

@@ -28,9 +28,9 @@ def cut(lengths: NDArray[np.int64], room: int, over_long: OverLong) -> Pieces:
     """Cut records into pieces of at most `room` tokens; an empty record gives no piece.
 
     `lengths` are the numbers of tokens of the n records, int64 ``[n]``. A record of at most `room` tokens is one piece.
-    A longer record gives, with `over_long` "split", pieces of `room` tokens and one with the remaining tokens, if any
-    remain; with "truncate", the first piece only; with "drop", no piece. If `over_long` is "error", the caller must
-    have checked that no record exceeds `room`.
+    For a longer record, `over_long` decides. "split" gives pieces of `room` tokens, and one with the remaining tokens,
+    if any remain. "truncate" gives the first of these pieces only, and "drop" gives none. If it is "error", the caller
+    must have checked that no record exceeds `room`.
     """
     pieces = -(-lengths // room)
     if over_long != "split":
@@ -60,10 +60,11 @@ def assemble(
     prefix: NDArray[np.int32] | None = None,
     suffix: NDArray[np.int32] | None = None,
 ) -> NDArray[Any]:
-    """Return the tokens of all pieces, concatenated, each piece between `prefix` and `suffix`; None adds nothing.
+    """Return the tokens of all pieces, one piece after the other, each with `prefix` before it and `suffix` after it.
 
-    `tokens` holds the records one after the other, and `lengths` the number of tokens in each; int64 ``[n]``. The
-    result has the dtype of `tokens`, and may be `tokens` itself.
+    `tokens` holds the tokens of n records, one after the other; `lengths` is the number of tokens in each record, int64
+    ``[n]``. `pieces` says which parts of the records are wanted (`cut`). `prefix` and `suffix` are ids of special
+    tokens; None adds nothing. The result has the dtype of `tokens`. It is `tokens` itself if nothing changes.
     """
     before, after = 0 if prefix is None else prefix.size, 0 if suffix is None else suffix.size
     source = (np.cumsum(lengths) - lengths)[pieces.row] + pieces.start

@@ -57,9 +57,9 @@ def prefix_lengths(
 
 
 def _is_whole(tokenizer: Any, text: str, one: int, place: tuple[int, int]) -> bool:
-    """Return whether the token with id `one` covers exactly its own name in `text`, and no white space beside it.
+    """Return whether a token stands in `text` as its own name, such as ``[SEP]``, without white space beside it.
 
-    `place` is (begin, end) of what the token covers, in characters of `text`.
+    `one` is the id of the token. `place` is (begin, end), the part of `text` that the token covers, in characters.
     """
     return bool(text[place[0] : place[1]] == tokenizer.convert_ids_to_tokens(one))
 

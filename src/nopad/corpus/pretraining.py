@@ -2,12 +2,12 @@
 
 A pair is ``[CLS] A [SEP] B [SEP]``. Documents are read into pools of about `PairOptions.pool_bytes` characters. A pool
 becomes one block, and a random side B is drawn from the documents of the same pool. So memory holds two pools, never
-the corpus. And the pairs of a block depend only on the block, the tokenizer and the options: a job that is resumed, or
+the corpus. The pairs of a block depend only on the block, the tokenizer and the options. So a job that is resumed, or
 that divides the blocks among processes, makes the same bytes. BERT's own code also draws random sides from one shard of
 the corpus at a time. Shuffle the documents of a sorted corpus first, or each random side B comes from a document
 similar to that of side A.
 
-A pool ends when it has `pool_bytes` characters and at least `FEWEST` documents with text, or where a source of a
+A pool ends when it has `pool_bytes` characters and at least 16 documents with text (`FEWEST`), or where a source of a
 mixture ends. If the last pool of a source has fewer documents with text, or less than half as many characters, it is
 joined with the pool before it.
 """
@@ -46,12 +46,17 @@ PREFIX = "pretrain_"  # in front of the names of `PairOptions` in `PretrainingSo
 
 @dataclass
 class _Pool:
-    """Documents that are read together, and where each of them is (file and line), for messages.
+    """Documents that are read together; pairs are made of them, and of no other documents.
 
-    A bad document is a dict {"bad": reason} instead of a text. `source` is the name of the documents' source in a
-    mixture, and `name` the name of the first document's file. `first` is the number of the first document in the input,
-    from 0. `bytes` counts the characters of all texts, `filled` the texts that are not blank, and `read` the bytes by
-    which this pool advances a progress bar.
+    Attributes:
+        source: name of the documents' source in a mixture; "": there is no mixture.
+        name: name of the first document's file.
+        first: number of the first document in the input, from 0.
+        documents: the texts; a bad document is a dict {"bad": reason} instead.
+        places: file and line of each document, for messages.
+        bytes: number of characters in all texts.
+        filled: number of texts that are not blank.
+        read: number of bytes by which this pool advances a progress bar.
     """
 
     source: str
@@ -81,9 +86,10 @@ class _Pool:
 class PretrainingSource(Source):
     """Pairs ``[CLS] A [SEP] B [SEP]`` made from the documents of another source; see `nopad.corpus.pairs`.
 
-    Columns that are packed along with the ids: ``token_type_ids`` (int8, per token); ``labels`` (int32, per token) if
-    masks are static, else ``maskable`` (int8, per token), from which masks are drawn when batches are made; and
-    ``next_sentence_label`` (int64, per pair).
+    Three columns are packed along with the ids: ``token_type_ids`` (int8, per token), ``next_sentence_label`` (int64,
+    per pair) and one for masks. The latter is ``labels`` (int32, per token) if masks are static. Otherwise it is
+    ``maskable`` (int8, per token), from which masks are drawn when batches are made. The `kind` of this source is
+    "ids".
 
     Args:
         source: a source of texts; each record is a document.
@@ -93,7 +99,7 @@ class PretrainingSource(Source):
     Raises:
         OptionError: the vocabulary lacks one of these tokens, has only special tokens, or lacks word parts that
             `options` require; or ``options.rate`` is invalid.
-        SourceError: the source holds ready-made ids, or carries columns.
+        SourceError: the source holds ready-made ids, or has columns to pack along.
 
     In the example, three documents give three pairs; side B of the third pair comes from another document.
 
@@ -159,7 +165,10 @@ class PretrainingSource(Source):
         return pool.filled < FEWEST or pool.bytes < self.options.pool_bytes / 2
 
     def _pools(self) -> Iterator[_Pool]:
-        """Yield the pools. All documents of a pool are from one source; the last pool of each source may be small."""
+        """Yield the pools (documents that are read together), each with documents of a single source of a mixture.
+
+        The last pool of a source has what is left, so it may be too small; the caller joins it with the one before.
+        """
         pool, number = None, 0
         read = 0
         for block in self._source.blocks():
@@ -222,7 +231,9 @@ def options_from_settings(settings: Mapping[str, Any]) -> PairOptions | None:
 
 
 def _documents(block: Block) -> Iterator[tuple[str | dict[str, str], int]]:
-    """Yield (document, line) for each document of a block of texts; a bad document is {"bad": reason}.
+    """Yield ``(document, line)`` for each document of a block of texts.
+
+    A document is its text, or {"bad": reason} if it cannot be decoded; `line` is its 1-based line or row in the file.
 
     Raises:
         SourceError: the block holds ready-made ids.
@@ -269,9 +280,9 @@ class TokenisedPool(NamedTuple):
     """The documents of a pool (one block of a `PretrainingSource`), tokenised.
 
     Attributes:
-        sentences: sentences of all documents that are not bad.
-        lines: 1-based number of each of these documents in the source; int64 ``[D]``.
-        bad: reason for each bad document, by its 1-based number in the source.
+        sentences: sentences of the D documents that are not bad, as token ids.
+        lines: 1-based number in the source of each of these D documents; int64 ``[D]``.
+        bad: why each other document is bad, by its 1-based number in the source.
     """
 
     sentences: Sentences
@@ -280,7 +291,7 @@ class TokenisedPool(NamedTuple):
 
     @property
     def numbers(self) -> NDArray[np.uint64]:
-        """The number of each document in the source, from 0; uint64 ``[D]``."""
+        """Number in the source, from 0, of each of the D documents that are not bad; uint64 ``[D]``."""
         return (self.lines - 1).astype(np.uint64)
 
 
@@ -300,9 +311,13 @@ def tokenised_pool(data: bytes, first_line: int, tokenizer: Tokenizer, options: 
 
 
 def _check(found: TokenisedPool, pool: list[str], first_line: int, options: PairOptions) -> None:
-    """Raise RecordError for an empty document or a sentence that is too long, if `options` make that an error.
+    """Refuse an empty document or a sentence that is too long for a pair, if `options` make that an error.
 
-    `pool` has the place of each document of the block, for messages; `first_line` is the number of the first document.
+    `found` has the tokenised documents of a block. `pool` has the place of each document of the block, for messages;
+    `first_line` is the number of the first document.
+
+    Raises:
+        RecordError: there is such a document or sentence; the message names the document's place.
     """
     given, places = found.sentences, [pool[line - first_line] for line in found.lines.tolist()]
     sizes = np.bincount(given.document, minlength=len(places))

@@ -1,7 +1,8 @@
 """`RecordFile`: a source of records (dicts), from CSV, TSV or JSON arrays; with an `Encoder`, from any records.
 
 An `Encoder` makes text or ids of each record. A JSON Lines file is read in blocks of whole lines. For all other inputs,
-a block is a run of records, written as JSON. The first thousand records decide the types of carried columns.
+a block is a run of records, written as JSON. The first thousand records decide the types of the columns that are
+packed along.
 """
 
 from __future__ import annotations
@@ -156,11 +157,12 @@ def _chosen(
 ) -> tuple[pa.Schema, ReaderOptions]:
     """Return the schema of what is packed, and the options that choose its columns.
 
-    `found` is the schema of the records; `place` names the input in messages.
+    Without an encoder, these are `found`, the schema of the records, and `options`. `place` names the input in
+    messages.
 
     Raises:
         OptionError: an option has no effect beside the encoder, or a column to carry is one that the encoder makes.
-        SourceError: the column of labels that would be found is null in all records that were looked at.
+        SourceError: the column of labels that would be packed along is null in all records that were looked at.
     """
     if encoder is None:
         return found, options
@@ -190,10 +192,11 @@ def _chosen(
 def _decode(
     data: bytes, first: int, *, lines: bool, encoder: Encoder | None, schema: pa.Schema, chosen: Selection
 ) -> Iterator[Records | BadRecord]:
-    """Yield the records of a block, in order: runs of good records, and single bad ones between them.
+    """Yield the records of a block, in order: runs of good records as `Records`, and bad ones between them.
 
-    `first` is the number of the block's first record or line. `lines` says whether `data` is JSON Lines; if not, it is
-    a JSON array, in which ``[reason]`` stands for a bad record. The other arguments are those of `_made`.
+    `data` has one JSON object per line if `lines` is True. Otherwise it is a JSON array, in which ``[reason]`` stands
+    for a bad record. `first` is the number of the block's first line or record. The other arguments are those of
+    `_made`.
     """
     items: list[Mapping[str, Any]] = []
     at: list[int] = []
@@ -215,10 +218,10 @@ def _made(
     schema: pa.Schema,
     chosen: Selection,
 ) -> Iterator[Records | BadRecord]:
-    """Encode dicts, and yield runs of good records with single bad ones between them, in order.
+    """Yield the records that are made of dicts, in order: runs of good records as `Records`, and bad ones between them.
 
-    `items` are the dicts, and `at` their lines or numbers. If `encoder` is None, the dicts are taken as they are.
-    `schema` has the types of the `chosen` columns.
+    `items` are the dicts, and `at` their line or record numbers. `encoder` makes the content of the records of each
+    dict; None: the dicts are the records. `chosen` says which columns are read, and `schema` has their types.
     """
     if encoder is None:
         yield from decode_dicts(items, at, schema, chosen)
@@ -250,9 +253,10 @@ def _made(
 
 
 def _origin(run: Records) -> Origin | None:
-    """Return from which record each sequence in a run of ids was made.
+    """Return the `Origin` of the sequences in a run: the record from which each was made.
 
-    The result is None if each record is one sequence, or if the run is text.
+    Sequences of one record have the same line in the run. The result is None if every record gave one sequence, or if
+    the run is text.
     """
     first = np.diff(run.lines, prepend=-1) != 0
     if run.ids is None or first.all():
@@ -262,10 +266,12 @@ def _origin(run: Records) -> Origin | None:
 
 
 class _Once:
-    """A callable that returns an iterator over all runs, but only once; `ahead` returns the first run before that.
+    """A function without arguments that returns an iterator over all runs of an input; it can be called only once.
+
+    `ahead` can be used before that, to look at the first run.
 
     Raises:
-        SourceError: when called a second time.
+        SourceError: it is called a second time.
     """
 
     def __init__(self, runs: Iterator[Run], name: str) -> None:
@@ -277,10 +283,10 @@ class _Once:
         return iter(self._first)
 
     def __call__(self) -> Iterator[Run]:
-        """Return an iterator over all runs.
+        """Return an iterator over all runs, including the first one that `ahead` returns.
 
         Raises:
-            SourceError: the runs were read before.
+            SourceError: this is the second call.
         """
         if self._read:
             raise SourceError(

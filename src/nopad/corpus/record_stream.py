@@ -117,9 +117,10 @@ class RecordStream:
         return (one for one in self.each(after=after) if not isinstance(one, Bad))
 
     def each(self, *, after: int = 0) -> Iterator[dict[str, Any] | Bad]:
-        """Yield the records from number `after` on, as `read` does, but without leaving out bad ones.
+        """Yield the records from number `after` (counted from 0) on; bad ones are yielded too.
 
-        If `on_bad_record` is "skip", a bad record is yielded as a `nopad.corpus.runs.Bad`.
+        If `on_bad_record` is "skip", a bad record is yielded as a `nopad.corpus.runs.Bad`. If it is "error",
+        RecordError is raised there.
 
         Raises:
             RecordError, FormatError, SourceError: as for `read`.
@@ -205,10 +206,10 @@ class RecordStream:
         return {"kind": self.kind, "strings": list(self._strings), **further}
 
     def as_text(self, columns: Collection[str]) -> RecordStream:
-        """Return the same records with further columns of CSV and TSV files read as text, even if they hold numbers.
+        """Return a stream of the same records in which these columns of CSV and TSV files are read as text.
 
-        The stream itself is returned if all these columns are read as text already, and for other inputs, whose values
-        have types. Unknown columns are ignored.
+        Columns that were read as text before still are. If nothing changes, the stream itself is returned: for columns
+        that are read as text already, and for other formats, whose values have types. Unknown columns are ignored.
         """
         if self.kind not in ("csv", "tsv") or set(columns) <= set(self._strings):
             return self
@@ -244,7 +245,7 @@ class RecordStream:
         return self._left is None
 
     def _begin_reading(self) -> None:
-        """Note that the input is being read, which an iterator allows only once.
+        """Remember that the input is read once more, which is possible only once if it is an iterator.
 
         Raises:
             SourceError: the input is an iterator, and was read before.
@@ -378,8 +379,9 @@ def opened_runs(
 ) -> tuple[str, _Runs]:
     """Return a file's format (as `RecordStream.kind`), and a function that yields its runs from the start.
 
-    The other arguments are those of `open_records`. Enough of the file is read to tell its format. Parquet and Arrow
-    files are opened here, so that a damaged footer or schema is found now.
+    A run is a group of consecutive records. The arguments besides `file` are those of `open_records`. Enough of the
+    file is read to tell its format. Parquet and Arrow files are opened here, so that a damaged footer or schema is
+    found now.
 
     Raises:
         SourceError: the file cannot be read, or a Parquet or Arrow file is damaged; or a file of unknown suffix, which
@@ -404,7 +406,7 @@ def opened_runs(
 
 
 def _stored(file: InputFile) -> Iterator[Block]:
-    """Yield a file's bytes as they are stored, as blocks for the fingerprint."""
+    """Yield the bytes of a file as they are stored (compressed), as the blocks from which a fingerprint is made."""
     with file.random() as opened:
         while data := opened.read(BLOCK_BYTES):
             file.prove(opened)

@@ -137,8 +137,9 @@ class Records:
     Attributes:
         lines: 1-based position of each record in its file; int64 ``[n]``.
         texts: text of each record; None if the records hold ready-made ids.
-        ids: ready-made ``input_ids``, int32, and carried per-token columns; None if the records hold text.
-        values: carried columns with one value per record, by name; Arrow arrays ``[n]``.
+        ids: ready-made ``input_ids``, int32, and the columns with one value per token that are packed along; None if
+            the records hold text.
+        values: the columns with one value per record that are packed along, by name; Arrow arrays ``[n]``.
         padding: number of padding tokens removed from each record; int64 ``[n]``; None if no mask or id marks padding.
         counts: further counts to add to those of the source, by the field names of `Counts`, such as the number of
             documents from which these records were made. `part` and `take` do not copy them.
@@ -225,19 +226,19 @@ def within_vocabulary(run: Records, vocab_size: int | None) -> Iterator[Records 
 
 
 def within_length(record: Record) -> Record | BadRecord:
-    """Return the record, or a bad record if it has more than `MAX_TOKENS` ids."""
+    """Return the record, or a bad record if it has more than 2^31 - 1 ids (`MAX_TOKENS`)."""
     if record.ids is None or record.ids.size <= MAX_TOKENS:
         return record
     return BadRecord(line=record.line, reason=too_many(record.ids.size))
 
 
 def too_many(ids: int) -> str:
-    """Return the reason why a record with more than `MAX_TOKENS` ids is bad; `ids` is their number."""
+    """Return the reason why a record with this number of `ids` is bad: it is above 2^31 - 1 (`MAX_TOKENS`)."""
     return f"{ids:,} ids, above the {MAX_TOKENS:,} that a record may have; divide it"
 
 
 def within_document(run: Records) -> Iterator[Records | BadRecord]:
-    """Yield a run of records, with a bad record in place of each text above `DOCUMENT_BYTES` bytes in UTF-8.
+    """Yield a run of records, with a bad record in place of each text of more than 8 MiB in UTF-8 (`DOCUMENT_BYTES`).
 
     Such a text is too long to be tokenised at once. The records before and after a bad one are then yielded as separate
     runs.
@@ -254,7 +255,10 @@ def within_document(run: Records) -> Iterator[Records | BadRecord]:
 
 
 def _without(run: Records, bad: Mapping[int, str]) -> Iterator[Records | BadRecord]:
-    """Yield a run of records with a bad record in place of each one whose index in the run is in `bad`."""
+    """Yield a run of records, with a bad record in place of each one whose index in the run is a key of `bad`.
+
+    The values of `bad` are the reasons. The records between bad ones are yielded as separate runs.
+    """
     for begin, end, reason in good_and_bad(run.lines.size, bad):
         yield run.part(begin, end) if reason is None else BadRecord(line=int(run.lines[begin]), reason=reason)
 
@@ -310,8 +314,8 @@ def text_record(text: str, line: int, label: str) -> Record | BadRecord:
 def ids_record(values: list[Any], line: int, label: str) -> Record | BadRecord:
     """Return a record with `values` as its ids, or a bad record that names the first value that is not an id.
 
-    An id is an integer from 0 to `MAX_ID`. `line` is the record's 1-based line or row; `label` is what messages call
-    the ids.
+    An id is an integer from 0 to 2^31 - 1 (`MAX_ID`). `line` is the record's 1-based line or row; `label` is what
+    messages call the ids.
     """
     if set(map(type, values)) <= {int}:  # not isinstance: True is an int too
         try:
@@ -326,9 +330,9 @@ def ids_record(values: list[Any], line: int, label: str) -> Record | BadRecord:
 
 
 def shown(value: object, limit: int = 40) -> str:
-    """Return a value as ASCII JSON for a message; what JSON cannot hold becomes the string that `repr` returns.
+    """Return `value` as ASCII JSON for a message, cut off after `limit` characters and ended by "..." if it is longer.
 
-    If this is longer than `limit` characters, the rest is replaced by "...".
+    A value that JSON cannot hold is written as a string, as `repr` returns it.
     """
     text = json.dumps(value, ensure_ascii=True, default=repr)
     return text if len(text) <= limit else text[:limit] + "..."

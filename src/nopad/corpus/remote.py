@@ -1,7 +1,7 @@
 """Files on object stores and servers: any URL that pyarrow can open, or fsspec if it is installed.
 
-pyarrow itself opens ``s3://``, ``gs://``, ``hdfs://``, ``abfs://`` and ``file://``, as far as it was built for them;
-other schemes (``https://``, ``memory://``, ``az://``) need fsspec and the package that fsspec uses for the scheme.
+pyarrow itself opens ``s3://``, ``gs://``, ``hdfs://``, ``abfs://`` and ``file://``, as far as it was built for them.
+Other schemes (``https://``, ``memory://``, ``az://``) need fsspec and the package that fsspec uses for the scheme.
 These libraries take credentials from the environment, their configuration files, or the URL.
 """
 

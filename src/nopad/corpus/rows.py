@@ -163,10 +163,11 @@ def numbers(flat: pa.Array) -> NDArray[Any]:
 
 
 def _mark_first(bad: dict[int, str], ragged: _Ragged, places: NDArray[np.int64], reason: Any) -> None:
-    """Add to `bad`, with a reason, each row of `ragged` that contains one of `places`.
+    """Add to `bad` each row of `ragged` that contains one of `places`, with a reason.
 
-    `places` are indices of ``ragged.values``, ascending. ``reason(index in the row, value)`` returns the reason. If a
-    row contains several places, the first one gives the reason. A row that is in `bad` already keeps its reason.
+    `places` are indices of ``ragged.values``, ascending. ``reason(index in the row, value)`` returns the reason for a
+    value; the first place in a row gives the row's reason. `bad` has the reasons by the row's index. A row that is in
+    `bad` already keeps its reason.
     """
     held = np.flatnonzero(ragged.lengths)
     if not places.size or not held.size:
@@ -179,7 +180,10 @@ def _mark_first(bad: dict[int, str], ragged: _Ragged, places: NDArray[np.int64],
 
 
 def _find_bad_marks(mask: _Ragged, name: str, bad: dict[int, str]) -> None:
-    """Add to `bad`, with a reason, each row of a mask with a value other than 0 and 1; `name` is the mask's column."""
+    """Find the rows of a mask that have a value other than 0 and 1, and add them to `bad`.
+
+    `bad` has the reason for each bad row, by the row's index. `name` is the name of the mask's column.
+    """
     odd = np.flatnonzero((mask.values != 0) & (mask.values != 1))
     _mark_first(bad, mask, odd, lambda at, value: f"{name}[{at}] is {value}; a mask holds 0 and 1")
 
@@ -189,8 +193,9 @@ def _by_mask(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return where each row's content begins in the values of `ids`, and its length; int64 ``[rows]`` each.
 
-    The content is where the row's mask is 1; without any 1, its length is 0. A mask with a hole, or with a value other
-    than 0 and 1, makes its row bad: the reason is added to `bad`. `name` is the mask's column.
+    The content is where the row's mask is 1; without any 1, its length is 0. A row is bad if its mask has a value other
+    than 0 and 1, or a 0 between two 1: then the reason is added to `bad`, by the row's index. `name` is the name of the
+    mask's column.
     """
     _find_bad_marks(mask, name, bad)
     ones = np.flatnonzero(mask.values)
@@ -242,7 +247,7 @@ def _taken(values: NDArray[Any], begins: NDArray[np.int64], lengths: NDArray[np.
 
 
 def _sequence_columns(batch: pa.RecordBatch, selection: Selection) -> dict[str, pa.Array]:
-    """Return the carried columns with one value per row, by name; texts are cast to ``pa.string()``."""
+    """Return the columns that are packed along and have one value per row, by name; texts become ``pa.string()``."""
     found = {}
     for column in selection.carried:
         if column.per == "sequence":
@@ -305,9 +310,9 @@ def _broken_text(value: Any, kind: pa.DataType, path: str) -> str | None:
 
 
 def _find_bad_sequences(batch: pa.RecordBatch, selection: Selection, bad: dict[int, str]) -> None:
-    """Add to `bad`, with the reason, the rows that are null in a carried column with one value per row.
+    """Find the rows that are null in a column packed along with one value per row, and add them to `bad`.
 
-    A row that is in `bad` already keeps its reason.
+    `bad` has the reason for each bad row, by the row's index. A row that is in `bad` already keeps its reason.
     """
     for column in selection.carried:
         if column.per == "sequence":

@@ -48,14 +48,20 @@ ROWS = 1000  # records in a run, if runs are not cut by bytes
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """A record that cannot be read: its `place`, such as ``a.jsonl, line 7``, the `reason`, and what to do (`way`)."""
+    """A record that cannot be read.
+
+    Attributes:
+        place: where the record is, such as ``a.jsonl, line 7``.
+        reason: why it cannot be read.
+        way: what the user can do about it, for the error message.
+    """
 
     place: str
     reason: str
     way: str = "repair it, or leave it out"
 
     def error(self) -> RecordError:
-        """Return a `RecordError` with the place, the reason and the way, for callers that need every record."""
+        """Return a `RecordError` with the place, the reason and what to do, for callers that need every record."""
         return RecordError(f"{self.place}: {self.reason}; {self.way}")
 
 
@@ -75,7 +81,11 @@ class Run:
     places: Callable[[], Iterator[str]] | None = None
 
     def decode(self) -> Iterator[dict[str, Any]]:
-        """Yield the records as dicts; raises RecordError at the first bad one, and what `each` raises."""
+        """Yield the records as dicts; errors of `each` are passed on.
+
+        Raises:
+            RecordError: a record is bad.
+        """
         for one in self.each():
             if isinstance(one, Bad):
                 raise one.error()
@@ -83,7 +93,7 @@ class Run:
 
 
 def as_json(records: Iterable[dict[str, Any] | Bad]) -> bytes:
-    """Return records as a JSON array; ``[reason]`` stands for a bad record.
+    """Return records as a JSON array, in bytes; ``[reason]`` stands for a bad record.
 
     What JSON cannot hold is replaced by the result of its method `tolist`, as NumPy arrays have it, or by its `repr`.
     """
@@ -134,7 +144,10 @@ def _text_places(records: list[Any], file: InputFile, unit: TextUnit) -> Iterato
 
 
 def parquet_runs(file: InputFile) -> Iterator[Run]:
-    """Yield the batches of rows of a Parquet file as runs. The call itself already reads the file's footer."""
+    """Yield the batches of rows of a Parquet file as runs.
+
+    The footer is read by the call itself, not only when the runs are asked for.
+    """
     metadata, schema = parquet_footer(file)
     return _rows(parquet_batches(file, metadata, BLOCK_BYTES), schema, str(file.path))
 
@@ -142,7 +155,7 @@ def parquet_runs(file: InputFile) -> Iterator[Run]:
 def arrow_runs(file: InputFile) -> Iterator[Run]:
     """Yield the batches of rows of an Arrow file (or of a stream, as `datasets` saves it) as runs.
 
-    The call itself already reads the file's schema.
+    The schema is read by the call itself, not only when the runs are asked for.
     """
     return _rows(arrow_batches(file), arrow_schema(file), str(file.path))
 
@@ -200,7 +213,9 @@ def _row_places(count: int, first_row: int, place: str) -> Iterator[str]:
 
 
 def object_runs(items: Iterable[Any] | Callable[[], Iterable[Any]], name: str) -> Iterator[Run]:
-    """Yield runs of dicts from Python, or from a function that returns them; `name` is for messages.
+    """Yield runs of dicts from Python; `name` is the input's name, for messages.
+
+    `items` is an iterable of dicts, or a function that returns one.
 
     Raises:
         SourceError: the user's function or iterator fails; or, when a run is decoded, an item is not a dict.

@@ -38,13 +38,13 @@ class Selection:
         kind: "text" or "ids".
         mask: name of the column that marks padding; None: no column does.
         pad_id: the id that marks padding; None: no id does.
-        learned: name of the column that is 1 at each token to learn; the carried ``labels`` are made from this column.
-            None: there is none.
+        learned: name of the column that is 1 at each token to learn, from which ``labels`` are made; None: there is
+            none.
         carried: further columns that are packed along with the content.
         left_out: names of columns that are not read.
         known: names of all columns of the table from which these were chosen.
         new: which columns make a later record bad if they are not among the `known` ones. "all": every column that
-            could be carried; "mask": only ``attention_mask``; "none": no column.
+            could be packed along; "mask": only ``attention_mask``; "none": no column.
     """
 
     content: str
@@ -58,7 +58,10 @@ class Selection:
     new: Literal["all", "mask", "none"] = "none"
 
     def unforeseen(self, record: Mapping[str, Any]) -> str | None:
-        """Return why a record is bad, if it has a column that is not `known` and that `new` forbids; else None."""
+        """Return the reason why a record is bad if it has a column that must not appear later; None if it has none.
+
+        Such a column is not among the `known` ones; `new` says which of these columns make a record bad.
+        """
         if self.new == "none":
             return None
         if self.new == "mask":
@@ -72,7 +75,7 @@ class Selection:
 
     @property
     def columns(self) -> list[str]:
-        """Names of all columns to read: the content first, then the mask, then the columns to carry.
+        """Names of all columns to read: the content, then the mask if there is one, then those to pack along.
 
         If ``labels`` are made from the column `learned`, the list has that column's name and not ``labels``.
         """
@@ -142,11 +145,11 @@ def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
 
 
 def _learned(schema: pa.Schema, place: str) -> str | None:
-    """Return the name of the column that marks the tokens to learn; None: there is none.
+    """Return "assistant_masks" if there is a column of this name, which marks the tokens to learn; else None.
 
     Raises:
-        SourceError: the column of marks does not hold lists of integers or booleans, or there is a column of labels
-            too.
+        SourceError: the column does not hold lists of integers or booleans, or there is a column of labels too. `place`
+            names the table in the message.
     """
     if ASSISTANT not in schema.names:
         return None
@@ -162,9 +165,10 @@ def _learned(schema: pa.Schema, place: str) -> str | None:
 
 
 def label_column(schema: pa.Schema) -> list[str]:
-    """Return a list with the name of the column with one label per text; an empty list if there is none.
+    """Return a list with the name of the column that has one label per text; an empty list if there is none.
 
-    It is the first name in `LABELS` that exactly one column has, if this column holds numbers.
+    Of "labels", "label" and "label_ids" (`LABELS`), it is the first name that exactly one column has, if this column
+    holds numbers.
 
     >>> label_column(pa.schema({"text": pa.string(), "label": pa.int64()}))
     ['label']
@@ -174,9 +178,10 @@ def label_column(schema: pa.Schema) -> list[str]:
 
 
 def refuse_empty_labels(schema: pa.Schema, names: Sequence[str], wanted: bool, place: str) -> None:
-    """Refuse a column of labels among `names` that holds nothing but null, and would otherwise be left out.
+    """Refuse a column of labels that holds nothing but null, since labels would then be missing without a message.
 
-    Nothing is refused if `wanted` is False. `place` names the table in messages.
+    A column among `names` holds labels if it is called "labels", "label" or "label_ids". Nothing is refused if `wanted`
+    is False. `place` names the table in messages.
 
     Raises:
         SourceError: there is such a column.
@@ -190,7 +195,10 @@ def refuse_empty_labels(schema: pa.Schema, names: Sequence[str], wanted: bool, p
 
 
 def _check_distinct(content: str, mask: str | None, carried: Sequence[str], place: str) -> None:
-    """Refuse a column that is used in two roles, or carried twice.
+    """Refuse a column that would be used twice.
+
+    `content` is the column of text or ids, `mask` the one that marks padding, and `carried` those that are packed
+    along. `place` names the table in messages.
 
     Raises:
         SourceError: the mask is also the content or a carried column, or a column is carried twice.
@@ -253,7 +261,9 @@ def _mask(schema: pa.Schema, field: str, place: str) -> str | None:
 
 
 def _asked(schema: pa.Schema, name: str, kind: Kind, content: str, place: str) -> Carried:
-    """Return how a column that the user named is carried, after checking that it can be.
+    """Return a `Carried` that describes a column which the user named to be packed along with the content.
+
+    `kind` says whether the content is "text" or "ids"; `content` is its column. `place` names the table in messages.
 
     Raises:
         SourceError: the column is missing, occurs twice, has a name that nopad writes, or has a type that does not fit.
@@ -272,10 +282,12 @@ def _asked(schema: pa.Schema, name: str, kind: Kind, content: str, place: str) -
 
 
 def _found(schema: pa.Schema, name: str, place: str) -> Carried | None:
-    """Return how a column that the user did not name is carried; None if it cannot be.
+    """Return a `Carried` for a column that the user did not name; None if a column of this type cannot be packed along.
+
+    `place` names the table in messages. The content is ready-made ids.
 
     Raises:
-        SourceError: the column occurs twice, or could be carried but has a name that nopad writes.
+        SourceError: the column occurs twice, or could be packed along but has a name that nopad writes.
     """
     if schema.names.count(name) > 1:
         _check_once(schema, name, place)
@@ -289,9 +301,10 @@ def _found(schema: pa.Schema, name: str, place: str) -> Carried | None:
 
 
 def _carried(schema: pa.Schema, name: str, kind: Kind) -> Carried | None:
-    """Return how a column is carried beside content of this `kind` (text or ids).
+    """Return a `Carried` for a column that is packed along with content of this `kind` ("text" or "ids").
 
-    The result is None if a column of this type cannot be carried.
+    It says whether the column has one value per token (a list of numbers) or per sequence (a number or string). The
+    result is None if a column of this type cannot be packed along.
     """
     found = schema.field(name).type
     found = found.value_type if pa.types.is_dictionary(found) else found

@@ -100,8 +100,8 @@ def sentences_of(text: str, unit: SentenceUnit = "rules") -> list[str]:
 def _ends(text: str, begin: int, match: re.Match[str]) -> bool:
     """Return whether the sentence that begins at index `begin` of `text` ends with the stop that `match` has found.
 
-    `match` is a match of `_STOP`, which has the group ``stop``. Call this only if text follows the match; otherwise it
-    raises IndexError.
+    `match` is a match of `_STOP`, and its group ``stop`` is the stop. There must be text behind the match; without it,
+    IndexError is raised.
     """
     at = match.end()
     while at < len(text) - 1 and text[at] in _OPENING:
@@ -128,7 +128,7 @@ def _ends(text: str, begin: int, match: re.Match[str]) -> bool:
 
 
 def _starts(text: str, at: int) -> bool:
-    """Return whether the word at index `at` is one that usually begins a sentence."""
+    """Return whether the word at index `at` of a text is one that usually begins a sentence, such as "The"."""
     end = at
     while end < len(text) and text[end].isalpha():
         end += 1

@@ -15,7 +15,12 @@ _WHERE_FROM = ("name_or_path", "is_local", "local_files_only", "model_max_length
 
 @dataclass(frozen=True, slots=True)
 class SlowEncoding:
-    """The encoding of one text: its `ids`, and a mask with 1 for special tokens, else 0 (empty if no mask was made)."""
+    """The encoding of one text.
+
+    Attributes:
+        ids: token ids.
+        special_tokens_mask: 1 for each special token, 0 for any other; empty if it was not computed.
+    """
 
     ids: list[int]
     special_tokens_mask: list[int]

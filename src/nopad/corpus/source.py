@@ -127,7 +127,10 @@ class Block:
         return self.decoder(self.data, self.first_line)
 
     def lines(self) -> Lines | None:
-        """Return the block's lines, so that chosen ones can be decoded alone; None unless `by_line` is True."""
+        """Return the lines of the block's data as a `Lines`, by which chosen lines can be decoded alone.
+
+        The result is None unless `by_line` is True.
+        """
         return Lines(self.data) if self.by_line and isinstance(self.data, bytes) else None
 
     def place(self, line: int) -> str:
@@ -142,6 +145,23 @@ class Block:
 class Source(ABC):
     """Base class of sources. A subclass must define `blocks`; all other members have defaults.
 
+    Attributes:
+        kind: content of every record, "text" or "ids"; None: that is not known before reading.
+        total_bytes: total of a progress bar, in bytes as files store them (for example compressed); None: it is not
+            known. `Block.progress` says how much each block adds.
+        ignored: names of files that were found but are not read, to be shown to the user.
+        carried: columns that are packed along with the tokens of every record.
+        left_out: names of columns that are not read, to be shown to the user.
+        mask: name of the column that marks padding, such as ``attention_mask``; None: no column does.
+        folders: local folders that were searched for files. A job must not write into one: its output would be read
+            the next time.
+        divisible: whether some records can be held out for validation; False: several records may contain the same
+            text.
+        made_here: whether an encoder or a task of nopad made the content of the records; then none of the ids is
+            padding.
+        text_unit: what a record of the text files is, "file", "line" or "paragraph"; None: no text file is read.
+        names: names of the sources in a mixture, in reading order; ``("",)`` for a source that is not a mixture.
+
     >>> import nopad
     >>> source = nopad.open_source([[7, 8, 9], [5]])
     >>> isinstance(source, nopad.corpus.Source), sum(1 for block in source.blocks())
@@ -149,33 +169,16 @@ class Source(ABC):
     """
 
     kind: Kind | None = None
-    """Content of every record, "text" or "ids"; None if that is not known before reading."""
     total_bytes: int | None = None
-    """Total of a progress bar, in bytes as files store them (for example compressed); None if it is not known.
-
-    `Block.progress` says how much each block adds.
-    """
     ignored: tuple[str, ...] = ()
-    """Names of files that were found but are not read, to be shown to the user."""
     carried: tuple[Carried, ...] = ()
-    """Columns that are packed along with the tokens of every record."""
     left_out: tuple[str, ...] = ()
-    """Names of columns that are not read, to be shown to the user."""
     mask: str | None = None
-    """Name of the column that marks padding, such as ``attention_mask``; None if no column does."""
     folders: tuple[Path, ...] = ()
-    """Local folders that were searched for files.
-
-    A job must not write into one: its output would be read the next time.
-    """
     divisible: bool = True
-    """Whether some records can be held out for validation; False if several records may contain the same text."""
     made_here: bool = False
-    """Whether an encoder or a task of nopad made the content of the records; then none of the ids is padding."""
     text_unit: TextUnit | None = None
-    """What a record of the text files is, "file", "line" or "paragraph"; None if no text file is read."""
     names: tuple[str, ...] = ("",)
-    """Names of the sources in a mixture, in reading order; ``("",)`` for a source that is not a mixture."""
 
     @abstractmethod
     def blocks(self) -> Iterator[Block]:
@@ -202,10 +205,10 @@ class Source(ABC):
         return f"{type(self).__name__}({'; '.join(parts)})"
 
     def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
-        """Yield the blocks from a given one on.
+        """Yield the blocks from a given one on, as `blocks` yields them.
 
-        `at` says which: it is that block's `Block.at`, or ``(number,)`` (counted from 0) if `Block.at` is empty.
-        Sources that can find a block without reading the earlier ones override this method.
+        `at` is the `Block.at` of the block with which to begin. For blocks without `Block.at`, it is ``(number,)``, the
+        block's index from 0. Sources that can find a block without reading the earlier ones override this method.
         """
         return islice(self.blocks(), at[0], None)
 
@@ -284,14 +287,14 @@ class IterableSource(Source):
 
 
 def located(sources: Sequence[Source], at: tuple[int, ...] = (0,)) -> Iterator[Block]:
-    """Yield the blocks of several sources, source after source, with a new `Block.at` that also gives the source.
+    """Yield the blocks of several sources, source after source, each with a `Block.at` that also names its source.
 
-    The new `Block.at` is the source's number, from 0, followed by the argument with which this source's `blocks_from`
-    begins at the block. `at` is such a tuple too: the block with which to begin. If it has only the source's number,
-    that source is read from its beginning.
+    This new `Block.at` is ``(number, *inside)``: the number of the source, from 0, and the argument with which the
+    source's `blocks_from` begins at the block. `at` says in the same way with which block to begin; if it is only
+    ``(number,)``, with the first block of that source.
 
-    `Block.read` is filled in for blocks that lack it if their source counts its `read_bytes`: it becomes the number of
-    bytes that were read since the block before.
+    A block without `Block.read` gets one if its source counts its `read_bytes`: the number of bytes that were read
+    since the block before.
     """
     for number in range(at[0], len(sources)):
         inside = at[1:] if number == at[0] else ()
@@ -307,12 +310,14 @@ def located(sources: Sequence[Source], at: tuple[int, ...] = (0,)) -> Iterator[B
 
 
 def chain(digest: bytes, block: Block) -> bytes:
-    """Return the digest of all blocks up to `block`, 32 bytes, from the digest of the blocks before it.
+    """Return the digest of all blocks up to `block`, 32 bytes; `digest` is that of the blocks before it.
 
-    It is the SHA-256 of the previous digest, the block's name, a zero byte, and the SHA-256 of the block's data. Start
-    from `CHAIN_START`; the last digest, in hex, is the fingerprint of the source. No hash state is kept between calls,
-    so a job that stored the digest after block k can continue from there. The digest depends on how the input was cut
-    into blocks, but not on how the bytes are read (unit, fields): a job must compare those settings itself.
+    The result is the SHA-256 of `digest`, the block's name, a zero byte, and the SHA-256 of the block's data. For the
+    first block, `digest` is `CHAIN_START`. The digest of the last block, in hex, is the fingerprint of the source. No
+    hash state is kept between calls, so a job that stored the digest after block k can continue from there.
+
+    The digest depends on how the input was cut into blocks. It does not depend on how the bytes are read (text unit,
+    fields), so a job must compare those settings itself.
 
     >>> import nopad
     >>> from nopad.corpus import CHAIN_START, chain

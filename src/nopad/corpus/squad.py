@@ -25,9 +25,9 @@ def read_squad(source: str | os.PathLike[str] | Mapping[str, Any]) -> list[dict[
     """Return the questions of a SQuAD file, 1.1 or 2.0 (``data``, ``paragraphs``, ``qas``), or of its parsed JSON.
 
     Returns:
-        A dict per question: ``id``, ``title``, ``question``, ``context``, and ``answers``, a dict of the lists ``text``
-        and ``answer_start``, of the same length, which are empty if ``is_impossible``. Questions whose answers are
-        secret have no ``answers``.
+        A dict per question, with the keys ``id``, ``title``, ``question``, ``context`` and ``answers``. The value of
+        ``answers`` is a dict of two lists of the same length, ``text`` and ``answer_start``; both are empty if the
+        question is impossible. Questions whose answers are secret have no ``answers``.
 
     Raises:
         SourceError: the file cannot be read.

@@ -34,7 +34,13 @@ _NESTABLE = re.compile(r"""\b(?:[ft]r?|r[ft])["']""", re.IGNORECASE)
 
 
 class StdlibText(TypedDict):
-    """One text; `file` is a POSIX path relative to the folder read, `line` the 1-based line where the text starts."""
+    """One docstring or comment.
+
+    Attributes:
+        file: path of its file, relative to the folder that is read, with "/".
+        line: 1-based number of the line on which it starts.
+        text: the text.
+    """
 
     file: str
     line: int
@@ -77,9 +83,9 @@ def _python_files(root: Path) -> Iterator[str]:
 
 
 def _texts(path: Path) -> list[tuple[int, str]]:
-    """Return a list of (line, text) for one file, in order: its docstrings and comments that are not blank.
+    """Return the docstrings and comments of one file that are not blank, as a list of (line, text), in order.
 
-    It raises what reading and parsing raise.
+    Errors of reading the file and of `ast.parse` are passed on.
     """
     with tokenize.open(path) as file:
         source = file.read()
@@ -109,9 +115,10 @@ def _docstrings(tree: ast.Module) -> Iterator[tuple[int, int, str]]:
 
 
 def _comments(source: str) -> Iterator[tuple[int, int, str]]:
-    """Yield (line, column, text) of each comment after code, and of each run of comments on adjacent lines.
+    """Yield (line, column, text) for the comments of a source text.
 
-    A run has only comments that are alone on their lines; line and column are those of its first comment.
+    A comment after code is yielded by itself. Comments that are alone on adjacent lines are yielded as one text, with
+    the line and column of the first.
     """
     run: list[str] = []
     first = (0, 0)

@@ -102,17 +102,18 @@ class TableSource(Source):
             before = here or 0
 
     def _of_rows(self, rows: int, stored: int) -> None:
-        """Set what blocks need to report progress: the number of rows in the table, and the `stored` bytes they take.
+        """Set `total_bytes` to `stored`, the size of the table in its file, and remember that it has so many `rows`.
 
-        Rows are assumed to be of equal size.
+        From both, blocks compute how far they advance a progress bar; rows are assumed to be of equal size.
         """
         self._total_rows, self.total_bytes = rows, stored
 
 
 def _part(size: int, first: int, rows: int, of: int) -> int:
-    """Return how many of `size` bytes belong to `rows` rows, from row `first` (from 0) on.
+    """Return how many bytes `rows` rows of a table take; `first` is the number of the first of them, from 0.
 
-    The `size` bytes hold `of` rows, which are assumed to be of equal size.
+    The whole table has `of` rows and takes `size` bytes. Rows are assumed to be of equal size. The results for adjacent
+    parts of the table add up to `size`.
     """
     return size * (first + rows) // of - size * first // of
 

@@ -52,8 +52,8 @@ class Frame:
         eos: id of the end-of-sequence token; None: the tokenizer has none.
 
     Raises:
-        OptionError: the tokenizer gives no token for the text "a", or gives other tokens for this text when it adds
-            special tokens.
+        OptionError: the places of the special tokens cannot be found, with the text "a": the tokenizer gives no token
+            for it, or, when special tokens are added, other tokens than without them.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -84,22 +84,30 @@ class Frame:
     def closed(self, ids: Sequence[int]) -> list[int]:
         """Return a text's ids with the special tokens that the tokenizer puts around a text.
 
-        If it puts none after a text, the end-of-sequence token is added at the end. Nothing is added if the ids end
-        with this token already, or if the tokenizer has no such token.
+        If it puts none after a text, the end-of-sequence token is added at the end. This token is not added if the ids
+        end with it already, or if the tokenizer has none.
         """
         back = self.back or ([] if self.eos is None or (ids and ids[-1] == self.eos) else [self.eos])
         return [*self.front, *ids, *back]
 
 
 def _changed(chat: Conversation, at: int, changed: Mapping[str, Any]) -> Conversation:
-    """Return a copy of a chat in which message number `at` has the values in `changed`; None removes a key."""
+    """Return a copy of a chat in which message number `at` is changed.
+
+    `changed` has the new values of the message by key; a key with the value None is removed.
+    """
     messages = [*chat.messages]
     messages[at] = {name: one for name, one in {**messages[at], **changed}.items() if one is not None}
     return replace(chat, messages=messages)
 
 
 class Template:
-    """The chat template of a tokenizer, with arguments for it, such as ``{"enable_thinking": False}``.
+    """The chat template of a tokenizer, with arguments for it.
+
+    Args:
+        tokenizer: a tokenizer from transformers.
+        options: arguments that the template reads, by name, such as ``{"enable_thinking": False}``; None: there are
+            none.
 
     Raises:
         OptionError: `options` is not a dict, or has an argument of `apply_chat_template` that is not the template's,
@@ -121,9 +129,9 @@ class Template:
         return frozenset([*self.tokenizer.all_special_ids, *added])
 
     def marked(self, chat: Conversation) -> bool:
-        """Return whether the template has ``{% generation %}``, and the tokenizer is fast.
+        """Return whether the template marks the assistant's words with ``{% generation %}``, and the tokenizer is fast.
 
-        Templates mark the assistant's words in this way, and slow tokenizers cannot say which tokens are marked.
+        Both are needed by `marks`: slow tokenizers cannot say which tokens are marked.
 
         Raises:
             OptionError: the tokenizer has no chat template.
@@ -153,8 +161,9 @@ class Template:
     def marks(self, chat: Conversation, number: int) -> tuple[list[int], list[bool], list[tuple[int, int]]]:
         """Return three lists with one entry per token of a chat: its id, whether the template marks it, and its place.
 
-        The place is (begin, end) in characters of the text that the template writes. The tokenizer must be a fast one.
-        `number` is the record's number, for messages of errors.
+        Templates mark the assistant's words with ``{% generation %}``. The place of a token is (begin, end) in
+        characters of the text that the template writes. The tokenizer must be a fast one. `number` is the record's
+        number, for messages of errors.
 
         Raises:
             RecordError, OptionError: as for `text`.
@@ -173,11 +182,12 @@ class Template:
     def check(self, chat: Conversation, number: int, whole: str) -> None:
         """Refuse a chat if the template ignores its tools, its tool calls, or what one of its roles says.
 
-        What the template is known to read is not checked again. `whole` is the text that the template writes for the
-        chat; `number` is the record's number, for messages of errors.
+        Each of these is left out of the chat in turn. The template ignores it if it then still writes `whole`, the text
+        that it writes for the chat. What the template is known to read is not checked again. `number` is the record's
+        number, for messages of errors.
 
         Raises:
-            RecordError: the template writes the same text without one of these.
+            RecordError: the template ignores one of them.
         """
         if chat.tools is not None and not self._reads("tools", chat, number, whole, tools=False):
             raise RecordError(f"record {number} has tools, and the chat template leaves them out; remove them")
@@ -196,10 +206,11 @@ class Template:
                     )
 
     def _reads(self, what: str, changed: Conversation, number: int, whole: str, *, tools: bool = True) -> bool:
-        """Return whether the template reads `what`: it writes a chat without it differently, or refuses that chat.
+        """Return whether the template reads a part of a chat, which `what` names, such as "tools".
 
-        `changed` is the chat without `what`; with `tools` False, its tools are left out here. `whole` is the text of
-        the chat with `what`. The answer True is remembered.
+        It does if, without this part, it writes another text than `whole`, or refuses the chat. `changed` is the chat
+        without the part; but tools are left out here, if `tools` is False. `number` is the record's number, for
+        messages of errors. If the answer is True, it is remembered, and the same `what` is not tried again.
         """
         if what not in self._read:
             try:
@@ -228,7 +239,9 @@ class Template:
             ) from error
 
     def check_there(self, chat: Conversation) -> None:
-        """Refuse a tokenizer that has no template for such a chat, with or without tools.
+        """Refuse a tokenizer that has no chat template for this chat.
+
+        A tokenizer may have one template for chats with tools and another for chats without.
 
         Raises:
             OptionError: the tokenizer has no chat template.

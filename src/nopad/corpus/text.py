@@ -5,7 +5,7 @@ A byte order mark at the start of a file is not content.
 With one document per line, a document is the line without its line end (LF or CRLF). An empty line is then an empty
 document, which is skipped or refused as `CorpusOptions.empty` says. A paragraph is a run of lines between empty lines
 or lines of white space, so it is never empty. With one document per file, a file is read as a whole and tokenised on
-one core, which is slow for large files. Then a file of more than `DOCUMENT_BYTES` bytes is refused.
+one core, which is slow for large files. Then a file of more than 8 MiB is refused.
 """
 
 from __future__ import annotations
@@ -23,11 +23,16 @@ _WHOLE_PARAGRAPHS = re.compile(rb".*\n[ \t\r]*\n", re.DOTALL)
 
 
 class TextFile(Source):
-    """A text file as a source: one document (`unit` "file"), or one document per "line" or "paragraph".
+    """A text file as a source of documents; its `kind` is "text".
+
+    Args:
+        file: the file.
+        unit: what a document is: the whole "file", a "line" or a "paragraph".
+        block_bytes: about how many bytes a block of lines or paragraphs has.
 
     Raises:
-        SourceError: `unit` is "file", and the file is too large to be tokenised at once (`DOCUMENT_BYTES`). For a
-            compressed file, this is found while reading.
+        SourceError: `unit` is "file", and the file is too large to be tokenised at once (more than 8 MiB,
+            `DOCUMENT_BYTES`). For a compressed file, this is found while reading.
     """
 
     kind: Kind | None = "text"
@@ -80,10 +85,10 @@ class TextFile(Source):
 
 
 def _whole_paragraphs(blocks: Iterator[tuple[bytes, int, int]]) -> Iterator[tuple[bytes, int, int]]:
-    """Join and cut blocks of whole lines, so that no paragraph is in two blocks: they are cut at blank lines only.
+    """Cut blocks of whole lines anew, at blank lines only, so that no paragraph is in two blocks.
 
-    The given blocks and the yielded ones hold the same bytes. Each block is (data, offset in bytes, number of the first
-    line).
+    A block is (data, offset in bytes, number of the first line). The given and the yielded blocks hold the same bytes
+    in the same order.
     """
     rest, begin, first = b"", 0, 1
     for data, offset, line in blocks:

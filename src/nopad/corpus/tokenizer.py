@@ -72,7 +72,7 @@ class Tokenizer:
 
     @property
     def threads(self) -> bool:
-        """Whether several threads may encode at once; False for tokenizers written in Python."""
+        """Whether several threads may call `encodings` at once; False for tokenizers written in Python."""
         return not isinstance(self._inner, SlowBackend)
 
     @cached_property
@@ -91,10 +91,10 @@ class Tokenizer:
         return np.split(tokens, np.cumsum(lengths)[:-1]) if len(texts) else []
 
     def encodings(self, texts: Sequence[str]) -> list[Any]:
-        """Return one `tokenizers.Encoding` (or `SlowEncoding`) per text, without special tokens, for `flatten`.
+        """Return one `tokenizers.Encoding` (or `SlowEncoding`) per text, without special tokens.
 
-        A `tokenizers.Tokenizer` works on all cores and without holding the GIL. A `SlowBackend` works on one core and
-        holds the GIL.
+        `flatten` makes arrays of them. A `tokenizers.Tokenizer` works on all cores and without holding the GIL. A
+        `SlowBackend` works on one core and holds the GIL.
 
         Raises:
             FormatError: the tokenizer fails, for example because it has no token for a part of a text, not even an
@@ -264,8 +264,8 @@ def _from_transformers(folder: Path) -> Tokenizer:
 def with_words(tokenizer: Any, spec: Any) -> Any:
     """Check that a tokenizer of transformers has tokens other than special ones, and return the same object.
 
-    From a folder with a model and no tokenizer, transformers 5 makes a tokenizer with an empty vocabulary, without a
-    warning: every text would become a row of unknown tokens.
+    If a folder has a model and no tokenizer, transformers 5 loads a tokenizer with an empty vocabulary from it, without
+    a warning. Every text would then become a row of unknown tokens.
 
     Raises:
         FormatError: the vocabulary has fewer than 1,000 tokens, and at most one that is not special. The message names
@@ -302,9 +302,9 @@ def _from_hub(name: str) -> Tokenizer:
 def _special_tokens(
     inner: tokenizers.Tokenizer | SlowBackend, name: str
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the special tokens before and after a sequence, as int32 ``[p]`` and ``[s]``.
+    """Return the ids of the special tokens before and after a sequence, as int32 ``[p]`` and ``[s]``.
 
-    They are found by encoding a probe text with and without them; `name` is the tokenizer's name, for messages.
+    They are found by encoding a short text with and without them; `name` is the tokenizer's name, for messages.
 
     Raises:
         FormatError: there are special tokens inside a sequence, or no text gives a token.
@@ -324,7 +324,7 @@ def _special_tokens(
 
 
 def _probe(inner: tokenizers.Tokenizer | SlowBackend, name: str) -> tuple[list[int], str]:
-    """Find a text that gives at least one token, and no special token; return its ids and the text.
+    """Return the ids and the text of a short text of which the tokenizer makes at least one token, and no special one.
 
     Raises:
         FormatError: no text that is tried gives such tokens.

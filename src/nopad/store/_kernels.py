@@ -32,9 +32,11 @@ def token_hashes(tokens: NDArray[Any], lengths: NDArray[Any], out: NDArray[Any])
 
 @njit(cache=True, nogil=True)
 def tag_sum(records: NDArray[Any], starts: NDArray[Any], lengths: NDArray[Any]) -> np.uint64:
-    """Return a 64-bit checksum of sequences, each given by its record, start and length.
+    """Return a 64-bit checksum of n sequences.
 
-    It is the sum of one 64-bit hash per sequence, mod 2^64, so it does not depend on the order of the sequences.
+    Sequence i is described by the number of its record, ``records[i]``, the index in the record of its first token,
+    ``starts[i]``, and its number of tokens, ``lengths[i]``. The checksum is the sum of one 64-bit hash per sequence,
+    mod 2^64, so it does not depend on the order of the sequences.
     """
     total = np.uint64(0)
     for i in range(records.shape[0]):

@@ -52,13 +52,13 @@ class Builder:
     def build(self, sequences: Sequences, **known: Any) -> Manifest:
         """Write a dataset of these sequences, and return the dataset's manifest.
 
-        Files that an earlier run of the job has finished are used again. `known` are those fields of the manifest that
-        do not depend on the packs, such as `counts` and `tokenizer`.
+        Files that an earlier run of the job has finished are used again. `known` has those fields of the `Manifest`, by
+        name, that do not depend on the packs, such as `counts` and `tokenizer`.
 
         Raises:
             ResumeError: a stopped run made a file of this dataset from another source; or there are shards both in the
                 dataset folder and in the work folder.
-            OptionError: a carried column has more text in a row group than fits (2^31 - 1 bytes).
+            OptionError: a column of strings has more text in a row group than fits (2^31 - 1 bytes).
             StorageError: the disk is full, or a write failed.
         """
         with storage_errors("creating", self.workspace.work):
@@ -76,8 +76,8 @@ class Builder:
         """Return the plan, and the packs to which it assigns the sequences.
 
         If the plan is `stored` already, it is read from disk; else it is made, saved, and noted in the journal. An
-        arrival-order algorithm takes the sequences as they come and makes the packs without a plan; the returned plan
-        then describes these packs, and is saved unless one is `stored`.
+        arrival-order algorithm needs no plan: it makes the packs from the sequences as they come, again at each call.
+        The plan that is returned then describes these packs; it is saved unless one is `stored`.
         """
         self.monitor.stage("planning", None, "")
         path = self.workspace.work / PLAN
@@ -138,10 +138,10 @@ class Builder:
     def _publish(
         self, made: Plan, sequences: Sequences, layout: ShardLayout, shards: tuple[Shard, ...], known: Mapping[str, Any]
     ) -> Manifest:
-        """Move the finished files to the dataset folder, write plan and manifest there, and return the manifest.
+        """Move the finished files to the dataset folder, write the manifest there, and return it.
 
-        At the end, the work folder is removed. `made` is the plan, `shards` are the data files, and `known` is as in
-        `build`.
+        The work folder is then removed. `made` is the plan, `layout` says which packs are in which shard, and `shards`
+        describes the data files. `known` is as in `build`.
         """
         from nopad.store import _kernels
 

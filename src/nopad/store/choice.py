@@ -36,7 +36,9 @@ def check_share(validation: float) -> None:
 
 
 def check_divisible(source: Source, validation: float) -> None:
-    """Refuse to hold out records of a source whose records share text (`Source.divisible`).
+    """Refuse to hold out records of a source in which several records may contain the same text (`Source.divisible`).
+
+    `validation` is the share of records to hold out.
 
     Raises:
         OptionError: `validation` is above 0, and the source is not divisible.

@@ -21,7 +21,7 @@ _COUNTED = {
 def described(m: Manifest, place: str) -> str:
     """Return the `repr` of a packed dataset: size, padding, columns, records left out or changed, and folder.
 
-    `m` is the dataset's manifest; `place` is its folder, as the text should name it.
+    `m` is the dataset's manifest; `place` is the text that stands for its folder.
     """
     packs = f"{counted(m.packs, 'pack')} of at most {m.capacity:,} tokens"
     depth = "" if m.depth is None else f" and {m.depth:,} sequences"

@@ -1,10 +1,12 @@
 """Index-only datasets ("virtual packing"): which sequence is in which pack, without the tokens.
 
 ``packs.arrow`` is the file that `Packs.save` writes: the sequence numbers of each pack. ``sequences.arrow`` has one row
-per sequence, with the columns ``length``, in the narrowest unsigned type; ``record``, unless every sequence i is of
-record i and no record was split; ``start``, if records were split (several sequences were made of one record); and
-``source``, if sources are named. The header of ``packs.arrow`` states how records were changed before their lengths
-were taken (stripped, truncated, split, tokenised), so that the index is not applied to unchanged records.
+per sequence. The column ``length`` has the narrowest unsigned type that suffices. The column ``record``, the number of
+the sequence's record, is left out if each sequence is the whole record of the same number. The column ``start``, the
+index in the record of the sequence's first token, exists only if several sequences were made of one record. The column
+``source``, the number of the source, exists only if sources are named. The header of ``packs.arrow`` states how records
+were changed before their lengths were taken (stripped, truncated, split, tokenised), so that the index is not applied
+to unchanged records.
 """
 
 from __future__ import annotations
@@ -35,10 +37,10 @@ SEQUENCES = "sequences.arrow"
 
 
 def selection(counts: Mapping[str, int], tokenizer: object) -> str:
-    """Return a text that says how sequences differ from whole records of the source; "" if they do not.
+    """Return a text that says what nopad did to records before it measured them; "" if sequences are whole records.
 
-    `counts` holds the manifest's counts (fields of `nopad.corpus.Counts`), and `tokenizer` its entry for the tokenizer,
-    which is None if no text was tokenised.
+    `counts` are the counts in the manifest, by the field names of `nopad.corpus.Counts`. `tokenizer` is the manifest's
+    entry for the tokenizer, which is None if no text was tokenised.
 
     >>> selection({"stripped": 13, "truncated": 1, "split": 0}, None)
     'padding was cut off 13 records, 1 was truncated'
@@ -147,7 +149,7 @@ def read_index(folder: Path, m: Manifest) -> Index:
 class IndexFiles:
     """The files of one index, with the methods of `ShardFiles`. Threads may share an instance.
 
-    The two files count as one file with the number 0. Both are read into memory when one of them is first needed.
+    Here, the two files count as one file, with the number 0. Both are read into memory when one is first needed.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -157,7 +159,7 @@ class IndexFiles:
         self._index: Index | None = None
 
     def unlock(self) -> None:
-        """Make a new lock in a forked process, where no thread could release a lock that was held at the fork."""
+        """Make a new lock after a fork; in the child, nothing could release a lock that a thread held at the fork."""
         self._lock = threading.Lock()
 
     def read(self, file: int, group: int) -> RowGroup:

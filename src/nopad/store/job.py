@@ -137,7 +137,17 @@ def _check_kinds(source: Source, corpus: CorpusOptions, tokenizer: Tokenizer | N
 
 @dataclass
 class _Job:
-    """The arguments of `pack_corpus`, after their checks, and the steps of the job."""
+    """A packing job: the checked arguments of `pack_corpus`, and the steps of the job as methods.
+
+    Attributes:
+        workspace: the output folder, and its work folder for unfinished files.
+        source: where the records come from.
+        corpus: capacity of the packs, and how records become sequences.
+        tokenizer: the tokenizer of text; None: there is none.
+        packing: algorithm, depth, seed, order, and the share to hold out.
+        index_only: whether to write only which sequence is in which pack.
+        monitor: receives the progress.
+    """
 
     workspace: Workspace
     source: Source
@@ -181,8 +191,9 @@ class _Job:
         return digest.hex()
 
     def settings(self, split: str | None = None) -> dict[str, Any]:
-        """Return the manifest fields that are known before the source is read, for one split (None: the only dataset).
+        """Return the manifest fields that are known before the source is read, by name, as JSON values.
 
+        `split` is "train" or "validation", the dataset that the manifest is of; None: the job makes a single dataset.
         Besides the content of the source, the dataset depends on these fields only.
         """
         tokenizer = self.tokenizer and {
@@ -227,10 +238,10 @@ class _Job:
     def _choose(
         self, columns: Sequences, by_source: dict[str, Counts]
     ) -> dict[str | None, tuple[Sequences, dict[str, Counts]]]:
-        """Divide all sequences among the job's datasets; return (sequences, counts by source) for each split.
+        """Divide all sequences among the job's datasets; return (sequences, counts by source) for each dataset.
 
-        The result is a dict by the name of the split; its only key is None if the job makes a single dataset. `columns`
-        are all sequences, and `by_source` the counts of each whole source.
+        The result is a dict with the keys "train" and "validation"; its only key is None if the job makes a single
+        dataset. `columns` are all sequences. `by_source` has the `Counts` of each whole source, by name.
         """
         if not self.packing.validation and self.source.names == ("",):
             return {None: (columns, by_source)}
@@ -251,10 +262,12 @@ class _Job:
     def _build(
         self, split: str | None, progress: Progress, columns: Sequences, by_source: dict[str, Counts]
     ) -> Manifest:
-        """Write the dataset of one split (None: the only one), and return its manifest.
+        """Write one dataset of the job, and return its manifest.
 
-        If an interrupted run has finished this dataset, it is checked and reused. `columns` are its sequences,
-        `by_source` the counts of each source, and `progress` is that of reading all sources.
+        `split` is "train" or "validation"; None: the job makes a single dataset. If an interrupted run has finished
+        this dataset, it is checked and reused. `columns` are the dataset's sequences, `by_source` has the `Counts` of
+        each source, by name, and `progress` is that of the spool: the fingerprint of the source, and how many bytes
+        were read.
         """
         workspace = self.workspace.half(split)
         if split and workspace.has_manifest():
@@ -285,8 +298,8 @@ class _Job:
     def _warn_of_padding(self, columns: Sequences) -> None:
         """Warn if all sequences are ready-made ids of the same length: perhaps they are padded.
 
-        There is no warning for fewer than `SUSPICIOUS` sequences, for sequences of one token, or for ids that nopad
-        itself has made (`Source.made_here`).
+        There is no warning for fewer than 16 sequences (`SUSPICIOUS`), for sequences of one token, or for ids that
+        nopad itself has made (`Source.made_here`).
         """
         n, first = len(columns), int(columns.seq_lengths[0])
         given = self.source.kind == "ids" and not self.source.made_here
@@ -358,7 +371,11 @@ class _Job:
 
 
 def _check_any(counts: Counts) -> None:
-    """Raise RecordError if there is no sequence to write; the message says what became of the records."""
+    """Refuse a job without any sequence to write.
+
+    Raises:
+        RecordError: `counts` has no sequence; the message says what became of the records.
+    """
     if not counts.sequences:
         raise RecordError(
             f"nothing to pack: {counted(counts.records, 'record')} gave no sequence ({counts.empty_skipped:,} empty, "

@@ -77,7 +77,7 @@ class Manifest:
         packs, sequences, tokens: number of packs, sequences and tokens in the dataset.
         source: ``sha256`` (fingerprint of the source, see `nopad.corpus.chain`), ``records``, ``files`` and ``bytes``
             (how many of these were read), ``ignored`` (number of files that were found but not read), ``left_out``
-            (names of columns that were not carried).
+            (names of columns that were not packed).
         tokenizer: ``sha256``, ``vocab_size``, and the special tokens before and after a sequence as lists of ids,
             ``prefix`` and ``suffix``; None for ready-made ids.
         options: the options by which the source was read, cut into sequences, divided and packed.
@@ -88,8 +88,8 @@ class Manifest:
         sequence_checksum: checksum of the record, start and length of all sequences, independent of their order; 16 hex
             digits.
         columns: Arrow type of each column, by name; empty for an index.
-        carried: "token" or "sequence" for each carried column, by name: whether it has one value per token or per
-            sequence.
+        carried: "token" or "sequence" for each column that was packed along with the tokens, by name: whether it has
+            one value per token or per sequence.
         rows_per_group: number of packs in a row group; the last one of a shard may have fewer.
         shards: the data files, in order.
         tool_versions: versions of nopad and of the packages that the bytes depend on, by name.
@@ -197,7 +197,7 @@ _SOURCE_COUNTS = ("records", "files", "bytes", "ignored")
 
 
 def _soundness(m: Manifest) -> Iterator[tuple[str, bool]]:
-    """Yield (name of a field, whether its value is valid) for the fields of a manifest."""
+    """Yield ``(name, valid)`` for fields of a manifest: the field's name, and whether its value is valid."""
     yield "kind", m.kind in ("packed", "index")
     yield "depth", m.depth is None or _is_count(m.depth, least=1)
     for name, least in (("capacity", 1), ("rows_per_group", 1), ("packs", 0), ("sequences", 0), ("tokens", 0)):
@@ -234,7 +234,11 @@ def _has(value: object, *keys: str) -> bool:
 
 
 def _are_options(options: Mapping[str, Any]) -> bool:
-    """Return whether the options `validation` and `split` have valid values; verification computes with these two."""
+    """Return whether `validation` and `split`, with which verification computes, are valid in these options.
+
+    `validation` must be None or a share between 0 and 1; `split` must be "train" or "validation" if there is a share,
+    else None.
+    """
     share, split = options.get("validation"), options.get("split")
     return (share is None or (type(share) is float and 0 < share < 1)) and (split in SPLITS if share else split is None)
 
@@ -271,9 +275,9 @@ def _version(package: str) -> str:
 
 
 def other_version(folder: Path) -> Any:
-    """Return the format version of the dataset in a folder, if this version of nopad cannot read it, else None.
+    """Return the format version of the dataset in a folder if this version of nopad cannot read it.
 
-    Also returns None if the folder holds no dataset.
+    The result is None if nopad can read it, or if the folder holds no dataset.
 
     Raises:
         FormatError: the folder's ``nopad.json`` is not the manifest of a packed dataset.
@@ -287,7 +291,7 @@ def other_version(folder: Path) -> Any:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a manifest of any version.
+    """Return the JSON object in a manifest file, as a dict; its format version may be any.
 
     Raises:
         FormatError: the file is not a manifest of a packed dataset.

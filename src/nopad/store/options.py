@@ -29,7 +29,7 @@ class PackOptions:
 
     Raises:
         OptionError: `order`, `shard_tokens` or `validation` has an invalid value, or `options` is not a mapping. The
-            other values are checked by `checked`.
+            other values are checked by the method `checked`.
     """
 
     depth: int | None = None

@@ -43,7 +43,11 @@ class Places:
         self.files, self.packs, self.row_groups = len(packs_of), m.packs, self._first_of_file[-1]
 
     def check_totals(self) -> None:
-        """Raise CorruptError if a total in the manifest is not the sum over its shards: reading would miss packs."""
+        """Refuse a manifest in which a total is not the sum over its shards, since reading would miss packs.
+
+        Raises:
+            CorruptError: a total is not the sum.
+        """
         if self._odd_total:
             raise CorruptError(f"{self._folder} is damaged: {self._odd_total}; see `nopad verify`")
 
@@ -102,10 +106,10 @@ class Places:
         return wanted
 
     def runs(self, wanted: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Yield ``(row group, rows)`` for each run of adjacent pack numbers in `wanted` that lie in the same row group.
+        """Yield ``(row group, rows)`` for adjacent entries of `wanted` that lie in the same row group.
 
-        `wanted` are pack numbers ``[n]`` in any order; rows are the numbers of the run's packs within the row group. A
-        run with more entries than the row group has packs is yielded in several parts.
+        `wanted` are pack numbers ``[n]`` in any order. `rows` are the positions of these packs in the row group, from
+        0. At most as many packs as the row group has are yielded at once; more of them are yielded in several parts.
 
         Raises:
             CorruptError: the totals in the manifest are not the sums over its shards.

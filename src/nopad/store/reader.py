@@ -3,7 +3,7 @@
 A row group is always decoded as a whole. Iterating reads row groups ahead in Arrow's threads, so a pass runs at the
 speed of Parquet decoding. Random access decodes one row group (about 2^18 tokens), or takes it from a cache. Files are
 opened when they are first needed. Every row group is checked against the manifest before it is returned (but not by
-`PackedDataset.unchecked_row_groups`): if a file is missing or damaged, or was written anew with another size or layout,
+`PackedDataset.unchecked_row_groups`). If a file is missing or damaged, or was written anew with another size or layout,
 reading raises `CorruptError` instead of returning fewer packs. A row consists of flat NumPy arrays. `PackedDataset`
 works as a map-style dataset (``__len__``, ``__getitem__``, pickling for workers) and imports no framework.
 """
@@ -108,7 +108,7 @@ class PackedDataset:
         _ALIVE.add(self)
 
     def _unlock(self) -> None:
-        """Make a new lock: a forked child has no thread that could release a lock held at the fork."""
+        """Make a new lock after a fork; in the child, nothing could release a lock that a thread held at the fork."""
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -132,9 +132,9 @@ class PackedDataset:
     def to_hf(self, *, causal: bool | None = None) -> Any:
         """Return the packs as a `datasets.Dataset` in memory, for transformers' `Trainer` and TRL's `SFTTrainer`.
 
-        A row is a pack. It has ``seq_lengths``, ``seq_index`` and the other columns with one value per sequence;
-        ``input_ids`` and the other columns with one value per token; ``position_ids``, which begin at 0 in each
-        sequence; and, unless `causal` says otherwise, ``labels``. The result takes 8 to 12 bytes of memory per token,
+        A row is a pack. It has the dataset's columns, with one value per sequence (``seq_lengths``, ``seq_index``) or
+        per token (``input_ids``). Added are ``position_ids``, which begin at 0 in each sequence, and, unless `causal`
+        says otherwise, ``labels``. The result takes 8 to 12 bytes of memory per token,
         and the size of all other columns; it does not need the folder any more. Reading rows at random is as fast as
         reading them in order. Also give the trainer the dataset's `collator` as `data_collator`.
 
@@ -242,7 +242,8 @@ class PackedDataset:
     def __getitems__(self, indices: list[int]) -> list[PackedRow]:
         """Return the packs with these numbers; torch's `DataLoader` calls this with the numbers of a whole batch.
 
-        From then on, torch's default collate function raises OptionError for packs (`refuse_stacking`).
+        From the first call on, torch's default collate function raises OptionError for packs, which it would stack
+        (`refuse_stacking`).
         """
         refuse_stacking()
         return [self[at] for at in indices]
@@ -283,8 +284,8 @@ class PackedDataset:
     def read(self, numbers: ArrayLike) -> Iterator[PackedRow]:
         """Iterate over the packs with these numbers, in this order, reading ahead.
 
-        `numbers` are integers from 0, ``[n]``. A row group is decoded once for each run of consecutive numbers that lie
-        in it, so the result of `order`, or any slice of it, is read as fast as plain iteration.
+        `numbers` are integers from 0, ``[n]``. As long as consecutive numbers lie in the same row group, it is decoded
+        only once. So the result of `order`, or any slice of it, is read as fast as plain iteration.
 
         Raises:
             IndexError: there is no such pack; negative numbers are not allowed.
@@ -398,9 +399,9 @@ class PackedDataset:
 
 
 def _remove(folder: Path, process: int) -> None:
-    """Remove the folder of a dataset that nobody uses any more.
+    """Remove the folder of a dataset that is not used any more.
 
-    In another process than `process`, such as a forked child, nothing is done.
+    This is done only in the process with the id `process`, and not in a forked child.
     """
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)

@@ -18,7 +18,7 @@ _FEW = 2  # reads are random if fewer rows are read per decoded row group
 class Reads:
     """Counts the rows that are read by number, and the row groups that are decoded for them.
 
-    It warns once if rows are read in an order in which nearly every row needs another row group to be decoded.
+    A user warning is given once if nearly every row that is read needs another row group to be decoded.
     """
 
     def __init__(self, rows_per_group: int) -> None:
@@ -27,7 +27,7 @@ class Reads:
         self.begin_again()
 
     def begin_again(self) -> None:
-        """Set both counts to 0; a warning that was given is still not repeated."""
+        """Set both counts to 0. If the warning was given before, it is still not given again."""
         self._rows = self._decoded = 0
 
     def count_decoded(self) -> None:
@@ -35,7 +35,11 @@ class Reads:
         self._decoded += 1
 
     def count_row(self) -> None:
-        """Count one row; after every 64 decoded row groups, check how many rows they gave."""
+        """Count one row that is read by number.
+
+        When 64 row groups have been decoded, both counts begin anew. If fewer than two rows per row group were read
+        until then, the warning is given. It is not given a second time, nor if row groups have at most two packs.
+        """
         self._rows += 1
         if self._decoded < _LOOK_EVERY:
             return

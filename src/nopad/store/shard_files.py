@@ -56,7 +56,7 @@ class ShardFiles:
         self._local = threading.local()
 
     def unlock(self) -> None:
-        """Make a new lock in a forked process, where no thread could release a lock that was held at the fork."""
+        """Make a new lock after a fork; in the child, nothing could release a lock that a thread held at the fork."""
         self._lock = threading.Lock()
 
     def read(self, file: int, group: int) -> RowGroup:

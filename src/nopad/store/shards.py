@@ -137,7 +137,7 @@ def write_shards(
 
     Raises:
         StorageError: the disk is full, or a write failed.
-        OptionError: a carried column has more text in a row group than fits (2^31 - 1 bytes).
+        OptionError: a column of strings has more text in a row group than fits (2^31 - 1 bytes).
     """
     done = dict(finished or {})
     todo = [shard for shard in range(layout.shards) if layout.name(shard) not in done]
@@ -173,7 +173,7 @@ def write_shards(
 
 
 class _Stopped(Exception):
-    """Another writer failed, or the job was interrupted, so this shard is discarded."""
+    """Raised in a thread that writes a shard when another thread failed or the job was interrupted."""
 
 
 def _write_shard(
@@ -229,7 +229,7 @@ def gather(
     faults.)
 
     Raises:
-        OptionError: a carried column has more text in these packs than fits (2^31 - 1 bytes).
+        OptionError: a column of strings has more text in these packs than fits (2^31 - 1 bytes).
     """
     from nopad._kernels import gather_tokens
 
@@ -268,6 +268,6 @@ def _check_text(name: str, column: pa.Array, packs: int) -> None:
 def _encoding(kind: pa.DataType) -> str:
     """Return the Parquet encoding for values of type `kind`.
 
-    It is plain for strings and booleans. For numbers it is byte stream split, which makes them smaller.
+    It is "PLAIN" for strings and booleans, and "BYTE_STREAM_SPLIT" for numbers, which makes them smaller.
     """
     return "PLAIN" if is_string(kind) or pa.types.is_boolean(kind) else "BYTE_STREAM_SPLIT"

@@ -1,12 +1,12 @@
 """The spool of a running job: sequences in flat files, and a journal that says how many of their bytes are valid.
 
-``OUT/.work/`` holds the tokens, lengths, record numbers, piece starts and carried columns of all sequences so far. New
-values are appended, then committed together: the data is fsynced first, then one journal line is written with a
-checksum of the bytes added to each file since the previous line. Opening a spool reads its files again (2 GB/s) and
-accepts the lines of the journal before the first one with a wrong checksum. Files and journal are truncated there, and
-the job makes all later sequences again. So a kill at any moment loses at most the sequences after the last commit. If
-bytes of an earlier commit were changed or removed, the sequences from that commit on are made again, and the wrong
-bytes are never packed.
+``OUT/.work/`` holds the tokens, lengths, record numbers, starts (the index of a sequence's first token in its record)
+and columns packed along, of all sequences so far. New values are appended, then committed together: the data is fsynced
+first, then one journal line is written with a checksum of the bytes added to each file since the previous line. Opening
+a spool reads its files again (2 GB/s) and accepts the lines of the journal before the first one with a wrong checksum.
+Files and journal are truncated there, and the job makes all later sequences again. So a kill at any moment loses at
+most the sequences after the last commit. If bytes of an earlier commit were changed or removed, the sequences from that
+commit on are made again, and the wrong bytes are never packed.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class Progress:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Progress:
-        """Return the progress in the document of a journal line.
+        """Return the progress that a journal line states; `document` is the line's JSON object.
 
         Raises:
-            ValueError, TypeError, KeyError: the document does not describe a progress.
+            ValueError, TypeError, KeyError: the object does not describe a progress.
         """
         for name in ("sources", "files"):
             if not isinstance(document[name], dict):
@@ -85,8 +85,8 @@ class Progress:
 class Spool:
     """Appends sequences and commits them; an existing spool continues after its last commit.
 
-    A commit fsyncs the journal, four files (three without tokens), and one or two more files per carried column. So
-    `append` commits only if the last commit was at least `commit_every_s` seconds ago.
+    A commit fsyncs the journal, four files (three without tokens), and one or two more files per column that is packed
+    along. So `append` commits only if the last commit was at least `commit_every_s` seconds ago.
 
     Attributes:
         progress: what was appended so far, including what is not committed yet.
@@ -107,8 +107,8 @@ class Spool:
 
         Args:
             folder: the folder of the files.
-            keep_tokens: whether tokens and carried columns are stored.
-            carried: the columns that are carried.
+            keep_tokens: whether tokens and the columns in `carried` are stored.
+            carried: the columns that are packed along with the tokens.
             commit_every_s: minimum number of seconds between two commits by `append`.
 
         Raises:
@@ -269,7 +269,7 @@ class Spool:
         return self._folder / f"{name}.bin"
 
     def _trusted(self) -> list[Progress]:
-        """Return the commits before the first damaged one, and remove all others from the journal.
+        """Return the progress at each commit before the first damaged one, and remove the later lines from the journal.
 
         A commit is damaged if its line in the journal is damaged, or if the files do not hold exactly the bytes that it
         added.
@@ -324,7 +324,10 @@ class Spool:
                     self._write(name, np.zeros(1, dtype=np.int64))  # the first string begins at 0
 
     def _begin_segment(self) -> None:
-        """Start new hashes, for the bytes that the next commit will cover, and note the time."""
+        """Start a new hash for each file, of the bytes up to the next commit, and store the present time.
+
+        `append` compares this time with `commit_every_s`.
+        """
         self._hashes = {name: hashlib.sha256() for name in self._layout}
         self._committed_at = time.monotonic()
 

@@ -48,18 +48,18 @@ _GOES_ON = (InterruptedJobError, KeyboardInterrupt, StorageError, SourceError, O
 def replaced(out: Path, names: re.Pattern[str], make: Callable[[Path], Made]) -> Made:
     """Write new output in place of nopad's old output in a folder; return what `make` returns.
 
-    If `out` has no complete output, `make` writes to `out` itself. Otherwise it writes to the subfolder `NEW` of `out`.
-    It also writes there if it refuses the unfinished work in `out`, or if an interrupted call left that subfolder. The
-    old files stay as they are until `make` is done; then the new files take their place. (`NEW` is inside of `out`
-    since `out` may be a mount or a link.)
+    If `out` has no complete output, `make` writes to `out` itself. Otherwise it writes to the subfolder ``.replacing``
+    of `out`. It also writes there if it refuses the unfinished work in `out`, or if an interrupted call left that
+    subfolder. The old files stay as they are until `make` is done; then the new files take their place. (The subfolder
+    is inside of `out` since `out` may be a mount or a link.)
 
     The call may be interrupted or killed at any moment: the same call then goes on where it stopped. A call that makes
     something else begins anew.
 
     Args:
         out: the folder.
-        names: the names that nopad writes there, `DATASET` or `PREDICTIONS`. The folder of a job with a held-out share
-            may also hold its two datasets' folders, ``train`` and ``validation``.
+        names: a pattern for the names that nopad writes there: `DATASET` or `PREDICTIONS`. The folder of a job with a
+            held-out share may also hold its two datasets' folders, ``train`` and ``validation``.
         make: writes the output to the folder that it gets, and goes on with its own job if one was interrupted there.
             It raises OutputExistsError, ResumeError or CorruptError if the folder holds other or damaged work. Its
             other errors are passed on.
@@ -79,7 +79,10 @@ def replaced(out: Path, names: re.Pattern[str], make: Callable[[Path], Made]) ->
 
 
 def _replaced(out: Path, make: Callable[[Path], Made]) -> Made:
-    """Do what `replaced` does, in a folder that holds output or a job, and whose lock this process holds (`_alone`)."""
+    """Do what `replaced` does, for a folder `out` that already holds output or a job.
+
+    The caller holds the folder's lock (`_alone`).
+    """
     new, moving = out / NEW, out / MOVING
     with storage_errors("replacing", out):
         for folder in (out, new):
@@ -136,7 +139,10 @@ def _alone(out: Path) -> Iterator[None]:
 
 
 def _taken(lock: int) -> bool:
-    """Try to lock an open lock file; return False if another process has the lock, or has just removed the file."""
+    """Try to lock an open lock file, and return whether it is locked now; `lock` is its file descriptor.
+
+    The result is False if another process has the lock, or has just removed the file.
+    """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -163,14 +169,14 @@ def _made(new: Path, make: Callable[[Path], Made]) -> Made:
 
 
 def _is_whole(out: Path) -> bool:
-    """Return whether a folder holds a complete output."""
+    """Return whether a folder holds a complete output: a manifest (``nopad.json``) or the results of predictions."""
     return any((out / name).is_file() for name in WHOLE) or bool(split_folders(out))
 
 
 def _move(moving: Path, out: Path) -> None:
     """Move the new files from `moving` to `out`, and remove `moving`.
 
-    The files in `WHOLE` come last, since one of them shows that the output is complete.
+    The manifest or the results come last (`WHOLE`), since one of these files shows that the output is complete.
     """
     for path in sorted(moving.iterdir(), key=lambda path: path.name in WHOLE):
         os.replace(path, out / path.name)

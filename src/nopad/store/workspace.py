@@ -53,7 +53,10 @@ class Workspace:
         self.work = work or out / WORK
 
     def half(self, split: str | None) -> Workspace:
-        """Return the workspace of a split ("train" or "validation"), in a folder of that name; None: this workspace."""
+        """Return the workspace of one dataset of the job: `split` is "train" or "validation", the name of its folder.
+
+        None returns this workspace itself, which is that of a job with a single dataset.
+        """
         return self if split is None else Workspace(self.out / split, self.work / split)
 
     def has_manifest(self) -> bool:
@@ -94,8 +97,9 @@ class Workspace:
     def claim(self, settings: Mapping[str, Any], source: Inventoried) -> Iterator[None]:
         """For a ``with`` block, lock the work folder, which is created if it does not exist.
 
-        If the folder holds an unfinished job, that must be the same job as this one. If it holds none, ``job.json`` is
-        written.
+        If the folder holds an unfinished job, it must be this one: with the same `settings` (manifest fields that are
+        known before the source is read) and the same files of the `source`. If it holds none, ``job.json`` is written
+        with both.
 
         Raises:
             OutputExistsError: `out` is a file, or is not empty and holds no unfinished job.
@@ -138,8 +142,8 @@ class Workspace:
     def note(self, file: str, origin: str, **known: Any) -> None:
         """Add a line to the journal that says that a file is finished, and on disk under its final name.
 
-        `file` is the path of the file relative to the work folder, `origin` the fingerprint of the source; `known` are
-        further facts about the file for the journal, by name; ``sha256`` must be among them.
+        `file` is the path of the file, relative to the work folder. `origin` is the fingerprint of the source. `known`
+        has further entries for the line, by name; the file's ``sha256`` must be among them.
 
         Raises:
             StorageError: the disk is full, or the write failed.
@@ -151,13 +155,14 @@ class Workspace:
             os.fsync(journal.fileno())
 
     def finished_files(self, origin: str, folder: Path | None = None) -> dict[str, dict[str, Any]]:
-        """Return what the journal says about each finished file that has not changed since, by name.
+        """Return, for each file that is finished and has not changed since, what the journal says about it.
 
-        The files are in `folder`; None: in the work folder. Files that have changed, and those whose line in the
-        journal is damaged, are left out, so that the job makes them again.
+        The result is a dict by the file's path; its values are the entries that `note` wrote, such as ``sha256``. The
+        files are in `folder`; None: in the work folder. Files that have changed, and those whose line in the journal is
+        damaged, are left out, so that the job makes them again.
 
         Raises:
-            ResumeError: a file was made from another source than `origin`.
+            ResumeError: a file was made from another source than `origin`, a fingerprint.
             StorageError: the journal or a file cannot be read.
         """
         where = folder or self.work
@@ -295,7 +300,7 @@ def holds(path: Path, digest: str) -> bool:
 def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return a text that says which settings differ, such as "capacity was 512, now 384"; "" if none do.
 
-    `stored` are the settings of a stored job or dataset, `now` those of this job.
+    `stored` are the settings of the job or dataset in the folder, `now` those of this job.
     """
     groups = {"options": None, "tool_versions": None}
     flat = [{**s, **s["options"], **s.get("tool_versions", {}), **groups} for s in (stored, now)]

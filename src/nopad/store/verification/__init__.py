@@ -1,11 +1,14 @@
 """Verify a plan file or a packed dataset by reading all of it.
 
-The checks of a dataset are: every file exists and has its checksum; every sequence is in exactly one pack; no pack
-exceeds the capacity or depth; the pieces of split records join without a gap; the lengths are exactly those of the
-plan; the totals and counts in the manifest agree with the files and with each other; and assigning the plan again with
-the stated seed and order gives the same packs. If a share was held out, two more checks are that both datasets come
-from one job, and that each record is in the dataset that the seed chooses. If the source is given, every token (of an
-index, every length) and every count is compared with it.
+These are the checks of a dataset:
+
+* Every file exists and has its checksum.
+* Every sequence is in exactly one pack, and no pack exceeds the capacity or depth.
+* The pieces of split records join without a gap, and the lengths are exactly those of the plan.
+* The totals and counts in the manifest agree with the files and with each other.
+* Assigning the plan again with the stated seed and order gives the same packs.
+* If a share was held out, both datasets come from one job, and each record is in the dataset that the seed chooses.
+* If the source is given, every token (of an index, every length) and every count agrees with it.
 
 Verifying takes as long as Parquet decoding. Memory: at most 30 bytes per sequence, 8 more per sequence for each column
 compared with a source, and about 100 MB for row groups that are decoded ahead.
@@ -89,12 +92,15 @@ def verify(
 def _dataset_problems(
     folder: Path, source: Source | None, tokenizer: Tokenizer | None, monitor: Monitor
 ) -> tuple[list[str], Half | None]:
-    """Check plan, files, content, options, division, source and assignment, in this order; return (problems, half).
+    """Check one dataset; return ``(problems, half)``.
 
-    Checking stops early if something cannot be read; the last four are checked only if there is no problem before. The
-    division is checked only if a share of the records was held out, which makes two datasets: each record must be in
-    the right one. `half` then holds what is needed to compare the two. `half` is None for any other dataset, and if
-    there was a problem before this check.
+    The plan and the files are checked first. The content is checked next, if the plan can be read and no file is
+    damaged. The other checks are made only if no problem was found before: of the options; if a share of the records
+    was held out, that each record is in the right one of the two datasets; of the sequences against the source, if it
+    is given; and that assigning the plan again gives the same packs.
+
+    `half` holds what is needed to compare the two datasets of a job with a held-out share. It is None for any other
+    dataset, and if a problem was found before.
     """
     try:
         manifest = Manifest.load(folder)
@@ -123,7 +129,7 @@ def _dataset_problems(
 
 
 def _plan_problems(folder: Path, manifest: Manifest) -> tuple[Plan | None, list[str]]:
-    """Return the stored plan (None if it cannot be read), and one sentence for each of its problems.
+    """Return ``(plan, problems)``: the stored plan, or None if it cannot be read, and one sentence per problem.
 
     The plan must have the checksum and the totals that the manifest states, and must be valid.
     """

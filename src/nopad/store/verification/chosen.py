@@ -1,4 +1,4 @@
-"""`Chosen`: choose again which sequences of a source a dataset should hold, to compare source and dataset."""
+"""`Chosen`: finds out which sequences of a source a dataset should hold, so that the two can be compared."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ __all__ = ["Chosen"]
 
 
 class Chosen:
-    """Collects the numbers and lengths of a source's sequences, and chooses which of them the dataset should hold.
+    """Finds out which sequences of a source a dataset should hold, if a share of the records was held out.
+
+    `add` collects all sequences of the source. After the last one, `numbers`, `records` and `counts` tell about those
+    that are chosen for the dataset of this manifest: the records that are held out, or all others.
 
     Attributes:
-        partly: whether a share was held out; otherwise the dataset holds all records.
+        partly: whether a share was held out; False: the dataset should hold all sequences.
     """
 
     def __init__(self, m: Manifest) -> None:
@@ -34,19 +37,19 @@ class Chosen:
         self._made: tuple[Choice, NDArray[np.int64], NDArray[Any]] | None = None
 
     def add(self, record: NDArray[np.int64], lengths: NDArray[Any]) -> None:
-        """Store the record number and the length of each of the next sequences of the source.
+        """Store the record number and the length of the next sequences of the source.
 
-        Nothing is stored if no share was held out, since nothing has to be chosen then.
+        Nothing is stored if no share was held out, since all sequences are chosen then.
         """
         if self.partly:
             self._record.append(record)
             self._lengths.append(lengths)
 
     def present(self, batch: Sequences, content: Content, at: int) -> Sequences:
-        """Return those sequences of a batch whose record is in the dataset's `content`.
+        """Return the sequences of a batch whose record occurs in the dataset.
 
-        If no share was held out, this is the whole batch. `at` is the index of the first sequence of `content` that can
-        be in this batch; those before it were in earlier batches.
+        If no share was held out, this is the whole batch. `content` has the sequences of the dataset. Those before
+        index `at` were in earlier batches, and are not looked at.
         """
         if not self.partly or not len(batch):
             return batch
@@ -55,27 +58,28 @@ class Chosen:
         return batch.take(np.flatnonzero(np.isin(record, content.record(slice(at, until))))).gathered()
 
     def numbers(self, by_source: Mapping[str, Counts]) -> NDArray[np.int64] | slice:
-        """Return the chosen sequences' numbers in the source, from 0, ascending; int64 ``[chosen]``.
+        """Return the numbers in the source (from 0) of the sequences that the dataset should hold.
 
-        If no share was held out, the result is ``slice(None)``, which means all. `by_source` has the `Counts` of each
-        whole source by name, as for `counts`.
+        They are int64 ``[chosen]``, ascending. If no share was held out, ``slice(None)`` is returned, which selects
+        all. `by_source` has the `Counts` of each whole source, by the source's name.
         """
         if not self.partly:
             return slice(None)
         return self._choice(by_source)[0].of(self._split)
 
     def records(self, by_source: Mapping[str, Counts]) -> NDArray[np.int64]:
-        """Return the record number of each chosen sequence, in source order; int64 ``[chosen]``.
+        """Return the record number of each sequence that the dataset should hold, in source order; int64 ``[chosen]``.
 
-        `by_source` has the `Counts` of each whole source by name, as for `counts`.
+        `by_source` has the `Counts` of each whole source, by the source's name. A share must have been held out.
         """
         choice, record, _ = self._choice(by_source)
         return record[choice.of(self._split)]
 
     def counts(self, by_source: Mapping[str, Counts]) -> dict[str, Counts]:
-        """Return the counts that the dataset should state for each source of `by_source`, by name.
+        """Return the counts that the dataset should state for each source, by the source's name.
 
-        `by_source` has the `Counts` of each whole source by name, before sequences were chosen.
+        `by_source` has the `Counts` of each whole source, before sequences were chosen. A share must have been held
+        out.
         """
         choice, record, lengths = self._choice(by_source)
         return choice.counts(by_source, record, lengths, self._split)

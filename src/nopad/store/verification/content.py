@@ -41,8 +41,8 @@ class Content:
         sequences: the sequences' lengths, without tokens. The column ``place`` says where each sequence comes from: its
             record number times `width`, plus its start within the record; ascending, int64 ``[n]``.
         width: a number greater than every start.
-        hashes: for each column (``input_ids`` and the carried ones), a hash of each sequence's values, uint64 ``[n]``,
-            by name; empty if nothing is compared with a source.
+        hashes: for each column (``input_ids`` and those packed along), a hash of each sequence's values, uint64
+            ``[n]``, by name; empty if nothing is compared with a source.
         sequence: number (in source order) of each packed sequence, pack after pack; ``[n]``.
         sizes: number of sequences in each pack; int32 ``[packs]``.
     """
@@ -88,9 +88,9 @@ class Content:
             yield slice(at, min(at + _CHUNK, end))
 
     def distinct(self, here: slice) -> int:
-        """Return the number of different records that sequences in a slice are from.
+        """Return the number of different records from which the sequences in the slice `here` were made.
 
-        All sequences of each of these records must be in the slice.
+        The slice must begin and end between records: all sequences of a record must be in it, or none.
         """
         count, before = 0, -1
         for chunk in self.chunks(here):
@@ -101,7 +101,15 @@ class Content:
 
 
 class _Gathering:
-    """Builds `Content` from row groups, given in the order of the packs."""
+    """Builds a `Content` from the row groups of a dataset, which must be added in the order of the packs.
+
+    Args:
+        m: the dataset's manifest; the memory for its sequences and packs is reserved by its totals.
+        hashes: whether the values of each sequence are hashed.
+
+    Attributes:
+        packs: number of packs added so far.
+    """
 
     def __init__(self, m: Manifest, *, hashes: bool) -> None:
         self._size, self._packs = m.sequences, m.packs
@@ -125,9 +133,9 @@ class _Gathering:
         self.packs += len(row_group)
 
     def _put(self, name: str, values: NDArray[Any], at: int, size: int) -> None:
-        """Write values into the column called `name`, from index `at` on.
+        """Write `values` into the array called `name`, from index `at` on.
 
-        The column is created with `size` entries, and made longer if the values do not fit.
+        If there is no such array yet, it is created with `size` entries. It is made longer if the values do not fit.
         """
         column = self._columns.get(name)
         if column is None:
@@ -138,7 +146,7 @@ class _Gathering:
         self._columns[name] = column
 
     def in_source_order(self) -> Content:
-        """Return the content sorted by record and start; this uses up the gathered columns.
+        """Return the `Content`, its sequences sorted by record and by start in the record; call this only once.
 
         Raises:
             ValueError: the numbers of records and starts are too large to be combined into 64 bits.
@@ -185,7 +193,10 @@ def _permuted(values: NDArray[Any], order: NDArray[Any]) -> NDArray[Any]:
 
 
 def hashes_of(sequences: Sequences) -> dict[str, NDArray[np.uint64]]:
-    """Return a hash of each sequence's values, uint64 ``[n]``, for each per-token and each carried column, by name."""
+    """Return a hash of each sequence's values, uint64 ``[n]``, for each column of tokens or of the source, by name.
+
+    Columns that nopad itself makes, such as ``seq_index``, are left out.
+    """
     carried = {name: column for name, column in sequences.values.items() if name not in OWN}
     return {
         **{name: _hash_tokens(column, sequences.seq_lengths) for name, column in sequences.tokens.items()},
@@ -216,10 +227,11 @@ def _hash_values(column: Any) -> NDArray[np.uint64]:
 
 
 def read_content(folder: Path, m: Manifest, monitor: Monitor, *, hashes: bool) -> tuple[Content | None, list[str]]:
-    """Decode and check every pack; return (content, problems).
+    """Decode and check every pack; return ``(content, problems)``.
 
-    The content is None if a pack cannot be read, or a record has too large a number. `hashes` says whether the values
-    of every sequence are hashed, to be compared with the source.
+    `content` is None if a pack cannot be read, or if record numbers are too large to be combined with starts into 64
+    bits. `problems` has one sentence for each problem. `hashes` says whether the values of every sequence are hashed,
+    to be compared with the source.
     """
     problems: list[str] = []
     dataset = PackedDataset(folder)
@@ -246,14 +258,17 @@ def read_content(folder: Path, m: Manifest, monitor: Monitor, *, hashes: bool) -
 
 
 def _release_row_groups() -> None:
-    """Return the memory of row groups to the system; Arrow would keep it for the next ones."""
+    """Return memory of decoded row groups, which Arrow would keep for later ones, to the system."""
     import pyarrow as pa
 
     pa.default_memory_pool().release_unused()
 
 
 def _misplaced(row_group: RowGroup, m: Manifest) -> set[int]:
-    """Return the numbers of the named sources that have a sequence with another number in ``seq_source``."""
+    """Return the numbers of the named sources with a sequence whose ``seq_source`` states another source.
+
+    To which source a sequence belongs follows from its record number and the manifest `m`.
+    """
     record = row_group.sequences.values["seq_index"]
     source = row_group.sequences.values.get("seq_source", np.zeros(record.size, dtype=np.int32))
     return {
@@ -268,10 +283,12 @@ def _misplaced(row_group: RowGroup, m: Manifest) -> set[int]:
 def content_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
     """Return the problems of a dataset's content, one sentence each.
 
-    Problems are: sequences that occur more than once, and gaps, at most three of each; sequences other than those that
-    were packed; lengths that the plan does not cover; records that are neither packed nor counted as left out; and
-    numbers in the manifest that contradict the packs or each other. A gap is where a piece of a record does not begin
-    at the end of the piece before it. If a sequence has no token, nothing is checked, and the list is empty.
+    It is a problem if a sequence occurs more than once, or if there is a gap: a piece of a record does not begin at the
+    end of the piece before it. At most three of each are listed. The sequences must be those that were packed, by their
+    checksum, and must have the lengths that the plan covers. Each record must be packed or counted as left out. The
+    numbers in the manifest must agree with the packs and with each other.
+
+    If a sequence has no token, nothing is checked, and the list is empty.
     """
     if content.sequences.seq_lengths.min(initial=1) < 1:
         return []
@@ -292,10 +309,12 @@ def content_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
 
 
 def _sequence_problems(content: Content, special: int) -> tuple[list[str], list[str], str]:
-    """Return what is wrong with the sequences: (repeated sequences, pieces that do not join, checksum).
+    """Return ``(repeated, gaps, checksum)`` of the dataset's sequences.
 
-    The first two results hold at most three sentences each. The checksum of all sequences is 16 hex digits, for
-    comparison with the manifest's. `special` is the number of special tokens in each sequence.
+    `repeated` has a sentence for each sequence that occurs more than once; `gaps` has one for each piece of a record
+    that does not begin at the end of the piece before it. Each list has at most three. `checksum` is that of all
+    sequences, 16 hex digits, for comparison with the manifest's. `special` is the number of special tokens in each
+    sequence.
     """
     from nopad.store._kernels import tag_sum
 

@@ -15,9 +15,10 @@ __all__ = ["file_problems"]
 
 
 def file_problems(folder: Path, m: Manifest, monitor: Monitor) -> tuple[list[str], bool]:
-    """Return two things: the problems of the files in `folder`, and whether all files are undamaged and can be read.
+    """Check the files of a dataset in `folder`; return ``(problems, readable)``.
 
-    The problems are sentences. `m` is the manifest of the dataset; `monitor` receives the progress.
+    `problems` has one sentence for each problem. `readable` says whether all files are undamaged and can be read. `m`
+    is the manifest of the dataset; `monitor` receives the progress.
     """
     problems: list[str] = []
     listed = [shard.file for shard in m.shards]
@@ -54,7 +55,10 @@ def file_problems(folder: Path, m: Manifest, monitor: Monitor) -> tuple[list[str
 
 
 def _total_problems(m: Manifest) -> list[str]:
-    """Return one sentence for each total in the manifest that disagrees with what the manifest states of its files."""
+    """Return one sentence for each total of packs, sequences or tokens that does not agree with the manifest's shards.
+
+    A total must be the sum over the shards. For an index, each file must state the total itself.
+    """
     problems: list[str] = []
     for name in ("packs", "sequences", "tokens"):
         total, parts = getattr(m, name), [getattr(shard, name) for shard in m.shards]
@@ -66,10 +70,10 @@ def _total_problems(m: Manifest) -> list[str]:
 
 
 def _footer_problems(folder: Path, m: Manifest, shard: Shard) -> tuple[list[str], bool]:
-    """Return how a shard's columns, row groups and totals differ from the manifest, and whether its packs can be read.
+    """Compare the footer of a shard's Parquet file with the manifest; return ``(problems, readable)``.
 
-    The differences are sentences. The packs cannot be read if Parquet cannot open the file, or if its columns are not
-    those of the manifest; then nothing further is compared.
+    `problems` has one sentence for each difference in columns, row groups or totals. `readable` is False if Parquet
+    cannot open the file, or if its columns are not those of the manifest; then nothing further is compared.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -35,17 +35,26 @@ _OWN_COUNTS = {"sequences", "tokens", "other_split", "other_split_tokens"}
 
 @dataclass(frozen=True)
 class Half:
-    """One of the two datasets of a job: its manifest, and the smallest random key of its records (`least`)."""
+    """One of the two datasets of a job with a held-out share.
+
+    Attributes:
+        manifest: the manifest of the dataset.
+        least: the smallest random key of its records.
+    """
 
     manifest: Manifest
     least: int
 
 
 def half_of(content: Content, m: Manifest) -> tuple[Half, list[str]]:
-    """Compute the records' random keys again; return the `Half`, and one problem per record in the wrong dataset.
+    """Find records that are in the wrong one of the two datasets of a job; return ``(half, problems)``.
 
-    At most three such problems are listed. However small the share is, the record with the smallest key is held out. So
-    it is no problem if ``validation`` holds only one record, and the record's key is too large for the share.
+    The random key of each record in `content` is computed again; it says whether the record is held out. `problems` has
+    one sentence for each record in the wrong dataset, at most three, and one if the manifest `m` names an unknown
+    split.
+
+    However small the share is, the record with the smallest key is held out. So it is no problem if ``validation``
+    holds only one record, and the record's key is too large for the share.
     """
     problems: list[str] = []
     validation, split = m.options.get("validation") or 0, m.options["split"]
@@ -69,7 +78,10 @@ def half_of(content: Content, m: Manifest) -> tuple[Half, list[str]]:
 
 
 def pair_problems(halves: Sequence[Half]) -> list[str]:
-    """Return a list with the reason why two sound datasets do not come from one job; an empty list if they do."""
+    """Return a list with the reason why the two datasets do not come from one job; an empty list if they do.
+
+    Each of them alone must be sound.
+    """
     named = [half.manifest.options.get("split") for half in halves]
     if named != list(SPLITS):
         return [f"these are not the two datasets of one job: they are {named}, and should be {list(SPLITS)}"]
@@ -96,9 +108,10 @@ def pair_problems(halves: Sequence[Half]) -> list[str]:
 
 
 def _counts(trained: Manifest, held_out: Manifest) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Yield (`of`, counts in `trained`, counts in `held_out`), first of all records, then of each named source.
+    """Yield ``(of, counts in trained, counts in held_out)``, first of all records, then of each named source.
 
-    The text `of` says in messages what is counted: "" or, for a source named "a", " of 'a'".
+    `trained` and `held_out` are the manifests of the two datasets. `of` is a text for messages that says what is
+    counted: "" or, for a source named "a", " of 'a'".
     """
     yield "", dict(trained.counts), dict(held_out.counts)
     for one, other in zip(trained.sources, held_out.sources, strict=False):
@@ -110,9 +123,9 @@ def _without_split(value: Any) -> Any:
 
 
 def _differ(name: str, one: Any, other: Any) -> str:
-    """Return a text that says how two values called `name` differ, such as "seed is 4, and 5".
+    """Return a text that says how two values `one` and `other` differ, such as "seed is 4, and 5".
 
-    If both values are dicts, the text is about the first key whose values differ.
+    `name` is what the text calls them. If both are dicts, the text is about the first key whose values differ.
     """
     if isinstance(one, dict) and isinstance(other, dict):
         name = next(key for key in {**one, **other} if (key in one, one.get(key)) != (key in other, other.get(key)))

@@ -30,7 +30,10 @@ _CAUSES = {
 
 
 def option_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
-    """Return one sentence for each option that is invalid, or contradicts plan, files, counts or sequences."""
+    """Return one sentence for each problem of the options that the manifest states.
+
+    It is a problem if an option is invalid, or if it contradicts the plan, the files, the counts or the sequences.
+    """
     try:
         CorpusOptions(capacity=m.capacity, **{name: m.options[name] for name in POLICIES})
     except InputError as error:
@@ -46,7 +49,7 @@ def option_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
 
 
 def _is_divided(m: Manifest) -> bool:
-    """Return whether packs are divided into shards as the stated ``shard_tokens`` says."""
+    """Return whether packs are divided into shards as the option ``shard_tokens`` in the manifest says."""
     tokens, group = m.options.get("shard_tokens"), m.rows_per_group
     if type(tokens) is not int or tokens < 1 or (group > 1 and group * m.capacity > tokens):
         return False
@@ -55,7 +58,10 @@ def _is_divided(m: Manifest) -> bool:
 
 
 def _is_plain(m: Manifest) -> bool:
-    """Return whether the options say that each record held a text or ids, which nopad itself cut into sequences."""
+    """Return whether each record held one text or ready-made ids, so that neither an encoder nor a task made sequences.
+
+    The options in the manifest say so.
+    """
     made = any(name in ("encoder", "task") or name.startswith(PREFIX) for name in m.options)
     return "text_unit" in m.options and not made
 

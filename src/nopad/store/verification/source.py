@@ -53,7 +53,7 @@ def source_problems(
 def _setting_problems(m: Manifest, source: Source, tokenizer: Tokenizer | None) -> list[str]:
     """Return a list with one sentence about settings that differ from those of the packing job; [] if none do.
 
-    The settings are how the source is read, which columns are carried, and the tokenizer.
+    Compared are the settings by which the source is read, the columns that are packed along, and the tokenizer.
     """
     opened = {name: (m.options.get(name), value) for name, value in source.settings().items()}
     other = [f"{name} was {was}, now {now}" for name, (was, now) in opened.items() if was != now]
@@ -107,7 +107,11 @@ def _content_problems(
 
 
 def _difference(content: Content, batch: Sequences, at: int) -> str:
-    """Return the first difference between a batch and the sequences of `content` from number `at` on; "" if none."""
+    """Return a sentence about the first sequence of a batch that differs from the dataset's; "" if none does.
+
+    The batch was made from the source again. Its first sequence should be number `at` of `content`, the dataset's
+    sequences in source order.
+    """
     here = slice(at, at + len(batch))
     records: list[tuple[NDArray[Any], NDArray[Any]]] = [
         (content.record(here), batch.values["seq_index"]),
@@ -133,9 +137,11 @@ def _listed(columns: Mapping[str, str]) -> str:
 def _count_problems(
     content: Content, m: Manifest, chosen: Chosen, by_source: dict[str, Counts], size: int
 ) -> list[str]:
-    """Return how the manifest's counts and the chosen records differ from those that the source gives.
+    """Compare the dataset with the counts of reading its source again; return one sentence per difference.
 
-    `by_source` are the counts of reading each source again as a whole, `size` is the number of bytes read.
+    Compared are the counts in the manifest, and, if a share was held out, which records the dataset holds. `chosen` has
+    collected all sequences of the source. `by_source` has the `Counts` of each whole source, by name; `size` is the
+    number of bytes read.
     """
     problems: list[str] = []
     names = [part["name"] for part in m.sources] if m.sources else [""]
@@ -162,9 +168,10 @@ def _count_problems(
 def _groups(
     source: Source, tokenizer: Tokenizer | None, options: CorpusOptions, problems: list[str]
 ) -> Iterator[Group]:
-    """Yield groups of sequences made from the source again, until a record can no longer be packed.
+    """Yield the groups of sequences that are made from the source again.
 
-    The error of such a record is added to `problems`.
+    If a record is met that the job would have refused, its error is added to `problems` as a sentence, and nothing more
+    is yielded.
     """
     try:
         yield from sequences(source.blocks(), tokenizer, options)
@@ -173,7 +180,10 @@ def _groups(
 
 
 def _first_difference(pairs: list[tuple[NDArray[Any], NDArray[Any]]]) -> int | None:
-    """Return the smallest index at which the two arrays of any pair differ; None if all pairs are equal."""
+    """Return the smallest index at which the two arrays of any pair differ; None if all pairs are equal.
+
+    If the first array of a pair is the shorter one, the pair differs at its end.
+    """
     n = min(packed.size for packed, _ in pairs)
     different = np.zeros(pairs[0][1].size, dtype=bool)
     different[n:] = True
