@@ -3,6 +3,8 @@
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
@@ -65,6 +67,26 @@ def test_the_widest_of_several_dtypes_is_kept():
 def test_integers_are_still_int64():
     batch = PackedBatch.from_sequences(IDS, columns={"kinds": np.array([1, 2], np.int8), "marks": [[1, 2, 3], [4, 5]]})
     assert {batch["kinds"].dtype, batch["marks"].dtype} == {torch.int64}
+
+
+def test_stored_integers_are_int64_at_every_door(tmp_path):
+    """Labels per sequence that a table has as int8 stayed int8, which PyTorch's losses refuse."""
+    ids = [[7, 8, 9], [5, 6], [1, 2, 3, 4]]
+    table = pa.table({"input_ids": ids, "kind": pa.array([1, 2, 3], pa.int8()), "odd": pa.array([1, 2, 3], pa.uint8())})
+    pq.write_table(table, tmp_path / "table.parquet")
+    pack_corpus(open_source(tmp_path / "table.parquet"), tmp_path / "packed", CorpusOptions(capacity=16))
+    opened = open_packed(tmp_path / "packed")
+    assert opened[0]["kind"].dtype == np.int8  # as stored
+    batches = [
+        PackedBatch.from_rows([opened[0]]),
+        PackedBatch.from_features([opened.to_hf()[0]]),
+        *PackedLoader(opened, rows=1),
+        *PackedLoader(opened, 16, rows=1),
+        *PackedLoader(tmp_path / "table.parquet", 16, rows=1),
+    ]
+    assert len(batches) == 5
+    for batch in batches:
+        assert {batch[name].dtype for name in ("input_ids", "kind", "odd")} == {torch.int64}
 
 
 @pytest.mark.parametrize("columns", [{"labels": [1e300, 0.0]}, {"labels": [[0.0, 1e300, 0.0], [0.0, 0.0]]}])

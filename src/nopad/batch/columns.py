@@ -67,7 +67,7 @@ def from_sequences(sequences: Sequence[Any], columns: Mapping[str, Any], *, name
 
 
 def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np.int64]]:
-    """Turn rows of a packed dataset into columns; integers per token become int64, and float64 becomes float32.
+    """Turn rows of a packed dataset into columns; integers become int64, and float64 becomes float32.
 
     Returns:
         The sequences, row after row; arrays that say where each sequence comes from (``seq_index``, and ``seq_start``
@@ -90,7 +90,7 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np
     per_token, per_sequence = rows[0].column_names
     if "input_ids" not in per_token:
         raise BatchError("these rows hold no tokens (an index-only dataset); take the tokens from their source")
-    values = {name: np.concatenate([row[name] for row in rows]) for name in per_sequence if name != LENGTHS}
+    values = {name: wide(np.concatenate([row[name] for row in rows]), name) for name in per_sequence if name != LENGTHS}
     records = {name: values.pop(name) for name in RECORDS if name in values}
     stacked = narrowed(
         Sequences(
@@ -141,6 +141,9 @@ def per_sequence(name: str, given: Sequence[Any], sequences: int) -> NDArray[Any
             does not fit into int64 or float32.
     """
     arrays = [converted(entry, name, n) for n, entry in enumerate(listed(given, name))]
+    odd = [array.dtype for array in arrays if array.dtype.kind not in "biuf"]
+    if odd:
+        raise BatchError(f"column {name!r} has arrays of {odd[0]}; expected numbers: leave it out of sequence_columns")
     if len(arrays) != sequences or len({array.shape for array in arrays}) > 1:
         shapes = sorted({array.shape for array in arrays})
         raise BatchError(

@@ -125,7 +125,7 @@ def _packed_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, 
         per_sequence = all(row[name].size == row[LENGTHS].size for row in rows)
         column = joined([row[name] for row in rows])
         if name != "input_ids" and per_sequence and (name in OWN or not per_token):
-            values[name] = column
+            values[name] = wide(column, name)
         elif per_token and column.dtype.kind != "O":
             tokens[name] = wide(column, name)
         elif per_token:
