@@ -185,8 +185,8 @@ def refuse_capacity(model: Any, capacity: int | None) -> None:
 def backend_for(model: Any, backend: str, dtype: torch.dtype) -> str:
     """Return the name of the attention backend with which a model is audited in `dtype`.
 
-    This is `backend`; but if the model is pack-safe already, it is the model's own backend. If the kernel of that
-    backend does not support float64, and `dtype` is float64, it is `EXACT_BACKEND` instead.
+    This is the model's own backend if the model is pack-safe, and `backend` otherwise. For float64, it is "segments"
+    instead if the kernel of this backend does not support float64.
     """
     asked = state_of(model).backend if is_packed(model) else backend
     on_gpu = next(bare(model).parameters()).device.type != "cpu"

@@ -59,7 +59,7 @@ class Micro:
 
     @property
     def where(self) -> str:
-        """The numbers of the micro-batch and its rank, as text for messages."""
+        """The numbers of the micro-batch and its rank, as text for messages: "micro-batch 0 of rank 1"."""
         return f"micro-batch {self.number} of rank {self.rank}"
 
     @property
@@ -186,10 +186,17 @@ def _matched(parts: Sequence[Places], flat: NDArray[Any], examples: Sequence[Exa
 
 
 def _fits(kind: str, part: Places, tokens: NDArray[Any], ids: NDArray[Any]) -> tuple[Places, int] | None:
-    """Return (places, begin) of an example, `ids`, if it is found in one sequence of a batch; else None.
+    """Return (places, begin) of an example if it is found in one sequence of a batch; else None.
 
-    `part` has the places of the batch's sequence, `tokens` its tokens. `kind` says how the two are compared: "same",
-    "inside", "beginning" or "end". The results are as in `_matched`.
+    `places` are the positions of the example's tokens in the concatenated rows, and `begin` is the index of its first
+    token that is in the batch.
+
+    Args:
+        kind: what to look for: the sequence and the example are the "same"; the example lies "inside" the sequence; or
+            the sequence is the "beginning" or the "end" of the example.
+        part: positions of the sequence's tokens in the concatenated rows.
+        tokens: token ids of the sequence.
+        ids: token ids of the example.
     """
     size = len(part)
     if kind == "same":
@@ -313,10 +320,11 @@ def _labels(batch: Mapping[str, Any]) -> Tensor | None:
 
 
 def _sequence_labels(micro: Micro) -> None:
-    """Take labels per sequence from the batch into `micro.made`, for examples without labels.
+    """Use the batch's labels per sequence: as labels of examples that have none, or to check those that examples have.
 
-    If all examples have one label each, compare the batch's labels with these instead. Another number of labels, or
-    other labels, are a finding; another order is a suspect. A batch without labels is not checked.
+    For examples without labels, `micro.made` gets the labels of the batch. If instead all examples have one label each,
+    the batch's labels are compared with these. Another number of labels, or other labels, are a finding; another order
+    is a suspect. A batch without labels is not checked.
     """
     labels = micro.batch.get("labels")
     if not isinstance(labels, Tensor) or labels.dim() == 0:
