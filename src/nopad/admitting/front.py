@@ -206,7 +206,7 @@ def _why_proven(model: Any) -> str:
 def _in_tables(model: Any, prove: Prove) -> bool:
     """Return whether a model needs no proof: nopad's tables admit or refuse it, or `prove` is "never".
 
-    True also for anything but a `PreTrainedModel`, which the next step refuses.
+    The result is True, too, if `model` is no `PreTrainedModel`, since the next step then raises the right error.
     """
     if prove == "never" or not isinstance(model, PreTrainedModel):
         return True

@@ -203,9 +203,7 @@ class Pictures:
         return dict(self.sample(sequence))
 
     def feature(self, sequence: Sequence[int]) -> dict[str, Any]:
-        """Return a sequence as a dict for a collator: lists with a value per token, and tensors of images, by column
-        name.
-        """
+        """Return a sequence as a dict for a collator: lists with a value per token, and tensors of images."""
         made = self.sample(sequence)
         return {name: value if name in COLUMNS else value[0].tolist() for name, value in made.items()}
 
@@ -269,9 +267,7 @@ class Patches:
         return {PICTURES.pixels: self.images[number], "interpolate_pos_encoding": True}
 
     def batch(self, sequences: Sequence[Sequence[int]], parameter: Tensor, **how: Any) -> PackedBatch:
-        """Return a batch of the token vectors (`states`) of these sequences; only the argument ``form`` of `how` is
-        used.
-        """
+        """Return a batch of the token vectors of these sequences; of `how`, only the argument ``form`` is used."""
         form = {"form": how["form"]} if "form" in how else {}
         return PackedBatch.from_embeddings([self.states[torch.tensor(one)] for one in sequences], **form)
 

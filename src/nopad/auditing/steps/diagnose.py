@@ -148,7 +148,7 @@ def _explained(
     """Return findings on `match`, the mistake whose loss equals that of the step; and set `case.denominator`.
 
     If the gradients do not match the mistake, they have another cause too, and one more finding says so. If `match` is
-    no mistake but the right loss (its `kind` is ""), the only finding is "unknown". The list is then empty if what the
+    no mistake but the right loss (its `kind` is ""), the result is a finding "unknown"; or an empty list if what the
     collator did explains the whole difference.
 
     Args:
@@ -182,8 +182,7 @@ def _explained(
 
 
 def _counted(case: Case, single: Any, examples: Sequence[Example | None]) -> list[Counted]:
-    """Return a `Counted` for each sequence of the step: its sum of losses, its numbers of tokens and labels, and its
-    place.
+    """Return a `Counted` for each sequence of the step: its loss, its numbers of tokens and labels, and its place.
 
     `examples` are the sequences that run alone; None stands for a sequence that the collator dropped. They run on
     `single`, a plain float64 copy of the model.

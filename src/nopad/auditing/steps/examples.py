@@ -202,9 +202,7 @@ def loss_of(output: Any) -> Any:
 
 
 def _named(model: Any) -> Any:
-    """Return the module whose `forward` names the model's arguments: the model inside (Distributed)DataParallel and
-    PEFT.
-    """
+    """Return the module whose `forward` names the model's arguments: the one inside DataParallel, DDP and PEFT."""
     model = inner(model)
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 

@@ -69,12 +69,12 @@ def trace(
         collator: any function from features (dicts with ``input_ids``) to the arguments of a forward call; the model is
             then run unchanged, with batches of this collator.
         poisoned: the tokens to replace, one after the other, as pairs (sequence, token), both from 0. "each": one token
-            of every sequence, chosen by nopad. None: one token of one sequence, both chosen by nopad: if a sequence
-            changes others, such a sequence is taken. Of the first, middle and last token of a sequence (with a
-            collator, of the tokens between its first and its last), nopad takes the one that changes others most. If
-            none of the three changes others, but another token does, it takes that; if nothing leaks, the middle one.
-            It takes no first or last token if the collator's batch depends on them, for example because the collator
-            looks for eos.
+            of every sequence, chosen by nopad. None: one token of one sequence, both chosen by nopad; if any sequence
+            changes others, the sequence is one that does. Of the chosen sequence, nopad takes the token that changes
+            other sequences most: of its first, middle and last token, or of all tokens if none of these three changes
+            others. If no token does, it takes the middle one. With a collator, the first and last token are tried only
+            after the others, and not at all if the collator's batch depends on them, for example because it looks for
+            eos.
         capacity: length of the longest sequence, and most tokens of a row.
         backend: attention backend with which the copies are made pack-safe, as in `nopad.packed`.
         layers: trace a copy with only the first `layers` layers; None: all layers.
@@ -397,9 +397,9 @@ def _equal(mine: Any, other: Any) -> bool:
 def _drawn(trace: Trace, model: nn.Module) -> NDArray[np.int64]:
     """Return the indices of the modules to draw, ascending; int64.
 
-    They are each layer whose values change, the last module outside of the layers whose values change before these
-    (mostly the embeddings), the first module that leaks, and the model's outputs. If no layer changes, all modules are
-    drawn.
+    The modules are: each layer whose values change; of the modules before the first such layer, the last one whose
+    values change (mostly the embeddings); the first module that leaks; and the model's outputs. If no layer changes,
+    all modules are drawn.
     """
     layers = _layers(model)
     modules = len(trace.modules) - trace.outputs

@@ -24,7 +24,10 @@ USUAL = 120  # characters of a line up to which each token has two
 
 
 def shade(value: float) -> int:
-    """Return the index in `SHADES` for a change of this size, from 0 (faint) to 3 (full)."""
+    """Return how dark a change of this size is drawn: 0 (below 1e-4), 1 (below 1e-2), 2 (below 0.1) or 3.
+
+    This is the index of a character in `SHADES`.
+    """
     return sum(value >= bound for bound in BOUNDS)
 
 
@@ -117,7 +120,7 @@ def _head(trace: Trace, blocks: list[_Block], margin: int, size: int, column: in
 
 
 def _bordered(blocks: list[_Block], parts: list[str]) -> str:
-    """Return a line that joins `parts`, one per block.
+    """Return a line of text that joins `parts`, one for each of `blocks` (the tokens of one sequence or target).
 
     A thin border separates sequences. A double one separates rows of the batch, and sequences from targets.
     """
