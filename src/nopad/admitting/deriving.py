@@ -34,10 +34,11 @@ FURTHEST = 4  # the highest position from which a table of positions is expected
 
 @dataclass(frozen=True)
 class Times:
-    """A function for `Family.mixes` that returns a constant: how often tokens are mixed in one call of the model.
+    """A function for `Family.mixes` that returns a constant: how often one call of a model moves information between
+    tokens.
 
-    It is for models in which this does not follow from the number of layers. Unlike an ordinary function, it can be
-    compared and stored.
+    It is for models in which this number does not follow from the number of layers. Unlike an ordinary function, it can
+    be compared and stored.
 
     Attributes:
         count: the constant.
@@ -94,10 +95,9 @@ def derive(model: Any, close: float, table: Family | None = None) -> Iterator[De
     Raises:
         UnsupportedModelError: no `Family` can fit, for one of these causes:
 
-            * the forward method of the model, or of its base model, mixes tokens outside of any module that could be
-              run by itself
-            * one of the user's own modules does not always compute the same, and could not be run by itself
-            * a module outside of mixing modules changes gradients by code of the user's own
+            * the forward method of the model, or of its base model, mixes tokens outside of any submodule
+            * what one of the user's own modules computes varies, and it cannot be run on each sequence by itself
+            * code of the user's own changes gradients in a module that neither mixes tokens nor is inside one that does
             * two classes of one name mix tokens
             * the result that a mixing module gives for a row changes if other rows are in the batch
             * how often a mixing module runs depends on the tokens

@@ -113,7 +113,8 @@ def packed(
 
 
 def _wrapped(whole: Any, backend: str, max_sequences: int | None, head: str | None, prove: Prove) -> None:
-    """Make the user's own module around a model pack-safe, in place; the arguments are those of `packed`.
+    """Make the user's own module around a model, `whole`, pack-safe in place; the other arguments are those of
+    `packed`.
 
     Raises:
         UnsupportedModelError: the proof of the module failed, or `prove` is "never".

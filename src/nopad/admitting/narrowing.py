@@ -178,7 +178,7 @@ def layers_of(kind: type, config: Any) -> list[int]:
     All layers from the first one on are kept until each kind has occurred, and at least two. If these are more than 10,
     only the first layer of each kind is kept, up to 10 layers. If the class cannot be built with them, two layers of
     each kind are tried, since some classes share weights between layers of one kind (Zamba); they are not tried if the
-    configuration's lists do not tell the kinds. If that fails too, the first 10 layers are kept.
+    configuration's lists do not tell all kinds apart. If that fails too, the first 10 layers are kept.
 
     If the class cannot be built without weights at all, only the configuration's lists say which layers are of one
     kind.

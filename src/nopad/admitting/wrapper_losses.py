@@ -77,7 +77,8 @@ class Losses:
     def kind(self) -> str:
         """Return the kind of loss that the wrapper computes for a sequence alone, and set `labels` and `scores`.
 
-        The kind is "tokens", "causal" or "classification", as in `Admitted.labels`.
+        The kind is "tokens" (mean cross entropy of one label per token), "causal" (the same, with labels shifted by one
+        token) or "classification" (one label per sequence).
 
         Raises:
             UnsupportedModelError: the loss is none of these, or the wrapper's other outputs change if labels are given.

@@ -217,7 +217,9 @@ def _labelled(exact: Substitute, close: float, kind: str, fill: int) -> Run:
 
 
 def _safe(made: Substitute, admitted: Admitted, make: MakeBase) -> Substitute:
-    """Make the wrapper in a `Substitute` (small copy) pack-safe, in place, for the arguments in `admitted`; return it.
+    """Make the wrapper in a `Substitute` (small copy) pack-safe, in place; return the `Substitute`.
+
+    `admitted` says which arguments the wrapper may get, and `make` makes the model inside pack-safe.
     """
     wrap(made.wrapped, admitted, make)
     object.__setattr__(made, STATE, vars(made.base)[STATE])

@@ -128,7 +128,7 @@ def _rounding(value: Tensor | None, true: Tensor | None, dtype: torch.dtype, mos
     """Return the largest rounding error in a gradient of the sequences alone.
 
     It is the largest difference between the gradient, `value`, and the float64 gradient, `true`; 0 if either is None.
-    If `dtype` is float64, it is instead one rounding of `most` to float32.
+    If `dtype` is float64, it is instead one rounding to float32 of `most`, the largest value of all gradients.
     """
     if dtype == torch.float64:
         return most * torch.finfo(torch.float32).eps

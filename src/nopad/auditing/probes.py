@@ -85,9 +85,9 @@ class Places:
 
 
 def slots_of(at: Layout) -> list[NDArray[np.int64]]:
-    """Return, for each sequence, the positions of its tokens in the concatenated rows.
+    """Return the positions of each sequence's tokens in the concatenated rows of a packed batch with the layout `at`.
 
-    Sequences are in the order in which the batch was given them.
+    Each entry is an array for one sequence. Sequences are in the order in which the batch was given them.
     """
     places: list[Any] = [None] * at.sequences
     for number, (begin, end) in zip(at.order.tolist(), pairwise(at.cu_seqlens.tolist()), strict=True):

@@ -292,7 +292,8 @@ class _Task:
         return backend_for(self.model, self.backend, dtype)
 
     def _drawn(self, subject: Any, tokens: Tokens, capacity: int | None = None, partly: bool = False) -> Trial:
-        """Return a trial with 6 random sequences for packs of `capacity` tokens.
+        """Return a `Trial` of the model's copy `subject` with 6 random sequences of `tokens`, for packs of `capacity`
+        tokens.
 
         If `capacity` is None, the trial is small: 4 sequences, for packs of a quarter of the audit's capacity, but of
         at least 4 and at most 16 tokens. `partly` says whether the model computes some of its results in float32
@@ -352,8 +353,9 @@ class _Task:
         return found
 
     def _compiled(self, subject: Any, dtype: torch.dtype, layers: dict[str, Any]) -> Found:
-        """Compile those layers of `subject` that are compiled in the user's model; compare outputs packed and alone.
+        """Compile parts of the model's copy `subject`, compare outputs packed and alone, and return the results.
 
+        `layers` has the parts that are compiled in the user's model, by name, each with its ``torch.compile`` context.
         If no compiler works here, the result has only a note that says so.
         """
         found = Found()

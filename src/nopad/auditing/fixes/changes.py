@@ -314,8 +314,7 @@ def _mask(layout: Layout, causal: bool) -> str:
 
 
 def _after_padding(model: nn.Module) -> bool:
-    """Return whether a table of position embeddings has a ``padding_idx``; positions then begin at ``padding_idx + 1``.
-    """
+    """Return whether position embeddings have a ``padding_idx``, so that positions begin at ``padding_idx + 1``."""
     return any(
         "position_embeddings" in name and getattr(module, "padding_idx", None) is not None
         for name, module in model.named_modules()

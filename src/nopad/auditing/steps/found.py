@@ -260,7 +260,11 @@ def _longest(wanted: NDArray[Any], flat: NDArray[Any], free: NDArray[np.bool_], 
 
 
 def _lost(micro: Micro) -> None:
-    """Add findings for dropped or cut sequences; if there are none, a suspect for tokens that are in no sequence."""
+    """Add findings for dropped or cut sequences to the micro-batch.
+
+    If there are none, but the batch has tokens that are in no sequence, add these to `micro.suspects`: they become a
+    finding only if the step differs.
+    """
     for number, (example, at) in enumerate(zip(micro.examples, micro.places, strict=True)):
         name = f"sequence {micro.first + number} of {len(example.ids)} tokens"
         if at is None:
@@ -323,8 +327,8 @@ def _sequence_labels(micro: Micro) -> None:
     """Use the batch's labels per sequence: as labels of examples that have none, or to check those that examples have.
 
     For examples without labels, `micro.made` gets the labels of the batch. If instead all examples have one label each,
-    the batch's labels are compared with these. Another number of labels, or other labels, are a finding; another order
-    is a suspect. A batch without labels is not checked.
+    the batch's labels are compared with these. Another number of labels, or other labels, are a finding. Another order
+    is added to `micro.suspects`, and becomes a finding only if the step differs. A batch without labels is not checked.
     """
     labels = micro.batch.get("labels")
     if not isinstance(labels, Tensor) or labels.dim() == 0:

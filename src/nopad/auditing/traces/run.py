@@ -89,7 +89,7 @@ def trace(
         BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens.
         OptionError: an option is out of range, `poisoned` names a token that does not exist, or the model has no
             vocabulary to draw from, is pack-safe with another backend, is random in evaluation mode, or raises an
-            exception on the batch; or it takes images, and a `capacity` is given; or it makes its tokens from images
+            exception on the batch; or it takes images, and `capacity` is not 64; or it makes its tokens from images
             (ViT), and there is a `collator`.
 
     With the collator of transformers, a token of sequence 2 changes all other sequences, from the first attention on:
@@ -261,7 +261,7 @@ class _Traced:
         return tokens, self._moved(number, tokens)[1] if tokens else 0.0
 
     def _laid_alike(self, poisoned: Poisoned) -> bool:
-        """Return whether the batch of the poisoned sequences equals the clean batch in everything but the token ids.
+        """Return whether the batch with poisoned tokens equals the unchanged batch in everything but the token ids.
 
         With nopad's own batches this is always so. The result is False if the sequences cannot be found in the poisoned
         batch.
@@ -352,9 +352,10 @@ class _Traced:
         return _Run(columns, places, names, values, len(outputs))
 
     def _influence(self, run: _Run) -> Floats:
-        """Return how far each token's values moved since the clean run, for each module output; float64 ``[M, T]``.
+        """Return how far each token's values in `run` are from those in the unchanged batch; float64 ``[M, T]``.
 
-        The entry is NaN unless both runs have values of the output for the token.
+        There is a row for each module output and a column for each token. An entry is NaN unless both runs have values
+        of the output for the token.
         """
         clean = self.clean
         order = self._same_order(run.columns)
@@ -371,9 +372,10 @@ class _Traced:
         return found
 
     def _same_order(self, other: Columns) -> NDArray[np.int64]:
-        """Return, for each column of the clean run, the index of the same token's column in another run; int64 ``[T]``.
+        """Return the index in `other` of each token of the unchanged batch; int64 ``[T]``.
 
-        The order of the columns may differ, since a collator may order sequences by their tokens.
+        `other` are the columns (tokens) of another batch. Their order may differ, since a collator may order sequences
+        by their tokens.
         """
         clean = self.clean.columns
         side = np.arange(len(clean)) >= clean.source

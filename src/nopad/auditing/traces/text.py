@@ -71,7 +71,7 @@ def drawn(trace: Trace, width: int | None, colour: bool) -> str:
 
 
 def _fitted(trace: Trace, margin: int, width: int | None) -> tuple[list[_Block], int]:
-    """Return the blocks, divided into as many cells as fit, and the number of characters of a cell (1 or 2).
+    """Return the sequences as blocks of cells, as many cells as fit, and the number of characters of a cell (1 or 2).
 
     `margin` is the number of characters before the first block, `width` the most characters of a line (None: no limit).
 
@@ -103,7 +103,8 @@ def _block(key: tuple[int, int, bool], at: list[int], each: int) -> _Block:
 def _head(trace: Trace, blocks: list[_Block], margin: int, size: int, column: int) -> list[str]:
     """Return two lines for the top of a picture: the sequences' numbers, and a mark over the poisoned token.
 
-    `size` is the number of characters of a cell, `column` the column of the poisoned token.
+    `margin` is the number of characters before the first block, `size` that of a cell, and `column` the column of the
+    poisoned token.
     """
     numbers, marks = [], []
     for block in blocks:
