@@ -34,11 +34,10 @@ FURTHEST = 4  # the highest position from which a table of positions is expected
 
 @dataclass(frozen=True)
 class Times:
-    """A function for `Family.mixes` that returns a constant: how often one call of a model moves information between
-    tokens.
+    """A function for `Family.mixes` that returns a constant: how often tokens are mixed in one call of a model.
 
-    It is for models in which this number does not follow from the number of layers. Unlike an ordinary function, it can
-    be compared and stored.
+    To mix tokens is to move information between them, as attention does. `Times` is for models in which this number
+    does not follow from the number of layers. Unlike an ordinary function, it can be compared and stored.
 
     Attributes:
         count: the constant.

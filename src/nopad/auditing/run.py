@@ -292,12 +292,11 @@ class _Task:
         return backend_for(self.model, self.backend, dtype)
 
     def _drawn(self, subject: Any, tokens: Tokens, capacity: int | None = None, partly: bool = False) -> Trial:
-        """Return a `Trial` of the model's copy `subject` with 6 random sequences of `tokens`, for packs of `capacity`
-        tokens.
+        """Return a `Trial`: the model's copy `subject` with 6 random sequences, for packs of `capacity` tokens.
 
-        If `capacity` is None, the trial is small: 4 sequences, for packs of a quarter of the audit's capacity, but of
-        at least 4 and at most 16 tokens. `partly` says whether the model computes some of its results in float32
-        although its dtype is float64.
+        `tokens` says which ids are drawn. If `capacity` is None, the trial is small: 4 sequences, for packs of a
+        quarter of the audit's capacity, but of at least 4 and at most 16 tokens. `partly` says whether the model
+        computes some of its results in float32 although its dtype is float64.
         """
         size = max(min(self.capacity, CAPACITY) // 4, 4) if capacity is None else capacity
         most = 4 if capacity is None else 6

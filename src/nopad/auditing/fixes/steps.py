@@ -197,8 +197,7 @@ class _Step:
 
     @contextmanager
     def _lent(self, changes: Sequence[Change]) -> Iterator[None]:
-        """Inside this context, the trainer's collator also makes these changes; afterwards, the trainer has its own
-        again.
+        """Inside this context, the trainer's collator also makes these changes; afterwards, it is as before.
 
         Without changes, the collator stays as it is.
         """
