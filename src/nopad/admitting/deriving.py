@@ -315,9 +315,9 @@ def _places(model: Any, probed: Probed) -> Iterator[tuple[str, int | None]]:
 def _with_positions(line: Family, model: Any, base: Any, probed: Probed) -> Family:
     """Return `line`, the facts about a model type, with those fields set that say how the model counts positions.
 
-    If the base model takes `position_ids`, only `after_padding` may be set: whether positions begin at ``padding_idx +
-    1``. Otherwise the fields are `tables`, the tables of positions that the model reads by itself, and `narrow`,
-    whether a row may have no more slots than the model has positions.
+    If the base model takes `position_ids`, only `after_padding` may be set: whether positions begin after
+    `padding_idx`. Otherwise the fields are `tables`, the tables of positions that the model reads by itself, and
+    `narrow`, whether a row may have no more slots than the model has positions.
     """
     length = len(probed.tokens)
     takes = "position_ids" in parameters(type(base).forward)

@@ -87,8 +87,8 @@ class Traced:
     def check(self) -> None:
         """Check that each token's result depends only on that token and on what the base returns for it.
 
-        A tensor with one entry per sequence may depend only on what the base returns for that sequence; `sequences` is
-        then set.
+        The base is the model inside. If a tensor has one entry per sequence, the entry may depend only on what the base
+        returns for that sequence; the attribute `sequences` then becomes True.
 
         Raises:
             UnsupportedModelError: a result depends on other tokens (the message names the first module that moves

@@ -87,10 +87,10 @@ def shares(config: Any, share: int) -> dict[str, int]:
 def narrowed(config: Any, sizes: dict[str, int], again: bool) -> Any:
     """Return a copy of a configuration with smaller sizes, and dropout rates of 0.
 
-    `sizes` gives the largest value of each field by name. Vocabularies that it does not name get at most `VOCABULARY`
-    tokens, and special token ids are moved into the smaller vocabulary. The number of key heads stays equal to the
-    number of heads if it was equal; otherwise it becomes at most 2. Sizes of heads that were equal stay equal. With
-    `again`, the configuration is built anew from its values, so that values that follow from sizes change too.
+    `sizes` gives the largest value of each field by name. Vocabularies that it does not name get at most 97 tokens, and
+    special token ids are moved into the smaller vocabulary. The number of key heads stays equal to the number of heads
+    if it was equal; otherwise it becomes at most 2. Sizes of heads that were equal stay equal. With `again`, the
+    configuration is built anew from its values, so that values that follow from sizes change too.
     """
     given = values_of(config)
     changes: dict[str, Any] = {}
@@ -301,10 +301,11 @@ def layer_count(config: Any) -> int:
 
 
 def with_layers(config: Any, layers: list[int], again: bool) -> Any:
-    """Return a copy of a configuration with only the layers of these numbers.
+    """Return a copy of a configuration with only those of its layers whose indices are in `layers`.
 
-    Lists with one entry per layer are cut to match, and layers are renumbered in lists of layer numbers. If `layers` is
-    empty or has all layers, the configuration itself is returned. `again` is as in `with_values`.
+    Lists with one entry per layer are cut to match, and lists of layer indices get the new indices. If `layers` is
+    empty or has all layers, the configuration itself is returned. With `again`, the configuration's class builds the
+    copy anew from its values.
     """
     there = layer_count(config)
     if not layers or len(layers) == there:

@@ -43,7 +43,7 @@ AUDITS = 3  # lines that are audited at most
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """The result of proving a model that no table has: admitted with a `Family`, or refused with a reason.
+    """The result of a proof of a model whose type is not in nopad's tables: it is admitted, or refused with a reason.
 
     Attributes:
         kind: the model type, or the name of the class if the configuration has none.

@@ -92,8 +92,8 @@ class Search:
     def of(self, module: nn.Module) -> list[nn.Module]:
         """Return the innermost modules in `module` that mix tokens; one of these may be `module` itself.
 
-        If `module` mixes, but is in `whole`, it is not returned: it is stored as `Probed.unsplit`, unless another
-        module is stored there already.
+        If `module` itself does, but is the model or its base model, it is not returned: it is stored as
+        `Probed.unsplit`, unless another module is stored there already.
         """
         inside = [one for child in module.children() for one in self.of(child)]
         inside = list(dict.fromkeys(inside))

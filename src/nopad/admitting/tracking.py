@@ -54,7 +54,8 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
         reads: whether code took a Python number out of a tensor that is computed from tokens, or out of a weight; or
             could decide by such values in another way: inside an operation that is not PyTorch's own, or by the shape
             of a result that depends on them (``ids[ids == 0].numel()``).
-        handed: the largest value (0, `TOKEN` or `ROW`) that an argument of a module holds that is not run (see `held`).
+        handed: for modules that are not run (see `held`): the largest value (0, `TOKEN` or `ROW`) that one of their
+            arguments holds.
         sequences: whether "token" stands for a sequence (`nopad.admitting.local.Run.sequences`); settable.
     """
 

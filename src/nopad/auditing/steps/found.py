@@ -164,12 +164,12 @@ def _real(batch: Mapping[str, Any], slots: int) -> NDArray[np.bool_]:
 
 
 def _matched(parts: Sequence[Places], flat: NDArray[Any], examples: Sequence[Example]) -> list[tuple[Any, int]]:
-    """Find each example in the batch; return ``(places, begin)`` for each.
+    """Find each example in one of the sequences that a batch says it has; return a pair ``(places, begin)`` for each.
 
-    `parts` says, for each sequence of the batch, where its tokens lie in `flat`, the concatenated rows. The entry
-    `places` says the same of an example's tokens (None: not found), and `begin` is the index of its first token that is
-    in the batch. An example is found in a sequence of the batch that equals it, contains it (tokens were added), or is
-    its beginning or its end (it was cut).
+    `places` are the positions of the example's tokens in `flat`, the concatenated rows (None: not found). `begin` is
+    the index of its first token that is in the batch. `parts` has the positions of the tokens of each sequence of the
+    batch. A sequence counts as an example if it equals the example, contains it (tokens were added), or is its
+    beginning or its end (it was cut).
     """
     left = list(parts)
     found: list[tuple[Any, int]] = [(None, 0)] * len(examples)
