@@ -173,10 +173,10 @@ def _sets_attention(model: Any) -> bool:
 
 
 def _variants(line: Family, causal: bool, attended: tuple[str, ...], registers: bool) -> Iterator[Family]:
-    """Yield families that agree with what probing found, the likeliest first; `line` or one of its variants is right.
+    """Yield `line` and variants of it that also agree with what probing found, the likeliest first.
 
-    A `Family` holds the facts about one model type. Probing leaves these questions open, so the families differ in the
-    fields in parentheses:
+    Each is a `Family`, the facts about one model type. Probing leaves these questions open, so the variants differ in
+    the fields in parentheses:
 
     * Does a module with attention of its own get a mask, make one, or need none (`route`, `masked`)?
     * Can nopad's attention replace the registered one? If not, the modules that call the registered attention are run

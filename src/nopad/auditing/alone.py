@@ -42,9 +42,9 @@ class Alone:
         self._sound: dict[Names, tuple[Alone | None, frozenset[str], list[str]]] = {}
 
     def gradients(self, names: Names, numbers: Sequence[int] | None = None) -> Gradients:
-        """Return the gradients of one number, a weighted sum of all values of the outputs `names`; by parameter name.
+        """Return, by parameter name, the gradients of a weighted sum of all values of the outputs `names`.
 
-        The weights are random, but always the same. Outputs are summed over the sequences with the indices `numbers`
+        The weights are random numbers, the same in every call. The sum is over the sequences with the indices `numbers`
         (None: all). Results are kept, so a second call with the same arguments computes nothing.
 
         Raises:

@@ -56,7 +56,7 @@ def steady(trial: Trial) -> bool:
 
 
 def looked_for(trial: Trial, tokens: Tokens) -> dict[str, int]:
-    """Return the ids, by name, of the special tokens for which the model searches its input.
+    """Return the ids, by name, of the special tokens that the model itself looks for in its input.
 
     The results of such a model depend on where these tokens are. So it is found out by a comparison: such a model gives
     other results for embeddings than for the ids themselves, since embeddings do not show which tokens are special. The

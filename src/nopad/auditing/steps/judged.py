@@ -42,7 +42,9 @@ class Plan:
         runner: computes the losses of the micro-batches, and their gradients.
         alone: the user's function for the losses of one sequence alone; None: the model's own loss.
         ranks, accumulation: number of ranks, and of micro-batches per rank.
-        per, causal, seed: as in `nopad.auditing.audit_step`.
+        per: which mean is right: "token" or "sequence", as in `nopad.auditing.audit_step`.
+        causal: whether a label is predicted by the token before it.
+        seed: seed of torch's random numbers.
         how: what is audited, as text.
         notes: remarks for the user.
         ends: ids that end a text, besides those of the model's configuration.

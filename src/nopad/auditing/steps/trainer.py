@@ -161,9 +161,10 @@ def opened(trainer: Any, ranks: int) -> Iterator[tuple[list[Micro], _TrainerStep
 
 
 def _numbers(accelerator: _Ranked, ranks: int) -> dict[str, Any]:
-    """Return properties named "world_size" and "process_index", which show a trainer's arguments the simulated ranks.
+    """Return the properties "world_size" and "process_index" that replace those of a trainer's arguments, by name.
 
-    The first is `ranks`, the number of ranks. The second is the number of the rank that runs now; 0 outside of a step.
+    The first is `ranks`, the number of simulated ranks. The second is the number of the rank that runs now; 0 outside
+    of a step.
     """
 
     def rank(_: Any) -> int:
@@ -223,7 +224,8 @@ def _micros(batches: Sequence[Any], given: Sequence[Any], accumulation: int) -> 
 
 
 def _told(batch: Mapping[str, Any]) -> list[Example]:
-    """Return the sequences of a batch, found by the batch itself, such as its ``cu_seq_lens_q`` or ``position_ids``.
+    """Return the sequences of a batch, found by what the batch has: its ``cu_seq_lens_q``, ``position_ids`` or the
+    like.
 
     Raises:
         OptionError: the batch has images and is not a `PackedBatch`, so it does not say which sequence an image is of.
