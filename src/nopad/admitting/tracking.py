@@ -161,9 +161,9 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _crosses(self, function: Any, before: Any, holds: Mapping[int, int], output: Any) -> bool:
         """Return whether an operation changes its result for a token when the input for another token changes.
 
-        The operation is run again with changed copies of its arguments. The result is also True if these runs fail, or
-        if a tensor in the output does not have exactly one dimension of tokens. Otherwise it is False for a random
-        operation, which cannot be compared.
+        The operation is run again with changed copies of its arguments. The result is also True if this cannot be
+        tried, or if a tensor in the output does not have exactly one dimension of tokens. Otherwise it is False for a
+        random operation, which cannot be compared.
 
         Args:
             function: the operation.

@@ -43,7 +43,9 @@ class Truth:
 
     @classmethod
     def among(cls, gradients: Gradients) -> Truth:
-        """Return the `Truth` for `gradients` computed in float64 from sequences alone: it says which of them are zero.
+        """Return the `Truth` for `gradients`, which were computed in float64 from sequences alone.
+
+        It says which of them are zero.
         """
         sizes = {name: 0.0 if value is None else largest(value) for name, value in gradients.items()}
         finite = [size for size in sizes.values() if math.isfinite(size)]

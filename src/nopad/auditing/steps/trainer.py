@@ -224,8 +224,7 @@ def _micros(batches: Sequence[Any], given: Sequence[Any], accumulation: int) -> 
 
 
 def _told(batch: Mapping[str, Any]) -> list[Example]:
-    """Return the sequences of a batch, found by what the batch has: its ``cu_seq_lens_q``, ``position_ids`` or the
-    like.
+    """Return the sequences of a batch, found by its layout or by columns such as ``cu_seq_lens_q``, ``position_ids``.
 
     Raises:
         OptionError: the batch has images and is not a `PackedBatch`, so it does not say which sequence an image is of.

@@ -24,7 +24,7 @@ USUAL = 120  # characters of a line up to which each token has two
 
 
 def shade(value: float) -> int:
-    """Return how dark a change of this size is drawn: 0 (below 1e-4), 1 (below 1e-2), 2 (below 0.1) or 3.
+    """Return how dark a change of this size is drawn: 0 (below 1e-4), 1 (below 1e-2), 2 (below 0.1) or 3 (otherwise).
 
     This is the index of a character in `SHADES`.
     """
