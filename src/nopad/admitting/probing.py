@@ -73,8 +73,9 @@ def probe(model: Any, base: nn.Module, tokens: list[int], close: float = CLOSE) 
 def registered(model: Any) -> Iterator[Counter[nn.Module]]:
     """For a ``with`` block, replace a model's registered attention by a function that mixes no tokens.
 
-    This function gives each token its own value vector. (If there are more or fewer values than queries, each query
-    gets the mean of all values.) Yields a counter: how often each module called it.
+    Registered attention is the function chosen by ``attn_implementation``. The new function gives each token its own
+    value vector. (If there are more or fewer values than queries, each query gets the mean of all values.) Yields a
+    counter: how often each module called the new function.
     """
     counts: Counter[nn.Module] = Counter()
 

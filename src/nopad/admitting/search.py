@@ -53,7 +53,7 @@ class Probed:
     Attributes:
         tokens: the token ids of the sequence.
         seen: the first call of each module.
-        attended: how often each module called registered attention.
+        attended: how often each module called registered attention, the function chosen by ``attn_implementation``.
         mixing: the innermost modules that mix tokens by themselves, and not by registered attention.
         close: differences of at most this, relative to an output's largest value, are rounding.
         unsplit: the model or its base model, if it mixes tokens outside of the modules inside it; None: it does not.

@@ -62,8 +62,8 @@ class Losses:
         model: the small copy of the wrapper.
         sequences: token ids of each sequence, int64 ``[length]``.
         labels: labels of each sequence: classes or -100, int64 ``[length]``, or ``[1]`` if there is one per sequence.
-            `kind` sets them.
-        scores: name of the output from which the loss is computed; `kind` sets it.
+            The method `kind` sets them.
+        scores: name of the output from which the loss is computed; the method `kind` sets it.
     """
 
     def __init__(self, model: Substitute) -> None:

@@ -59,7 +59,7 @@ class Alone:
         return self._gradients[key]
 
     def sound(self, names: Names) -> tuple[Alone | None, frozenset[str], list[str]]:
-        """Leave out gradients that are not finite even if sequences run alone; return what is left to compare.
+        """Return which gradients can be compared: those that are finite when each sequence runs alone.
 
         The result is (an `Alone` with the sequences that are kept, names of the parameters left out, notes). A
         parameter is left out if every sequence gives it a gradient that is not finite. A sequence is kept if its

@@ -248,11 +248,11 @@ class _Traced:
         return [(sequence, [token]) for sequence, token in pairs]
 
     def _open(self, number: int) -> tuple[list[int], float]:
-        """Return which tokens of a sequence may be poisoned, and how much other sequences change if all of them are.
+        """Return which tokens of sequence `number` may be poisoned, and how much others change if all these tokens are.
 
-        The change is 0 if it is within the limit. All tokens may be poisoned, unless this changes the collator's layout
-        of the batch. Then it is all but the last one; or, if this changes the layout too, all but the first and the
-        last. A sequence of up to 3 tokens may have none.
+        The change of the other sequences is 0 if it is within the limit of rounding. All tokens may be poisoned, unless
+        this changes the collator's layout of the batch. Then it is all but the last one; or, if this changes the layout
+        too, all but the first and the last. A sequence of up to 3 tokens may have none.
         """
         every = list(range(len(self.trial.sequences[number])))
         within = every[1:-1] if len(every) > 3 else []
