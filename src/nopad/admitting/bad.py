@@ -200,8 +200,7 @@ def _kept(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield what the user's own modules hold, as pairs (name, value).
 
     There is a pair for each attribute and each buffer of a module, but not for its weights. One more pair has the
-    module's class as its value: if `mark_of` hashes a class, it also hashes the code and the globals that the class
-    uses.
+    module's class as its value, since a hash of the class (`mark_of`) covers the code and the globals that it uses.
     """
     for name, kind, held in settings_of(model):
         yield f"what the code of {kind.__name__} reaches", kind

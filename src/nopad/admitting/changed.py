@@ -35,11 +35,11 @@ OF_HALF, OF_GPU = 5e-2, 5e-3  # a GPU may multiply float32 with 10 bits
 def check_changes(model: Any) -> None:
     """If the user's own code changes a pack-safe model, run the model, and compare packs with sequences alone.
 
-    Such code is what `nopad.model.own.changes` finds.
+    Such code is what `nopad.model.own.changes` finds: hooks, replaced forward methods and the like.
 
     Args:
-        model: a pack-safe transformers model, without wrappers. It is not copied, so the user's hooks run too. A
-            model on the device "meta" cannot run, so nothing is compared: later calls check such code instead
+        model: a pack-safe transformers model, without wrappers. It is not copied, so the user's hooks run too. A model
+            on the device "meta" cannot run, so nothing is compared: later calls check such code instead
             (`nopad.model.later`).
 
     Raises:
@@ -69,9 +69,9 @@ def check_changes(model: Any) -> None:
 
 
 def _differs(model: Any) -> str:
-    """Return a sentence on what is wrong with the outputs of packs; "": nothing is.
+    """Return a sentence on what is wrong with the outputs of a pack-safe model on packs; "" if nothing is.
 
-    They are right if they equal those of each sequence alone, and stay the same when other sequences of the pack
+    The outputs are right if they equal those of each sequence alone, and stay the same when other sequences of the pack
     change. Rounding is allowed.
 
     Raises:

@@ -34,10 +34,10 @@ FURTHEST = 4  # the highest position from which a table of positions is expected
 
 @dataclass(frozen=True)
 class Times:
-    """A function for `Family.mixes` that returns a constant: how often tokens are mixed in one call of the model.
+    """A function for `Family.mixes` that returns a constant: how often tokens are mixed in one call of a model.
 
-    It is for models in which this does not follow from the number of layers. Unlike an ordinary function, it can be
-    compared and stored.
+    To mix tokens is to move information between them, as attention does. `Times` is for models in which this number
+    does not follow from the number of layers. Unlike an ordinary function, it can be compared and stored.
 
     Attributes:
         count: the constant.
@@ -52,19 +52,22 @@ class Times:
 
 @dataclass(frozen=True)
 class Derived:
-    """What probing a small copy found.
+    """A way to run a small copy on packs, which probing found.
 
     Attributes:
-        family: the facts with which the copy might run on packs.
-        each: for each class of modules that mix tokens, by the class's name:
-            ``[number of these modules in the copy, number of their calls when the copy runs once]``.
+        family: the facts about the model type that nopad needs to run the copy on packs; not proven yet.
+        each: for each class of modules that mix tokens (move information between them), by the class's name: the list
+            ``[modules, calls]``, the number of these modules in the copy and of their calls when the copy runs once.
     """
 
     family: Family
     each: dict[str, list[int]]
 
     def of(self, model: nn.Module) -> Family:
-        """Return the `Family` for `model`, which may have more layers, and so more mixing modules, than the copy."""
+        """Return the `Family` (facts about a model type) for `model`, of which the probed model is a small copy.
+
+        It differs from `family` if `model` has more modules that mix tokens, and their number is among the facts.
+        """
         if self.family.mixes is None and self.family.attends == 1:
             return self.family
         if self.family.mixes is not None and not isinstance(self.family.mixes, Times):
@@ -77,7 +80,10 @@ class Derived:
 
 
 def derive(model: Any, close: float, table: Family | None = None) -> Iterator[Derived]:
-    """Yield each `Family` with which a small model could run on packs, as a `Derived`, the likeliest first.
+    """Yield each way in which a small model could run on packs, as a `Derived`, the likeliest first.
+
+    A `Derived` has a `Family`, the facts about one model type. A module mixes tokens if it moves information between
+    them.
 
     Args:
         model: a model in float64 and in evaluation mode, which is run many times.
@@ -88,10 +94,9 @@ def derive(model: Any, close: float, table: Family | None = None) -> Iterator[De
     Raises:
         UnsupportedModelError: no `Family` can fit, for one of these causes:
 
-            * the forward method of the model, or of its base model, mixes tokens outside of any module that could be
-              run by itself
-            * one of the user's own modules does not always compute the same, and could not be run by itself
-            * a module outside of mixing modules changes gradients by code of the user's own
+            * the forward method of the model, or of its base model, mixes tokens outside of any submodule
+            * what one of the user's own modules computes varies, and it cannot be run on each sequence by itself
+            * code of the user's own changes gradients in a module that neither mixes tokens nor is inside one that does
             * two classes of one name mix tokens
             * the result that a mixing module gives for a row changes if other rows are in the batch
             * how often a mixing module runs depends on the tokens
@@ -162,22 +167,28 @@ def _unsplit(module: nn.Module) -> UnsupportedModelError:
 
 
 def _sets_attention(model: Any) -> bool:
-    """Return whether the model lets users choose a registered attention, even if no layer uses it."""
+    """Return whether the model lets users choose its attention function by name (``attn_implementation``)."""
     can = getattr(model, "_can_set_attn_implementation", None)
     return can is not None and bool(can())
 
 
 def _variants(line: Family, causal: bool, attended: tuple[str, ...], registers: bool) -> Iterator[Family]:
-    """Yield `line`, then other families that would also agree with what probing found, the likeliest first.
+    """Yield `line` and variants of it that also agree with what probing found, the likeliest first.
 
-    Probing leaves these questions open, so the families differ in the fields in parentheses. Does a module with
-    attention of its own get a mask, make one, or need none (`route`, `masked`)? Can nopad's attention replace the
-    registered one? If not, modules that use the registered attention are run sequence by sequence too (`mixers`). Does
-    a decoder read its results from the first token (`pooled`)? Are tables of positions read in another way (`tables`),
-    and do they limit the width of rows (`narrow`)?
+    Each is a `Family`, the facts about one model type. Probing leaves these questions open, so the variants differ in
+    the fields in parentheses:
 
-    `causal`: whether no token sees later ones. `attended`: class names of the modules that use the registered
-    attention. `registers`: whether the model lets users choose a registered attention.
+    * Does a module with attention of its own get a mask, make one, or need none (`route`, `masked`)?
+    * Can nopad's attention replace the registered one? If not, the modules that call the registered attention are run
+      on each sequence by itself (`mixers`).
+    * Does a decoder read its result from the first token (`pooled`)?
+    * Does the model count positions otherwise (`tables`), and do its positions limit the width of rows (`narrow`)?
+
+    Args:
+        line: the facts that probing found.
+        causal: whether no token sees later ones.
+        attended: class names of the modules that call the registered attention, the one set by ``attn_implementation``.
+        registers: whether the model lets users choose a registered attention.
     """
     ways: list[dict[str, Any]] = [{}]
     if line.route == "mixers":
@@ -205,7 +216,9 @@ def most_tokens(config: Any) -> int | None:
 
 
 def _check_names(probed: Probed) -> None:
-    """Check that no two classes of modules that mix tokens have the same name.
+    """Check that no two classes of modules that mix tokens (move information between them) have the same name.
+
+    `probed` says which modules mix tokens.
 
     Raises:
         UnsupportedModelError: two classes have the same name.
@@ -221,9 +234,10 @@ def _check_names(probed: Probed) -> None:
 
 
 def _check_rows(model: nn.Module, probed: Probed) -> None:
-    """Check that a mixing module's result for a row does not change if another row is in the batch.
+    """Check the modules that mix tokens: a module's result for a row must not change if another row is in the batch.
 
-    One module of each class is tried.
+    One module of each class is tried. `probed` says which modules of `model` mix tokens (move information between
+    them).
 
     Raises:
         UnsupportedModelError: a result changes, or a module does not run on two rows.
@@ -254,10 +268,10 @@ def _is_causal(model: Any, tokens: list[int], close: float) -> bool:
 
 
 def _with_counts(line: Family, config: Any, probed: Probed) -> tuple[Family, dict[str, list[int]]]:
-    """Return `line` with `attends` or `mixes` set, and the counts of modules and calls, as in `Derived.each`.
+    """Return `line`, the facts about a model type, with the number of times that one call of the model mixes tokens.
 
-    `attends` says how often each layer mixes tokens in one call of the model; `mixes` says how often the whole model
-    does.
+    If the number is the same for each layer, `attends` is set to it; otherwise `mixes` is set to the number for the
+    whole model. The second value returned is the dict for `Derived.each`.
     """
     each: dict[str, list[int]] = {}
     runs = probed.attended + Counter({module: probed.seen[module].calls for module in probed.mixing})
@@ -278,11 +292,11 @@ def _layers(config: Any) -> int:
 
 
 def _places(model: Any, probed: Probed) -> Iterator[tuple[str, int | None]]:
-    """Yield pairs (name, dimension) for `Family.places`, from the tensors that mixing modules get as arguments.
+    """Yield pairs (name, dimension): the arguments of mixing modules that have one entry per token of a row.
 
-    There is a pair for each dimension of a tensor that has L entries, one per token. A tensor without such a dimension
-    gives one pair, with None as the dimension. States, which are tensors ``[1, L, ...]``, and masks of four dimensions
-    are left out.
+    An example is an argument with rotary angles. The pairs are for `Family.places`. There is one for each dimension of
+    a tensor that has L entries. A tensor without such a dimension gives one pair, with None as the dimension. Hidden
+    states ``[1, L, ...]`` and masks of four dimensions are left out.
     """
     length = len(probed.tokens)
     found: dict[tuple[str, int | None], None] = {}
@@ -299,9 +313,11 @@ def _places(model: Any, probed: Probed) -> Iterator[tuple[str, int | None]]:
 
 
 def _with_positions(line: Family, model: Any, base: Any, probed: Probed) -> Family:
-    """Return `line` with the fields set that say how the model counts positions.
+    """Return `line`, the facts about a model type, with those fields set that say how the model counts positions.
 
-    If the base model takes `position_ids`, only `after_padding` may be set; otherwise, `tables` and `narrow`.
+    If the base model takes `position_ids`, only `after_padding` may be set: whether positions begin after
+    `padding_idx`. Otherwise the fields are `tables`, the tables of positions that the model reads by itself, and
+    `narrow`, whether a row may have no more slots than the model has positions.
     """
     length = len(probed.tokens)
     takes = "position_ids" in parameters(type(base).forward)
@@ -329,10 +345,10 @@ def _with_positions(line: Family, model: Any, base: Any, probed: Probed) -> Fami
 
 
 def _counts_from(table: nn.Embedding, seen: Seen, tokens: list[int]) -> int | None:
-    """Return the row of an embedding table that the first token got, if later tokens got the next rows in order.
+    """Return which row of a table of position embeddings the first token got; None: it is no such table.
 
-    The result is None if the table was not read in this way, so that it is no table of positions. Only the rows 0 to 4
-    are tried for the first token. `seen` is the recorded call of the table.
+    It is one if the tokens, in order, got this row and the next ones. Only the rows 0 to 4 are tried for the first
+    token. `seen` is the recorded call of the table, and `tokens` are the token ids of the sequence.
     """
     given = seen.output
     if not isinstance(given, Tensor) or given.numel() != len(tokens) * table.embedding_dim:
@@ -345,9 +361,9 @@ def _counts_from(table: nn.Embedding, seen: Seen, tokens: list[int]) -> int | No
 
 
 def _with_pooling(line: Family, model: Any, base: Any, probed: Probed, causal: bool) -> Family:
-    """Return `line` with the fields `pooler`, `head`, `pooled` and `readers` set.
+    """Return `line`, the facts about a model type, with the fields `pooler`, `head`, `pooled` and `readers` set.
 
-    These say which modules get one state per sequence, and from which token it is read.
+    These say which modules read one hidden state per sequence, and of which token.
     """
     found: dict[str, tuple[str, int, Pooled]] = {}
     for role, holder in (("pooler", base), ("head", model)):
@@ -374,10 +390,15 @@ def _with_pooling(line: Family, model: Any, base: Any, probed: Probed, causal: b
 
 
 def _reads(child: nn.Module, holder: Any, probed: Probed) -> tuple[int, Pooled] | None:
-    """Return how a module of a head or pooler reads one state per sequence; None: it does not read states in this way.
+    """Return how a module of a head or pooler reads one hidden state per sequence; None: it does not.
 
-    The first value is the number of dimensions of its input (as in `Family.head`). The second says which state it
-    reads: that of the "first" or "last" token, or the "mean" over all tokens.
+    The first value is the number of dimensions of the module's input (as in `Family.head`). The second says which state
+    it reads: that of the "first" or "last" token, or the "mean" over all tokens.
+
+    Args:
+        child: the module.
+        holder: the model, or its base model, of which `child` is a direct submodule.
+        probed: the recorded calls of all modules.
     """
     length, seen = len(probed.tokens), probed.seen[child]
     given = next((one for one in seen.given.values() if isinstance(one, Tensor) and one.is_floating_point()), None)

@@ -87,8 +87,8 @@ class Traced:
     def check(self) -> None:
         """Check that each token's result depends only on that token and on what the base returns for it.
 
-        A tensor with one entry per sequence may depend only on what the base returns for that sequence; `sequences` is
-        then set.
+        The base is the model inside. If a tensor has one entry per sequence, the entry may depend only on what the base
+        returns for that sequence; the attribute `sequences` then becomes True.
 
         Raises:
             UnsupportedModelError: a result depends on other tokens (the message names the first module that moves
@@ -196,7 +196,7 @@ class Traced:
             ) from error
 
     def _own(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, tensor) for the tensors in the wrapper's output that are not those of the base.
+        """Yield (name, tensor) for the tensors in the wrapper's output that the wrapper computed, not the base.
 
         Raises:
             UnsupportedModelError: the output holds an object in which nopad cannot look.
@@ -211,7 +211,8 @@ class Traced:
     def _first(self, run: Run, odd: list[str]) -> str:
         """Return a sentence that says where information first moves between tokens.
 
-        `odd` has the names of those of the wrapper's own tensors that are not per token.
+        `run` is the recorded call to follow. `odd` has the names of the tensors that the wrapper itself computes and
+        that have no entry per token; if there are any, the first of them is named.
         """
         module, mixes = first_crossing(run, self.tokens)
         name = type(self.model).__name__

@@ -113,7 +113,7 @@ def packed(
 
 
 def _wrapped(whole: Any, backend: str, max_sequences: int | None, head: str | None, prove: Prove) -> None:
-    """Make the user's own module around a model pack-safe, in place; the arguments are those of `packed`.
+    """Make `whole`, the user's own module around a model, pack-safe in place; other arguments are those of `packed`.
 
     Raises:
         UnsupportedModelError: the proof of the module failed, or `prove` is "never".
@@ -204,9 +204,10 @@ def _why_proven(model: Any) -> str:
 
 
 def _in_tables(model: Any, prove: Prove) -> bool:
-    """Return whether a model needs no proof: nopad's tables admit or refuse it, or `prove` is "never".
+    """Return whether a model is not proven: `prove` is "never", or nopad's tables admit or refuse its type.
 
-    True also for anything but a `PreTrainedModel`, which the next step refuses.
+    With `prove` "always", a type that the tables refuse is proven. The result is True, too, if `model` is no
+    `PreTrainedModel`, since the next step then raises the right error.
     """
     if prove == "never" or not isinstance(model, PreTrainedModel):
         return True

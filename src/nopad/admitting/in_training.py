@@ -46,10 +46,11 @@ def check_training(model: Any) -> None:
 
 
 def _moved_by_nothing(model: Any, rows: Tensor) -> str | None:
-    """Give all outputs a gradient of 0 in training, and return the name of a parameter whose gradient is not 0.
+    """Return the name of a parameter whose gradient is not 0 in training, although all outputs get a gradient of 0.
 
-    The result is None if there is no such parameter. Of several, the last is returned. It is nearest to the layer that
-    adds a loss; the gradient flows back from there to earlier ones. Values that are not finite do not count.
+    The result is None if there is no such parameter. Of several, the last is returned: it is nearest to the layer that
+    adds a loss, from which the gradient flows back to earlier layers. Values that are not finite do not count. `rows`
+    are token ids, the input.
     """
     named = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
     with in_mode(model, True), torch.enable_grad():
@@ -67,7 +68,10 @@ def _any(slope: Tensor) -> bool:
 
 
 def _kept(model: Any, rows: Tensor) -> str | None:
-    """Return the name of the first buffer whose value after a call in training depends on the batch, or None."""
+    """Return the name of a buffer whose value after a call in training depends on the batch; None: there is none.
+
+    The model is called with each of two rows of token ids, `rows`, and with both; the first such buffer is returned.
+    """
     one, other, both = (_buffers_after(model, ids) for ids in (rows[:1], rows[1:], rows))
     for name, value in one.items():
         for others in (other, both):

@@ -80,7 +80,7 @@ class Judge:
             self.alone[True] = trained
 
     def _forms(self, narrow: bool) -> list[Any]:
-        """Return the forms of the batches that are tried: `Flat`, and `Rows` of one width.
+        """Return the forms (batch layouts) to try: `Flat`, and `Rows` of one width.
 
         With `narrow`, no row has more slots than the model has positions; `Flat` is then left out if its row would have
         more.
@@ -110,10 +110,11 @@ class Judge:
             )
 
     def differs(self, line: Family, head: str | None) -> str:
-        """Return how packs in a copy made pack-safe with `line` and `head` differ from the stock model; "": not at all.
+        """Return a sentence on how results on packs differ from those of the stock model; "" if they do not.
 
-        The result is a sentence for messages. If the model raises an error on packs, or nopad refuses the model, it is
-        the error's message.
+        The packs run through a copy of the small model, made pack-safe with the facts `line` and this kind of `head`
+        ("causal", for example; None: it is known). If the model raises an error on packs, or nopad refuses the model,
+        the result is the error's message.
         """
         model = copy.deepcopy(self.model)
         try:
@@ -162,9 +163,10 @@ class Judge:
         return [{name: value[0] for name, value in one.items() if value.shape[0] == 1} for one in found]
 
     def _packs(self, model: Any, form: Any, training: bool, times: int = 1) -> Outputs:
-        """Run all sequences packed, in a batch that holds the list of sequences `times` times.
+        """Run all sequences packed; return the outputs of each sequence by name.
 
-        Returns the outputs of the first copy of each sequence.
+        `form` is the layout of the batch. `training` says whether the model runs in training mode, without dropout. The
+        batch holds the list of sequences `times` times; only the outputs of the first time are returned.
         """
         pad = getattr(model.config.get_text_config(), "pad_token_id", None) or 0
         batch = PackedBatch.from_sequences(self.sequences * times, form=form, pad_id=pad)
@@ -197,8 +199,9 @@ def _worst(wanted: Outputs, found: Outputs, sequences: list[list[int]], limit: f
     """Return a sentence on the output that differs most between `wanted` and `found`, relative to its largest value.
 
     The result is "" if none differs by more than `limit`. `wanted` and `found` have one dict of outputs for each
-    sequence. The names are those of the first sequence in `wanted`; a name that is missing elsewhere is reported at
-    once. `sequences` are the token ids of the sequences, of which the sentence names the lengths.
+    sequence. Outputs are compared that the first sequence in `wanted` has; if one of them is missing for another
+    sequence, or in `found`, the sentence says so. `sequences` are the token ids of the sequences, of which the sentence
+    names the lengths.
     """
     said, most = "", limit
     for name in wanted[0]:

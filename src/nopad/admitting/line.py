@@ -11,7 +11,7 @@ __all__ = ["line_of"]
 
 
 def line_of(family: Family) -> str:
-    """Return Python code that makes this `Family`, with the fields that differ from the defaults.
+    """Return Python code that makes this `Family`; it sets the fields that differ from the defaults.
 
     The field `refuse`, a function, is left out.
 

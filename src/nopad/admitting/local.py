@@ -68,7 +68,7 @@ class Run:
 
     @property
     def places(self) -> bool:
-        """Whether arguments ``[L, ...]`` are tables of positions, which all rows share, and not tokens.
+        """Whether arguments ``[L, ...]`` are tables of positions, which all rows share, and not data of single tokens.
 
         They are tables if another argument has the shape ``[1, L, ...]``, since that argument then holds the tokens.
         """
@@ -192,7 +192,7 @@ def _backward(run: Run, rows: int, wide: int) -> tuple[str, int]:
 
 
 def _is_own_hook(name: str, args: Sequence[Any], found: list[str]) -> None:
-    """Add `name`, the name of a function of PyTorch, to `found` if its call hooks the user's code to a gradient.
+    """Add `name` to `found` if a call of the PyTorch function `name` hooks code of the user's to a gradient.
 
     `args` are the arguments of the call.
     """
@@ -218,10 +218,11 @@ def _learned(value: Any) -> Any:
 
 
 def first_crossing(run: Run, tokens: list[int]) -> tuple[nn.Module | None, bool]:
-    """Return the first submodule whose output depends on several tokens, and whether none of its inputs does.
+    """Return ``(submodule, by itself)``: the first submodule whose output has values that depend on several tokens.
 
-    Submodules are looked at in the order in which they finish. The second value is True if the submodule itself moved
-    the information. The result is (None, False) if there is no such submodule. Modules in `held` are left out.
+    `by itself` is True if the inputs of this submodule depend on one token each, so that the submodule moved the
+    information. Submodules are looked at in the order in which they finish; those in `held` are left out. The result is
+    (None, False) if there is no such submodule. `run` is a recorded call of the module, and `tokens` are its token ids.
 
     Raises:
         Exception: the module's code may raise anything.
@@ -235,10 +236,18 @@ def first_crossing(run: Run, tokens: list[int]) -> tuple[nn.Module | None, bool]
 def _followed(
     run: Run, tokens: list[int], training: bool, tries: bool, found: list[tuple[nn.Module, bool]] | None = None
 ) -> tuple[Track, Any]:
-    """Run a module, and follow which values depend on which tokens; return (the `Track` that did so, the output).
+    """Run a module, and follow which values depend on several tokens; return (the `Track` that did so, the output).
 
-    `tries` is as in `Track`. If `found` is a list, a pair is added to it for each submodule whose output depends on
-    several tokens: the submodule, and whether none of its inputs does (`first_crossing`).
+    Args:
+        run: the recorded call of the module, which is repeated.
+        tokens: its token ids.
+        training: whether the module runs in training mode, without dropout.
+        tries: whether each operation is run again with changed tokens, to see if it moves information (see `Track`).
+        found: a list that gets a pair for each submodule whose output depends on several tokens: the submodule, and
+            whether its inputs depend on one token each. None: submodules are not looked at.
+
+    Raises:
+        Exception: the module's code may raise anything.
     """
     track = Track(run.length, [*run.module.parameters(), *run.module.buffers()], tries)
     track.sequences = run.sequences
@@ -267,7 +276,7 @@ def _followed(
 
 
 def varying(run: Run, mixes: bool, whole: bool = False, brief: bool = False) -> tuple[str, bool]:
-    """Run a module on longer rows and on more rows; return ``(change, by_rows)``.
+    """Run a module on longer rows and on more rows, and look for a difference; return ``(change, by_rows)``.
 
     `change` says in words what changes with the size; "": nothing. An error on some size counts as a change. `by_rows`
     is whether something changes with more rows. With `whole`, the module is a whole model, which may raise an error on

@@ -69,7 +69,8 @@ def mark_of(*values: Any) -> str | None:
 def settings_of(model: nn.Module) -> Iterator[tuple[str, type, dict[str, Any]]]:
     """Yield (name, class, attributes by name) of each of the user's own modules in a model.
 
-    Weights, modules inside, nopad's hooks, and what loading a model sets are left out of the attributes.
+    The attributes do not include weights, submodules, nopad's hooks, and what loading a model sets (such as
+    `name_or_path`).
     """
     for name, module in own_modules(model):
         held = {key: value for key, value in vars(module).items() if key not in PARTS and not _is_nopads(value)}
@@ -99,7 +100,10 @@ class _Unknown(Exception):
 
 
 class _Marker:
-    """Adds values to a SHA-256, `found`; of an object that was added before, only its number is added."""
+    """Computes a hash: adds values, with all that they hold, to the SHA-256 `found`.
+
+    An object that was added before is not added again: only its number among the added objects is.
+    """
 
     def __init__(self) -> None:
         self.found = hashlib.sha256()

@@ -189,7 +189,10 @@ def _settings(config: Any) -> dict[str, Any]:
 
 
 def _code_of(kind: type) -> str:
-    """Return a hash of the code of a class's own methods, as they are now."""
+    """Return a SHA-256, in hex, of the code of a class's own methods, as they are now.
+
+    Inherited methods are left out.
+    """
     found = hashlib.sha256()
     for name, value in sorted(vars(kind).items()):
         function = inspect.unwrap(value) if callable(value) else getattr(value, "__func__", None)

@@ -87,10 +87,10 @@ def shares(config: Any, share: int) -> dict[str, int]:
 def narrowed(config: Any, sizes: dict[str, int], again: bool) -> Any:
     """Return a copy of a configuration with smaller sizes, and dropout rates of 0.
 
-    `sizes` gives the largest value of each field by name. Vocabularies that it does not name get at most `VOCABULARY`
-    tokens, and special token ids are moved into the smaller vocabulary. The number of key heads stays equal to the
-    number of heads if it was equal; otherwise it becomes at most 2. The sizes of heads are those of `_equal_dims`. With
-    `again`, the configuration is built anew from its values, so that values that follow from sizes change too.
+    `sizes` gives the largest value of each field by name. Vocabularies that it does not name get at most 97 tokens, and
+    special token ids are moved into the smaller vocabulary. The number of key heads stays equal to the number of heads
+    if it was equal; otherwise it becomes at most 2. Sizes of heads that were equal stay equal. With `again`, the
+    configuration is built anew from its values, so that values that follow from sizes change too.
     """
     given = values_of(config)
     changes: dict[str, Any] = {}
@@ -113,11 +113,11 @@ def narrowed(config: Any, sizes: dict[str, int], again: bool) -> Any:
 
 
 def _equal_dims(given: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return new sizes of heads, by the names of their fields (``head_dim`` and others); ``v_head_dim`` is left out.
+    """Return new sizes of heads, by the names of their fields, which end with ``head_dim``.
 
-    `given` are the values of the configuration, and `changes` its new sizes. Fields of the result that had equal sizes
-    get equal sizes, with one exception: in latent attention, ``qk_head_dim`` becomes the sum of the new
-    ``qk_nope_head_dim`` and ``qk_rope_head_dim``.
+    `given` are the values of the configuration, and `changes` its new sizes, by name. Fields that had equal sizes get
+    the smallest of their new sizes. ``v_head_dim`` is left out. In latent attention, ``qk_head_dim`` becomes the sum of
+    the new ``qk_nope_head_dim`` and ``qk_rope_head_dim``.
     """
     dims = {name: value for name, value in given.items() if name.endswith("head_dim") and type(value) is int}
     new = {
@@ -170,14 +170,18 @@ def with_values(config: Any, changes: dict[str, Any], again: bool) -> Any:
 
 
 def layers_of(kind: type, config: Any) -> list[int]:
-    """Return the numbers of the layers that a small copy keeps, ascending: few, but some of each kind of layer.
+    """Return the indices of the layers that a small copy keeps, ascending: few, but some of each kind of layer.
 
     `kind` is the model's class. Layers are of one kind if they have the same entries in the configuration's lists, and
-    modules of the same classes and settings; what only numbers the layers (`layer_idx`) does not count. All layers from
-    the first one on are kept, until each kind has occurred, and at least two. If these are more than `MOST_LAYERS`,
-    only the first layer of each kind is kept, and of these at most `MOST_LAYERS`. If the class cannot be built with
-    these layers, two of each kind are kept: some classes share weights between layers of one kind (Zamba). If that is
-    not possible either, the first `MOST_LAYERS` are kept.
+    modules of the same classes and settings; settings that only number the layers (`layer_idx`) do not count.
+
+    All layers from the first one on are kept until each kind has occurred, and at least two. If these are more than 10,
+    only the first layer of each kind is kept, up to 10 layers. If the class cannot be built with them, two layers of
+    each kind are tried, since some classes share weights between layers of one kind (Zamba); they are not tried if the
+    configuration's lists do not tell all kinds apart. If that fails too, the first 10 layers are kept.
+
+    If the class cannot be built without weights at all, only the configuration's lists say which layers are of one
+    kind.
     """
     there = layer_count(config)
     if there <= 2:
@@ -204,10 +208,10 @@ def layers_of(kind: type, config: Any) -> list[int]:
 
 
 def _first(kinds: list[str]) -> list[int]:
-    """Return the numbers of the layers that `layers_of` tries to keep before others; `kinds` has each layer's kind.
+    """Return the indices of the layers that a small copy should keep; `kinds` has the kind of each layer.
 
-    They are all layers from the first one on, until each kind has occurred, and at least two. If these are too many,
-    they are the first layer of each kind, up to `MOST_LAYERS` layers.
+    They are all layers from the first one on until each kind has occurred, and at least two. If these are more than 10,
+    they are the first layer of each kind, up to 10 layers.
     """
     first = sorted({kinds.index(one) for one in set(kinds)})
     prefix = max(first[-1] + 1, 2)
@@ -257,12 +261,12 @@ def _is_index(values: list[Any]) -> bool:
 
 
 def list_counts(kind: type, config: Any) -> dict[str, int]:
-    """Return smaller lengths for lists of layers that the fields in `LAYER_COUNTS` do not count, by field name.
+    """Return smaller values for the configuration's fields that give the length of a list of layers, by field name.
 
-    A field is taken if its name contains "layer" or "block", and its number is the length of a list of modules in the
-    model. An example is ``num_layers_per_stack``, in a model that runs two stacks of layers again and again. Its new
-    value is the smallest with which the list still has each kind of layer (`layers_of`), and at least 2. `kind` is the
-    model's class.
+    The usual fields for the number of layers (`LAYER_COUNTS`) are left out. An example of another one is
+    ``num_layers_per_stack``, in a model that runs two stacks of layers again and again. A field is taken if its name
+    contains "layer" or "block", and its value is the length of a list of modules in a model of the class `kind`. Its
+    new value is the smallest with which the list still has each kind of layer (`layers_of`), and at least 2.
     """
     counts = {
         name: value
@@ -297,10 +301,11 @@ def layer_count(config: Any) -> int:
 
 
 def with_layers(config: Any, layers: list[int], again: bool) -> Any:
-    """Return a copy of a configuration with only the layers of these numbers.
+    """Return a copy of a configuration with only those of its layers whose indices are in `layers`.
 
-    Lists with one entry per layer are cut to match, and layers are renumbered in lists of layer numbers. If `layers` is
-    empty or has all layers, the configuration itself is returned. `again` is as in `with_values`.
+    Lists with one entry per layer are cut to match, and lists of layer indices get the new indices. If `layers` is
+    empty or has all layers, the configuration itself is returned. With `again`, the configuration's class builds the
+    copy anew from its values.
     """
     there = layer_count(config)
     if not layers or len(layers) == there:

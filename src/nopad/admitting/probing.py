@@ -40,10 +40,11 @@ def length_for(model: nn.Module, most: int | None = None) -> int:
 
 
 def probe(model: Any, base: nn.Module, tokens: list[int], close: float = CLOSE) -> Probed:
-    """Run a model on one sequence, and return which of its modules mix tokens, and what else was found.
+    """Run a model on one sequence; return which of its modules mix tokens, that is, move information between them.
 
-    If one module mixes by itself, all modules of the same class that ran count as mixing, except those inside another
-    mixing module. The same holds for `Probed.alone`.
+    The result also says what else was found, such as modules that must run on one sequence at a time. If one module
+    mixes tokens by itself, all modules of the same class that ran count as mixing, except those inside another mixing
+    module. What is found about one of these modules (`Probed.alone`) holds for the whole class, too.
 
     Args:
         model: a model in float64 and in evaluation mode.
@@ -72,8 +73,9 @@ def probe(model: Any, base: nn.Module, tokens: list[int], close: float = CLOSE) 
 def registered(model: Any) -> Iterator[Counter[nn.Module]]:
     """For a ``with`` block, replace a model's registered attention by a function that mixes no tokens.
 
-    This function gives each token its own value vector. (If there are more or fewer values than queries, each query
-    gets the mean of all values.) Yields a counter: how often each module called it.
+    Registered attention is the function chosen by ``attn_implementation``. The new function gives each token its own
+    value vector. (If there are more or fewer values than queries, each query gets the mean of all values.) Yields a
+    counter: how often each module called the new function.
     """
     counts: Counter[nn.Module] = Counter()
 
@@ -102,8 +104,8 @@ def registered(model: Any) -> Iterator[Counter[nn.Module]]:
 def unsteady(model: Any, probed: Probed) -> str:
     """Return the class name of a module that mixes tokens more or less often if the tokens change; "": there is none.
 
-    Calls of the modules in ``probed.mixing`` are counted, and calls of registered attention. The model runs on other
-    tokens, and on other tokens with embeddings that are multiplied by large factors.
+    The calls that are counted are those of the modules in ``probed.mixing``, and those of registered attention by each
+    module. The model runs on other tokens, and on other tokens with embeddings that are multiplied by large factors.
     """
     mixing = set(probed.mixing)
     wanted = probed.attended + Counter({module: probed.seen[module].calls for module in mixing})

@@ -43,15 +43,15 @@ AUDITS = 3  # lines that are audited at most
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """The result of proving a model that no table has: admitted with a `Family`, or refused with a reason.
+    """The result of a proof of a model whose type is not in nopad's tables: it is admitted, or refused with a reason.
 
     Attributes:
         kind: the model type, or the name of the class if the configuration has none.
         model: name of the model's class.
         admitted: whether the small copy passed the audit.
-        family: the facts with which the model runs on packs; None: the model is refused.
-        each: for each class of modules that mix tokens, by the class's name:
-            ``[number of these modules in the copy, number of their calls when the copy runs once]``.
+        family: the facts about the model type with which the model runs on packs; None: the model is refused.
+        each: for each class of modules that mix tokens (move information between them), by the class's name: the list
+            ``[modules, calls]``, the number of these modules in the copy and of their calls when the copy runs once.
         head: the kind of head, as `nopad.packed` takes it; None: the class is transformers' own, and nopad knows its
             head.
         reason: why the model is refused; "": it is admitted.
@@ -80,7 +80,7 @@ class Proof:
     remembered: bool = False
 
     def of(self, model: Any) -> Family:
-        """Return the `Family` for `model`, which may have more layers than the small copy.
+        """Return the `Family` (facts about a model type) for `model`, which may have more layers than the small copy.
 
         `admitted` must be True.
         """
@@ -121,7 +121,7 @@ def prove(model: Any, head: str | None = None) -> Proof:
 
 
 def _proven(model: Any, small: Any, head: str | None) -> Proof:
-    """Return a proof with the first derived `Family` that passes two tests.
+    """Return a proof with the first derived `Family` (facts about a model type) that passes two tests.
 
     The first test is the comparison with the stock model (`Judge`), the second is the audit. At most 3 families are
     audited. `small` is the small copy. The proof still lacks the kind and name of the model.
@@ -167,11 +167,12 @@ def _proven(model: Any, small: Any, head: str | None) -> Proof:
 
 
 def _lines(model: Any, exact: Any, close: float) -> Iterator[Derived]:
-    """Yield each `Family` that could fit, as a `Derived`: first that of its type in the tables, then derived ones.
+    """Yield each way in which a small copy could run on packs, as a `Derived`, the likeliest first.
 
-    The first is left out if the tables do not have the type, or if one of the user's own modules mixes tokens. `close`
-    is as in `Judge`. `exact` is the small copy in float64. A model with classes of the user's own is probed in another
-    copy instead, which has more layers (`deep_copy`), unless no such copy can be made.
+    The first has the `Family` (facts about a model type) that nopad's tables have for the model; the others are
+    derived. The first is left out if the tables do not have the type, or if one of the user's own modules mixes tokens.
+    `close` is as in `Judge`. `exact` is the small copy in float64. A model with classes of the user's own is probed in
+    another copy instead, which has more layers (`deep_copy`), unless no such copy can be made.
     """
     kind = getattr(model.config, "model_type", "")
     deep = deep_copy(model) if foreign(model) and not own_parts(model) else None
@@ -183,7 +184,7 @@ def _lines(model: Any, exact: Any, close: float) -> Iterator[Derived]:
 
 
 def _audited(small: Any, line: Family, head: str | None, judge: Judge) -> list[Verdict]:
-    """Audit a small model that is made pack-safe with `line`, and return the verdicts; afterwards, it is not pack-safe.
+    """Make a small model pack-safe with the facts `line`, audit it, and return the verdicts; then undo the change.
 
     The first audit has short sequences. If it passes, a second one has longer sequences, and compares no gradients. The
     second audit is left out if the model runs too many operations, or has too few positions for longer sequences.
@@ -197,9 +198,10 @@ def _audited(small: Any, line: Family, head: str | None, judge: Judge) -> list[V
 
 
 def room_of(model: Any, family: Family) -> int:
-    """Return the largest length of a sequence in an audit, so that flat rows fit the model; at most 400 tokens.
+    """Return the largest length of a sequence in an audit of a model: 400 tokens, or less if rows are limited.
 
-    If rows must not be longer than the model's number of positions (`Family.narrow`), it is a third of that number.
+    If a row must not be longer than the model's number of positions (`Family.narrow`), it is at most a third of that
+    number, so that all sequences of the audit fit into one flat row.
     """
     limit = positions_of(model, family)
     return min(limit // 3, LONG) if family.narrow and limit is not None else LONG  # rows hold less than 3 times that

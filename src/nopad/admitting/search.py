@@ -53,7 +53,7 @@ class Probed:
     Attributes:
         tokens: the token ids of the sequence.
         seen: the first call of each module.
-        attended: how often each module called registered attention.
+        attended: how often each module called registered attention, the function chosen by ``attn_implementation``.
         mixing: the innermost modules that mix tokens by themselves, and not by registered attention.
         close: differences of at most this, relative to an output's largest value, are rounding.
         unsplit: the model or its base model, if it mixes tokens outside of the modules inside it; None: it does not.
@@ -78,10 +78,10 @@ class Probed:
 
 
 class Search:
-    """The search for the innermost modules that mix tokens by themselves.
+    """The search for the innermost modules that mix tokens (move information between them) by themselves.
 
-    `probed` has the recorded calls, and gets the findings. The modules in `whole` (the model and its base model) cannot
-    be run sequence by sequence.
+    The argument `probed` has the recorded calls of all modules, and gets the findings. `whole` holds the model and its
+    base model, which cannot be run sequence by sequence.
     """
 
     def __init__(self, probed: Probed, whole: set[nn.Module]) -> None:
@@ -90,10 +90,10 @@ class Search:
         self.times: Counter[type] = Counter()  # how many modules of a class were looked into
 
     def of(self, module: nn.Module) -> list[nn.Module]:
-        """Return the innermost mixing modules in `module`, which may be `module` itself.
+        """Return the innermost modules in `module` that mix tokens; one of these may be `module` itself.
 
-        If `module` mixes, but is in `whole`, it is not returned: it is stored as `Probed.unsplit`, unless another
-        module is stored there already.
+        If `module` itself does, but is the model or its base model, it is not returned: it is stored as
+        `Probed.unsplit`, unless another module is stored there already.
         """
         inside = [one for child in module.children() for one in self.of(child)]
         inside = list(dict.fromkeys(inside))
@@ -110,11 +110,11 @@ class Search:
         return inside
 
     def _looked_into(self, module: nn.Module, mixing: list[nn.Module], mixes: bool) -> bool:
-        """Return whether one of the user's own modules mixes, or may mix for other inputs.
+        """Return whether one of the user's own modules mixes tokens, or may do so for other inputs.
 
-        Its code is followed, and run on other sizes (`nopad.admitting.local`). `mixing` are the mixing modules inside
-        it; `mixes` is whether changed values have shown that it mixes. What is found is also noted in `alone`,
-        `gradients` and `varies` of `Probed`.
+        Its code is followed, and run on other sizes (`nopad.admitting.local`). `mixing` are the modules inside it that
+        mix tokens; `mixes` is whether changed values have shown that `module` does. What is found is also stored in
+        `alone`, `gradients` and `varies` of `self.probed`.
         """
         probed, seen = self.probed, self.probed.seen[module]
         held = {one: probed.seen[one].output for one in (*mixing, *_stock(module, probed.seen))}
@@ -173,7 +173,7 @@ class Search:
 
 
 def _stock(module: nn.Module, seen: dict[nn.Module, Seen]) -> list[nn.Module]:
-    """Return the modules of transformers' own classes inside a module, without those inside one that is returned.
+    """Return the modules of transformers' own classes inside a module, without modules inside these.
 
     Only modules that ran are returned; `seen` has all that ran.
     """

@@ -176,7 +176,10 @@ def uncached(model: Any) -> dict[str, Any]:
 
 
 def own_parts(model: nn.Module) -> str:
-    """Return a sentence on what a model has that a copy built from its configuration would lack; "": nothing."""
+    """Return a sentence on what a model has and a copy built from its configuration would lack; "" if nothing.
+
+    Examples are a hook and a replaced forward method.
+    """
     for name, module in model.named_modules():
         tables = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
         hooks = [one for table in tables for one in table.values()]

@@ -164,7 +164,7 @@ def _bases(wrapper: nn.Module, base: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _lacks(base: nn.Module, name: str, key: str) -> bool:
-    """Return whether the base's module called `name` has None as its submodule `key`.
+    """Return whether the base lacks a submodule: its module called `name` has None as its submodule `key`.
 
     A base may be built without some modules, such as a pooler.
     """

@@ -27,7 +27,12 @@ READERS = ("tolist", "numpy", "__array__", "data_ptr", "__dlpack__")
 
 @dataclass
 class State:
-    """What a tensor holds: 0, `TOKEN` or `ROW`. The tensor is kept, so that its id stays its own."""
+    """What is known about a tensor.
+
+    Attributes:
+        tensor: the tensor; it is kept, so that its id is not used again.
+        holds: 0: its entries are computed from no token; `TOKEN`: each from one token; `ROW`: some from several tokens.
+    """
 
     tensor: Tensor
     holds: int
@@ -46,10 +51,11 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
             If not, the result is taken to be `TOKEN`.
 
     Attributes:
-        reads: whether code took a Python number out of a tensor that is computed from tokens, or out of a weight;
-            or could decide by such values in another way: inside an operation that is not PyTorch's own, or by the
-            shape of a result that depends on them (``ids[ids == 0].numel()``).
-        handed: the largest of what the arguments of held modules hold (see `held`).
+        reads: whether code took a Python number out of a tensor that is computed from tokens, or out of a weight; or
+            could decide by such values in another way: inside an operation that is not PyTorch's own, or by the shape
+            of a result that depends on them (``ids[ids == 0].numel()``).
+        handed: for modules that are not run (see `held`): the largest value (0, `TOKEN` or `ROW`) that one of their
+            arguments holds.
         sequences: whether "token" stands for a sequence (`nopad.admitting.local.Run.sequences`); settable.
     """
 
@@ -64,9 +70,9 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.handed = 0  # what held modules get
 
     def of(self, tensor: Tensor) -> int:
-        """Return what a tensor holds: 0, `TOKEN` or `ROW`.
+        """Return from which tokens a tensor's entries are computed: 0 (none), `TOKEN` (one each) or `ROW` (several).
 
-        For a tensor that was not seen before, this is the largest of what the tensors that share its memory hold; 0 if
+        For a tensor that was not seen before, this is the largest value among the tensors that share its memory; 0 if
         there are none.
         """
         known = self.states.get(id(tensor))
@@ -76,7 +82,7 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return max((one.holds for one in self.states.values() if store and _store(one.tensor) == store), default=0)
 
     def put(self, tensor: Tensor, holds: int) -> None:
-        """Store what a tensor holds: 0, `TOKEN` or `ROW`."""
+        """Store from which tokens a tensor's entries are computed: 0 (none), `TOKEN` (one each) or `ROW` (several)."""
         self.states[id(tensor)] = State(tensor, holds)
 
     def look(self, name: str, args: Sequence[Any]) -> None:
@@ -88,10 +94,11 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.reads |= bool(self.of(args[0])) or id(args[0]) in self.weights
 
     def held(self, module: nn.Module, made: Any, given: Any) -> Any:
-        """Return copies of `made`, the recorded output of a held module, which is not run; `given` are its arguments.
+        """Return copies of `made`, the recorded output of a module that is not run, and store what these tensors hold.
 
-        Floating-point tensors among the copies hold `TOKEN` if exactly one dimension has the size `length`, else `ROW`.
-        If an argument holds `ROW`, all of them hold `ROW`, except with `sequences`. Other tensors hold 0.
+        A tensor holds `TOKEN` if each of its entries belongs to one token, and `ROW` if to several. A floating-point
+        copy holds `TOKEN` if exactly one dimension has the size `length`, else `ROW`. If one of the module's arguments,
+        `given`, holds `ROW`, all floating-point copies hold `ROW`, except with `sequences`. Other copies hold 0.
         """
         worst = max((self.of(one) for one in tree_leaves(given) if isinstance(one, Tensor)), default=TOKEN)
         self.handed = max(self.handed, worst)
@@ -135,9 +142,10 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output
 
     def _written(self, function: Any, args: Any, kwargs: Any, holds: int) -> None:
-        """Store `holds` for the tensors to which an operation wrote in place, and for all that share their memory.
+        """Store `holds` for the tensors that an operation wrote to in place, and for all that share their memory.
 
-        `args` and `kwargs` are the operation's arguments. A tensor that already holds more keeps that.
+        `holds` is 0, `TOKEN` or `ROW`, as in `of`; a tensor that already has a larger value keeps it. `args` and
+        `kwargs` are the operation's arguments.
         """
         for at, argument in enumerate(function._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
@@ -153,9 +161,15 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _crosses(self, function: Any, before: Any, holds: Mapping[int, int], output: Any) -> bool:
         """Return whether an operation changes its result for a token when the input for another token changes.
 
-        `before` are the operation's arguments as they were before it ran, and `output` is its result. `holds` says
-        what each tensor in `before` holds (`TOKEN`), by ``id``. True also if this cannot be tried, or if a result does
-        not have exactly one dimension of tokens. Otherwise False if the operation is random.
+        The operation is run again with changed copies of its arguments. The result is also True if this cannot be
+        tried, or if a tensor in the output does not have exactly one dimension of tokens. Otherwise it is False for a
+        random operation, which cannot be compared.
+
+        Args:
+            function: the operation.
+            before: its arguments as they were before it ran.
+            holds: `TOKEN` for each tensor in `before` whose entries belong to one token each, by the tensor's ``id``.
+            output: its result.
         """
         made = [one for one in tree_leaves(output) if isinstance(one, Tensor)]
         dims = [[dim for dim, size in enumerate(one.shape) if size == self.length] for one in made]
@@ -182,12 +196,16 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def _changed(self, value: Tensor, place: int, other: int, way: str) -> Tensor:
-        """Overwrite what `value` holds for the token `place`, by `way`, and return `value`.
+        """Overwrite in place what the tensor `value` has for the token `place`, and return `value`.
 
-        Booleans are negated, by any `way`. "other": numbers become those of the token `other`. "nan": floats become
-        NaN, and integers are changed as by "other". Since two tokens may have the same integers, as in a column of
-        zeros, there are two more ways for integers, which leave floats as they are. "switched": 0 becomes 1, and any
-        other integer 0. "largest": integers become larger than all others in `value`.
+        Booleans are negated. Other values are changed in the way `way`:
+
+        * "other": they become those of the token `other`.
+        * "nan": floats become NaN, and integers change as by "other".
+        * "switched": integers become 1 if they were 0, and 0 otherwise; floats stay.
+        * "largest": integers become larger than all in `value`; floats stay.
+
+        The last two are needed since two tokens may have the same integers, as in a column of zeros.
         """
         dim = next(dim for dim, size in enumerate(value.shape) if size == self.length)
         mine, theirs = value.select(dim, place), value.select(dim, other)
@@ -214,7 +232,10 @@ def _sizes_by_values(function: Any, given: Sequence[Tensor]) -> bool:
 
 
 def _integers(before: Any, holds: Mapping[int, int]) -> bool:
-    """Return whether one of the tensors in `before`, an operation's arguments, holds `TOKEN` and integers."""
+    """Return whether an operation gets integers that belong to one token each: a tensor that holds `TOKEN`.
+
+    `before` are the operation's arguments, and `holds` says by ``id`` what their tensors hold.
+    """
     kinds = {one.dtype for one in _leaves(before) if holds.get(id(one)) == TOKEN}
     return any(not one.is_floating_point and one != torch.bool for one in kinds)
 
@@ -233,7 +254,11 @@ def _copied(value: Any) -> Any:
 
 
 def _copied_with(before: Any, holds: Mapping[int, int], change: Callable[[Tensor], Tensor]) -> Any:
-    """Return copies of an operation's arguments, with `change` applied to the tensors that hold `TOKEN`."""
+    """Return copies of an operation's arguments, `before`; tensors whose entries belong to one token each are changed.
+
+    These are the tensors for which `holds`, by ``id``, has the value `TOKEN`. Their copies are replaced by what
+    `change` returns for them.
+    """
 
     def copied(value: Any) -> Any:
         if not isinstance(value, Tensor):

@@ -35,10 +35,11 @@ def with_labels(
     """Return `admitted` with the kind of the wrapper's loss as `labels`, or with the reason why labels are refused.
 
     Args:
-        admitted: what is proven without labels.
-        exact: the small copy in float64, not pack-safe.
-        safe_with: a function that gets an `Admitted`, and returns a pack-safe copy that takes labels as this says.
-        runs: a function that gets a kind of loss and a label, and returns the wrapper's recorded call in which all
+        admitted: what the proof of the wrapper found for calls without labels.
+        exact: the small copy of the wrapper in float64, not pack-safe.
+        safe_with: function that takes an `Admitted`, and returns a pack-safe copy of the wrapper that takes labels as
+            this says.
+        runs: function that takes a kind of loss and a label, and returns a recorded call of the wrapper in which all
             labels are this label.
     """
     try:
@@ -61,8 +62,8 @@ class Losses:
         model: the small copy of the wrapper.
         sequences: token ids of each sequence, int64 ``[length]``.
         labels: labels of each sequence: classes or -100, int64 ``[length]``, or ``[1]`` if there is one per sequence.
-            `kind` sets them.
-        scores: name of the output from which the loss is computed; `kind` sets it.
+            The method `kind` sets them.
+        scores: name of the output from which the loss is computed; the method `kind` sets it.
     """
 
     def __init__(self, model: Substitute) -> None:
@@ -76,7 +77,8 @@ class Losses:
     def kind(self) -> str:
         """Return the kind of loss that the wrapper computes for a sequence alone, and set `labels` and `scores`.
 
-        The kind is "tokens", "causal" or "classification", as in `Admitted.labels`.
+        The kind is "tokens" (mean cross entropy of one label per token), "causal" (the same, with labels shifted by one
+        token) or "classification" (one label per sequence).
 
         Raises:
             UnsupportedModelError: the loss is none of these, or the wrapper's other outputs change if labels are given.
@@ -169,8 +171,9 @@ def _loss_of(name: str, before: dict[str, Tensor], after: dict[str, Tensor]) -> 
 def _wanted(scores: Tensor, labels: Tensor, kind: str) -> Tensor:
     """Return the mean cross entropy of scores and labels, as transformers computes it, without labels of -100.
 
-    The shapes are ``[S, C]`` and ``[S]`` for the kind "classification", else ``[R, L, C]`` and ``[R, L]``. For
-    "causal", labels are shifted by one token within rows.
+    For the `kind` "classification", the shapes are ``[sequences, classes]`` and ``[sequences]``. For "tokens" and
+    "causal", they are ``[rows, tokens, classes]`` and ``[rows, tokens]``; for "causal", labels are shifted by one token
+    within rows.
     """
     if kind == "classification":
         return cross_entropy(scores, labels, ignore_index=IGNORED)
@@ -191,7 +194,7 @@ def _alike(one: Tensor | None, two: Tensor | None, scale: float) -> bool:
 
 
 def _check_always(runs: Callable[[str, int], Run], kind: str) -> None:
-    """Check that the loss is computed in the same way for other labels and for other numbers of tokens or sequences.
+    """Check that a wrapper computes its loss in the same way for other labels and other numbers of tokens or sequences.
 
     Raises:
         UnsupportedModelError: code takes Python numbers out of tensors, calls other functions, or gives other values.

@@ -88,7 +88,8 @@ class WrapperProof:
 def prove_wrapper(wrapper: Any, make: MakeBase) -> WrapperProof:
     """Return the proof of a wrapper, found on small copies; the wrapper itself is not run and not changed.
 
-    `make` makes the base of a copy pack-safe, in place.
+    `make` is a function that makes the base of a copy, the transformers model inside, pack-safe in place. If the
+    wrapper is refused, no error is raised: `WrapperProof.reason` says why.
     """
     begin = time.perf_counter()
     base = next(iter(bases_of(wrapper).values()))
@@ -204,8 +205,9 @@ def _proven(small: Substitute, deep: Substitute, config: Any, make: MakeBase) ->
 def _labelled(exact: Substitute, close: float, kind: str, fill: int) -> Run:
     """Return a call of the wrapper in a copy of `exact`, with labels that are all `fill`, as a recorded `Run`.
 
-    `kind` is the kind of loss. For "classification", the call is that of several sequences, with one label each. The
-    base's recorded output is used in place of its call.
+    `kind` is the kind of loss: "tokens", "causal" or "classification". For "classification", the call is that of
+    several sequences, with one label each. The model inside the wrapper is not called: its recorded output is used.
+    Differences of at most `close`, relative to an output's largest value, are rounding.
     """
     model = copy.deepcopy(exact)
     if kind != "classification":
@@ -215,7 +217,10 @@ def _labelled(exact: Substitute, close: float, kind: str, fill: int) -> Run:
 
 
 def _safe(made: Substitute, admitted: Admitted, make: MakeBase) -> Substitute:
-    """Make the wrapper in a substitute pack-safe, in place, as `admitted` says; return the substitute."""
+    """Make the wrapper in a `Substitute` (small copy) pack-safe, in place; return the `Substitute`.
+
+    `admitted` says which arguments the wrapper may get, and `make` makes the model inside pack-safe.
+    """
     wrap(made.wrapped, admitted, make)
     object.__setattr__(made, STATE, vars(made.base)[STATE])
     return made

@@ -1,4 +1,7 @@
-"""Run each sequence of a `Trial` alone, and keep its outputs and gradients, which several comparisons need."""
+"""Run each sequence of a `Trial` (a model and the sequences to audit) alone, and keep its outputs and gradients.
+
+Several comparisons need them.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,13 @@ Names = tuple[str, ...]
 
 
 class Alone:
-    """Outputs and gradients of a trial's sequences, each run alone.
+    """The outputs of an audit's sequences, each run alone, and gradients of these outputs.
 
     Attributes:
-        trial: the trial with the model and its sequences.
+        trial: the model and its sequences.
         outputs: for each sequence, the model's outputs by name, for a batch of this one sequence.
-        kinds: for each output, by name: whether it is per token, per token of the target, or per sequence.
+        kinds: for each output's name, what its values belong to: "token" (a token of the sequence), "target" (a token
+            of the decoder's target) or "sequence" (the whole sequence).
         graph: whether the outputs keep the autograd graph, so that gradients can be computed.
     """
 
@@ -38,9 +42,9 @@ class Alone:
         self._sound: dict[Names, tuple[Alone | None, frozenset[str], list[str]]] = {}
 
     def gradients(self, names: Names, numbers: Sequence[int] | None = None) -> Gradients:
-        """Return the gradients of the parameters, by name, for a randomly weighted sum of all values of some outputs.
+        """Return, by parameter name, the gradients of a weighted sum of all values of the outputs `names`.
 
-        `names` are the outputs that are summed, and `numbers` the indices of the sequences whose outputs are summed
+        The weights are random numbers, the same in every call. The sum is over the sequences with the indices `numbers`
         (None: all). Results are kept, so a second call with the same arguments computes nothing.
 
         Raises:
@@ -55,7 +59,7 @@ class Alone:
         return self._gradients[key]
 
     def sound(self, names: Names) -> tuple[Alone | None, frozenset[str], list[str]]:
-        """Leave out gradients that are not finite even if sequences run alone; return what is left to compare.
+        """Return which gradients can be compared: those that are finite when each sequence runs alone.
 
         The result is (an `Alone` with the sequences that are kept, names of the parameters left out, notes). A
         parameter is left out if every sequence gives it a gradient that is not finite. A sequence is kept if its
@@ -92,9 +96,9 @@ class Alone:
 def weighed(seed: int, wanted: Sequence[Mapping[str, Tensor]], parts: Sequence[Mapping[str, Tensor]]) -> Any:
     """Return the sum of all values in `parts`, each multiplied by a random weight; a scalar tensor.
 
-    `parts` holds the outputs of each sequence, run alone or packed; `wanted` holds those of the sequences run alone.
-    The weights depend only on `seed` and on the order and shapes of `wanted`, so they are the same alone and packed. An
-    output in `parts` may have more entries in its first dimension than that in `wanted`; the further ones are ignored.
+    `parts` holds the outputs of each sequence by name. `wanted` holds the outputs of the same sequences, run alone. The
+    weights depend only on `seed` and on the order and shapes of `wanted`. So sequences run packed and alone get equal
+    weights. If an output in `parts` has a longer first dimension than in `wanted`, it is cut to that length.
     """
     total: Any = 0
     for number, (single, given) in enumerate(zip(wanted, parts, strict=True)):
@@ -107,10 +111,10 @@ def weighed(seed: int, wanted: Sequence[Mapping[str, Tensor]], parts: Sequence[M
 
 
 def gradients_of(trial: Trial, objective: Tensor, doing: str, keep: bool = False) -> Gradients:
-    """Return the gradients of an objective, a scalar, for all parameters of the trial's model, by name.
+    """Return the gradients of `objective`, a scalar tensor, for all parameters of the trial's model, by name.
 
-    The gradient is None for a parameter that the objective does not depend on. `doing` describes the computation in
-    errors. With `keep`, the autograd graph is kept for further calls.
+    The gradient is None for a parameter that the objective does not depend on. `doing` is text that begins the message
+    of an error, such as "gradients of packs". With `keep`, the autograd graph is kept for further calls.
 
     Raises:
         ModelFailedError: the gradients cannot be computed.

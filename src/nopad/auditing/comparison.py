@@ -101,16 +101,17 @@ def compare(
 ) -> Found:
     """Run the sequences packed, compare their outputs with those alone, and return the results.
 
-    If `alone.graph` is True, gradients are compared too. If the model raises an exception, a check fails. But if nopad
-    refuses the batch, and its form is in `MAY_REFUSE` or a `label` is given, only a note is added. For forms in
-    `MAY_REFUSE`, gradients are compared in float64 only.
+    If `alone.graph` is True, gradients are compared too; for the form "end to end" only in float64. If the model raises
+    an exception, a check fails. If nopad refuses a batch, a check fails too, unless the form is "end to end" or a
+    `label` is given: then only a note is added.
 
     Args:
         alone: the outputs and gradients of the sequences, each run alone.
         dtype: the dtype of the model, which decides how large a difference may be.
         truth: the float64 gradients of the same sequences alone. None: gradients in float64 are judged by those of
             `alone`, and gradients in another dtype are not compared.
-        forms: the forms (batch layouts) in which the sequences are packed; None: all forms of the trial.
+        forms: the forms (batch layouts) in which the sequences are packed, of "flat", "rows" and "end to end" (or
+            "packed" with a collator); None: all forms of the trial.
         label: text that is appended to the names of the checks.
 
     Raises:
@@ -192,10 +193,11 @@ def _judged(
 
 
 def _left_out(alone: Alone, given: Mapping[str, Tensor], together: Mapping[str, list[Tensor]]) -> bool:
-    """Return whether `pooler_output` has one value per row instead of per sequence, and other outputs can be compared.
+    """Return whether the output `pooler_output` is not compared, because it has one value per row, not per sequence.
 
-    `given` has all outputs of the packed run by name, and `together` those that can be split into sequences. The result
-    is True only with a collator that is not nopad's, since nopad pools each sequence.
+    This is so only with a collator of the user's, since nopad's batches make the model pool each sequence. Other
+    outputs must remain to be compared. `given` has all outputs of the packed run by name, and `together` those that can
+    be split into sequences.
     """
     pooled = "pooler_output"
     foreign = alone.trial.collator is not None
@@ -243,11 +245,11 @@ def _outputs(
 def _gradients(
     alone: Alone, together: dict[str, list[Tensor]], form: str, dtype: torch.dtype, truth: Truth | None, label: str
 ) -> Found:
-    """Compare gradients packed and alone; return a `Found` with the check, if one can be made, and with notes.
+    """Compare gradients packed and alone; return a `Found` (results of an audit) with notes, and a check if possible.
 
     Sequences and parameters whose gradients are not finite even alone are left out. `together` holds the outputs packed
-    in this `form`, by name, one part per sequence. `truth` holds the gradients in float64. If it is None, only float64
-    gradients are compared, and they are judged by those of `alone`. `label` goes into the check's name.
+    in the batch layout `form`, by name, one part per sequence. `truth` holds the gradients in float64. If it is None,
+    only float64 gradients are compared, and they are judged by those of `alone`. `label` goes into the check's name.
 
     Raises:
         ModelFailedError: the gradients cannot be computed.

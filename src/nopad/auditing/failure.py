@@ -15,15 +15,15 @@ MOST = 200  # characters kept of the exception's message
 
 
 class ModelFailedError(Exception):
-    """An exception in code that an audit runs: the user's model, collator, loss or trainer, or a check of nopad.
+    """An exception in code that an audit runs: the user's model, collator, loss or trainer, or a refusal by nopad.
 
     The audits report this error and do not raise it.
 
     Attributes:
         kind: name of the exception's class.
-        reason: the exception's message in one line, cut to 200 characters, and where it was raised; if `refused`, the
-            whole message alone.
-        refused: whether nopad refused the batch for this model, which is not a wrong result.
+        reason: the exception's message in one line, cut to 200 characters, and the file and line that raised it. If
+            `refused`, it is the whole message without the place.
+        refused: whether nopad refused the batch or the model, which is not a wrong result.
     """
 
     def __init__(self, doing: str, error: BaseException) -> None:

@@ -26,7 +26,7 @@ class Truth:
 
     For example, a bias of the keys shifts all scores of a query by the same number, so its true gradient is zero and
     its computed gradient is only rounding error. In float64 this error is small enough to tell from a small gradient: a
-    gradient counts as zero if its largest value is at most `EXACT` times the largest value of all gradients.
+    gradient counts as zero if its largest value is at most 1e-12 times the largest value of all gradients.
 
     Attributes:
         alone: the gradients by parameter name.
@@ -38,12 +38,15 @@ class Truth:
 
     @classmethod
     def of(cls, alone: Alone, names: tuple[str, ...]) -> Truth:
-        """Return the `Truth` for the outputs `names` of `alone`, which must be in float64."""
+        """Return the `Truth` with the gradients of the outputs `names` in `alone`, which must be in float64."""
         return cls.among(alone.gradients(names))
 
     @classmethod
     def among(cls, gradients: Gradients) -> Truth:
-        """Return the `Truth` for gradients that were computed in float64 from sequences alone."""
+        """Return the `Truth` for `gradients`, which were computed in float64 from sequences alone.
+
+        It says which of them are zero.
+        """
         sizes = {name: 0.0 if value is None else largest(value) for name, value in gradients.items()}
         finite = [size for size in sizes.values() if math.isfinite(size)]
         most = max(finite, default=0.0) * EXACT
@@ -59,20 +62,25 @@ def compare_gradients(
 ) -> Check:
     """Compare the gradients of the sequences packed with those of the sequences alone, and return the check.
 
-    All outputs are first added up with random weights, and the gradients are those of this sum. `together` holds the
-    outputs of the packed sequences by name, one part per sequence; `left_out` names parameters that are not compared.
-    `dtype` is the dtype of the model; `limits.limit_of` gives the limit for it.
+    All outputs are added up with random weights to one number, and the gradients of this number are compared. The
+    difference in a parameter's gradient is relative to the gradient's largest value. If the true gradient is zero
+    (`truth`), the difference is relative to the largest value of all gradients instead.
 
-    The difference in a gradient is relative to the gradient's largest value. If the true gradient is zero (`truth`),
-    the difference is relative to the largest value of all gradients instead.
+    The limit is `limits.limit_of` for the dtype, with one allowance for small sums of large numbers (DeBERTa's key
+    biases), where rounding alone may exceed it. A gradient may also differ by 4 times its rounding error for the
+    sequences alone. Even then it may not differ by more than the dtype's limit times the largest value of all
+    gradients.
 
-    Some gradients are small sums of large numbers (DeBERTa's key biases), so that rounding alone may exceed the limit.
-    Therefore a gradient may also differ by `TIMES_ALONE` times the rounding error that it has for the sequences alone.
-    But it may not differ by more than the dtype's limit times the largest value of all gradients.
+    In float64, this allowance holds only if the model computes some results in float32 (such as a softmax). The
+    rounding error is then one rounding of the largest value of all gradients to float32, and the dtype's limit is that
+    of float32.
 
-    In float64, a gradient may exceed the limit in this way only if the model computes some results in float32 (a
-    softmax). Its rounding error then counts as one rounding of the largest value of all gradients to float32, and the
-    dtype's limit is that of float32.
+    Args:
+        alone: the outputs and gradients of the sequences, each run alone.
+        together: the outputs of the packed sequences by name, one part per sequence.
+        dtype: the dtype of the model.
+        truth: the float64 gradients of the sequences alone, and which of them are zero.
+        left_out: names of parameters that are not compared.
 
     Raises:
         ModelFailedError: the gradients cannot be computed.
@@ -95,8 +103,8 @@ def judged(
 ) -> Check:
     """Compare gradients alone (`mine`) and packed (`theirs`) as `compare_gradients` does, and return the check.
 
-    `theirs` may be overwritten. `partly` says that the model computes some results in float32, even if it is in
-    float64.
+    The values of `theirs` may be overwritten. `partly` says that the model computes some results in float32, even if it
+    is in float64. `truth`, `left_out` and `dtype` are those of `compare_gradients`.
     """
     sizes = {name: 0.0 if value is None else largest(value) for name, value in mine.items() if name not in left_out}
     most = max(sizes.values(), default=0.0)
@@ -123,7 +131,7 @@ def _rounding(value: Tensor | None, true: Tensor | None, dtype: torch.dtype, mos
     """Return the largest rounding error in a gradient of the sequences alone.
 
     It is the largest difference between the gradient, `value`, and the float64 gradient, `true`; 0 if either is None.
-    If `dtype` is float64, it is instead one rounding of `most` to float32.
+    If `dtype` is float64, it is instead one rounding to float32 of `most`, the largest value of all gradients.
     """
     if dtype == torch.float64:
         return most * torch.finfo(torch.float32).eps

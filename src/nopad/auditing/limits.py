@@ -13,10 +13,11 @@ LIMITS = {torch.float64: EXACT, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch
 
 
 def limit_of(measured: float, dtype: torch.dtype, partly: bool = False) -> float:
-    """Return the largest relative difference allowed in `dtype`: its value in `LIMITS`, or 1e-2 if it is not there.
+    """Return the largest relative difference that is allowed for results in `dtype`.
 
-    There is one exception, for float64. If the model computes some results in float32 even in float64 (`partly`), and
-    the measured difference, `measured`, is above `EXACT` and at most `PARTLY_SINGLE`, the limit is `PARTLY_SINGLE`.
+    It is 1e-12 for float64, 1e-5 for float32, 5e-2 for bfloat16, and 1e-2 for any other dtype. There is one exception.
+    In float64, the limit is 1e-5 if the model computes some results in float32 nevertheless (`partly`), and the
+    difference that was `measured` is above 1e-12 and at most 1e-5.
     """
     if dtype == torch.float64 and partly and EXACT < measured <= PARTLY_SINGLE:
         return PARTLY_SINGLE

@@ -44,7 +44,7 @@ def audit_pictured(model: Any, backend: Callable[[torch.dtype], str], gradients:
         backend: function that returns the attention backend for a dtype.
         gradients: also compare the gradients of the parameters.
         seed: random seed of the samples.
-        how: what keeps sequences apart, in words, for the verdict.
+        how: text for the verdict: the backend that keeps sequences apart.
 
     Raises:
         UnsupportedModelError: nopad refuses this model.
@@ -82,18 +82,18 @@ class _Texts:
     longest: int
 
     def alone(self, model: Any, sample: Sample) -> dict[str, Tensor]:
-        """Return the results of one sample in an ordinary call, once for each form of a batch.
+        """Return the outputs of one sample, run in an ordinary call without packing; tensors by name.
 
-        Names are those of the form and the result, such as "flat logits" and "rows logits".
+        Each output is in the dict once for each form (batch layout), under names such as "flat logits" and "rows
+        logits", since `packed` returns it under these names. The batch dimension is removed.
         """
         found = _results(model(**sample))
         return {f"{form} {name}": value[0] for form in self._forms(model) for name, value in found.items()}
 
     def packed(self, model: Any, samples: Sequence[Sample]) -> list[dict[str, Tensor]]:
-        """Run all samples as one batch in each form of batches (`_forms`); return one dict of results per sample.
+        """Run all samples as one batch, once in each form (batch layout); return one dict of outputs per sample.
 
-        A dict has the results of all forms. Their names say the form and the result, as those of `alone` do: "flat
-        logits".
+        A dict has the outputs of all forms, by form and output: "flat logits", "rows logits".
         """
         forms = self._forms(model)
         batches = {name: self._batch(model, samples, form) for name, form in forms.items()}
@@ -104,7 +104,11 @@ class _Texts:
         return PackedBatch.from_features(samples, form, pad_id=pad)
 
     def _forms(self, model: Any) -> dict[str, Any]:
-        """Return the forms of batches that are tried, by name, and set the backend for the model's dtype."""
+        """Return the forms (batch layouts) to try, by name, as `PackedBatch` takes them: `Flat` and `Rows` objects.
+
+        The model's backend is also set to the one for its dtype. The form "end to end" is left out if that backend
+        refuses it.
+        """
         backend = state_of(model).backend = self.backend(next(model.parameters()).dtype)
         forms = {"flat": Flat(), "rows": Rows(self.longest + 3), "end to end": Rows(self.longest + 1, end_to_end=True)}
         return {name: form for name, form in forms.items() if name not in MAY_REFUSE or backend != NO_ROWS_OF}
@@ -115,9 +119,10 @@ class _Front(_Texts):
     """Runs images alone and packed, for a model that makes its tokens from images."""
 
     def alone(self, model: Any, sample: Sample) -> dict[str, Tensor]:
-        """Return the results of one image in an ordinary call at its own size, once for each form of a batch.
+        """Return the outputs of one image, run in an ordinary call at its own size; tensors by name.
 
-        Names are those of `_Texts.alone`.
+        Each output is in the dict once for each form (batch layout), as in `_Texts.alone`: "flat logits", "rows
+        logits".
         """
         found = _results(model(**sample, interpolate_pos_encoding=True))
         return {f"{form} {name}": value[0] for form in self._forms(model) for name, value in found.items()}
@@ -130,9 +135,9 @@ class _Front(_Texts):
 
 
 def _split(ran: dict[str, tuple[PackedBatch, dict[str, Tensor]]], count: int) -> list[dict[str, Tensor]]:
-    """Return a dict for each of `count` samples: its results in every form of a batch, named "FORM RESULT".
+    """Return a dict for each of `count` samples: its outputs in every form (batch layout), named like "flat logits".
 
-    `ran` has, for each form by name, a batch that holds all samples, and the model's results for this batch.
+    `ran` has, by the name of each form, a pair: a batch that holds all samples, and the model's outputs for it by name.
     """
     found: list[dict[str, Tensor]] = [{} for _ in range(count)]
     for form, (batch, results) in ran.items():

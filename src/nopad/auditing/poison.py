@@ -37,7 +37,7 @@ FORM = "rows"
 
 
 def poison(alone: Alone, dtype: torch.dtype) -> Found:
-    """Change one sequence in several ways; for each, measure how much the results of its neighbours change.
+    """Change one sequence in several ways; for each way, measure how much the results of the other sequences change.
 
     The sequence is changed in three ways: it gets other tokens; its embeddings are scaled; its embeddings become NaN.
     NaN is not tried with a collator, or with backends in which NaN spreads to neighbours. The returned `Found` has a
@@ -77,7 +77,7 @@ def poison(alone: Alone, dtype: torch.dtype) -> Found:
 
 
 def keeps_nan_apart(backend: str) -> bool:
-    """Return whether NaN in one sequence reaches no other with this backend; "auto" counts as such a backend."""
+    """Return whether NaN in one sequence reaches no other sequence with this attention backend; True for "auto"."""
     return backend in ("auto", *SHARED_NAN)
 
 
@@ -146,8 +146,9 @@ class Poisoned:
     ) -> dict[str, list[Tensor]]:
         """Run the sequences packed; return the outputs, by name, split into one part per sequence.
 
-        `factor` scales the embeddings of sequence `victim`; None: they stay as they are. `watch` gets the places of the
-        sequences in the batch, and returns a context manager inside which the model runs.
+        `factor` scales the embeddings of the sequence with the index `victim`; None: they stay as they are. If `watch`
+        is given, it is called with the `Places` of the sequences in the batch, and returns a context manager inside
+        which the model runs.
 
         Raises:
             ModelFailedError: the model raised an exception.
@@ -168,7 +169,7 @@ class Poisoned:
             return per_sequence(self.trial.run(batch, f"packed, {self.form}"), there, self.kinds), there
 
     def check(self, name: str, dtype: torch.dtype, sequences: list[list[int]], factor: float | None) -> Check | None:
-        """Return a check of how far the neighbours' results move when one sequence is changed.
+        """Return a check of how far the results of the other sequences move when one sequence is changed.
 
         The model runs the unchanged sequences, and then `sequences`, in which sequence `victim` may be another.
         `factor` scales the embeddings of this sequence; None: they stay as they are. The result is None if no output of
@@ -206,11 +207,11 @@ class Poisoned:
         factor: float | None = None,
         alike: bool = True,
     ) -> tuple[float, str]:
-        """Return ``(limit, reason)``: how far results of neighbours may move, and why, as text.
+        """Return ``(limit, reason)``: how far results of other sequences may move, and text that explains the limit.
 
-        The limit is relative to the largest value of all results. `worst` is how far they moved when the model ran
-        these `sequences`, with the embeddings of sequence `victim` scaled by `factor` (None: not scaled). `alike` is
-        whether the sequences lay in both batches at the same places: a collator may order them anew at each call.
+        The limit is relative to the largest value of all results. `worst` is how far the results moved when the model
+        ran these `sequences`, with the embeddings of sequence `victim` scaled by `factor` (None: not scaled). `alike`
+        is whether the sequences lay in both batches at the same places: a collator may order them anew at each call.
 
         Raises:
             ModelFailedError, BatchError: as for `run`.
@@ -230,7 +231,8 @@ class Poisoned:
     def _reroutes(self, sequences: list[list[int]], factor: float | None) -> bool:
         """Return whether the changed sequence changes a decision of the model (a token's experts) or a tensor's shape.
 
-        `sequences` are what the model gets; `factor` scales the changed sequence's embeddings (None: they stay).
+        The model runs the unchanged sequences, and then `sequences`. In the second run, `factor` scales the embeddings
+        of the changed sequence (None: they stay).
         """
         make: Any = _Decisions
         before, after = make(), make()
@@ -314,7 +316,7 @@ def _layers(trial: Trial) -> int:
 
 
 def once_a_layer(trial: Trial, counts: dict[int, int]) -> Check:
-    """Return a check that nopad's attention ran as often as this family of models needs, in each attention layer.
+    """Return a check that each attention layer called nopad's attention as often as this model type needs, mostly once.
 
     `counts` is the number of calls of each attention layer, by ``id(module)``. If several layers share one module
     (ALBERT), only the total is checked.

@@ -50,11 +50,12 @@ class Places:
     target: Places | None = None
 
     def split(self, values: Tensor, kind: str | None = None) -> list[Tensor] | None:
-        """Split ``[R, L, ...]`` or ``[S, ...]`` into one tensor per sequence; return None for any other shape.
+        """Split an output of the batch, `values`, into one tensor per sequence; None if its shape does not allow this.
 
-        `kind` is "token" or "target" for values per token of the sequences or targets, and "sequence" for values per
-        sequence; None: the shape decides. Values per sequence are ``[S, ...]`` only if nopad built the batch; in
-        another batch they are ``[R, ...]``, and each row must hold one sequence.
+        `kind` says what the values belong to; None: the shape decides. Values per token ("token", or "target" for the
+        tokens of targets) have the shape ``[R, L, ...]`` of rows. Values per sequence ("sequence") have one entry per
+        sequence in the first dimension if nopad built the batch. In another batch they have one per row, ``[R, ...]``,
+        and can be split only if each row holds one sequence.
         """
         if self.target is not None and kind in (None, "target") and self._is(self.target, values):
             return self.target.split(values, "token")
@@ -84,9 +85,9 @@ class Places:
 
 
 def slots_of(at: Layout) -> list[NDArray[np.int64]]:
-    """Return, for each sequence, the positions of its tokens in the concatenated rows.
+    """Return the positions of each sequence's tokens in the concatenated rows of a packed batch with the layout `at`.
 
-    Sequences are in the order in which the batch was given them.
+    Each entry is an array for one sequence. Sequences are in the order in which the batch was given them.
     """
     places: list[Any] = [None] * at.sequences
     for number, (begin, end) in zip(at.order.tolist(), pairwise(at.cu_seqlens.tolist()), strict=True):

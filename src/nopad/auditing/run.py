@@ -185,8 +185,8 @@ def refuse_capacity(model: Any, capacity: int | None) -> None:
 def backend_for(model: Any, backend: str, dtype: torch.dtype) -> str:
     """Return the name of the attention backend with which a model is audited in `dtype`.
 
-    This is `backend`; but if the model is pack-safe already, it is the model's own backend. If the kernel of that
-    backend does not support float64, and `dtype` is float64, it is `EXACT_BACKEND` instead.
+    This is the model's own backend if the model is pack-safe, and `backend` otherwise. For float64, it is "segments"
+    instead if the kernel of this backend does not support float64.
     """
     asked = state_of(model).backend if is_packed(model) else backend
     on_gpu = next(bare(model).parameters()).device.type != "cpu"
@@ -292,11 +292,11 @@ class _Task:
         return backend_for(self.model, self.backend, dtype)
 
     def _drawn(self, subject: Any, tokens: Tokens, capacity: int | None = None, partly: bool = False) -> Trial:
-        """Return a trial with 6 random sequences for packs of `capacity` tokens.
+        """Return a `Trial`: the model's copy `subject` with 6 random sequences, for packs of `capacity` tokens.
 
-        If `capacity` is None, the trial is small: 4 sequences, for packs of a quarter of the audit's capacity, but of
-        at least 4 and at most 16 tokens. `partly` says whether the model computes some of its results in float32
-        although its dtype is float64.
+        `tokens` says which ids are drawn. If `capacity` is None, the trial is small: 4 sequences, for packs of a
+        quarter of the audit's capacity, but of at least 4 and at most 16 tokens. `partly` says whether the model
+        computes some of its results in float32 although its dtype is float64.
         """
         size = max(min(self.capacity, CAPACITY) // 4, 4) if capacity is None else capacity
         most = 4 if capacity is None else 6
@@ -352,8 +352,9 @@ class _Task:
         return found
 
     def _compiled(self, subject: Any, dtype: torch.dtype, layers: dict[str, Any]) -> Found:
-        """Compile those layers of `subject` that are compiled in the user's model; compare outputs packed and alone.
+        """Compile parts of the model's copy `subject`, compare outputs packed and alone, and return the results.
 
+        `layers` has the parts that are compiled in the user's model, by name, each with its ``torch.compile`` context.
         If no compiler works here, the result has only a note that says so.
         """
         found = Found()

@@ -113,10 +113,11 @@ def compared(
     how: str,
     other: Any = None,
 ) -> Verdict:
-    """Compare samples packed and alone; the arguments are those of `audit_samples`, already checked, and two more.
+    """Compare samples packed and alone, and return the verdict.
 
-    `how` says in words what keeps samples apart. `other` is one more sample that replaces the middle one, to see
-    whether the results of the others change; its integers may differ too, such as its tokens. None: there is none.
+    `how` is text for the verdict on what keeps samples apart. `other` is one more sample that replaces the middle one,
+    to see whether the results of the others change; its integers may differ too, such as its tokens. None: there is
+    none. The other arguments are those of `audit_samples`, already checked.
 
     Raises:
         OptionError: the results alone differ from one run to the next.
@@ -315,7 +316,8 @@ class _Task:
     def _together(self, model: nn.Module, samples: list[Any], doing: str, single: Parts, order: list[int]) -> Parts:
         """Run samples packed, and return their results; these must have the same output names as the results alone.
 
-        `order` has the number of each sample, and `single` the results of all samples alone.
+        `single` has the results of all samples alone, and `order` says which of them belongs to each entry of
+        `samples`, by index. `doing` begins the message of an error.
 
         Raises:
             ModelFailedError: the user's function or the model fails, or the results are not as expected.
@@ -348,9 +350,10 @@ def _distance(wanted: Tensor, got: Tensor) -> float:
 
 
 def _is_value(path: Any, value: Any) -> bool:
-    """Return whether an entry of a sample is a float tensor that may be changed: any but the seconds of videos.
+    """Return whether an entry of a sample is a float tensor that the audit may change.
 
-    `path` is the entry's path in the sample.
+    Every float tensor is, except the seconds between steps of videos (``second_per_grid_ts``). `path` is the entry's
+    key path in the sample, as PyTorch's tree functions give it.
     """
     return _is_float(value) and keystr(path[-1:]) != f"['{VIDEOS.seconds}']"
 

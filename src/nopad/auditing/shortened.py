@@ -89,7 +89,10 @@ def _has_hooks(module: Any) -> bool:
 
 
 def _attention(inner: Any) -> str:
-    """Return the name of a model's attention implementation: for a pack-safe model, the one that `packed` replaced."""
+    """Return the name of a model's attention implementation, such as "sdpa".
+
+    Of a pack-safe model, it is the one that `packed` replaced.
+    """
     state = getattr(inner, STATE, None)
     return str((state.before if state is not None else "") or inner.config._attn_implementation)
 

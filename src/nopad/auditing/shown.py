@@ -1,11 +1,12 @@
 """The sequences of an audit of a model that takes images, drawn at random from the model's configuration.
 
-A model that takes images beside its tokens (Qwen2-VL, LLaVA) gets sequences of text, images and videos (`Pictures`);
-one that makes its tokens from images alone (ViT) gets images of several sizes (`Patches`). No processor and no file is
+A model that takes images beside its tokens (Qwen2-VL, LLaVA) gets sequences of text, images and videos (`Pictures`).
+One that makes its tokens from images alone (ViT) gets images of several sizes (`Patches`). No processor and no file is
 read: the configuration says which shapes pixel values have, and how many tokens an image gives.
 
-A sequence is a list of ids, as in an audit of texts, so that single tokens can be replaced. An id from `Pictures.first`
-on stands for a token of an image, and says of which one. In `Patches`, an id is the number of a token's state.
+A sequence is a list of ids, as in an audit of texts, so that single tokens can be replaced. In `Pictures`, the ids from
+`Pictures.first` on stand for tokens of images; each image has an id of its own, which all its tokens share. In
+`Patches`, an id is the index of a token's vector in `Patches.states`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def takes_pictures(model: Any) -> bool:
 def parts_of_images(model: Any) -> tuple[str, ...]:
     """Return the names of the modules of a model that work on images and not on tokens; () if there are none.
 
-    They are the children of its base model without the text part, such as ``model.visual``; or its front end.
+    In a model that takes images beside its tokens, these are the children of its base model without the text part, such
+    as ``model.visual``. In a model that makes its tokens from images, it is the module that does this, such as
+    ``vit.embeddings``.
     """
     if not takes_pictures(model):
         return ()
@@ -86,9 +89,9 @@ def tokens_of(model: Any) -> Tokens:
 
 
 def shown_to(model: Any, seed: int, tokens: Tokens) -> Pictures | Patches | None:
-    """Draw the sequences for a model that takes images; None: the model takes none.
+    """Draw the sequences for a model that takes images, with random numbers from `seed`; None: the model takes none.
 
-    A model that makes its tokens from images must be pack-safe.
+    `tokens` says which ids of text are drawn. A model that makes its tokens from images must be pack-safe.
     """
     inner = bare(model)
     kind = getattr(inner.config, "model_type", "")
@@ -106,7 +109,7 @@ class Picture:
         columns: its columns by name: pixel values, and a grid ``[1, 3]`` if the model takes one; of a video also the
             seconds between its steps, ``[1]``, if the model counts positions by them.
         tokens: number of its tokens.
-        patches: number of rows of its pixel values: patches, or 1 for an image of a fixed size.
+        patches: number of rows of its pixel values: one row per patch, or a single row for an image of a fixed size.
     """
 
     kind: Kind
@@ -138,8 +141,8 @@ class Pictures:
     def drawn(cls, config: Any, seed: int, tokens: Tokens) -> Pictures:
         """Draw the `Pictures` of a model with this configuration, with random tokens and pixel values from `seed`.
 
-        `PARTS` says which parts each sequence has; without videos if the model takes none. Sequences begin and end with
-        the special tokens that `tokens` names.
+        There are five sequences of fixed sizes, made of text, images and videos (only text and images if the model
+        takes no videos). `tokens` says which ids the text has, and with which special tokens sequences begin and end.
         """
         images = IMAGES[config.model_type].images
         assert images is not None
@@ -180,7 +183,10 @@ class Pictures:
         return found
 
     def sample(self, sequence: Sequence[int]) -> dict[str, Tensor]:
-        """Return what a processor gives for a sequence: rows ``[1, length]``, and its images and videos."""
+        """Return the tensors that the model's processor would give for a sequence, by name.
+
+        They are ``input_ids`` ``[1, length]``, and the columns of its images and videos, such as pixel values.
+        """
         row = torch.tensor([self.ids(sequence)])
         made = {"input_ids": row}
         images = IMAGES[self.config.model_type].images
@@ -197,7 +203,7 @@ class Pictures:
         return dict(self.sample(sequence))
 
     def feature(self, sequence: Sequence[int]) -> dict[str, Any]:
-        """Return a sequence as a collator gets it: lists with a value per token, and tensors of images."""
+        """Return a sequence as a dict for a collator: lists with a value per token, and tensors of images."""
         made = self.sample(sequence)
         return {name: value if name in COLUMNS else value[0].tolist() for name, value in made.items()}
 
@@ -223,9 +229,10 @@ class Patches:
 
     Attributes:
         images: pixel values ``[1, C, height, width]`` of each image: those of `sequences`, then those of `others`.
-        states: the states that the model's front end makes of them, all one after the other, ``[n, H]``.
-        sequences: for each image, the numbers of its states.
-        others: the numbers of the states of other images of the same shapes.
+        states: the vectors of all tokens of all images, image after image, ``[n, H]``, as the part of the model that
+            turns images into tokens computes them.
+        sequences: for each image, the indices of its tokens in `states`.
+        others: for each of as many other images of the same shapes, the indices of its tokens in `states`.
     """
 
     images: list[Tensor]
@@ -235,7 +242,11 @@ class Patches:
 
     @classmethod
     def drawn(cls, model: Any, seed: int) -> Patches:
-        """Draw images of several sizes, and run the front end of a pack-safe model on each of them."""
+        """Draw images of several sizes, and compute the vectors of their tokens with a pack-safe model.
+
+        Only the part of the model that turns an image into tokens is run. `seed` is the random seed of the pixel
+        values.
+        """
         config, generator = model.config, torch.Generator().manual_seed(seed)
         side, front = int(config.patch_size), front_of(model.base_model, state_of(model).family)
         parameter = next(model.parameters())
@@ -256,7 +267,7 @@ class Patches:
         return {PICTURES.pixels: self.images[number], "interpolate_pos_encoding": True}
 
     def batch(self, sequences: Sequence[Sequence[int]], parameter: Tensor, **how: Any) -> PackedBatch:
-        """Return a batch of the states of these sequences. Of `how`, only the argument ``form`` is used."""
+        """Return a batch of the token vectors of these sequences; of `how`, only the argument ``form`` is used."""
         form = {"form": how["form"]} if "form" in how else {}
         return PackedBatch.from_embeddings([self.states[torch.tensor(one)] for one in sequences], **form)
 
@@ -264,8 +275,18 @@ class Patches:
 def _ids(config: Any, images: Images, part: Part, shown: int, tokens: Tokens, rng: np.random.Generator) -> list[int]:
     """Return the ids of one part of a sequence: text, an image or a video.
 
-    An image or a video lies between two tokens that mark its borders. With `images.steps`, each step of a video does
-    instead, with two tokens of text before it. `shown` is the id that stands for a token of this image or video.
+    Text is drawn from `tokens`. The tokens of an image or a video all have the id `shown`, and lie between two tokens
+    that mark its borders. If the model separates the steps of a video (`images.steps`), each step has such borders of
+    its own, and two tokens of text before it.
+
+    Args:
+        config: the model's configuration.
+        images: how the model takes images.
+        part: number of tokens of a text; or size in tokens of an image, (height, width), or video, (steps, height,
+            width).
+        shown: id that stands for a token of this image or video.
+        tokens: the ids that text may have.
+        rng: generator of the random numbers.
     """
     if isinstance(part, int):
         return _words(tokens, part, rng)
@@ -290,7 +311,10 @@ def _bordered(ids: list[int], tokens: Tokens) -> list[int]:
 
 
 def _picture(config: Any, images: Images, part: tuple[int, ...], generator: torch.Generator) -> Picture:
-    """Draw an image of a size in tokens, ``(height, width)``, or a video, ``(steps, height, width)``."""
+    """Draw the pixel values of an image or a video; return it as a `Picture`.
+
+    `part` is its size in tokens: ``(height, width)`` of an image, ``(steps, height, width)`` of a video.
+    """
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)

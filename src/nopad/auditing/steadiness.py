@@ -56,11 +56,11 @@ def steady(trial: Trial) -> bool:
 
 
 def looked_for(trial: Trial, tokens: Tokens) -> dict[str, int]:
-    """Return the ids, by name, of the special tokens for which the model searches its input.
+    """Return the ids, by name, of the special tokens that the model itself looks for in its input.
 
-    The results of such a model depend on where these tokens are. It gives different results for the ids and for their
-    embeddings, since embeddings do not show which tokens are special. The dict is empty if the model does not accept
-    embeddings, or if its results differ even without special tokens.
+    The results of such a model depend on where these tokens are. So it is found out by a comparison: such a model gives
+    other results for embeddings than for the ids themselves, since embeddings do not show which tokens are special. The
+    dict is empty if the model does not accept embeddings, or if its results differ even without special tokens.
     """
     length = min(6, max(map(len, trial.sequences)))
 

@@ -62,7 +62,10 @@ def subject_of(model: Any, dtype: torch.dtype, safe: bool, backend: str = "auto"
 
 
 def compiled_layers(model: Any) -> dict[str, Any]:
-    """Return the compiled parts of a model by name, each with its ``torch.compile`` context (None: unknown)."""
+    """Return the compiled modules of a model: the ``torch.compile`` context of each, by the module's name.
+
+    The context holds the settings of `torch.compile`; it is None if it cannot be found.
+    """
     found: dict[str, Any] = {}
     for name, module in bare(model).named_modules():
         plain = ".".join(part for part in name.split(".") if part != "_orig_mod")

@@ -79,14 +79,14 @@ class Tokens:
     def for_collators(self) -> Tokens:
         """Return the tokens for an audit with a collator that is not nopad's.
 
-        If there is an eos whose id is not that of pad, the result is `bordered()`. Otherwise these tokens are returned
-        as they are.
+        If there is an eos whose id is not that of pad, the result is that of `bordered`, which puts eos at the end of
+        each sequence. Otherwise these tokens are returned as they are.
         """
         eos, pad = (self.special.get(name) for name in ("eos", "pad"))
         return self if eos is None or eos == pad else self.bordered()
 
     def bordered(self) -> Tokens:
-        """Return a copy that draws sequences as in a corpus: eos last, and bos first unless it equals pad or eos."""
+        """Return a copy whose sequences end with eos, and begin with bos unless bos equals pad or eos."""
         pad, bos, eos = (self.special.get(name) for name in ("pad", "bos", "eos"))
         return replace(self, begins=None if bos in (pad, eos) else bos, ends=eos)
 

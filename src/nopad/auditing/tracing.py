@@ -60,12 +60,12 @@ def first_difference(trial: Trial, form: str, limit: float) -> str | None:
 
 @contextmanager
 def _traced(model: Any, trace: dict[str, Any], keep: Callable[[Tensor], Any]) -> Iterator[None]:
-    """Inside this context, store the outputs of a model's modules in `trace`, in the order in which modules finish.
+    """Inside this context, store what ``keep(tensor)`` returns for modules' outputs in `trace`, by module name.
 
-    Only the first tensor of a module's output is used, and only if it is of floating point and has at least 2
-    dimensions. What ``keep(tensor)`` returns is stored under the module's name; if it returns None, nothing is stored.
-    If it returns ``(key, value)``, a dict is stored, with this entry. If a module is called several times, its first
-    output counts (the first for each key).
+    The entries are in the order in which modules finish. `keep` gets the first tensor of a module's output, if it is of
+    floating point and has at least 2 dimensions. If `keep` returns None, nothing is stored. If it returns a pair
+    ``(key, value)``, ``trace[name]`` is a dict with such pairs. If a module is called several times, the first result
+    counts (the first for each key).
     """
 
     def seen(name: str, output: Any) -> None:

@@ -187,10 +187,10 @@ class Trial:
 
 
 def kinds_of(alone: Sequence[Mapping[str, Tensor]], trial: Trial) -> Kinds:
-    """Return which outputs are per token, per target token or per sequence, by the shapes of `alone`.
+    """Return what the values of each output belong to, by name: "token", "target" (a token of a target) or "sequence".
 
-    `alone` has the outputs of each sequence by name. An output is per token if its second dimension is the length of
-    the sequence, in every sequence. Names that a sequence lacks are left out.
+    `alone` has the outputs of each sequence by name. The shapes decide: values belong to tokens if the second dimension
+    is the length of the sequence, in every sequence. Names that a sequence lacks are left out.
     """
 
     def as_long_as(name: str, wanted: Sequence[Sequence[int]]) -> bool:
@@ -210,9 +210,10 @@ def kinds_of(alone: Sequence[Mapping[str, Tensor]], trial: Trial) -> Kinds:
 
 
 def per_sequence(output: Mapping[str, Tensor], places: Places, kinds: Kinds) -> dict[str, list[Tensor]]:
-    """Return a batch's outputs by name, each split into one part per sequence.
+    """Return a batch's outputs by name, each split into one part per sequence; those that cannot be split are left out.
 
-    Outputs that cannot be split are left out.
+    `places` says where the sequences lie in the batch, and `kinds` what the values of each output belong to: "token",
+    "target" (a token of a target) or "sequence". Outputs without an entry in `kinds` are left out too.
     """
     split = {name: places.split(value, kinds[name]) for name, value in output.items() if name in kinds}
     return {name: parts for name, parts in split.items() if parts is not None}

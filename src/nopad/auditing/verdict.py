@@ -95,7 +95,7 @@ class Verdict:
         return f"other {found or 'positions, token types or mask within a sequence'}; {UNSEEN}"
 
     def to_json(self) -> str:
-        """Return the verdict as JSON; a number that is infinite or NaN becomes null."""
+        """Return all attributes, `outcome` and `reason` as JSON text; a number that is infinite or NaN becomes null."""
         return json.dumps(
             finite({**asdict(self), "outcome": self.outcome, "reason": self.reason}), indent=1, allow_nan=False
         )

@@ -123,7 +123,7 @@ def nopads_own(causal: bool, safe: bool = False) -> Change:
 def without_first_labels(layout: Layout) -> Change:
     """Return the change that sets the label of each sequence's first token to -100 (no label).
 
-    `layout` has the lines of code that find these tokens.
+    `layout` says where the sequences of a batch are, and has the lines of code that find these tokens.
     """
     return Change(
         "labels of first tokens",
@@ -192,8 +192,8 @@ class Changed:
 def changed_loss(changes: Sequence[Change]) -> Any:
     """Return the loss function that `changes` put in place of the user's; None if they change no loss.
 
-    It takes ``(model, batch, step)``, runs the code of the first change whose `where` is "loss", and returns the loss,
-    a scalar tensor.
+    The function takes ``(model, batch, step)``, runs the code of the first change whose `where` is "loss", and returns
+    the loss, a scalar tensor.
     """
     for change in changes:
         if change.where == "loss":
@@ -235,10 +235,10 @@ def _numbers(batch: Mapping[str, Any], features: Sequence[Mapping[str, Any]]) ->
 
 
 def groups_for(model: Any, batch: Mapping[str, Any], layout: Layout, causal: bool) -> list[list[Change]]:
-    """Return the changes that may help, in groups; at most one change of a group is made at a time.
+    """Return the changes that could make the audit of a collator and model pass, in groups of alternatives.
 
-    `batch` is a batch of the collator without changes, and `layout` its layout. `causal`: whether a token attends to
-    earlier tokens only.
+    At most one change of a group is made at a time. `batch` is a batch of the unchanged collator, and `layout` says
+    where it puts the sequences. `causal`: whether a token attends to earlier tokens only.
     """
     inner = outermost(model)
     config = getattr(inner, "config", None)  # a module of your own has none
@@ -294,10 +294,10 @@ def _positions(layout: Layout) -> str:
 
 
 def _position_changes(model: Any, layout: Layout) -> list[Change]:
-    """Return the changes of ``position_ids`` that may help: a list with one change, or with none.
+    """Return a list with one change, which computes ``position_ids`` anew for each sequence; empty if there is none.
 
-    If the model counts positions with three axes (M-RoPE, by `get_rope_index`), the change computes these. There is
-    none for such a model if the sequences are not all in one row.
+    If the model has positions with three axes (M-RoPE, by `get_rope_index`), the change computes all three. There is no
+    change for such a model if the sequences are not all in one row.
     """
     base = getattr(model, "model", model)
     if not hasattr(base, "get_rope_index"):
@@ -314,7 +314,7 @@ def _mask(layout: Layout, causal: bool) -> str:
 
 
 def _after_padding(model: nn.Module) -> bool:
-    """Return whether an embedding of positions has a ``padding_idx``, and so begins at ``padding_idx + 1``."""
+    """Return whether position embeddings have a ``padding_idx``, so that positions begin at ``padding_idx + 1``."""
     return any(
         "position_embeddings" in name and getattr(module, "padding_idx", None) is not None
         for name, module in model.named_modules()

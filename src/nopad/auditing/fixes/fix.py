@@ -45,7 +45,7 @@ class Fix:
 
     Attributes:
         changes: the changes that make the audit pass. None of them can be left out, but there may be a smaller set of
-            other changes. Empty if it passes as it is, or if no such changes were found.
+            other changes. Empty if the audit passes without changes, or if no such changes were found.
         verdict: the verdict of the audit with these changes; if there are none, of the audit without changes.
         tried: number of sets of changes that were tried.
         nearest: if `find_step_fix` found no changes with which the step passes, the changes that remove most of what is
@@ -72,7 +72,7 @@ class Fix:
 
     @property
     def found(self) -> bool:
-        """Whether the audit passes with `changes`; if these are empty, whether it passes as it is."""
+        """Whether the audit passes with `changes`; if `changes` is empty, whether it passes without any."""
         return self.verdict.isolated if isinstance(self.verdict, Verdict) else self.verdict.passed
 
     @property
@@ -83,7 +83,7 @@ class Fix:
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain dicts and lists, without the verdict.
 
-        The keys are "found", "tried" and "changes", and, if there are nearest changes, also "nearest" and "nearly".
+        The keys are "found", "tried" and "changes". If `nearest` is not empty, "nearest" and "nearly" are added.
         """
         changes, nearest = (
             [{"name": c.name, "why": c.why, "code": c.code, "where": c.where} for c in some]
@@ -93,7 +93,7 @@ class Fix:
         return found | ({"nearest": nearest, "nearly": self.nearly} if nearest else {})
 
     def to_json(self) -> str:
-        """Return the result of `to_dict` as JSON."""
+        """Return the result of `to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=1)
 
     def __str__(self) -> str:

@@ -128,7 +128,7 @@ def find_fix(
 def _audited(model: Any, collator: Collator, changes: Sequence[Change], asked: dict[str, Any]) -> Verdict | None:
     """Return the verdict of the whole audit with `changes`; None: they cannot be made on this model or batch.
 
-    `asked` holds the further arguments of `audit`.
+    `asked` holds the further arguments of `audit`, such as `capacity`, by name.
     """
     try:
         if changes[0].name == OURS:
@@ -183,7 +183,7 @@ class _Quick:
             return False
 
     def _alone(self, lines: tuple[str, ...]) -> Alone | None:
-        """Return the outputs of sequences alone, from a copy of the model on which these lines of code were run.
+        """Return the outputs of each sequence alone, from a copy of the model on which these `lines` of code were run.
 
         The result is None if the lines or the copy fail. Results are kept, one for each tuple of lines.
         """

@@ -29,12 +29,12 @@ class Search:
     """Tries sets of changes of a training step; each set is audited once.
 
     Attributes:
-        audited: function that audits the step with changes, and returns the verdict.
+        audited: function that takes changes, audits the step with them, and returns the verdict.
         before: the verdict without changes; it did not pass.
         groups: the changes, in groups; at most one change of a group is made at a time. The changes of a collator run
             in the order of their groups.
         last: sets of changes that are tried last.
-        monitor: is told which set is tried.
+        monitor: object that is told which set is tried, to show progress.
         seen: the verdict for each set that was tried; None: these changes cannot be made in this step.
         most: number of single changes, pairs, and sets of `last`; the monitor shows it as the number of sets to try.
     """
@@ -70,11 +70,12 @@ class Search:
         return Fix(changes=(), verdict=self.before, tried=tried, nearest=nearest, nearly=self._nearly(nearest))
 
     def _sets(self) -> Iterator[tuple[Change, ...]]:
-        """Yield the sets to try. The caller stores the verdict of each set in `seen` before it takes the next one.
+        """Yield the sets of changes to try; the caller stores each one's verdict in `seen` before it takes the next.
 
-        First, changes are added one by one, up to 4. In each round, all changes that could be added are tried, and the
-        one that removes most is kept. A round ends early with a change after which only the loss is wrong. Then follow
-        all single changes and pairs that were not tried yet, and then the sets of `last`.
+        First, a set is built by adding one change at a time, up to 4. In each round, all changes that could be added
+        are tried, and the one that removes most of what is wrong is kept. A round ends early with a change after which
+        only the loss is wrong. Then follow all single changes and pairs that were not tried yet, and then the sets of
+        `last`.
         """
         kept: tuple[Change, ...] = ()
         while len(kept) < DEEP:
@@ -143,8 +144,8 @@ class Search:
     def _needed(self, changes: tuple[Change, ...], verdict: StepVerdict) -> Fix:
         """Return the fix with those of `changes` that are needed: a change is left out if the step passes without it.
 
-        Of the changes that remain, none can be left out. A set of `last` stays whole. `verdict` is the verdict with all
-        of `changes`.
+        Of the changes that remain, none can be left out. If `changes` is one of the sets in `last`, it stays whole.
+        `verdict` is the verdict with all of `changes`.
         """
         at = 0
         while changes not in self.last and len(changes) > 1 and at < len(changes):
@@ -166,7 +167,10 @@ class Search:
 
 
 def _in_loss(verdict: StepVerdict) -> bool:
-    """Return whether only labels or the loss can be wrong, since no finding is of a kind in `HIDES`."""
+    """Return whether only labels or the loss can be wrong: no finding says that an output of the model is wrong.
+
+    A step that raises an exception, or has the finding "unknown", counts as one with wrong outputs.
+    """
     return not set(_kinds(verdict)) & set(HIDES)
 
 
@@ -175,11 +179,12 @@ def _kinds(verdict: StepVerdict) -> list[str]:
 
 
 def _less(before: StepVerdict, after: StepVerdict) -> bool:
-    """Return whether less is wrong in `after` than in `before`.
+    """Return whether less is wrong with a step in `after` than in `before`; both are verdicts of audits.
 
-    That is so if the step passes in `after`. Otherwise, the gravest findings are compared, by `HIDES`. If they are
-    equally grave, more is wrong where the first module that differs embeds an input (`input_of`). If that is so in both
-    or in neither, less is wrong if one of the findings in `before` is gone.
+    The answer is True if the step passes in `after`. Otherwise the gravest finding of each decides: an exception is
+    graver than one sequence that sees another, and this is graver than other wrong outputs; findings on labels or the
+    loss are the least grave. Among equally grave ones, it is graver if the first module that differs embeds an input of
+    the model. If this decides nothing, the answer is whether a finding of `before` is gone in `after`.
     """
     if after.passed:
         return True
@@ -193,8 +198,8 @@ def _hidden(verdict: StepVerdict) -> tuple[int, bool]:
 
 
 def _places(verdict: StepVerdict) -> list[tuple[str, str | None]]:
-    """Return (kind of finding, first module that differs) for each kind of finding.
+    """Return a pair (kind, module) for each kind of finding in a verdict.
 
-    The module is None for findings on labels and loss.
+    The module is the name of the first one that differs. It is None for findings on labels and loss.
     """
     return [(kind, verdict.first_difference if kind in HIDES else None) for kind in _kinds(verdict)]

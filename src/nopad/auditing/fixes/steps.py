@@ -197,7 +197,7 @@ class _Step:
 
     @contextmanager
     def _lent(self, changes: Sequence[Change]) -> Iterator[None]:
-        """Inside this context, the trainer's collator is a `Changed` with these changes; afterwards it is the old one.
+        """Inside this context, the trainer's collator also makes these changes; afterwards, it is as before.
 
         Without changes, the collator stays as it is.
         """

@@ -39,11 +39,17 @@ class Case:
     """A step whose loss or gradients differ from those of its sequences alone, with all measurements.
 
     Attributes:
-        model, micros, runner, alone, ranks, accumulation, per, causal: as in `nopad.auditing.steps.judged.Plan`.
+        model: the user's model; only copies of it run.
+        micros: the micro-batches of all ranks, rank by rank.
+        runner: computes the losses of the micro-batches, and their gradients.
+        alone: the user's function for the losses of one sequence alone; None: the model's own loss.
+        ranks, accumulation: number of ranks, and of micro-batches per rank.
+        per: which mean is right: "token" or "sequence".
+        causal: whether a label is predicted by the token before it.
         wanted: the sequences on which the step should train, micro-batch by micro-batch.
         truth: the right loss and gradients, from the sequences alone; None: not computed.
         losses, gradients: loss of each micro-batch, and gradients of the step by parameter name.
-        wide: whether casts to narrower floats gave float64.
+        wide: whether the step ran with casts to float32 and narrower dtypes replaced by casts to float64.
         limit: largest relative difference that counts as equal.
         drawn: names of the operations, other than dropout, that drew random numbers.
         denominator: the number by which the sum of losses was divided; None: unknown.
@@ -107,7 +113,7 @@ def _not_finite(case: Case) -> list[Finding]:
 
 
 def _named(case: Case, single: Any) -> list[Finding]:
-    """Look for a common mistake that gives the step's loss; return findings on it, or a finding "unknown".
+    """Find out which common mistake would give the step's loss; return findings on it, or a finding "unknown".
 
     The losses of the mistakes are computed for the sequences as given. If none matches, and the collator changed
     sequences, they are computed again for the sequences as the collator left them. The list is empty if what the
@@ -139,14 +145,18 @@ def _named(case: Case, single: Any) -> list[Finding]:
 def _explained(
     case: Case, single: Any, examples: Sequence[Example | None], match: Usual, of_left: bool
 ) -> list[Finding]:
-    """Return findings on `match`, the mistake whose loss is that of the step; and set `case.denominator`.
+    """Return findings on `match`, the mistake whose loss equals that of the step; and set `case.denominator`.
 
-    One more finding is added if the gradients do not match the mistake, so that they have another cause too. `match`
-    may also be the right loss (its `kind` is ""). The finding is then "unknown"; but the list is empty if what the
+    If the gradients do not match the mistake, they have another cause too, and one more finding says so. If `match` is
+    no mistake but the right loss (its `kind` is ""), the result is a finding "unknown"; or an empty list if what the
     collator did explains the whole difference.
 
-    `examples` are the sequences for which the loss of `match` was computed, and `of_left` says whether they are the
-    sequences as the collator left them. `single` is a plain float64 copy of the model, on which sequences run alone.
+    Args:
+        case: the step.
+        single: a plain float64 copy of the model, on which sequences run alone.
+        examples: the sequences for which the loss of `match` was computed.
+        match: the loss that equals that of the step.
+        of_left: whether `examples` are the sequences as the collator left them, not as they were given to it.
     """
     whole = [one for one in examples if one is not None]
     told = ""
@@ -172,10 +182,10 @@ def _explained(
 
 
 def _counted(case: Case, single: Any, examples: Sequence[Example | None]) -> list[Counted]:
-    """Return the losses, counts and place of each sequence of the step; one entry per sequence.
+    """Return a `Counted` for each sequence of the step: its loss, its numbers of tokens and labels, and its place.
 
-    `examples` are the sequences that run alone, on `single`; None stands for a sequence that the collator dropped.
-    `single` is a plain float64 copy of the model.
+    `examples` are the sequences that run alone; None stands for a sequence that the collator dropped. They run on
+    `single`, a plain float64 copy of the model.
     """
     assert case.truth is not None
     if examples is case.wanted:
@@ -213,10 +223,10 @@ def _counted(case: Case, single: Any, examples: Sequence[Example | None]) -> lis
 
 
 def _counts(case: Case, single: Any, examples: Sequence[Example | None]) -> tuple[list[float], list[int]]:
-    """Run `examples` alone; return (the sum of losses of each, the number of items of each).
+    """Run `examples` alone; return two lists: the sum of losses of each, and the number of its labelled items.
 
-    A sequence that the collator dropped (None) has the sum 0 and no items. `single` is a plain float64 copy of the
-    model, on which sequences run alone.
+    An item is a token with a label, or a whole sequence with a label. A sequence that the collator dropped (None) has
+    the sum 0 and no items. `single` is a plain float64 copy of the model, on which sequences run alone.
     """
     whole = [one for one in examples if one is not None]
     if case.alone is None and not any(one.items(case.causal) for one in whole):
@@ -228,10 +238,11 @@ def _counts(case: Case, single: Any, examples: Sequence[Example | None]) -> tupl
 
 
 def _crossing(case: Case, single: Any, micro: Micro) -> list[float | None]:
-    """Return, for each sequence, the loss of its first label if the sequence before it predicts this label (`borders`).
+    """Return, for each sequence, the loss of its first label if the sequence before it in the row predicts this label.
 
-    The result has None for every sequence if this cannot be computed. `single` is a plain float64 copy of the model, on
-    which sequences run alone.
+    An entry is None if there is no such label or sequence. All entries are None if labels are not predicted by the
+    token before, or if the losses cannot be computed. `single` is a plain float64 copy of the model, which computes
+    them.
     """
     none: list[float | None] = [None] * len(micro.examples)
     if not case.causal or micro.shape is None or any(one is None for one in micro.made):

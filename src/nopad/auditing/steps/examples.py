@@ -170,9 +170,9 @@ def shifts_labels(model: Any) -> bool:
 def predicts_next(model: Any, examples: Sequence[Example]) -> bool:
     """Return whether a label is predicted by the token before it, in the loss of the model's ``forward``.
 
-    Classes of transformers are known (`shifts_labels`). For others, this is measured on a copy of the model: a loss
-    that shifts labels does not depend on the first one. Without a fitting example, or if the copy fails, the class
-    decides.
+    For classes of transformers, `shifts_labels` knows the answer. For other classes, the loss is computed on a copy of
+    the model, once with and once without the first label: if it shifts labels, the first one changes nothing. If no
+    example has enough labels for this, or if the copy fails, the answer is that of `shifts_labels`.
     """
     known = shifts_labels(model)
     if known or type(_named(model)).__module__.startswith("transformers."):
@@ -202,7 +202,7 @@ def loss_of(output: Any) -> Any:
 
 
 def _named(model: Any) -> Any:
-    """Return the module whose `forward` has the model's arguments: inside a PEFT wrapper, the base model."""
+    """Return the module whose `forward` names the model's arguments: the one inside DataParallel, DDP and PEFT."""
     model = inner(model)
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 

@@ -59,7 +59,7 @@ class Micro:
 
     @property
     def where(self) -> str:
-        """The numbers of the micro-batch and its rank, as text for messages."""
+        """The numbers of the micro-batch and its rank, as text for messages: "micro-batch 0 of rank 1"."""
         return f"micro-batch {self.number} of rank {self.rank}"
 
     @property
@@ -130,9 +130,9 @@ def looked_up(micro: Micro, causal: bool) -> Micro:
 def told(batch: Mapping[str, Any]) -> list[Places]:
     """Return where sequences lie in a batch, according to the batch itself: positions in its concatenated rows.
 
-    They come from the layout of a `PackedBatch` (in the order in which the sequences were given), or, row after row,
-    from ``cu_seq_lens_q``, ``seq_idx``, or ``position_ids`` that begin again. Without any of these, each row without
-    its padding is one sequence.
+    The positions come from the layout of a `PackedBatch` (in the order in which the sequences were given), or, row
+    after row, from ``cu_seq_lens_q``, ``seq_idx``, or ``position_ids`` that begin again. Without any of these, each row
+    without its padding is one sequence.
     """
     if isinstance(batch, PackedBatch):
         return slots_of(batch.layout)
@@ -164,12 +164,12 @@ def _real(batch: Mapping[str, Any], slots: int) -> NDArray[np.bool_]:
 
 
 def _matched(parts: Sequence[Places], flat: NDArray[Any], examples: Sequence[Example]) -> list[tuple[Any, int]]:
-    """Find each example in the batch; return ``(places, begin)`` for each.
+    """Find each example in one of the sequences that a batch says it has; return a pair ``(places, begin)`` for each.
 
-    `parts` says, for each sequence of the batch, where its tokens lie in `flat`, the concatenated rows. The entry
-    `places` says the same of an example's tokens (None: not found), and `begin` is the index of its first token that is
-    in the batch. An example is found in a sequence of the batch that equals it, contains it (tokens were added), or is
-    its beginning or its end (it was cut).
+    `places` are the positions of the example's tokens in `flat`, the concatenated rows (None: not found). `begin` is
+    the index of its first token that is in the batch. `parts` has the positions of the tokens of each sequence of the
+    batch. A sequence counts as an example if it equals the example, contains it (tokens were added), or is its
+    beginning or its end (it was cut).
     """
     left = list(parts)
     found: list[tuple[Any, int]] = [(None, 0)] * len(examples)
@@ -186,10 +186,17 @@ def _matched(parts: Sequence[Places], flat: NDArray[Any], examples: Sequence[Exa
 
 
 def _fits(kind: str, part: Places, tokens: NDArray[Any], ids: NDArray[Any]) -> tuple[Places, int] | None:
-    """Return (places, begin) of an example, `ids`, if it is found in one sequence of a batch; else None.
+    """Return (places, begin) of an example if it is found in one sequence of a batch; else None.
 
-    `part` has the places of the batch's sequence, `tokens` its tokens. `kind` says how the two are compared: "same",
-    "inside", "beginning" or "end". The results are as in `_matched`.
+    `places` are the positions of the example's tokens in the concatenated rows, and `begin` is the index of its first
+    token that is in the batch.
+
+    Args:
+        kind: what to look for: the sequence and the example are the "same"; the example lies "inside" the sequence; or
+            the sequence is the "beginning" or the "end" of the example.
+        part: positions of the sequence's tokens in the concatenated rows.
+        tokens: token ids of the sequence.
+        ids: token ids of the example.
     """
     size = len(part)
     if kind == "same":
@@ -253,7 +260,11 @@ def _longest(wanted: NDArray[Any], flat: NDArray[Any], free: NDArray[np.bool_], 
 
 
 def _lost(micro: Micro) -> None:
-    """Add findings for dropped or cut sequences; if there are none, a suspect for tokens that are in no sequence."""
+    """Add findings for dropped or cut sequences to the micro-batch.
+
+    If there are none, but the batch has tokens that are in no sequence, add these to `micro.suspects`: they become a
+    finding only if the step differs.
+    """
     for number, (example, at) in enumerate(zip(micro.examples, micro.places, strict=True)):
         name = f"sequence {micro.first + number} of {len(example.ids)} tokens"
         if at is None:
@@ -313,10 +324,11 @@ def _labels(batch: Mapping[str, Any]) -> Tensor | None:
 
 
 def _sequence_labels(micro: Micro) -> None:
-    """Take labels per sequence from the batch into `micro.made`, for examples without labels.
+    """Use the batch's labels per sequence: as labels of examples that have none, or to check those that examples have.
 
-    If all examples have one label each, compare the batch's labels with these instead. Another number of labels, or
-    other labels, are a finding; another order is a suspect. A batch without labels is not checked.
+    For examples without labels, `micro.made` gets the labels of the batch. If instead all examples have one label each,
+    the batch's labels are compared with these. Another number of labels, or other labels, are a finding. Another order
+    is added to `micro.suspects`, and becomes a finding only if the step differs. A batch without labels is not checked.
     """
     labels = micro.batch.get("labels")
     if not isinstance(labels, Tensor) or labels.dim() == 0:

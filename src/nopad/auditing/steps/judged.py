@@ -42,12 +42,14 @@ class Plan:
         runner: computes the losses of the micro-batches, and their gradients.
         alone: the user's function for the losses of one sequence alone; None: the model's own loss.
         ranks, accumulation: number of ranks, and of micro-batches per rank.
-        per, causal, seed: as in `nopad.auditing.audit_step`.
+        per: which mean is right: "token" or "sequence", as in `nopad.auditing.audit_step`.
+        causal: whether a label is predicted by the token before it.
+        seed: seed of torch's random numbers.
         how: what is audited, as text.
         notes: remarks for the user.
         ends: ids that end a text, besides those of the model's configuration.
-        wide: whether casts to float32 or less give float64 instead, while the model runs in float64. It becomes False
-            if the user's code fails with this.
+        wide: whether, while the model runs in float64, casts to float32 and narrower dtypes are replaced by casts to
+            float64. It becomes False if the user's code fails with this.
         checks: the measurements so far.
     """
 
@@ -95,8 +97,8 @@ class Plan:
         """Run the step in `dtype` (None: the model's own).
 
         Returns:
-            Three things: the loss of each micro-batch; the gradients of the step; and the `Exact` in which it ran, with
-                what it recorded.
+            Three things: the loss of each micro-batch; the gradients of the step by parameter name; and the PyTorch
+                mode in which it ran (`Exact`), which has recorded the random operations and the casts.
 
         Raises:
             ModelFailedError: the user's model, loss or trainer raised an exception.
@@ -240,7 +242,7 @@ def _in_own_dtype(
 
     `right` holds the results of the sequences alone: first in float64, then in the model's dtype. `step` holds the loss
     of each micro-batch, and how far each module's gradients in the step are from those of the sequences alone in the
-    model's dtype. `exact` is the mode in which the step ran.
+    model's dtype. `exact` is the PyTorch mode in which the step ran; it has recorded the casts of autocast.
     """
     truth, single = right
     losses, modules = step
@@ -284,11 +286,11 @@ def _whole(found: list[Finding]) -> Check:
 
 
 def _wanted(micro: Micro, causal: bool) -> Iterator[Example]:
-    """Yield the sequences of a micro-batch as they should be trained on.
+    """Yield the sequences of a micro-batch as the step should train on them.
 
-    They are the sequences as given, with two exceptions. A sequence without labels gets the labels that the collator
-    made for it; if the collator made none and `causal` is true, it gets its ids as labels. If the collator changes
-    tokens, as masking does, each sequence is that of the batch.
+    They are the sequences as they were given to the collator, with two exceptions. If the collator changes tokens, as
+    masking does, a sequence is taken as it is in the batch. If a sequence has no labels, it gets those that the
+    collator made for it; if the collator made none and `causal` is true, its ids become its labels.
     """
     changed = any("changed tokens" in note for note in micro.notes)
     for example, made in zip(micro.examples, micro.made, strict=True):

@@ -86,8 +86,8 @@ def whole_step(
 ) -> tuple[list[float], Gradients]:
     """Run a step on all ranks; return the loss of each micro-batch, and the gradients that DDP would give.
 
-    `runner` runs each of `micros`, the micro-batches. `exact` is the mode in which the step runs, and `seed` the seed
-    of torch's random numbers.
+    `runner` runs each of `micros`, the micro-batches. `exact` is the PyTorch mode in which the step runs (without
+    dropout), and `seed` the seed of torch's random numbers.
 
     Raises:
         ModelFailedError: the user's model, loss or trainer raised an exception, or the ranks cannot be simulated

@@ -102,7 +102,7 @@ class _Kind(NamedTuple):
 
     Attributes:
         name: its name, without the overload's.
-        special: whether `Exact` does more with it than to widen its dtypes.
+        special: whether `Exact` looks at the name and arguments of its calls, as for dropout, random numbers and casts.
         mutable: whether it changes an argument in place.
         dropout_at: index of its argument `dropout_p`; None: it has none.
     """

@@ -31,6 +31,8 @@ class World:
     Attributes:
         ranks: number of ranks.
         rank: number of the rank that runs now, from 0.
+        _said: for each rank, the values that it has sent in this run of the step, in order.
+        _known: the values that all ranks sent in the run before; None: this is the first run.
     """
 
     ranks: int
@@ -57,7 +59,8 @@ class World:
     def everybody(self, value: Any) -> list[Any]:
         """Send `value` from the rank that runs now to all ranks; return the values of all ranks, in their order.
 
-        In the first pass, the values of the other ranks are not known yet. Then `value` stands for each of them.
+        The values of the other ranks are those of the run before. In the first run, they are not known yet, and `value`
+        stands for each of them.
         """
         value = value.detach().clone() if isinstance(value, Tensor) else value
         mine = self._said[self.rank] if self._said else []
@@ -153,7 +156,7 @@ class Step:
     _world: World
 
     def over_ranks(self, value: Any) -> Any:
-        """Return the sum of the values that all ranks pass, numbers or tensors; `value` is that of this rank.
+        """Return the sum of a number or tensor over all ranks; `value` is the one of this rank.
 
         `torch.distributed.all_reduce` may be used instead.
         """

@@ -127,7 +127,7 @@ def audit_step(
 
 
 class _How(NamedTuple):
-    """Options of `audit_step` that apply with and without a trainer."""
+    """Those options of `audit_step` that are used with and without a trainer: `alone`, `ranks`, `per` and `seed`."""
 
     alone: Alone | None
     ranks: int
@@ -145,6 +145,9 @@ def _of_parts(
     how: _How,
 ) -> StepVerdict:
     """Audit a step that is made of the user's own collate and loss functions; return the verdict.
+
+    `features` are the sequences as dicts, and `how` holds the options `alone`, `ranks`, `per` and `seed`. All arguments
+    are as in `audit_step`, already checked.
 
     Raises:
         OptionError: a dict holds several sequences; or as for `judged`.
@@ -167,7 +170,7 @@ def _of_parts(
 def _of_trainer(trainer: Any, causal: bool | None, how: _How) -> StepVerdict:
     """Audit a step of a transformers Trainer; return the verdict.
 
-    `causal` is as in `audit_step`, and `how` holds further options of it.
+    `causal` is as in `audit_step`, and `how` holds its options `alone`, `ranks`, `per` and `seed`.
     """
     from nopad.auditing.steps.trainer import opened
 
@@ -189,7 +192,9 @@ def _of_trainer(trainer: Any, causal: bool | None, how: _How) -> StepVerdict:
 
 
 def _check_given(model: Any, sequences: Any, functions: Mapping[str, Any]) -> None:
-    """Refuse arguments that cannot be audited, before anything runs.
+    """Refuse arguments of `audit_step` that cannot be audited, before anything runs.
+
+    `functions` has the arguments that must be functions or None, such as `collate`, by name.
 
     Raises:
         OptionError: there is no model or no sequences, there are too many sequences, or one of these or of `functions`

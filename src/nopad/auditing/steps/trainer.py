@@ -120,7 +120,9 @@ class _TrainerStep:
 def opened(trainer: Any, ranks: int) -> Iterator[tuple[list[Micro], _TrainerStep, str, list[str]]]:
     """Give, for a ``with`` block, one step of a trainer on `ranks` ranks: (micro-batches, runner, description, notes).
 
-    Inside the block, the trainer has the simulated ranks. At its end, the trainer and its loader are as before.
+    `runner` computes the losses by the trainer's own methods, `description` is text on what is audited, and `notes` are
+    remarks for the user. Inside the block, the trainer seems to run on the simulated ranks. At its end, the trainer and
+    its loader are as before.
 
     Raises:
         OptionError: the trainer runs on several processes, its data have too few batches for the step, or its batches
@@ -159,9 +161,10 @@ def opened(trainer: Any, ranks: int) -> Iterator[tuple[list[Micro], _TrainerStep
 
 
 def _numbers(accelerator: _Ranked, ranks: int) -> dict[str, Any]:
-    """Return properties, by name, with which a trainer's arguments show the simulated ranks.
+    """Return the properties "world_size" and "process_index" that replace those of a trainer's arguments, by name.
 
-    They are the number of ranks, and the number of the rank that runs now.
+    The first is `ranks`, the number of simulated ranks. The second is the number of the rank that runs now; 0 outside
+    of a step.
     """
 
     def rank(_: Any) -> int:
@@ -221,7 +224,7 @@ def _micros(batches: Sequence[Any], given: Sequence[Any], accumulation: int) -> 
 
 
 def _told(batch: Mapping[str, Any]) -> list[Example]:
-    """Return the sequences of a batch, where `told` finds them: by cu_seq_lens_q, position_ids, and the like.
+    """Return the sequences of a batch, found by its layout or by columns such as ``cu_seq_lens_q``, ``position_ids``.
 
     Raises:
         OptionError: the batch has images and is not a `PackedBatch`, so it does not say which sequence an image is of.

@@ -78,8 +78,9 @@ class Truth:
     def of(cls, model: Any, examples: Sequence[Example], per: str, causal: bool, alone: Alone | None) -> Truth:
         """Run every sequence alone, forward and backward; return the losses and gradients.
 
-        `per`, `causal` and `alone` are as in `nopad.auditing.steps.judged.Plan`. The gradients in the parameters of
-        `model` are None afterwards.
+        `per` is the mean that is right, "token" or "sequence". `causal`: whether a label is predicted by the token
+        before it. `alone` is the user's function for the losses of a sequence (None: the model's own loss). The
+        gradients in the parameters of `model` are None afterwards.
 
         Raises:
             OptionError: no sequence has a label.
@@ -187,7 +188,8 @@ def weighted(
 ) -> Gradients:
     """Return the gradients, by parameter name, of a weighted sum: each sequence's sum of losses times its weight.
 
-    The sequences run alone. `causal` and `alone` are as in `nopad.auditing.steps.judged.Plan`.
+    The sequences run alone. `causal`: whether a label is predicted by the token before it. `alone` is the user's
+    function for the losses of a sequence (None: the model's own loss).
     """
     model.zero_grad(set_to_none=True)
     for number, (example, weight) in enumerate(zip(examples, weights, strict=True)):

@@ -61,7 +61,17 @@ class Usual:
 
 @dataclass(frozen=True)
 class _Way:
-    """A way to compute a mean from a value and a count of each sequence: the sum of values over the sum of counts."""
+    """A way to compute a mean from a value and a count of each sequence: the sum of values over the sum of counts.
+
+    Attributes:
+        kind: name of the mistake that this way is; "": it is no mistake.
+        text: a description of the mean.
+        values: the value of each sequence.
+        counts: the count of each sequence.
+        scales: the value of each sequence divided by the sum of its items' losses; None: values contain other losses
+            too.
+        sums: whether values are sums of items' losses, so that a denominator of the mean can be given.
+    """
 
     kind: str
     text: str
@@ -104,7 +114,7 @@ def usual(sequences: Sequence[Counted], ranks: int, accumulation: int, per: str)
 
 
 def matching(observed: float, values: Sequence[Usual], limit: float) -> Usual | None:
-    """Return the first of `values` that the loss `observed` equals within a relative difference of `limit`, or None."""
+    """Return the first of `values` that equals the loss `observed` up to a relative difference of `limit`, or None."""
     if not math.isfinite(observed):
         return None
     return next((one for one in values if abs(observed - one.value) <= limit * max(abs(one.value), 1e-300)), None)
@@ -166,15 +176,16 @@ def _groupings(sequences: Sequence[Counted]) -> Iterator[tuple[str, str, Callabl
 
 
 def _mean(way: _Way, groups: list[object]) -> tuple[float, list[float] | None, float | None] | None:
-    """Compute the mean of each group, and then the mean over the groups; return ``(mean, weights, denominator)``.
+    """Compute the mean of each group of sequences, and then the mean over the groups.
 
-    `groups` has the group of each sequence. A group's mean is the sum of its values divided by the sum of its counts;
-    it is 0 if the counts are 0. If the groups are None, the sum of all values is returned in place of a mean.
+    `way` has a value and a count for each sequence, and `groups` the group of each, such as its micro-batch. A group's
+    mean is the sum of its values divided by the sum of its counts; it is 0 if the counts are 0. If `groups` holds only
+    None, the sum of all values is returned in place of a mean.
 
     Returns:
-        The mean; the weight of each sequence's sum of losses in it (None if the way has no `scales`); and the number
-            that divides the sum of items' losses (None if there is no single one). None in place of all three: no group
-            has items.
+        ``(mean, weights, denominator)``: the mean; the weight of each sequence's sum of losses in it (None if the way
+            has no `scales`); and the number that divides the sum of items' losses (None if there is no single one).
+            None instead of all three: all counts are 0.
     """
     if groups[0] is None:
         return math.fsum(way.values), way.scales, 1.0 if way.sums else None

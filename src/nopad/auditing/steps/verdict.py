@@ -136,14 +136,17 @@ class StepVerdict:
         return next((check.value for check in self.checks if check.name.endswith(" loss")), math.inf)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all attributes and properties as plain dicts and lists; numbers that are not finite become None."""
+        """Return all attributes, `diagnosis`, `difference` and `outcome` as a dict of plain values, dicts and lists.
+
+        Numbers that are not finite become None.
+        """
         found: dict[str, Any] = finite(
             {**asdict(self), "diagnosis": self.diagnosis, "difference": self.difference, "outcome": self.outcome}
         )
         return found
 
     def to_json(self) -> str:
-        """Return the result of `to_dict` as JSON."""
+        """Return the result of `to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=1, allow_nan=False)
 
     def to_junit(self) -> str:
@@ -156,8 +159,8 @@ class StepVerdict:
     def outcome(self) -> str:
         """The verdict in one word: "equal", "different", or "failed".
 
-        It is "equal" if the step passed, so that it equals its sequences alone, and "failed" if an exception ended the
-        audit.
+        It is "equal" if the step passed, "failed" if an exception in the user's code ended the audit, and "different"
+        otherwise.
         """
         return "equal" if self.passed else "failed" if self.error else "different"
 

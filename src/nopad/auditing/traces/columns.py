@@ -23,11 +23,12 @@ Numbers = NDArray[np.int64]
 
 
 class Values(NamedTuple):
-    """The values of a module for the columns of a batch.
+    """The values of a module's output for the tokens of a batch; each token is a column.
 
     Attributes:
-        here: the n columns that there are values for: a slice, or their indices, int64 ``[n]``.
-        values: the values, ``[rows, values]``: a row for each of these columns, or fewer rows that columns share.
+        here: the n columns that have values: a slice, or their indices, int64 ``[n]``.
+        values: the values, ``[rows, values]``: one row for each of these columns; or fewer rows, which several columns
+            share.
         owner: index of the row of each of these columns; int64 ``[n]``; None: each column has a row of its own.
     """
 
@@ -94,8 +95,7 @@ class Columns:
     def flat(self, value: Tensor) -> bool:
         """Return whether an output may have one entry per slot, with the batch's rows end to end: ``[R * L, values]``.
 
-        Routers return such outputs. An expert that gets all tokens returns the same shape, and its output has each
-        token once and in order too.
+        Routers return such outputs, and so does an expert that gets all tokens; its output has them in the same order.
         """
         shape = self.places.shape
         return value.dim() == 2 and tuple(value.shape) != shape and value.shape[0] == shape[0] * shape[1]

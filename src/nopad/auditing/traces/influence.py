@@ -172,9 +172,9 @@ class Trace:
         write_text(target, makers[target.suffix]())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the trace as plain dicts and lists; changes that are infinite or NaN become None.
+        """Return the trace as plain dicts and lists, with the properties `isolated`, `first_leak` and `reached`.
 
-        `rows`, `source` and `outputs` are left out.
+        Changes that are infinite or NaN become None. The attributes `rows`, `source` and `outputs` are left out.
         """
 
         def plain(row: Floats) -> list[float | None]:
@@ -196,7 +196,7 @@ class Trace:
         }
 
     def to_json(self) -> str:
-        """Return the result of `to_dict` as JSON."""
+        """Return the result of `to_dict` as JSON text."""
         return json.dumps(self.to_dict(), allow_nan=False)
 
     def __str__(self) -> str:

@@ -25,10 +25,11 @@ Shown = list[tuple[Picture, NDArray[np.int64]]]
 
 
 def shown_in(trial: Trial, columns: Columns, sequences: Sequence[Sequence[int]]) -> list[Shown]:
-    """Return the images of a batch with the columns of their tokens, and the same for its videos, in stream order.
+    """Return the images of a batch, each with the columns of its tokens; and its videos in the same way.
 
-    The result is a list of one or two lists, of images and of videos. A kind of which the batch has none is left out.
-    The result is empty if a collator builds the batches, since the order of its images is not known.
+    The result is a list of one or two lists, of images and of videos, in the order in which they lie in the batch. A
+    list that would be empty is left out. If a collator builds the batches, the result is empty, since the order of the
+    images is not known. `sequences` are the ids of the batch's sequences.
     """
     if trial.collator is not None or not isinstance(trial.shown, Pictures):
         return []
@@ -43,7 +44,7 @@ def shown_in(trial: Trial, columns: Columns, sequences: Sequence[Sequence[int]])
 def of_pictures(value: Tensor, shown: Shown) -> Values | None:
     """Return a module's output as `Values` with one row per image; None if it cannot be divided among images.
 
-    `shown` are the images (or videos) that the module ran on, with the columns of their tokens.
+    `shown` are the images (or the videos) that the module ran on, each with the columns of its tokens.
     """
     pictures = [picture for picture, _ in shown]
     choices = ([one.patches for one in pictures], [one.tokens for one in pictures], [1] * len(pictures))

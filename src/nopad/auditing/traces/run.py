@@ -69,12 +69,12 @@ def trace(
         collator: any function from features (dicts with ``input_ids``) to the arguments of a forward call; the model is
             then run unchanged, with batches of this collator.
         poisoned: the tokens to replace, one after the other, as pairs (sequence, token), both from 0. "each": one token
-            of every sequence, chosen by nopad. None: one token of one sequence, both chosen by nopad: if a sequence
-            changes others, such a sequence is taken. Of the first, middle and last token of a sequence (with a
-            collator, of the tokens between its first and its last), nopad takes the one that changes others most. If
-            none of the three changes others, but another token does, it takes that; if nothing leaks, the middle one.
-            It takes no first or last token if the collator's batch depends on them, for example because the collator
-            looks for eos.
+            of every sequence, chosen by nopad. None: one token of one sequence, both chosen by nopad; if any sequence
+            changes others, the sequence is one that does. Of the chosen sequence, nopad takes the token that changes
+            other sequences most: of its first, middle and last token, or of all tokens if none of these three changes
+            others. If no token does, it takes the middle one. With a collator, the first and last token are tried only
+            after the others, and not at all if the collator's batch depends on them, for example because it looks for
+            eos.
         capacity: length of the longest sequence, and most tokens of a row.
         backend: attention backend with which the copies are made pack-safe, as in `nopad.packed`.
         layers: trace a copy with only the first `layers` layers; None: all layers.
@@ -89,7 +89,7 @@ def trace(
         BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens.
         OptionError: an option is out of range, `poisoned` names a token that does not exist, or the model has no
             vocabulary to draw from, is pack-safe with another backend, is random in evaluation mode, or raises an
-            exception on the batch; or it takes images, and a `capacity` is given; or it makes its tokens from images
+            exception on the batch; or it takes images, and `capacity` is not 64; or it makes its tokens from images
             (ViT), and there is a `collator`.
 
     With the collator of transformers, a token of sequence 2 changes all other sequences, from the first attention on:
@@ -248,11 +248,11 @@ class _Traced:
         return [(sequence, [token]) for sequence, token in pairs]
 
     def _open(self, number: int) -> tuple[list[int], float]:
-        """Return which tokens of a sequence may be poisoned, and how much other sequences change if all of them are.
+        """Return which tokens of sequence `number` may be poisoned, and how much others change if all these tokens are.
 
-        The change is 0 if it is within the limit. All tokens may be poisoned, unless this changes the collator's layout
-        of the batch. Then it is all but the last one; or, if this changes the layout too, all but the first and the
-        last. A sequence of up to 3 tokens may have none.
+        The change of the other sequences is 0 if it is within the limit of rounding. All tokens may be poisoned, unless
+        this changes the collator's layout of the batch. Then it is all but the last one; or, if this changes the layout
+        too, all but the first and the last. A sequence of up to 3 tokens may have none.
         """
         every = list(range(len(self.trial.sequences[number])))
         within = every[1:-1] if len(every) > 3 else []
@@ -261,7 +261,7 @@ class _Traced:
         return tokens, self._moved(number, tokens)[1] if tokens else 0.0
 
     def _laid_alike(self, poisoned: Poisoned) -> bool:
-        """Return whether the batch of the poisoned sequences equals the clean batch in everything but the token ids.
+        """Return whether the batch with poisoned tokens equals the unchanged batch in everything but the token ids.
 
         With nopad's own batches this is always so. The result is False if the sequences cannot be found in the poisoned
         batch.
@@ -352,9 +352,10 @@ class _Traced:
         return _Run(columns, places, names, values, len(outputs))
 
     def _influence(self, run: _Run) -> Floats:
-        """Return how far each token's values moved since the clean run, for each module output; float64 ``[M, T]``.
+        """Return how far each token's values in `run` are from those in the unchanged batch; float64 ``[M, T]``.
 
-        The entry is NaN unless both runs have values of the output for the token.
+        There is a row for each module output and a column for each token. An entry is NaN unless both runs have values
+        of the output for the token.
         """
         clean = self.clean
         order = self._same_order(run.columns)
@@ -371,9 +372,10 @@ class _Traced:
         return found
 
     def _same_order(self, other: Columns) -> NDArray[np.int64]:
-        """Return, for each column of the clean run, the index of the same token's column in another run; int64 ``[T]``.
+        """Return the index in `other` of each token of the unchanged batch; int64 ``[T]``.
 
-        The order of the columns may differ, since a collator may order sequences by their tokens.
+        `other` are the columns (tokens) of another batch. Their order may differ, since a collator may order sequences
+        by their tokens.
         """
         clean = self.clean.columns
         side = np.arange(len(clean)) >= clean.source
@@ -397,9 +399,9 @@ def _equal(mine: Any, other: Any) -> bool:
 def _drawn(trace: Trace, model: nn.Module) -> NDArray[np.int64]:
     """Return the indices of the modules to draw, ascending; int64.
 
-    They are each layer whose values change, the last module outside of the layers whose values change before these
-    (mostly the embeddings), the first module that leaks, and the model's outputs. If no layer changes, all modules are
-    drawn.
+    The modules are: each layer whose values change; of the modules before the first such layer, the last one whose
+    values change (mostly the embeddings); the first module that leaks; and the model's outputs. If no layer changes,
+    all modules are drawn.
     """
     layers = _layers(model)
     modules = len(trace.modules) - trace.outputs

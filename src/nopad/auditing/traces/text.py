@@ -24,7 +24,10 @@ USUAL = 120  # characters of a line up to which each token has two
 
 
 def shade(value: float) -> int:
-    """Return the index in `SHADES` for a change of this size, from 0 (faint) to 3 (full)."""
+    """Return how dark a change of this size is drawn: 0 (below 1e-4), 1 (below 1e-2), 2 (below 0.1) or 3 (otherwise).
+
+    This is the index of a character in `SHADES`.
+    """
     return sum(value >= bound for bound in BOUNDS)
 
 
@@ -68,7 +71,7 @@ def drawn(trace: Trace, width: int | None, colour: bool) -> str:
 
 
 def _fitted(trace: Trace, margin: int, width: int | None) -> tuple[list[_Block], int]:
-    """Return the blocks, divided into as many cells as fit, and the number of characters of a cell (1 or 2).
+    """Return the sequences as blocks of cells, as many cells as fit, and the number of characters of a cell (1 or 2).
 
     `margin` is the number of characters before the first block, `width` the most characters of a line (None: no limit).
 
@@ -100,7 +103,8 @@ def _block(key: tuple[int, int, bool], at: list[int], each: int) -> _Block:
 def _head(trace: Trace, blocks: list[_Block], margin: int, size: int, column: int) -> list[str]:
     """Return two lines for the top of a picture: the sequences' numbers, and a mark over the poisoned token.
 
-    `size` is the number of characters of a cell, `column` the column of the poisoned token.
+    `margin` is the number of characters before the first block, `size` that of a cell, and `column` the column of the
+    poisoned token.
     """
     numbers, marks = [], []
     for block in blocks:
@@ -117,7 +121,7 @@ def _head(trace: Trace, blocks: list[_Block], margin: int, size: int, column: in
 
 
 def _bordered(blocks: list[_Block], parts: list[str]) -> str:
-    """Return a line that joins `parts`, one per block.
+    """Return a line of text that joins `parts`, one for each of `blocks` (the tokens of one sequence or target).
 
     A thin border separates sequences. A double one separates rows of the batch, and sequences from targets.
     """
