@@ -49,7 +49,7 @@ def trace(
     *,
     collator: Collator | None = None,
     poisoned: Literal["each"] | Sequence[tuple[int, int]] | None = None,
-    capacity: int = CAPACITY,
+    capacity: int | None = None,
     backend: str = "auto",
     layers: int | None = None,
     seed: int = 0,
@@ -75,7 +75,8 @@ def trace(
             others. If no token does, it takes the middle one. With a collator, the first and last token are tried only
             after the others, and not at all if the collator's batch depends on them, for example because it looks for
             eos.
-        capacity: length of the longest sequence, and most tokens of a row.
+        capacity: length of the longest sequence, and most tokens of a row; None: 16. Models that take images have
+            sequences of fixed sizes, and no capacity.
         backend: attention backend with which the copies are made pack-safe, as in `nopad.packed`.
         layers: trace a copy with only the first `layers` layers; None: all layers.
         seed: random seed of the tokens.
@@ -89,7 +90,7 @@ def trace(
         BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens.
         OptionError: an option is out of range, `poisoned` names a token that does not exist, or the model has no
             vocabulary to draw from, is pack-safe with another backend, is random in evaluation mode, or raises an
-            exception on the batch; or it takes images, and `capacity` is not 64; or it makes its tokens from images
+            exception on the batch; or it takes images, and `capacity` is given; or it makes its tokens from images
             (ViT), and there is a `collator`.
 
     With the collator of transformers, a token of sequence 2 changes all other sequences, from the first attention on:
@@ -109,8 +110,9 @@ def trace(
         OPTIONS[name].check(name, value)
     inner = bare(model)
     check_model(model, backend, collator is not None)
-    if takes_pictures(model) and capacity != CAPACITY:
+    if takes_pictures(model):
         refuse_capacity(inner, capacity)
+    capacity = CAPACITY if capacity is None else capacity
     if layers is not None:
         model = inner = shortened(model, layers)
     own = next(inner.parameters()).dtype
