@@ -46,7 +46,7 @@ class PackedImages(SourceFeed):
 
         Raises:
             LengthError: a sequence has more tokens or images than a pack may hold.
-            OptionError: the sequences have no images, or an option is not one of a plan with two limits.
+            OptionError: the sequences have no images, or an option other than ``effort`` is given.
         """
         if source.images is None:
             raise OptionError(
@@ -86,14 +86,14 @@ class PackedImages(SourceFeed):
         return {"unit": self.unit, "seed": self.seed, "data": self._source.fingerprint, **limits, "plan": plan}
 
     def notes(self, epoch: int) -> tuple[str, ...]:
-        """Return a line that says how many images the packs hold; they are the same in every epoch."""
+        """Return one line that says how many images the packs hold; it is the same in every epoch."""
         assert self._source.images is not None
         held = int(self._source.images.sum())
         said = f" ({STEPS})" if self._source.videos else ""
         return (f"{held:,} images{said}, {held / (self.packs or 1):.1f} per pack, at most {self._images:,}",)
 
     def units(self, epoch: int) -> Units:
-        """Return the packs of an epoch, filled anew."""
+        """Return the packs of an epoch; which sequences of equal sizes share a pack is chosen anew."""
         key = random.key(self.seed, random.STREAM_EPOCH, epoch)
         packs = self._plan.assign(self._sizes(), seed=key)[self.capacity, self._images]
         dtype = index_dtype(len(self._source))
