@@ -78,11 +78,11 @@ class HostArrays:
         self._close = weakref.finalize(self, _leave, root, self.folder, users, os.getpid())
 
     def arrays(self, name: str, make: Callable[[], Arrays]) -> dict[str, NDArray[Any]]:
-        """Return the arrays that are stored under `name`, each by its own name, mapped from files.
+        """Return a dict with the arrays stored under `name`, mapped from files.
 
-        If no process has stored them yet, or their files were removed, `make` is called, and its result is stored. If
-        the whole folder is gone, the result of `make` is returned without being stored. Writing to the returned arrays
-        does not change them in other processes.
+        If no process has stored them yet, or their files were removed, `make` is called; it returns this dict, whose
+        arrays are then stored. If the whole folder is gone, the result of `make` is returned without being stored.
+        Writing to the returned arrays does not change them in other processes.
 
         Raises:
             StorageError: the disk is full, or a read or write failed.
@@ -138,9 +138,9 @@ def _whole(place: Path) -> bool:
 
 
 def _free(users: int) -> bool:
-    """Lock the open file `users` for this process alone; return False if another process has locked it.
+    """Try to lock the open file `users` (a file descriptor) for this process alone, and return whether that succeeded.
 
-    The lock is held until the file is closed.
+    It fails if another process has locked the file. The lock is held until the file is closed.
     """
     try:
         fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -175,10 +175,10 @@ def _leave(root: Path, folder: Path, users: int, owner: int) -> None:
 
 
 def shared(ranks: Ranks, feed: Feed, host_dir: str | os.PathLike[str] | None) -> HostArrays | None:
-    """Return this host's shared arrays; None: nothing is shared.
+    """Return the arrays that the ranks of this host share; None: each rank makes arrays of its own.
 
-    Nothing is shared if `host_dir` is None and sharing is not worth it: a node has one rank, or the data have fewer
-    than 2**20 sequences.
+    If `host_dir` is given, arrays are always shared, in this folder. Otherwise they are shared in a temporary folder if
+    a node has two or more ranks and the data have 2**20 sequences or more.
 
     Raises:
         OptionError: `host_dir` is not a path.

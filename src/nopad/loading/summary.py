@@ -28,13 +28,15 @@ class Summary:
     Attributes:
         unit: what is dealt: "pack", "sequence" or "group".
         takes: what a rank takes in a micro-step, in words, such as "8 packs".
-        shape, balance, cost: the ranks and units of a step, how units are dealt to ranks, and the cost model.
+        shape, balance, cost: the numbers of ranks and units of a step, how units are drawn and dealt to ranks, and the
+            cost model by which ranks are balanced.
         steps: number of optimiser steps.
         sequences, tokens: number of sequences and tokens in these steps, on all ranks together.
         slots: number of slots in these steps, tokens and padding together; None: the loader was not given `rows`.
         steps_not_packed: number of optimiser steps that the same sequences would take with one sequence per row; None:
             the loader was not given `rows`.
-        left_out: numbers of units, of sequences and of tokens that make no whole step in this epoch.
+        left_out: numbers of units, of sequences and of tokens that are in no step of this epoch, since they make no
+            whole step.
         empty: number of places in the last step that get no unit, since there are too few units.
         last: what happens to units that make no whole step, as in `PackedLoader`.
         balanced: how evenly the ranks share the work between two points where they wait for one another, measured over

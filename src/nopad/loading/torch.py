@@ -35,7 +35,7 @@ class TorchDataset(IterableDataset[PackedBatch]):
     """The batches of a loader as a torch dataset; use it as ``DataLoader(dataset, batch_size=None)``.
 
     Attributes:
-        loader: the loader.
+        loader: the `PackedLoader`.
     """
 
     def __init__(self, loader: PackedLoader) -> None:

@@ -75,11 +75,15 @@ class MappedFile:
             return mmap.mmap(file.number, self.size, access=mmap.ACCESS_READ)
 
     def array(self, dtype: np.dtype[Any], begin: int, count: int) -> NDArray[Any]:
-        """Return the `count` values from byte `begin` on as a read-only view of the mapped file; ``[count]``."""
+        """Return the `count` values from byte `begin` on as a read-only view of the mapped file; ``[count]``.
+
+        Raises:
+            SourceError: the file cannot be opened, or changed before it was mapped.
+        """
         return np.frombuffer(self._mapping, dtype, count, begin) if count else np.empty(0, dtype)
 
     def prove(self) -> None:
-        """Refuse the file if it was written to or cut short since it was found.
+        """Refuse the file if it was written to or cut short since this object was made.
 
         The file that was opened is checked, even if the path names another one by now.
 
@@ -92,7 +96,9 @@ class MappedFile:
             self._compare(info)
 
     def prove_size(self) -> None:
-        """Refuse the file if its size changed; call this before a read. It takes a third of the time of `prove`.
+        """Refuse the file if its size changed since this object was made; call this before a read.
+
+        It takes a third of the time of `prove`.
 
         Raises:
             SourceError: its size changed.
@@ -102,7 +108,7 @@ class MappedFile:
             self.prove()
 
     def prove_path(self) -> None:
-        """Refuse the file if it was written to, replaced or removed since it was found.
+        """Refuse the file if it was written to, replaced or removed since this object was made.
 
         Raises:
             SourceError: the file at `path` is missing, was replaced, or was written to.

@@ -99,7 +99,7 @@ def _packed(column: NDArray[Any]) -> dict[str, str]:
 
 
 def read_state(state: Any, packing: Packing) -> tuple[StreamPlace, dict[str, Any]]:
-    """Return ``(place, facts)`` from a state; the place says how far the rank had come.
+    """Return ``(place, facts)`` from a state, as `written` returns it.
 
     Raises:
         FormatError: `state` is not a state of a loader over a stream, is of another format version, or has impossible
@@ -124,7 +124,7 @@ def read_state(state: Any, packing: Packing) -> tuple[StreamPlace, dict[str, Any
 
 
 def _check(place: StreamPlace, packing: Packing) -> None:
-    """Refuse a place whose numbers contradict one another or `packing`.
+    """Refuse a place whose numbers contradict one another or the settings `packing`.
 
     Raises:
         FormatError: the numbers do not fit together, or a pack is above the capacity.
