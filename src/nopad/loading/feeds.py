@@ -102,7 +102,7 @@ class Feed(ABC):
 
 
 class SourceFeed(Feed):
-    """Base class of feeds that read their sequences from stored tokens, the `TokenSource` `_source`."""
+    """Base class of feeds whose sequences are read from `_source`, a `TokenSource` (stored tokens, read by number)."""
 
     _source: TokenSource
 
@@ -122,7 +122,7 @@ class SourceFeed(Feed):
 
 
 class StoredTokens(SourceFeed):
-    """The feed of stored tokens: their sequences, packed by a plan, or as single sequences or groups.
+    """Lists what a loader deals from stored tokens: packs made by a plan, single sequences, or groups of sequences.
 
     The plan is the same in all epochs; which sequences share a pack is chosen anew in each epoch. Without a plan,
     single sequences or groups are dealt.
@@ -167,8 +167,8 @@ class StoredTokens(SourceFeed):
     def facts(self) -> dict[str, Any]:
         """Return, by name, what a saved run and the run that resumes it must share.
 
-        These are the kind of the units, the seed and the fingerprint of the data; with groups, their fingerprint and
-        what their sequences share; with a plan, its fingerprint and capacity.
+        These are the kind of the units ("pack", "sequence" or "group"), the seed and the fingerprint of the data; with
+        groups, their fingerprint and what their sequences share; with a plan, its fingerprint and capacity.
         """
         found: dict[str, Any] = {"unit": self.unit, "seed": self.seed, "data": self._source.fingerprint}
         if self._groups is not None:
@@ -263,7 +263,7 @@ def check_fits(lengths: NDArray[Any], capacity: int, what: str) -> None:
 
 
 class StoredRows(Feed):
-    """The feed of a packed dataset: its rows, as they are stored.
+    """Lists what a loader deals from a packed dataset: its rows, as they are stored.
 
     An epoch visits the row groups in random order, and the rows within each row group in random order too.
     """
@@ -291,7 +291,7 @@ class StoredRows(Feed):
     def facts(self) -> dict[str, Any]:
         """Return, by name, what a saved run and the run that resumes it must share.
 
-        These are the kind of the units, the seed and the fingerprint of the dataset.
+        These are the kind of the units ("row"), the seed and the fingerprint of the dataset.
         """
         return {"unit": "row", "seed": self.seed, "data": _of_shards(self._dataset)}
 

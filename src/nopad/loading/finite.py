@@ -122,7 +122,8 @@ class EpochSupply(Supply):
     def steps_in(self, at: Position, epoch: int) -> int:
         """Return the number of optimiser steps in epoch number `epoch`, with the ranks and settings of `at`.
 
-        If epochs may differ in length (with a mixture or a token cap), the epoch is dealt to count them: O(units).
+        If epochs may differ in length (with a mixture or a token cap), the epoch is dealt to count its steps; this
+        takes O(units).
         """
         same = self._epochs.feed.steady and at.leg.token_cap is None
         return self._epochs.course(at.at_start_of(at.epoch if same else epoch)).steps
@@ -233,7 +234,7 @@ class EpochSupply(Supply):
             at = after
 
     def _built(self, at: Position) -> PackedBatch:
-        """Return this rank's batch at a position.
+        """Return this rank's batch after the position `at`.
 
         In the last step of an epoch, a rank may have no unit. It then gets a stand-in (`PackedBatch.as_stand_in`): a
         batch of one sequence of this step, with weight 0 in the loss.

@@ -50,7 +50,7 @@ class Leg:
     token_cap: int | None = None
 
     def deals_as(self, other: Leg) -> bool:
-        """Return whether `other` has this leg's shape, balance and token cap, and so deals units in the same way."""
+        """Return whether `other` has the same shape, balance and token cap, and so deals units in the same way."""
         return replace(self, steps=0) == replace(other, steps=0)
 
 
@@ -101,7 +101,8 @@ class Course:
     def units_at(self, begin: int, end: int) -> NDArray[np.int64]:
         """Return the numbers of the units at places `begin` to `end` (exclusive) in this leg's order; int64 ``[k]``.
 
-        If the leg has fewer than `end` units, those up to its last one are returned.
+        Units are packs, rows, single sequences or groups. If the leg (this part of an epoch) has fewer than `end`
+        units, those up to its last one are returned.
         """
         end = min(end, self.units_left)
         if self._order is None:
@@ -111,8 +112,9 @@ class Course:
     def bounds(self, step: int) -> tuple[int, int]:
         """Return the begin and the end (exclusive) of a step's units, as places in the leg's order of units.
 
-        If `step` is the number of steps, the first value is where the last step ends. Without a token cap, the end of a
-        last step with empty places lies beyond the last unit; `units_at` ignores the places beyond it.
+        A leg is a part of an epoch with the same ranks and step size. If `step` is the number of its steps, the first
+        value is where the last step ends. Without a token cap, the end of a last step with empty places lies beyond the
+        last unit; `units_at` ignores the places beyond it.
         """
         if self._cuts is None:
             return step * self.shape.per_step, (step + 1) * self.shape.per_step
@@ -126,12 +128,13 @@ class Course:
         return int((np.diff(self._cuts[: self.steps + 1]) < self.shape.per_step).sum()) - bool(self.empty)
 
     def step(self, number: int) -> Taken:
-        """Return the units and sequences that step `number` of this leg takes on all ranks together.
+        """Return the units and sequences that step `number` takes on all ranks together.
 
-        A few results are cached.
+        Steps are counted from 0 in this leg (part of an epoch with the same ranks and step size). A few results are
+        cached.
 
         Raises:
-            IndexError: the leg has no such step.
+            IndexError: there is no such step.
         """
         found = self._steps.get(number)
         if found is None:
@@ -145,21 +148,21 @@ class Course:
         return found
 
     def seen(self, number: int) -> tuple[int, int]:
-        """Return the number of sequences and of tokens that step `number` takes on all ranks together.
+        """Return (number of sequences, number of tokens) that step `number` takes on all ranks together.
 
         Raises:
-            IndexError: the leg has no such step.
+            IndexError: there is no such step.
         """
         step = self.step(number)
         return step.sequences.size, _kernels.sum_at(self._units.seq_lengths, step.sequences)
 
     def part(self, step: int, rank: int, micro: int) -> Taken:
-        """Return the units and sequences that one rank takes in one micro-step of step number `step`.
+        """Return the units and sequences that rank `rank` takes in micro-step number `micro` of step `step`.
 
         In a last step with empty places, a rank may have no unit; the result then has no unit and no sequence.
 
         Raises:
-            IndexError: the leg has no such step.
+            IndexError: there is no such step.
             BalanceError: as in `dealt`.
         """
         if self.shape.per_step == self.shape.per_rank and not self._units.apart:  # a single rank, without accumulation
@@ -176,10 +179,10 @@ class Course:
         The result is int64 ``[world_size, accumulation, per_rank]``. Under a token cap, the last dimension is as large
         as the largest number of units of any micro-step. If the sequences of a unit may go to different ranks
         (`Units.apart`), the result holds numbers of sequences instead, and the last dimension counts these. The units
-        of a rank's micro-step are in the leg's order of units; empty places come last.
+        of a rank's micro-step are in the order in which steps take units; empty places come last.
 
         Raises:
-            IndexError: the leg has no such step.
+            IndexError: there is no such step.
             BalanceError: the cost model gives an invalid cost, the sum of the costs of a pack or of the step does not
                 fit into 64 bits, or no way was found to deal the step under the token cap.
         """
@@ -300,8 +303,9 @@ def check_cap(units: Units, leg: Leg, unit: str) -> None:
 def _cuts(units: Units, order: NDArray[Any] | None, leg: Leg) -> NDArray[np.int64] | None:
     """Return the places in the leg's order of units where each step begins, and where the last step ends.
 
-    The result is int64 ``[steps + 1]``; None if the leg has no token cap. `order` is the leg's order of units; None:
-    all units, in the order of their numbers.
+    A leg is a part of an epoch with the same ranks and step size. The result is int64 ``[steps + 1]``; None if the leg
+    has no token cap (maximum number of tokens per rank and micro-step). `order` is the leg's order of units; None: all
+    units, in the order of their numbers.
 
     Raises:
         BalanceError: a unit does not fit under the cap, even in a step of its own.
@@ -315,7 +319,8 @@ def _cuts(units: Units, order: NDArray[Any] | None, leg: Leg) -> NDArray[np.int6
 def _taken_by(units: Units, left: NDArray[Any], leg: Leg) -> int:
     """Return how many units a finished leg took; they are the first ones of `left`.
 
-    `left` are the units that were left when the leg began, in the order in which it took them.
+    A leg is a part of an epoch with the same ranks and step size. `left` are the units that were left when it began, in
+    the order in which it took them.
 
     Raises:
         FormatError: the leg had a token cap, and cannot have taken its steps from these units.
@@ -333,7 +338,7 @@ def _taken_by(units: Units, left: NDArray[Any], leg: Leg) -> int:
 
 
 def _drawn(costs: NDArray[np.int64], leg: Leg, key: int, *, resumed: bool) -> NDArray[Any]:
-    """Return the order in which a leg takes its units, as indices into `costs`.
+    """Return the order in which a leg (a part of an epoch) takes its units, as indices into `costs`.
 
     Args:
         costs: the cost of each unit that was left when the leg began; int64 ``[n]``.
@@ -356,7 +361,7 @@ def _drawn(costs: NDArray[np.int64], leg: Leg, key: int, *, resumed: bool) -> ND
 def _whole_steps(
     units: int, shape: Shape, last: Last, resumed: bool, cuts: NDArray[np.int64] | None
 ) -> tuple[int, int]:
-    """Return (number of steps, number of places in the last step that get no unit) of a leg.
+    """Return (number of steps, number of places in the last step that get no unit) of a leg, a part of an epoch.
 
     Args:
         units: number of units that are left when the leg begins.

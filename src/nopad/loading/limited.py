@@ -1,4 +1,6 @@
-"""The feed of sequences with images: packs with two limits, tokens and images; planned once, filled anew each epoch.
+"""Sequences with images, in packs with two limits, tokens and images, which a loader deals.
+
+The packs are planned once, and get other sequences in each epoch.
 
 A video counts as many images as it has steps in time (the first number of its ``video_grid_thw``).
 """
@@ -27,7 +29,7 @@ IMAGES = Option(default=None, none=True, help="most images per pack")
 
 
 class PackedImages(SourceFeed):
-    """The feed of stored sequences with images, in packs that have a limit on tokens and one on images.
+    """Lists what a loader deals from stored sequences with images: packs with a limit on tokens and one on images.
 
     The plan is the same in all epochs; which sequences of equal sizes share a pack is chosen anew in each epoch.
     """
@@ -78,8 +80,8 @@ class PackedImages(SourceFeed):
     def facts(self) -> dict[str, Any]:
         """Return, by name, what a saved run and the run that resumes it must share.
 
-        These are the kind of the units, the seed, the fingerprint of the data, both limits and a fingerprint of the
-        plan.
+        These are the kind of the units ("pack"), the seed, the fingerprint of the data, both limits and a fingerprint
+        of the plan.
         """
         plan = hashlib.sha256(self._plan.to_json().encode()).hexdigest()
         limits = {"capacity": self.capacity, "images": self._images}

@@ -253,7 +253,7 @@ class PackedLoader:
     def rows(self) -> int:
         """Largest number of rows of a batch; 1 if all sequences lie in one flat row.
 
-        Empty rows that `form` adds are not counted.
+        Empty rows that the argument `form` adds are not counted.
         """
         return 1 if self._step.flat else self._step.per_rank
 

@@ -1,10 +1,11 @@
 """Arrays that one rank of a host makes and all ranks of the host map, so that memory does not grow with their number.
 
-The ranks of a job find the same folder because its name is a digest of facts that all of them share. The first process
-that needs an array makes it, under a lock; the others wait, and map its file into memory. Files are never changed, only
-removed, which does not affect processes that have mapped them. The last process that uses a folder removes it; folders
-that a killed job left behind are removed, unread, when the next job begins. If another program removes files meanwhile
-(such as a cleaner of temporary files), arrays are made again; once the folder is gone, each process has its own arrays.
+The ranks of a job find the same folder because its name is a digest of facts that are the same on all of them, such as
+a fingerprint of the data. The first process that needs an array makes it, under a lock; the others wait, and map its
+file into memory. Files are never changed, only removed, which does not affect processes that have mapped them. The last
+process that uses a folder removes it; folders that a killed job left behind are removed, unread, when the next job
+begins. If another program removes files meanwhile (such as a cleaner of temporary files), arrays are made again; once
+the folder is gone, each process has its own arrays.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ _NAMES = "names.json"  # the names of the arrays in a folder
 
 
 class HostArrays:
-    """Arrays by name, made by one process of this host and mapped from files by all its processes with the same facts.
+    """Arrays that one process of this host makes, and that all its processes with the same facts map from files.
 
     Args:
-        facts: the facts that are the same in all processes that share arrays; JSON values. The folder is named by a
-            digest of these facts and nopad's version.
+        facts: a dict of what must be the same in all processes that share arrays, such as a fingerprint of the data.
+            All values can be written as JSON. The folder is named by a digest of these facts and nopad's version.
         root: where that folder is made; None: in this user's folder below the system's folder for temporary files.
 
     Attributes:

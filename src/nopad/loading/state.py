@@ -1,9 +1,9 @@
 """The state of a loader over stored tokens: a few integers, and the facts that a run must share to resume it.
 
-A state is plain JSON. It holds the legs of the current epoch: its parts in which the numbers of ranks and nodes, the
-size of a step and the balancing stay the same (`nopad.loading.legs`). It also holds the steps that each leg has taken,
-how many batches of the next step were taken, how many steps, sequences and tokens were seen, and the fingerprints of
-data and plan.
+A state is a dict that can be written as JSON. It holds the legs of the current epoch: its parts in which the numbers of
+ranks and nodes, the size of a step and the balancing stay the same (`nopad.loading.legs`). It also holds the steps that
+each leg has taken, how many batches of the next step were taken, how many steps, sequences and tokens were seen, and
+the fingerprints of data and plan.
 """
 
 from __future__ import annotations

@@ -129,12 +129,12 @@ def summarise(
     capacity: int | None,
     notes: tuple[str, ...] = (),
 ) -> Summary:
-    """Return the `Summary` of an epoch, or of what is left of it when its current leg begins.
+    """Return the `Summary` of the steps `course`: a whole epoch, or what was left of it when ranks or step changed.
 
     This takes O(units). Up to 32 steps are dealt, to measure how evenly the ranks share the work.
 
     Args:
-        course: the steps of the leg, at least one: which units each rank gets.
+        course: the steps, at least one: which units each rank gets.
         units: the units of the epoch.
         unit: what is dealt, as in `Summary`.
         takes: what a rank takes in a micro-step, as in `Summary`.

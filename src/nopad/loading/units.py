@@ -76,7 +76,7 @@ class Units:
         return self.members(np.zeros(1, dtype=np.int64))[0].size if self.apart else 1
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays of this index that are not None, by name."""
+        """Return, by name, those of `seq_lengths`, `indptr`, `sequence` and `order` that are not None."""
         found = {name: getattr(self, name) for name in ("seq_lengths", "indptr", "sequence", "order")}
         return {name: array for name, array in found.items() if array is not None}
 

@@ -235,7 +235,7 @@ class _Numbers:
             self._flat, self._at = _window(chunks, np.dtype(column.type.to_pandas_dtype()), place)
 
     def values(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Return the value of each of these rows; ``[k]``."""
+        """Return the values of the rows with the numbers `rows`; ``[k]``."""
         places = np.empty(rows.size, np.int64)
         _kernels.places_in_chunks(rows, self._bounds, self._at, places)
         found: NDArray[Any] = self._flat[places]
@@ -243,10 +243,10 @@ class _Numbers:
 
 
 class _Lists:
-    """A column of lists of numbers.
+    """A column of lists of numbers, stored in chunks (pieces of consecutive rows).
 
-    `flat` is one view of the memory from the first to the last of the chunks' values (`_window`). Memory in between
-    that holds no values of this column is not read.
+    `flat` is one view of the memory from the first to the last value of all chunks (`_window`). Memory in between that
+    holds no values of this column is not read.
     """
 
     def __init__(self, column: pa.ChunkedArray, name: str, place: str) -> None:

@@ -57,7 +57,10 @@ class MappedFile:
         self.path, self.size, self._stamp = path.absolute(), found.size, found.stamp
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a worker process gets: path, size, time of the last write and inode; it opens the file itself."""
+        """Return what a worker process gets: path, size, time of the last write and inode.
+
+        The worker process opens the file itself.
+        """
         return {name: value for name, value in vars(self).items() if name not in ("_file", "_mapping")}
 
     @cached_property

@@ -268,7 +268,7 @@ class TokenSource(ABC):
         return narrowed(found) if wide and not self.exact else found
 
     def _chosen(self, numbers: ArrayLike) -> NDArray[np.int64]:
-        """Return these sequence numbers, checked, as indices among all stored sequences; int64 ``[k]``.
+        """Check sequence numbers that `gather` got, and return their indices among all stored sequences; int64 ``[k]``.
 
         Raises:
             OptionError: a number is not an integer or out of range.

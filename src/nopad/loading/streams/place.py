@@ -96,7 +96,7 @@ class StreamPlace:
     """How far one rank of a loader over a stream has come.
 
     Attributes:
-        cursor: where reading goes on.
+        cursor: where in the source reading goes on, and which records belong to this rank.
         buffer: the sequences that were read and wait for a random turn.
         held: the sequences in memory that have come to the packer; those marked `alive` are in no finished step yet.
         ready: the packs that are complete, in the order in which batches take them. The other sequences marked `alive`
@@ -105,7 +105,7 @@ class StreamPlace:
         accumulation, per_rank: number of micro-steps per step; number of units (packs or single sequences) per rank and
             micro-step.
         batches: number of micro-batches of the next step that were taken already.
-        steps_seen: number of whole steps.
+        steps_seen: number of whole steps taken.
         sequences_here, tokens_here: number of sequences and tokens in these steps, on this rank.
         left_sequences, left_tokens: number of sequences and tokens that this rank read and left out at the ends of
             passes.

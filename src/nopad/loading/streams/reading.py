@@ -288,8 +288,8 @@ class _Pass:
     def _run(self, run: Records | BadRecord, first: int) -> Iterator[tuple[Gathered, Cursor]]:
         """Add this rank's records of a run; yield the groups that end here, each with the cursor after it.
 
-        A run is consecutive records that were decoded together, or one bad record. `first` is the number, in the pass,
-        of its first record.
+        A group is about 128 KiB of this rank's records. A run is consecutive records that were decoded together, or one
+        bad record. `first` is the number, in the pass, of its first record.
         """
         end, begin = first + _size(run), max(first, self._cursor.record)
         if end <= begin:
@@ -303,8 +303,8 @@ class _Pass:
     ) -> Iterator[tuple[Gathered, Cursor]]:
         """Add the records with indices `mine` in a run; yield the groups that end here, each with the cursor after it.
 
-        A group ends when it is full, or at a bad record that the options do not allow. `numbers` are the numbers of the
-        chosen records in the pass.
+        A group ends when it has about 128 KiB, or at a bad record that the options do not allow. `numbers` are the
+        numbers of the chosen records in the pass.
         """
         sizes = np.cumsum(_bytes_of(run, mine))
         at = 0
@@ -361,7 +361,7 @@ def _size(run: Records | BadRecord) -> int:
 
 
 def _bytes_of(run: Records | BadRecord, mine: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return about how many bytes each of the records with indices `mine` in a run takes; int64 ``[mine]``."""
+    """Return about how many bytes each of the records with the indices `mine` in `run` takes; int64 ``[mine]``."""
     if isinstance(run, BadRecord):
         return np.ones(mine.size, dtype=np.int64)
     if run.texts is not None:

@@ -86,10 +86,10 @@ def _columns(found: Sequences) -> dict[str, Any]:
 
 
 def _packed(column: NDArray[Any]) -> dict[str, str]:
-    """Return a column in the form that it has in a state.
+    """Return a column as the dict that stands for it in a state.
 
-    This is a dict: its bytes as base64 (``data``), their dtype (``stored``), and the column's own dtype (``type``).
-    Integers are stored in the narrowest dtype that holds them.
+    ``data`` has its bytes as base64, ``stored`` their dtype, and ``type`` the column's own dtype. Integers are stored
+    in the narrowest dtype that holds them.
     """
     stored = column
     if column.dtype.kind in "iu" and column.size:

@@ -45,8 +45,8 @@ class _Begun(NamedTuple):
 
     Attributes:
         units: number of units (packs or single sequences) that this rank has for the step.
-        left: the place of the rank if the pass ends here, so that the step is not taken. The sequences that the rank
-            holds at this place are then left out.
+        left: how far this rank has come if the step is not taken, since the stream ends here. The sequences that the
+            rank still holds there are then left out.
     """
 
     units: int
@@ -82,10 +82,10 @@ class StreamSupply(Supply):
     last: Last
 
     def __post_init__(self) -> None:
-        """Refuse several ranks that are to stop at the end of the source, but cannot tell one another when.
+        """Check that ranks which stop at the end of the source can tell one another when they stop.
 
         Raises:
-            OptionError: there are such ranks, and torch.distributed has no process group.
+            OptionError: there are several such ranks, and torch.distributed has no process group.
         """
         if not self.reader.repeat and self.serving.ranks.world_size > 1 and exchange_of(self.serving.ranks) is None:
             raise OptionError(
