@@ -97,7 +97,7 @@ class Feed(ABC):
         """Refuse data that changed since the feed was opened; called whenever a loop over the batches begins.
 
         Raises:
-            SourceError, CorruptError, FormatError: the data changed, or are not there any more.
+            SourceError, CorruptError, FormatError, StorageError: the data changed, or are not there any more.
         """
 
 

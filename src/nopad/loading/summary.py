@@ -219,7 +219,7 @@ class _Wait(NamedTuple):
 
 
 def _waits(course: Course, units: Units, cost: CostModel, step: int, dealt: NDArray[np.int64]) -> Iterator[_Wait]:
-    """Yield a `_Wait` for step number `step`, or for each of its micro-steps if ranks wait there.
+    """Yield a `_Wait` for step number `step`; or, if the balance has ``wait="micro"``, for each of its micro-steps.
 
     A step or micro-step whose costs are all 0 is left out. `course` holds the steps and `units` the units of the epoch;
     `dealt` is what `Course.dealt` returned for this step.

@@ -63,9 +63,11 @@ class MegatronTokens(TokenSource):
     """
 
     def __init__(self, prefix: Path, *, unit: str = "sequences", empty: str = "refuse") -> None:
-        """Map both files, and check every length and place, and with `unit` "documents" every document bound; O(n).
+        """Map both files, and check the length of every sequence and its place in ``.bin``; O(n).
 
-        `prefix` is the path of the files without ``.idx`` and ``.bin``.
+        If `unit` is "documents", every document bound is checked too. `prefix` is the path of the files without
+        ``.idx`` and ``.bin``. `empty` says what to do with sequences or documents that have no token: "refuse" or
+        "skip".
         """
         self._documents = UNIT.check("unit", unit) == "documents"
         paths = [prefix.with_name(prefix.name + suffix) for suffix in (".idx", ".bin")]

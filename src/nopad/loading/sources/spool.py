@@ -120,8 +120,8 @@ def _taken(parts: Iterator[Sequences]) -> list[Sequences]:
 def _write(parts: Iterable[Sequences], partial: Path, place: Path, name: str) -> None:
     """Write a copy to the folder `partial`, and rename this folder to `place` when the copy is complete.
 
-    If `partial` exists already, a killed process left it, and it is removed first. If writing fails, it is removed too.
-    `name` is the source's name in messages.
+    If `partial` exists already, a killed process left it, and it is removed first. If writing fails, `partial` is
+    removed too. `name` is the source's name in messages.
 
     Raises:
         SourceError: there is no sequence.

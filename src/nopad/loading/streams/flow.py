@@ -109,7 +109,7 @@ class Flow:
         return len(found)
 
     def sequences(self, packs: Sequence[Pack]) -> tuple[Sequences, NDArray[np.int64]]:
-        """Return the sequences of these units, unit after unit, and the number of sequences of each unit.
+        """Return the sequences of the units `packs`, unit after unit, and the number of sequences of each unit.
 
         The numbers are int64 ``[units]``.
         """

@@ -235,7 +235,7 @@ class _Pass:
         yield self._group, self._next_pass(first)
 
     def _blocks(self) -> Iterator[Block]:
-        """Yield the blocks of the source from that of the cursor on, with `Block.at` set.
+        """Yield the blocks of the source from the one with the cursor's next record on, with `Block.at` set.
 
         Raises:
             SourceError: the source has changed: its block at this place is another one than when the cursor was made,

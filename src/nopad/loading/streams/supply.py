@@ -150,7 +150,7 @@ class StreamSupply(Supply):
     def agreed(self, at: StreamPlace) -> dict[str, Any]:
         """Return, by name, what all ranks must agree on.
 
-        These are `facts`, the number of ranks, the step, `last`, and how many steps and batches were taken.
+        These are `facts`, the number of ranks, the size of a step, `last`, and how many steps and batches were taken.
         """
         return {
             **self.facts(),
