@@ -89,7 +89,7 @@ class PackCollator:
             BatchError: a row has neither ``seq_lengths`` nor ``position_ids``; a row has no ``seq_lengths``, and its
                 ``position_ids`` do not begin at 0; there is `masking`, and the rows have labels; there is `masking`,
                 and the rows lack ``seq_index``; or there is another reason, as in `PackedBatch.from_features`.
-            LengthError: a row has more tokens than the form's capacity.
+            LengthError: a row has more tokens than the form's capacity, or a sequence has no token.
             OptionError: the form has `depth`, `packs` or `end_to_end`, which would move sequences to other rows; or it
                 has fewer rows than `features`.
         """
