@@ -36,7 +36,7 @@ def sizes_of(indptr: NDArray[Any], chosen: NDArray[Any], sizes: NDArray[Any]) ->
 
 @njit(cache=True, nogil=True)
 def members_of(indptr: NDArray[Any], values: NDArray[Any], chosen: NDArray[Any], members: NDArray[Any]) -> None:
-    """Write the values of the lists with the numbers `chosen` to `members`, list after list.
+    """Copy the values of list ``chosen[0]``, then those of list ``chosen[1]``, and so on, to the array `members`.
 
     List p is ``values[indptr[p]:indptr[p + 1]]``. If `values` is empty, list p has the integers from ``indptr[p]`` to
     ``indptr[p + 1]`` (exclusive).
@@ -85,7 +85,10 @@ def total_of_runs(begins: NDArray[Any], lengths: NDArray[Any], size: int, short:
 
 @njit(cache=True, nogil=True)
 def between(offsets: NDArray[Any], numbers: NDArray[Any], begins: NDArray[Any], lengths: NDArray[Any]) -> None:
-    """Set ``begins[i]`` to ``offsets[k]`` and ``lengths[i]`` to ``offsets[k + 1] - offsets[k]``; k = ``numbers[i]``."""
+    """For each i, set ``begins[i]`` and ``lengths[i]`` to the begin and the length of sequence ``numbers[i]``.
+
+    Sequence k begins at ``offsets[k]``, and its length is ``offsets[k + 1] - offsets[k]``.
+    """
     for i in range(numbers.shape[0]):
         begins[i] = offsets[numbers[i]]
         lengths[i] = np.int64(offsets[numbers[i] + 1]) - begins[i]

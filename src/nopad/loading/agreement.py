@@ -46,7 +46,7 @@ def check_agreement(ranks: Ranks, facts: Mapping[str, Any], exchange: Exchange |
 
     Args:
         ranks: this process's rank and the number of ranks.
-        facts: what must be the same on all ranks, by name.
+        facts: what must be the same on all ranks, by name, such as a fingerprint of the data and the seed.
         exchange: a function that all ranks call together, as from `exchange_of`; None: nothing is compared.
 
     Raises:

@@ -16,7 +16,16 @@ __all__ = ["causal", "plain"]
 
 
 def plain(sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> PackedBatch:
-    """Return a batch of the sequences as they are; the arguments and errors are those of `causal`."""
+    """Return a batch of `sequences` without adding or changing labels; `PackedLoader` uses this function by default.
+
+    Args:
+        sequences: the sequences of the batch, in columns; they are not changed.
+        form: how the batch lies in memory: `nopad.Flat()` or `nopad.Rows(capacity)`.
+        per_row: how many of the sequences lie in each row; int64 ``[rows]``.
+
+    Raises:
+        BatchError, LengthError, OptionError: as in `PackedBatch.from_columns`.
+    """
     return PackedBatch.from_columns(sequences, form, per_row=per_row)
 
 

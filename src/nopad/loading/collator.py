@@ -86,11 +86,12 @@ class PackCollator:
         """Make a batch of the rows in `features`.
 
         Raises:
-            BatchError: a row has neither ``seq_lengths`` nor ``position_ids``, or its ``position_ids`` do not begin at
-                0; masks are to be drawn, and the rows have labels, or have no ``seq_index``; or there is another
-                reason, as in `PackedBatch.from_features`.
-            LengthError: a row has more tokens than the form's capacity.
-            OptionError: the form would move sequences to other rows, or has fewer rows than `features`.
+            BatchError: a row has neither ``seq_lengths`` nor ``position_ids``; a row has no ``seq_lengths``, and its
+                ``position_ids`` do not begin at 0; there is `masking`, and the rows have labels; there is `masking`,
+                and the rows lack ``seq_index``; or there is another reason, as in `PackedBatch.from_features`.
+            LengthError: a row has more tokens than the form's capacity, or a sequence has no token.
+            OptionError: the form has `depth`, `packs` or `end_to_end`, which would move sequences to other rows; or it
+                has fewer rows than `features`.
         """
         sequences, per_row = self._sequences(features)
         return self._collate()(sequences, self.form, per_row)

@@ -27,12 +27,20 @@ class Cursor:
     """
 
     def __init__(self, supply: Supply, ranks: Ranks) -> None:
-        """Begin at the first batch of a run."""
+        """Begin at the first batch of a run.
+
+        Args:
+            supply: makes the batches of this rank.
+            ranks: this process's rank and the number of ranks.
+        """
         self._supply, self._ranks = supply, ranks
         self.go(supply.begin())
 
     def go(self, at: Place) -> None:
-        """Set the position to `at`; this ends the current iteration, and the next one compares the ranks again."""
+        """Set the position to `at`, and end the current iteration.
+
+        The next iteration first checks that all ranks have the same data, options and position.
+        """
         self.at: Place = at
         self._begin_again()
 
@@ -41,7 +49,7 @@ class Cursor:
         self._agreed = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all attributes but those of the current iteration, for worker processes and copies."""
+        """Return what a worker process or a copy gets: all attributes but those of the current iteration."""
         private = {"_running", "_agreed"}
         return {name: value for name, value in vars(self).items() if name not in private}
 
@@ -55,7 +63,7 @@ class Cursor:
         return self._moved_on(self._supply.batches)
 
     def follow(self, batches: Callable[[], Iterator[PackedBatch]]) -> Iterator[PackedBatch]:
-        """Iterate over batches that other processes build; see `PackedLoader.follow`."""
+        """Iterate over batches that other processes build, and advance the position; see `PackedLoader.follow`."""
         return self._moved_on(lambda at: self._paired(at, batches()))
 
     def _paired(self, at: Place, batches: Iterator[PackedBatch]) -> Iterator[tuple[Place, PackedBatch]]:
@@ -66,9 +74,11 @@ class Cursor:
             yield after, batch
 
     def _moved_on(self, batches: Callable[[Place], Served]) -> Iterator[PackedBatch]:
-        """Yield the batches of ``batches(place)``; before each is yielded, set the place to the one after it.
+        """Yield the batches of ``batches(place)``, where `place` is the current position, and advance the position.
 
-        A batch of None ends the iteration. After the last batch, the place is the beginning of the next epoch.
+        ``batches(place)`` yields pairs (position after the batch, batch). The position is advanced before the batch is
+        yielded. A batch of None ends the iteration. After the last batch, the position is the beginning of the next
+        epoch.
         """
         self._agree()
         self.at = self._supply.settled(self.at)  # the last loop may have stopped right after the last batch
@@ -93,7 +103,11 @@ class Cursor:
             )
 
     def _agree(self) -> None:
-        """Compare data, options and position with the other ranks, once after each `go`."""
+        """Check that all ranks have the same data, options and position; only once after each `go`.
+
+        Raises:
+            OptionError: they differ between the ranks.
+        """
         exchange = None if self._agreed else exchange_of(self._ranks)
         if exchange is not None:
             check_agreement(self._ranks, self._supply.agreed(self.at), exchange)

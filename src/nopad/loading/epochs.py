@@ -41,7 +41,7 @@ class Epochs:
     """The epochs of a feed; only one epoch is in memory at a time, besides one that is being dealt in the background.
 
     Attributes:
-        feed: lists the units of each epoch.
+        feed: lists the units (packs, rows, single sequences or groups) of each epoch.
         cost: the cost model by which ranks are balanced.
         last: what happens to units that are too few for a whole step: as in `PackedLoader`.
     """
@@ -79,7 +79,7 @@ class Epochs:
         self._forget()
 
     def units(self, epoch: int) -> Units:
-        """Return the units that are dealt in an epoch.
+        """Return the units (packs, rows, single sequences or groups) that are dealt in an epoch.
 
         They are kept in memory until the units of another epoch are asked for. If the epoch is being dealt in the
         background, this waits for the result; an error that ended the dealing is raised here.
@@ -105,14 +105,16 @@ class Epochs:
         return Units(**arrays, apart=self.feed.apart, phased=self.feed.phased)
 
     def course(self, at: Position) -> Course:
-        """Return the `Course` (the steps) of the leg to which this position belongs.
+        """Return the steps (`Course`) of the leg to which the position `at` belongs.
+
+        A leg is a part of an epoch in which the ranks, the size of a step and the balancing stay the same.
 
         Raises:
             OptionError: the units left do not make whole steps and `last` is "refuse"; or, in the first leg of an
                 epoch, they do not make a single step; or the balance would reorder units whose order must stay
                 (`Units.phased`).
             BalanceError: the balance cannot draw or deal these units, or the cost model gives an invalid cost.
-            FormatError: the earlier legs of this epoch cannot have taken their steps from its units.
+            FormatError: an earlier leg had a token cap, and cannot have taken its steps from the units of this epoch.
         """
         which = _which(at)
         kept = self._course  # a reference of its own, as in `units`
@@ -128,10 +130,11 @@ class Epochs:
         return Course(units, order, at.leg, cost=self.cost, last=self.last, resumed=bool(at.past))
 
     def _begun(self, at: Position) -> _Begun:
-        """Return the units of the epoch that begins at `at`, and a pair ``(key, course)`` for its first leg.
+        """Return ``(units, first)`` for the epoch that begins at `at`: its units and its first leg.
 
-        `key` is the result of `_which`, and `course` holds the steps of the leg. Without a token cap, None is returned
-        in place of the pair, and the method `course` makes the steps when they are needed.
+        Without a token cap, `first` is None, and the method `course` makes the steps when they are needed. With a token
+        cap, `first` is ``(key, course)``: the key from `_which`, and the steps of the first leg, which `course` finds
+        by this key.
         """
         units = self._made(at.epoch)
         return units, None if at.leg.token_cap is None else (_which(at), self._dealt(units, at))
@@ -185,7 +188,8 @@ class Epochs:
     def deal_ahead(self, at: Position) -> None:
         """Start dealing the next epoch in the background, if `at` lies in the last tenth of the current leg's steps.
 
-        Once this was started, further calls do nothing until `units` is called for another epoch. An error in the
+        A leg is a part of an epoch in which the ranks, the size of a step and the balancing stay the same. If the
+        dealing was started before, nothing happens until `units` is called for another epoch. An error in the
         background is raised when `units` is called for the next epoch.
         """
         if self._ahead is None and at.leg.steps >= int(_NEARLY * self.course(at).steps):

@@ -38,10 +38,10 @@ class Feed(ABC):
     """Base class of feeds: lists the units that a loader deals, and gathers their sequences.
 
     Attributes:
-        unit: what a unit is called in messages and summaries: "pack", "sequence" or "group".
+        unit: what a unit is called in messages and summaries: "pack" (also for a row), "sequence" or "group".
         group_size: number of sequences per unit, if units are groups; 1 for all other units.
         capacity: maximum number of tokens of a pack; if sequences are not packed, the length of the longest sequence.
-        sequences: number of sequences that the feed deals from.
+        sequences: number of sequences in the data.
         packs: number of packs of an epoch; None: sequences are not packed, or the number differs between epochs.
         tokens: number of tokens of an epoch; None: not known without counting.
         seed: the seed of all random choices.
@@ -89,6 +89,7 @@ class Feed(ABC):
             CorruptError, SourceError: the data changed since the feed was opened, or are damaged.
             BatchError: a finite float64 in the data is too large for float32.
             StorageError: the data cannot be read.
+            PlanMismatchError: a record became shorter than the index of an index-only dataset says.
         """
 
     @abstractmethod
@@ -96,17 +97,17 @@ class Feed(ABC):
         """Refuse data that changed since the feed was opened; called whenever a loop over the batches begins.
 
         Raises:
-            SourceError, CorruptError, FormatError: the data changed, or are not there any more.
+            SourceError, CorruptError, FormatError, StorageError: the data changed, or are not there any more.
         """
 
 
 class SourceFeed(Feed):
-    """Base class of feeds whose sequences are those of a `TokenSource`, the attribute `_source`."""
+    """Base class of feeds whose sequences are read from `_source`, a `TokenSource` (stored tokens, read by number)."""
 
     _source: TokenSource
 
     def gather(self, taken: Taken) -> Sequences:
-        """Return the sequences of these units, unit after unit, with ``seq_index``; see `Feed.gather`."""
+        """Return the sequences of the units in `taken`, unit after unit, with ``seq_index``; see `Feed.gather`."""
         found = self._source.gather(taken.sequences, wide=True)
         values = {"seq_index": taken.sequences.copy(), **found.values}  # copied, since the step keeps `taken`
         return Sequences(seq_lengths=found.seq_lengths, tokens=found.tokens, values=values, begin=found.begin)
@@ -121,7 +122,7 @@ class SourceFeed(Feed):
 
 
 class StoredTokens(SourceFeed):
-    """The feed of stored tokens: their sequences, packed by a plan, or as single sequences or groups.
+    """Lists what a loader deals from stored tokens: packs made by a plan, single sequences, or groups of sequences.
 
     The plan is the same in all epochs; which sequences share a pack is chosen anew in each epoch. Without a plan,
     single sequences or groups are dealt.
@@ -166,8 +167,8 @@ class StoredTokens(SourceFeed):
     def facts(self) -> dict[str, Any]:
         """Return, by name, what a saved run and the run that resumes it must share.
 
-        These are the kind of the units, the seed and the fingerprint of the data; with groups, their fingerprint and
-        what their sequences share; with a plan, its fingerprint and capacity.
+        These are the kind of the units ("pack", "sequence" or "group"), the seed and the fingerprint of the data; with
+        groups, their fingerprint and what their sequences share; with a plan, its fingerprint and capacity.
         """
         found: dict[str, Any] = {"unit": self.unit, "seed": self.seed, "data": self._source.fingerprint}
         if self._groups is not None:
@@ -179,7 +180,7 @@ class StoredTokens(SourceFeed):
         return found
 
     def units(self, epoch: int) -> Units:
-        """Return the units of an epoch: the plan's packs, filled anew; without a plan, shuffled sequences or groups."""
+        """Return the packs of an epoch, with sequences chosen anew; without a plan, shuffled sequences or groups."""
         lengths, groups = self._source.seq_lengths, self._groups
         key = random.key(self.seed, random.STREAM_EPOCH, epoch)
         indptr = sequence = order = None
@@ -219,7 +220,8 @@ def planned(
         LengthError: a sequence or group is longer than `capacity`; the message counts them.
         PlanMismatchError: `plan` is for other lengths or another capacity; or it has a pack that does not fit into the
             capacity if each sequence takes a multiple of `align` slots.
-        OptionError: an option has an invalid value, `depth` is given with `groups`, or options are given with `plan`.
+        OptionError: an option has an invalid value, `plan` is not a `nopad.Plan`, `depth` is given with `groups`, or
+            options are given with `plan`.
     """
     lengths = source.seq_lengths if groups is None else groups.slots(source.seq_lengths, align)
     check_fits(lengths, capacity, "sequence" if groups is None else "group")
@@ -261,7 +263,7 @@ def check_fits(lengths: NDArray[Any], capacity: int, what: str) -> None:
 
 
 class StoredRows(Feed):
-    """The feed of a packed dataset: its rows, as they are stored.
+    """Lists what a loader deals from a packed dataset: its rows, as they are stored.
 
     An epoch visits the row groups in random order, and the rows within each row group in random order too.
     """
@@ -289,12 +291,12 @@ class StoredRows(Feed):
     def facts(self) -> dict[str, Any]:
         """Return, by name, what a saved run and the run that resumes it must share.
 
-        These are the kind of the units, the seed and the fingerprint of the dataset.
+        These are the kind of the units ("row"), the seed and the fingerprint of the dataset.
         """
         return {"unit": "row", "seed": self.seed, "data": _of_shards(self._dataset)}
 
     def units(self, epoch: int) -> Units:
-        """Return the rows of an epoch in a random order in which the rows of a row group follow one another."""
+        """Return the rows of an epoch: the row groups in random order, and the rows within each row group too."""
         return Units(seq_lengths=self._lengths, indptr=self._indptr, order=self._dataset.order(self.seed, epoch))
 
     def gather(self, taken: Taken) -> Sequences:
@@ -318,8 +320,9 @@ class StoredRows(Feed):
         Only the manifest is compared; the content of rows is checked when they are read.
 
         Raises:
-            CorruptError: the folder holds another dataset now.
-            FormatError, CorruptError, StorageError: the folder holds no dataset any more, as in `Manifest.load`.
+            CorruptError: the folder holds another dataset now, or one that is damaged or not finished.
+            FormatError: the folder holds no packed dataset any more.
+            StorageError: the manifest cannot be read.
         """
         if Manifest.load(self._dataset.path) != self._dataset.manifest:
             raise CorruptError(f"{self._dataset.path} holds another dataset than when it was opened; open it again")

@@ -40,11 +40,16 @@ class EpochSupply(Supply):
     def __init__(self, epochs: Epochs, serving: Serving, balance: Balance) -> None:
         """Keep the arguments, and check that epoch 0 can be divided into steps.
 
+        Args:
+            epochs: the units of each epoch: packs, rows, single sequences or groups.
+            serving: the rank for which batches are built, the size of a step, and how batches are built.
+            balance: how units are drawn into steps and dealt to ranks.
+
         Raises:
-            OptionError: the units (packs, rows, single sequences or groups) do not make a single step, or do not make
-                whole steps and `last` is "refuse"; or the balance would reorder units whose order must stay.
+            OptionError: the units do not make a single step, or do not make whole steps and ``epochs.last`` is
+                "refuse"; or the balance would reorder units whose order must stay.
             BalanceError: the balance cannot draw these units, or the cost model gives an invalid cost.
-            LengthError: a unit does not fit under the token cap.
+            LengthError: a unit does not fit under ``serving.token_cap``.
         """
         self._epochs, self._serving = epochs, serving
         shape = Shape(
@@ -70,7 +75,10 @@ class EpochSupply(Supply):
         return at.at_start_of(epoch)
 
     def described(self) -> str:
-        """Return a phrase that says what is dealt, and what a rank takes in a micro-step."""
+        """Return a phrase that says what is dealt, and what a rank takes in a micro-step.
+
+        An example is "4 sequences in 3 packs of at most 4 tokens with 25.00% padding, 1 pack per rank and micro-step".
+        """
         feed = self._epochs.feed
         number = "packs" if feed.packs is None else counted(feed.packs, "pack")
         packs = f" in {number} of at most {feed.capacity:,} tokens" if feed.unit == "pack" else ""
@@ -81,7 +89,7 @@ class EpochSupply(Supply):
     def facts(self) -> dict[str, Any]:
         """Return, by name, what a saved run and the run that resumes it must share.
 
-        These are the facts of the feed, the settings of `collate`, and a fingerprint of the cost model.
+        These are the facts of the feed, the settings of the loader's `collate`, and a fingerprint of the cost model.
         """
         return {**self._serving.facts(), **self._epochs.feed.facts(), "cost": self._cost}
 
@@ -89,7 +97,7 @@ class EpochSupply(Supply):
         """Return, by name, what all ranks must agree on.
 
         These are `facts`, the number of ranks and how many share a node, the size of a step, the `Balance`, the token
-        cap, `last`, the position, and the earlier legs of its epoch.
+        cap, `last`, the position `at`, and the earlier legs of the epoch (its parts with other ranks, step or balance).
         """
         leg = at.leg
         return {
@@ -114,7 +122,8 @@ class EpochSupply(Supply):
     def steps_in(self, at: Position, epoch: int) -> int:
         """Return the number of optimiser steps in epoch number `epoch`, with the ranks and settings of `at`.
 
-        If epochs may differ in length (with a mixture or a token cap), the epoch is dealt to count them: O(units).
+        If epochs may differ in length (with a mixture or a token cap), the epoch is dealt to count its steps; this
+        takes O(units).
         """
         same = self._epochs.feed.steady and at.leg.token_cap is None
         return self._epochs.course(at.at_start_of(at.epoch if same else epoch)).steps
@@ -122,7 +131,8 @@ class EpochSupply(Supply):
     def summary(self, at: Position) -> Summary:
         """Return the summary of the epoch of this position.
 
-        If the ranks, the step or the balance changed within the epoch, it covers only what was left of the epoch then.
+        If the ranks, the step or the balance changed within the epoch, it covers only the part of the epoch after that
+        change.
         """
         epochs = self._epochs
         capacity = epochs.feed.capacity if self._serving.rows else None
@@ -131,7 +141,7 @@ class EpochSupply(Supply):
         return summarise(epochs.course(at), epochs.units(at.epoch), feed.unit, takes, epochs.cost, capacity, notes)
 
     def state(self, at: Position, batches: int) -> dict[str, Any]:
-        """Return the state, as plain JSON, of a loader that has taken `batches` more batches after the position `at`.
+        """Return the state of a loader `batches` batches after the position `at`; a dict that can be written as JSON.
 
         After the last batch of an epoch, the state is that of the beginning of the next epoch.
 
@@ -147,10 +157,11 @@ class EpochSupply(Supply):
         return at.at_start_of(at.epoch + 1) if self._epochs.is_over(at) else at
 
     def placed(self, state: Any) -> Position:
-        """Return the position that a state holds; a new leg begins there if the ranks, the step or the balance changed.
+        """Return the position from which a loader goes on, given a saved state.
 
-        If the units left of the epoch do not make a single step, the result is the beginning of the next epoch, and a
-        warning is logged.
+        If the ranks, the step or the balance changed since then, a new leg begins at this position. A leg is a part of
+        an epoch in which the ranks, the size of a step and the balancing stay the same. If the units left of the epoch
+        do not make a single step, the result is the beginning of the next epoch, and a warning is logged.
 
         Raises:
             FormatError: `state` is not a state of such a loader, or it does not fit the data.
@@ -174,11 +185,14 @@ class EpochSupply(Supply):
         """Accept any number of worker processes: each of them can compute any batch."""
 
     def batches(self, at: Position, worker: int = 0, workers: int = 1) -> Iterator[tuple[Position, PackedBatch]]:
-        """Yield (position after the batch, batch) for the batches left of the epoch, as in `Supply.batches`.
+        """Yield (position after the batch, batch) for batches left of the epoch, from the position `at` on.
+
+        With several worker processes, one of them yields only the batches with the numbers `worker`, ``worker +
+        workers``, and so on, counted from 0.
 
         Raises:
             SourceError, CorruptError, FormatError: the data changed since they were opened, or are not there any more.
-            StorageError, BatchError: as in `Feed.gather`.
+            StorageError, BatchError, PlanMismatchError: as in `Feed.gather`.
             OptionError: as in `Epochs.course` and `Serving.batch`.
             BalanceError: as in `Epochs.course` and `Course.dealt`.
         """
@@ -220,7 +234,7 @@ class EpochSupply(Supply):
             at = after
 
     def _built(self, at: Position) -> PackedBatch:
-        """Return this rank's batch at a position.
+        """Return this rank's batch after the position `at`.
 
         In the last step of an epoch, a rank may have no unit. It then gets a stand-in (`PackedBatch.as_stand_in`): a
         batch of one sequence of this step, with weight 0 in the loss.

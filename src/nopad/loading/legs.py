@@ -37,8 +37,9 @@ class Leg:
     """A part of an epoch in which the numbers of ranks and nodes, the size of a step and the balancing stay the same.
 
     Attributes:
-        shape: the ranks, and the number of units (packs, rows, sequences or groups) per rank and micro-step.
-        balance: how units are drawn and dealt.
+        shape: numbers of ranks, ranks per node, micro-steps per step, and units (packs, rows, sequences or groups) per
+            rank and micro-step.
+        balance: how units are drawn into steps and dealt to ranks.
         steps: number of whole steps that the leg has taken.
         token_cap: maximum number of tokens per rank and micro-step; None: no limit.
     """
@@ -49,15 +50,19 @@ class Leg:
     token_cap: int | None = None
 
     def deals_as(self, other: Leg) -> bool:
-        """Return whether `other` has this leg's shape, balance and token cap, and so deals units in the same way."""
+        """Return whether `other` has the same shape, balance and token cap, and so deals units in the same way."""
         return replace(self, steps=0) == replace(other, steps=0)
 
 
 class Course:
-    """The steps of the current leg: which units each rank gets in each step. Each rank computes this for all ranks.
+    """The steps of a leg: which units each rank gets in each step. Each rank computes this for all ranks.
+
+    A leg is a part of an epoch in which the ranks, the size of a step and the balancing stay the same. Units are packs,
+    rows, single sequences or groups.
 
     Attributes:
-        shape, balance: the ranks and the number of units of a step; how units are drawn and dealt.
+        shape: numbers of ranks, ranks per node, micro-steps per step, and units per rank and micro-step.
+        balance: how units are drawn into steps and dealt to ranks.
         steps: number of steps from the beginning of this leg to the end of the epoch.
         units_left: number of units that no earlier leg has taken.
         empty: number of places in the last step that get no unit, since there are too few units.
@@ -68,12 +73,12 @@ class Course:
     def __init__(
         self, units: Units, order: NDArray[Any] | None, leg: Leg, *, cost: CostModel, last: Last, resumed: bool = False
     ) -> None:
-        """Divide units into the steps of a leg, in the order that `ordered` returned.
+        """Divide units into the steps of a leg.
 
         Args:
             units: the units of the epoch.
-            order: the units that are left, in the order in which this leg takes them; None: all units, in the order of
-                their numbers.
+            order: the units that are left, in the order in which this leg takes them, from `ordered`; None: all units,
+                in the order of their numbers.
             leg: shape, balance and token cap of the steps.
             cost: the cost model by which ranks are balanced.
             last: what happens to units that make no whole step, as in `PackedLoader`.
@@ -96,7 +101,8 @@ class Course:
     def units_at(self, begin: int, end: int) -> NDArray[np.int64]:
         """Return the numbers of the units at places `begin` to `end` (exclusive) in this leg's order; int64 ``[k]``.
 
-        If the leg has fewer than `end` units, those up to its last one are returned.
+        Units are packs, rows, single sequences or groups. If the leg (this part of an epoch) has fewer than `end`
+        units, those up to its last one are returned.
         """
         end = min(end, self.units_left)
         if self._order is None:
@@ -104,10 +110,11 @@ class Course:
         return self._order[begin:end].astype(np.int64)
 
     def bounds(self, step: int) -> tuple[int, int]:
-        """Return where the units of a step begin and end (exclusive), as places in the leg's order of units.
+        """Return the begin and the end (exclusive) of a step's units, as places in the leg's order of units.
 
-        If `step` is the number of steps, the first value is where the last step ends. Without a token cap, the end of a
-        last step with empty places lies beyond the last unit; `units_at` allows for this.
+        A leg is a part of an epoch with the same ranks and step size. If `step` is the number of its steps, the first
+        value is where the last step ends. Without a token cap, the end of a last step with empty places lies beyond the
+        last unit; `units_at` ignores the places beyond it.
         """
         if self._cuts is None:
             return step * self.shape.per_step, (step + 1) * self.shape.per_step
@@ -121,12 +128,13 @@ class Course:
         return int((np.diff(self._cuts[: self.steps + 1]) < self.shape.per_step).sum()) - bool(self.empty)
 
     def step(self, number: int) -> Taken:
-        """Return the units and sequences that step `number` of this leg takes on all ranks together.
+        """Return the units and sequences that step `number` takes on all ranks together.
 
-        A few results are cached.
+        Steps are counted from 0 in this leg (part of an epoch with the same ranks and step size). A few results are
+        cached.
 
         Raises:
-            IndexError: the leg has no such step.
+            IndexError: there is no such step.
         """
         found = self._steps.get(number)
         if found is None:
@@ -140,21 +148,21 @@ class Course:
         return found
 
     def seen(self, number: int) -> tuple[int, int]:
-        """Return the number of sequences and of tokens that step `number` takes on all ranks together.
+        """Return (number of sequences, number of tokens) that step `number` takes on all ranks together.
 
         Raises:
-            IndexError: the leg has no such step.
+            IndexError: there is no such step.
         """
         step = self.step(number)
         return step.sequences.size, _kernels.sum_at(self._units.seq_lengths, step.sequences)
 
     def part(self, step: int, rank: int, micro: int) -> Taken:
-        """Return the units and sequences that one rank takes in one micro-step of step number `step`.
+        """Return the units and sequences that rank `rank` takes in micro-step number `micro` of step `step`.
 
-        In a last step with empty places, a rank may have no unit; the result then holds nothing.
+        In a last step with empty places, a rank may have no unit; the result then has no unit and no sequence.
 
         Raises:
-            IndexError: the leg has no such step.
+            IndexError: there is no such step.
             BalanceError: as in `dealt`.
         """
         if self.shape.per_step == self.shape.per_rank and not self._units.apart:  # a single rank, without accumulation
@@ -171,12 +179,12 @@ class Course:
         The result is int64 ``[world_size, accumulation, per_rank]``. Under a token cap, the last dimension is as large
         as the largest number of units of any micro-step. If the sequences of a unit may go to different ranks
         (`Units.apart`), the result holds numbers of sequences instead, and the last dimension counts these. The units
-        of a rank's micro-step are in the leg's order of units; empty places come last.
+        of a rank's micro-step are in the order in which steps take units; empty places come last.
 
         Raises:
-            IndexError: the leg has no such step.
-            BalanceError: the cost model gives an invalid cost, or the costs of a pack or of the step do not fit into 64
-                bits together.
+            IndexError: there is no such step.
+            BalanceError: the cost model gives an invalid cost, the sum of the costs of a pack or of the step does not
+                fit into 64 bits, or no way was found to deal the step under the token cap.
         """
         taken = self.step(step)
         if self._units.apart:
@@ -188,7 +196,7 @@ class Course:
         return found
 
     def _places(self, costs: NDArray[np.int64], taken: Taken) -> NDArray[np.int64]:
-        """Return what each rank, micro-step and place of a step gets, as an index into `costs`; -1: it stays empty.
+        """Return, for each rank, micro-step and place of a step, the index into `costs` of what it gets; -1: nothing.
 
         The result is int64, of the shape that `dealt` returns.
 
@@ -216,6 +224,9 @@ def ordered(
 ) -> NDArray[Any] | None:
     """Return the units that the legs in `past` did not take, in the order in which `leg` takes them.
 
+    A leg is a part of an epoch in which the ranks, the size of a step and the balancing stay the same. Units are packs,
+    rows, single sequences or groups.
+
     The result is integers ``[units left]``; None stands for all units, in the order of their numbers. This takes
     O(units) per leg.
 
@@ -230,7 +241,7 @@ def ordered(
     Raises:
         OptionError: a leg's balance would reorder units that must stay in their phases (`Units.phased`).
         BalanceError: the balance of the first leg cannot draw these units, or the cost model gives an invalid cost.
-        FormatError: a finished leg cannot have taken its steps from these units.
+        FormatError: a finished leg had a token cap, and cannot have taken its steps from these units.
     """
     left = units.order
     for number, other in enumerate((*past, leg)):
@@ -251,11 +262,14 @@ def ordered(
 
 
 def check_cap(units: Units, leg: Leg, unit: str) -> None:
-    """Refuse a token cap that is too small for a unit; units of the data that the epoch leaves out are checked too.
+    """Refuse a token cap (maximum number of tokens per rank and micro-step) under which a unit does not fit.
+
+    All units of the data are checked, also those that the epoch leaves out. If ranks get the sequences of a unit one by
+    one (`Units.apart`), a unit fits if all ranks together can take its sequences in one step.
 
     Args:
-        units: the units of the data.
-        leg: the cap (None: nothing is checked) and, for units whose sequences are dealt apart, the ranks.
+        units: the units of the data: packs, rows, single sequences or groups.
+        leg: its token cap and its ranks; if the cap is None, nothing is checked.
         unit: what one unit is called in the message, such as "sequence".
 
     Raises:
@@ -287,9 +301,11 @@ def check_cap(units: Units, leg: Leg, unit: str) -> None:
 
 
 def _cuts(units: Units, order: NDArray[Any] | None, leg: Leg) -> NDArray[np.int64] | None:
-    """Return where each step of a leg begins in the leg's order of units, and where the last step ends.
+    """Return the places in the leg's order of units where each step begins, and where the last step ends.
 
-    The result is int64 ``[steps + 1]``; None if the leg has no token cap. `order` is the argument of `Course`.
+    A leg is a part of an epoch with the same ranks and step size. The result is int64 ``[steps + 1]``; None if the leg
+    has no token cap (maximum number of tokens per rank and micro-step). `order` is the leg's order of units; None: all
+    units, in the order of their numbers.
 
     Raises:
         BalanceError: a unit does not fit under the cap, even in a step of its own.
@@ -303,10 +319,11 @@ def _cuts(units: Units, order: NDArray[Any] | None, leg: Leg) -> NDArray[np.int6
 def _taken_by(units: Units, left: NDArray[Any], leg: Leg) -> int:
     """Return how many units a finished leg took; they are the first ones of `left`.
 
-    `left` are the units that were left when the leg began, in the order in which it took them.
+    A leg is a part of an epoch with the same ranks and step size. `left` are the units that were left when it began, in
+    the order in which it took them.
 
     Raises:
-        FormatError: the leg cannot have taken its steps from these units.
+        FormatError: the leg had a token cap, and cannot have taken its steps from these units.
     """
     if leg.token_cap is None:
         return leg.steps * leg.shape.per_step
@@ -321,14 +338,14 @@ def _taken_by(units: Units, left: NDArray[Any], leg: Leg) -> int:
 
 
 def _drawn(costs: NDArray[np.int64], leg: Leg, key: int, *, resumed: bool) -> NDArray[Any]:
-    """Return the order in which a leg takes its units, as indices into `costs`.
+    """Return the order in which a leg (a part of an epoch) takes its units, as indices into `costs`.
 
     Args:
         costs: the cost of each unit that was left when the leg began; int64 ``[n]``.
         leg: the ranks and units of a step, and the balance.
         key: the seed of the draw.
-        resumed: whether this epoch had earlier legs. If so, they may have used up a stratum (a range of costs), and
-            draw "stratified" fails; the units then stay in the order given.
+        resumed: whether this epoch had earlier legs. They may have taken all units of a stratum (a range of costs), so
+            that the draw "stratified" fails. In this case the units stay in the order given.
 
     Raises:
         BalanceError: the balance cannot draw these units.
@@ -344,15 +361,15 @@ def _drawn(costs: NDArray[np.int64], leg: Leg, key: int, *, resumed: bool) -> ND
 def _whole_steps(
     units: int, shape: Shape, last: Last, resumed: bool, cuts: NDArray[np.int64] | None
 ) -> tuple[int, int]:
-    """Return (number of steps, number of empty places for units in the last step) of a leg.
+    """Return (number of steps, number of places in the last step that get no unit) of a leg, a part of an epoch.
 
     Args:
         units: number of units that are left when the leg begins.
         shape: the ranks and the number of units of a step.
         last: what happens to units that make no whole step, as in `PackedLoader`.
         resumed: whether there were earlier legs in this epoch.
-        cuts: what `_cuts` returns: where steps begin under a token cap; None: there is no cap. Also under a cap, the
-            last units make a whole step only if there are ``shape.per_step`` of them.
+        cuts: the result of `_cuts`: where steps begin under a token cap; None: there is no cap. Under a cap, steps may
+            have fewer units than ``shape.per_step``, but the last one counts as whole only if it has this many.
 
     Raises:
         OptionError: units are left over and `last` is "refuse"; or there is no step, and `resumed` is False.

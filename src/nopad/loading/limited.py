@@ -1,4 +1,6 @@
-"""The feed of sequences with images: packs with two limits, tokens and images; planned once, filled anew each epoch.
+"""Sequences with images, in packs with two limits, tokens and images, which a loader deals.
+
+The packs are planned once, and get other sequences in each epoch.
 
 A video counts as many images as it has steps in time (the first number of its ``video_grid_thw``).
 """
@@ -27,7 +29,7 @@ IMAGES = Option(default=None, none=True, help="most images per pack")
 
 
 class PackedImages(SourceFeed):
-    """The feed of stored sequences with images, in packs that have a limit on tokens and one on images.
+    """Lists what a loader deals from stored sequences with images: packs with a limit on tokens and one on images.
 
     The plan is the same in all epochs; which sequences of equal sizes share a pack is chosen anew in each epoch.
     """
@@ -46,7 +48,7 @@ class PackedImages(SourceFeed):
 
         Raises:
             LengthError: a sequence has more tokens or images than a pack may hold.
-            OptionError: the sequences have no images, or an option is not one of a plan with two limits.
+            OptionError: the sequences have no images, or an option other than ``effort`` is given.
         """
         if source.images is None:
             raise OptionError(
@@ -78,22 +80,22 @@ class PackedImages(SourceFeed):
     def facts(self) -> dict[str, Any]:
         """Return, by name, what a saved run and the run that resumes it must share.
 
-        These are the kind of the units, the seed, the fingerprint of the data, both limits and a fingerprint of the
-        plan.
+        These are the kind of the units ("pack"), the seed, the fingerprint of the data, both limits and a fingerprint
+        of the plan.
         """
         plan = hashlib.sha256(self._plan.to_json().encode()).hexdigest()
         limits = {"capacity": self.capacity, "images": self._images}
         return {"unit": self.unit, "seed": self.seed, "data": self._source.fingerprint, **limits, "plan": plan}
 
     def notes(self, epoch: int) -> tuple[str, ...]:
-        """Return a line that says how many images the packs hold; they are the same in every epoch."""
+        """Return one line that says how many images the packs hold; it is the same in every epoch."""
         assert self._source.images is not None
         held = int(self._source.images.sum())
         said = f" ({STEPS})" if self._source.videos else ""
         return (f"{held:,} images{said}, {held / (self.packs or 1):.1f} per pack, at most {self._images:,}",)
 
     def units(self, epoch: int) -> Units:
-        """Return the packs of an epoch, filled anew."""
+        """Return the packs of an epoch; which sequences of equal sizes share a pack is chosen anew."""
         key = random.key(self.seed, random.STREAM_EPOCH, epoch)
         packs = self._plan.assign(self._sizes(), seed=key)[self.capacity, self._images]
         dtype = index_dtype(len(self._source))

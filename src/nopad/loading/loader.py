@@ -107,9 +107,10 @@ class PackedLoader:
             ``plan``, a plan made before. For a stream: ``tokenizer``; ``exhausted``, "repeat" or "stop";
             ``shuffle_buffer``, the number of sequences that wait for a random turn (by `seed`) before they are packed;
             depth, buffer, patience and buffer_tokens, as in `nopad.StreamPacker`; and the options of
-            `nopad.CorpusOptions`. Data are a stream if they are texts (`nopad.open_source`), an iterable dataset, or a
-            function that returns an iterator of dicts; or if ``tokenizer`` or ``exhausted`` is given. With "repeat",
-            the batches of a stream never end; with "stop", they end with the source (`docs/loading.md`).
+            `nopad.CorpusOptions`. Data are a stream if ``tokenizer`` or ``exhausted`` is given; or if they are a source
+            of texts that `nopad.open_source` returned, an iterable dataset, or a function that returns an iterator of
+            dicts. With "repeat", the batches of a stream never end; with "stop", they end with the source
+            (`docs/loading.md`).
 
     Attributes:
         ranks: this process's data-parallel rank and the number of ranks (`Ranks`).
@@ -196,7 +197,7 @@ class PackedLoader:
         self._cursor = Cursor(self._supply, self.ranks)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore in another process, or as a copy, at the same position; the loader then advances by itself."""
+        """Restore in another process, or as a copy, at the same position; it advances apart from the original."""
         vars(self).update(state)
         self._cursor = copy(self._cursor)
 
@@ -252,7 +253,7 @@ class PackedLoader:
     def rows(self) -> int:
         """Largest number of rows of a batch; 1 if all sequences lie in one flat row.
 
-        Empty rows that `form` adds are not counted.
+        Empty rows that the argument `form` adds are not counted.
         """
         return 1 if self._step.flat else self._step.per_rank
 
@@ -327,14 +328,17 @@ class PackedLoader:
         self._cursor.go(self._supply.begin())
 
     def facts(self) -> dict[str, Any]:
-        """Return, by name, what a saved run and the run that resumes it must share, such as the seed; JSON values."""
+        """Return, by name, what a saved run and the run that resumes it must share, such as the seed.
+
+        All values can be written as JSON.
+        """
         return self._supply.facts()
 
     def state_dict(self, *, batches: int = 0) -> dict[str, Any]:
         """Return the loader's state, or the state that it will have after `batches` more batches of this epoch.
 
-        The result is plain JSON. A batch counts as seen as soon as the training loop gets it. After the last batch of
-        an epoch, the loader is at the beginning of the next epoch.
+        The result is a dict that can be written as JSON. A batch counts as seen as soon as the training loop gets it.
+        After the last batch of an epoch, the loader is at the beginning of the next epoch.
 
         Raises:
             OptionError: `batches` is not an integer of at least 0; this epoch has fewer batches left; or the data are a
@@ -369,17 +373,20 @@ class PackedLoader:
         Raises:
             OptionError: the ranks have different data or options (checked once, if torch.distributed is in use);
                 another iteration of this loader began meanwhile, or the loader was set to another position; a stream
-                ended in the middle of a step, and `last` is "refuse"; or a stream holds text, and no `tokenizer` was
-                given.
+                ended in the middle of a step, and `last` is "refuse"; a stream holds text, and no `tokenizer` was
+                given; or `collate` did not return a `PackedBatch` of at most `token_cap` tokens.
             CorruptError, SourceError: the data changed since the loader was made, or a stream cannot be read.
             RecordError: a record of a stream is bad, too long or empty, and the options do not allow it.
             FormatError: the tokenizer cannot encode a text of a stream; or the folder of a packed dataset holds none
                 any more.
+            LengthError: the data are a stream of a task's records, and the task refuses a record.
+            BatchError: a finite float64 in the data is too large for float32, or `collate` refuses the sequences.
+            StorageError: a shard of a packed dataset cannot be read.
         """
         return self._cursor.batches()
 
     def dataloader(self, *, num_workers: int = 0, **options: Any) -> TorchLoader:
-        """Return a torch `DataLoader` that gives these batches.
+        """Return a torch `DataLoader` that gives the remaining batches of the epoch, as a loop over this loader does.
 
         Iterating over it advances this loader as well, so save this loader's `state_dict`.
 

@@ -20,7 +20,7 @@ __all__ = ["MixedTokens"]
 
 
 class MixedTokens(Feed):
-    """The feed of a `Mixture`: its sequences, in packs or one by one.
+    """Lists what a loader deals from a `Mixture`: packs, or single sequences.
 
     Sequences of several sources may share a pack.
     """
@@ -55,8 +55,8 @@ class MixedTokens(Feed):
     def facts(self) -> dict[str, Any]:
         """Return, by name, what a saved run and the run that resumes it must share.
 
-        These are the kind of the units, the seed, the facts of the mixture and, if sequences are packed, the capacity
-        and the options of the plans.
+        These are the kind of the units ("pack" or "sequence"), the seed, the facts of the mixture and, if sequences are
+        packed, the capacity and the options of the plans.
         """
         packing = {} if self._capacity is None else {"capacity": self._capacity, "plan options": repr(self._options)}
         return {"unit": self.unit, "seed": self.seed, **self._mixture.facts(), **packing}
@@ -93,7 +93,7 @@ class MixedTokens(Feed):
         return Units(seq_lengths=narrow(lengths), indptr=np.concatenate(bounds), sequence=sequence, phased=self.phased)
 
     def gather(self, taken: Taken) -> Sequences:
-        """Return the sequences of these units, unit after unit; see `Feed.gather`."""
+        """Return the sequences of the units in `taken`, unit after unit; see `Feed.gather`."""
         return self._mixture.gather(taken.sequences)
 
     def check_unchanged(self) -> None:

@@ -61,7 +61,8 @@ class Mixture:
             sources, in the same proportions, until all have been read once.
 
     Attributes:
-        names: names of the sources, in the order given; ``seq_source`` in a batch's records is an index into them.
+        names: names of the sources, in the order given. ``batch.records["seq_source"]`` has, for each sequence of a
+            batch, the index of its source in `names`.
         exhausted: the argument of this name.
 
     Raises:
@@ -111,7 +112,10 @@ class Mixture:
         return np.concatenate([source.seq_lengths for source in self._sources])
 
     def facts(self) -> dict[str, Any]:
-        """Return, by name, the fingerprint of each source, the shares of the sources, and `exhausted`; JSON values."""
+        """Return, by name, the fingerprint of each source, the shares of the sources, and `exhausted`.
+
+        All values can be written as JSON.
+        """
         found: dict[str, Any] = {f"data of {n}": s.fingerprint for n, s in zip(self.names, self._sources, strict=True)}
         shares = {name: str(share) for name, share in zip(self.names, self._shares, strict=True)}
         return {**found, "shares": shares, "exhausted": self.exhausted}
@@ -152,10 +156,10 @@ class Mixture:
         return Chosen(numbers, (0, numbers.size), tuple(notes))
 
     def _window(self, place: int, seed: int, begin: int, end: int) -> NDArray[np.int64]:
-        """Return the sequences of a source whose first token is one of the tokens `begin` to `end` (exclusive); int64.
+        """Return the numbers of the sequences of a source that begin at one of the tokens `begin` to `end` (exclusive).
 
-        The tokens of a source are numbered over all passes, one pass after the other. The result has sequence
-        numbers counted over all sources of the mixture.
+        The tokens of a source are numbered over all passes, one pass after the other. The result is int64 ``[k]``; it
+        counts sequences over all sources of the mixture.
 
         Args:
             place: number of the source, from 0.
@@ -208,9 +212,12 @@ class Mixture:
     def gather(self, numbers: NDArray[np.int64]) -> Sequences:
         """Return the sequences with these numbers, in this order; their values include ``seq_source``.
 
-        `numbers` are counted over all sources, as in `Chosen`. Columns are as from `TokenSource.gather` with `wide`.
-        ``seq_source`` is the index of each sequence's source in `names`. ``seq_index`` is the sequence's number within
-        its source, unless the source has a column of this name.
+        `numbers` are counted over all sources, as in `Chosen`. Columns have the types that batches need, as with
+        ``wide=True`` in `TokenSource.gather`. ``seq_source`` is the index of each sequence's source in `names`.
+        ``seq_index`` is the sequence's number within its source, unless the source has a column of this name.
+
+        Raises:
+            SourceError, BatchError, PlanMismatchError: as in `TokenSource.gather`.
         """
         of = np.searchsorted(self._begin, numbers, side="right") - 1
         by_source = np.argsort(of, kind="stable")
@@ -226,7 +233,7 @@ class Mixture:
         )
 
     def _parts(self, numbers: NDArray[np.int64], of: NDArray[np.int64]) -> Iterator[Sequences]:
-        """Yield the sequences with these numbers, source by source, with ``seq_index``.
+        """Yield one `Sequences` for each source that has some of the sequences with these numbers, with ``seq_index``.
 
         `of` is the index of each sequence's source. The sequences of a source are in the order of `numbers`.
         """

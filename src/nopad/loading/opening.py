@@ -42,7 +42,7 @@ def open_feed(
 
             * there is no `capacity`, `unpacked` is False, and `data` is not a packed dataset
             * options of a plan are given, and nothing is planned
-            * `together` is given, and no groups
+            * `together` is not "rank", and there are no groups
             * `unpacked` is True, and `together` is "pack", or the groups differ in size
             * groups are given for stored rows; or groups or a plan are given for a mixture
             * `images` is given with groups, `align` or a mixture, for data without images, or where nothing is packed

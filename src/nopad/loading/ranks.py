@@ -29,7 +29,7 @@ class Ranks:
         rank: number of this process among them, from 0.
         world_size: number of processes that take different data.
         node_size: number of consecutive ranks that share a node; divides `world_size`.
-        group: process group of these ranks; None: all processes of the program.
+        group: process group of these ranks; None: the default process group of torch.distributed.
 
     Raises:
         OptionError: a number is out of range, or `node_size` does not divide `world_size`.

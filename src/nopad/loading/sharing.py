@@ -1,10 +1,11 @@
 """Arrays that one rank of a host makes and all ranks of the host map, so that memory does not grow with their number.
 
-The ranks of a job find the same folder because its name is a digest of facts that all of them share. The first process
-that needs an array makes it, under a lock; the others wait, and map its file into memory. Files are never changed, only
-removed, which does not affect processes that have mapped them. The last process that uses a folder removes it; folders
-that a killed job left behind are removed, unread, when the next job begins. If another program removes files meanwhile
-(such as a cleaner of temporary files), arrays are made again; once the folder is gone, each process has its own arrays.
+The ranks of a job find the same folder because its name is a digest of facts that are the same on all of them, such as
+a fingerprint of the data. The first process that needs an array makes it, under a lock; the others wait, and map its
+file into memory. Files are never changed, only removed, which does not affect processes that have mapped them. The last
+process that uses a folder removes it; folders that a killed job left behind are removed, unread, when the next job
+begins. If another program removes files meanwhile (such as a cleaner of temporary files), arrays are made again; once
+the folder is gone, each process has its own arrays.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ _NAMES = "names.json"  # the names of the arrays in a folder
 
 
 class HostArrays:
-    """Arrays by name, made by one process of this host and mapped from files by all its processes with the same facts.
+    """Arrays that one process of this host makes, and that all its processes with the same facts map from files.
 
     Args:
-        facts: the facts that are the same in all processes that share arrays; JSON values. The folder is named by a
-            digest of these facts and nopad's version.
+        facts: a dict of what must be the same in all processes that share arrays, such as a fingerprint of the data.
+            All values can be written as JSON. The folder is named by a digest of these facts and nopad's version.
         root: where that folder is made; None: in this user's folder below the system's folder for temporary files.
 
     Attributes:
@@ -78,11 +79,11 @@ class HostArrays:
         self._close = weakref.finalize(self, _leave, root, self.folder, users, os.getpid())
 
     def arrays(self, name: str, make: Callable[[], Arrays]) -> dict[str, NDArray[Any]]:
-        """Return the arrays that are stored under `name`, each by its own name, mapped from files.
+        """Return a dict with the arrays stored under `name`, mapped from files.
 
-        If no process has stored them yet, or their files were removed, `make` is called, and its result is stored. If
-        the whole folder is gone, the result of `make` is returned without being stored. Writing to the returned arrays
-        does not change them in other processes.
+        If no process has stored them yet, or their files were removed, `make` is called; it returns this dict, whose
+        arrays are then stored. If the whole folder is gone, the result of `make` is returned without being stored.
+        Writing to the returned arrays does not change them in other processes.
 
         Raises:
             StorageError: the disk is full, or a read or write failed.
@@ -138,9 +139,9 @@ def _whole(place: Path) -> bool:
 
 
 def _free(users: int) -> bool:
-    """Lock the open file `users` for this process alone; return False if another process has locked it.
+    """Try to lock the open file `users` (a file descriptor) for this process alone, and return whether that succeeded.
 
-    The lock is held until the file is closed.
+    It fails if another process has locked the file. The lock is held until the file is closed.
     """
     try:
         fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -175,10 +176,10 @@ def _leave(root: Path, folder: Path, users: int, owner: int) -> None:
 
 
 def shared(ranks: Ranks, feed: Feed, host_dir: str | os.PathLike[str] | None) -> HostArrays | None:
-    """Return this host's shared arrays; None: nothing is shared.
+    """Return the arrays that the ranks of this host share; None: each rank makes arrays of its own.
 
-    Nothing is shared if `host_dir` is None and sharing is not worth it: a node has one rank, or the data have fewer
-    than 2**20 sequences.
+    If `host_dir` is given, arrays are always shared, in this folder. Otherwise they are shared in a temporary folder if
+    a node has two or more ranks and the data have 2**20 sequences or more.
 
     Raises:
         OptionError: `host_dir` is not a path.

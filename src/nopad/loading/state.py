@@ -1,9 +1,9 @@
 """The state of a loader over stored tokens: a few integers, and the facts that a run must share to resume it.
 
-A state is plain JSON. It holds the legs of the current epoch: its parts in which the numbers of ranks and nodes, the
-size of a step and the balancing stay the same (`nopad.loading.legs`). It also holds the steps that each leg has taken,
-how many batches of the next step were taken, how many steps, sequences and tokens were seen, and the fingerprints of
-data and plan.
+A state is a dict that can be written as JSON. It holds the legs of the current epoch: its parts in which the numbers of
+ranks and nodes, the size of a step and the balancing stay the same (`nopad.loading.legs`). It also holds the steps that
+each leg has taken, how many batches of the next step were taken, how many steps, sequences and tokens were seen, and
+the fingerprints of data and plan.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Position:
 
     Attributes:
         epoch: number of the epoch, from 0.
-        past: finished legs of this epoch.
+        past: finished legs of this epoch. A leg is a part of an epoch with the same ranks, size of a step and
+            balancing.
         leg: the current leg, with the number of whole steps that it has taken.
         batches: number of micro-batches of the next step that each rank has taken already.
         steps_seen, sequences_seen, tokens_seen: number of whole steps since the run began, and of the sequences and
@@ -65,9 +66,9 @@ class Position:
     def resumed(self, leg: Leg) -> Position:
         """Return the position from which a loader with the ranks, size of a step and balancing of `leg` goes on.
 
-        If the position's own leg deals units as `leg` does, the result is the position itself. Otherwise the result is
-        the beginning of a new leg. The new leg takes the units of an unfinished step again, since the gradient of that
-        step was never applied.
+        A leg is a part of an epoch in which these stay the same. If they are those of the position's own leg, the
+        result is the position itself. Otherwise the result is the beginning of a new leg. The new leg takes the units
+        of an unfinished step again, since the gradient of that step was never applied.
         """
         if leg.deals_as(self.leg):
             return self
@@ -75,7 +76,10 @@ class Position:
         return replace(self, past=past, leg=replace(leg, steps=0), batches=0)
 
     def state(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Return this position and `facts` as a state, which is plain JSON."""
+        """Return this position and `facts` as a state, a dict that can be written as JSON.
+
+        `facts` are, by name, what a run that resumes from the state must share, such as a fingerprint of the data.
+        """
         return {
             "format": _FORMAT,
             "format_version": _VERSION,
@@ -96,9 +100,9 @@ def _written(leg: Leg) -> dict[str, Any]:
 
 
 def check_format(state: Any, form: str, version: int, names: set[str], of: str) -> None:
-    """Refuse a `state` with another format or version, or whose other keys are not exactly `names`.
+    """Refuse a `state` unless it has the format `form`, the version `version`, and else exactly the keys `names`.
 
-    `of` says in messages whose state it should be.
+    `of` says in messages whose state is expected, such as "a nopad.PackedLoader".
 
     Raises:
         FormatError: it is not such a state.
@@ -114,7 +118,7 @@ def check_format(state: Any, form: str, version: int, names: set[str], of: str) 
 
 
 def read_state(state: Any) -> tuple[Position, dict[str, Any]]:
-    """Return the position and the facts in a state.
+    """Return the position and the facts (what the resuming run must share, by name) in a state.
 
     Raises:
         FormatError: `state` is not a state of a loader, is of another format version, or has impossible values.

@@ -24,7 +24,9 @@ _PREFETCH = Option(default=2, low=0, high=1024, help="batches built ahead")
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A step, made by `of` from checked arguments of `PackedLoader`. Attributes not listed here are such arguments.
+    """What a rank takes in a step, and how its batches are built. `Step.of` makes it.
+
+    Attributes not listed here are the arguments of `PackedLoader` with these names, after their check.
 
     Attributes:
         per_rank: number of rows or sequences per rank and micro-step; 1 with `tokens`.
@@ -66,7 +68,9 @@ class Step:
         collate: Collate | None,
         prefetch: int,
     ) -> Step:
-        """Check the arguments that define a step, and return it; `stream` says whether the data are a stream.
+        """Check the arguments that define a step, and return the step.
+
+        The arguments are those of `PackedLoader`; `stream` says whether the data are a stream.
 
         Raises:
             OptionError: an argument is invalid, or two contradict each other.
@@ -101,7 +105,7 @@ class Step:
         Args:
             ranks: this process's rank and the number of ranks.
             capacity: maximum number of tokens of a row, for the default form.
-            group_size: number of sequences in each group that stays together.
+            group_size: number of sequences in each group of sequences that go to the same step; 1: no groups.
 
         Raises:
             OptionError: a rank takes a number of sequences that is not a multiple of `group_size`.

@@ -28,13 +28,15 @@ class Summary:
     Attributes:
         unit: what is dealt: "pack", "sequence" or "group".
         takes: what a rank takes in a micro-step, in words, such as "8 packs".
-        shape, balance, cost: the ranks and units of a step, how units are dealt to ranks, and the cost model.
+        shape, balance, cost: the numbers of ranks and units of a step, how units are drawn and dealt to ranks, and the
+            cost model by which ranks are balanced.
         steps: number of optimiser steps.
         sequences, tokens: number of sequences and tokens in these steps, on all ranks together.
         slots: number of slots in these steps, tokens and padding together; None: the loader was not given `rows`.
         steps_not_packed: number of optimiser steps that the same sequences would take with one sequence per row; None:
             the loader was not given `rows`.
-        left_out: numbers of units, of sequences and of tokens that make no whole step in this epoch.
+        left_out: numbers of units, of sequences and of tokens that are in no step of this epoch, since they make no
+            whole step.
         empty: number of places in the last step that get no unit, since there are too few units.
         last: what happens to units that make no whole step, as in `PackedLoader`.
         balanced: how evenly the ranks share the work between two points where they wait for one another, measured over
@@ -127,12 +129,12 @@ def summarise(
     capacity: int | None,
     notes: tuple[str, ...] = (),
 ) -> Summary:
-    """Return the `Summary` of an epoch, or of what is left of it when its current leg begins.
+    """Return the `Summary` of the steps `course`: a whole epoch, or what was left of it when ranks or step changed.
 
     This takes O(units). Up to 32 steps are dealt, to measure how evenly the ranks share the work.
 
     Args:
-        course: the steps of the leg, at least one: which units each rank gets.
+        course: the steps, at least one: which units each rank gets.
         units: the units of the epoch.
         unit: what is dealt, as in `Summary`.
         takes: what a rank takes in a micro-step, as in `Summary`.
@@ -217,7 +219,7 @@ class _Wait(NamedTuple):
 
 
 def _waits(course: Course, units: Units, cost: CostModel, step: int, dealt: NDArray[np.int64]) -> Iterator[_Wait]:
-    """Yield a `_Wait` for step number `step`, or for each of its micro-steps if ranks wait there.
+    """Yield a `_Wait` for step number `step`; or, if the balance has ``wait="micro"``, for each of its micro-steps.
 
     A step or micro-step whose costs are all 0 is left out. `course` holds the steps and `units` the units of the epoch;
     `dealt` is what `Course.dealt` returned for this step.

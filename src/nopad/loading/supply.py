@@ -58,12 +58,21 @@ class EpochCollate(ABC):
         return {}
 
     def __call__(self, sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> PackedBatch:
-        """Make a batch as in epoch 0; the arguments are those of a `Collate`, which makes a batch of sequences."""
+        """Make a batch as in epoch 0.
+
+        Args:
+            sequences: the sequences of the batch, in columns.
+            form: how the batch lies in memory: `nopad.Flat()` or `nopad.Rows(capacity)`.
+            per_row: how many of the sequences lie in each row; int64 ``[rows]``.
+        """
         return self.at(0)(sequences, form, per_row)
 
 
 class Place(Protocol):
-    """How far a loader has come. The properties are those of `PackedLoader` with the same names."""
+    """How far a loader has come.
+
+    Its properties `epoch`, `steps_seen`, `sequences_seen` and `tokens_seen` are those of `PackedLoader`.
+    """
 
     @property
     def epoch(self) -> int: ...  # noqa: D102
@@ -107,7 +116,7 @@ class Serving:
     prefetch: int
 
     def takes(self, unit: str) -> str:
-        """Return what a rank takes in a micro-step, in words, such as "8 packs"; `unit` is "pack" in this example."""
+        """Return what a rank takes in a micro-step, in words: "8 packs" if `unit` is "pack", or "4,096 tokens"."""
         if self.tokens is not None:
             return f"{self.tokens:,} tokens"
         return counted(self.per_rank, unit) + (
@@ -115,7 +124,10 @@ class Serving:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Return the settings of `collate`, by name, as JSON values; {} if `collate` is not an `EpochCollate`."""
+        """Return the settings of `collate`, by name; {} if `collate` is not an `EpochCollate`.
+
+        All values can be written as JSON.
+        """
         return dict(self.collate.facts()) if isinstance(self.collate, EpochCollate) else {}
 
     def batch(self, sequences: Sequences, per_row: NDArray[np.int64], epoch: int) -> PackedBatch:
@@ -143,7 +155,7 @@ class Serving:
 
 
 class Supply(ABC):
-    """Base class of supplies, which make the batches of one rank, from any place on.
+    """Base class of supplies; a supply makes the batches of one rank, from any place on.
 
     A place is an immutable value that says how far a loader has come; each subclass has its own type of place.
     """
@@ -154,13 +166,16 @@ class Supply(ABC):
 
     @abstractmethod
     def described(self) -> str:
-        """Return a phrase that says what is dealt to ranks, and what a rank takes in a micro-step."""
+        """Return a phrase that says what is dealt to ranks, and what a rank takes in a micro-step.
+
+        An example is "4 sequences, 2 sequences per rank and micro-step".
+        """
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """Return the facts that a saved run and the run that resumes it must share, by name; JSON values.
+        """Return, by name, the facts that a saved run and the run that resumes it must share.
 
-        They are fingerprints of the data, and options.
+        They are fingerprints of the data, and options. All values can be written as JSON.
         """
 
     @abstractmethod
@@ -193,7 +208,7 @@ class Supply(ABC):
 
     @abstractmethod
     def state(self, at: Any, batches: int) -> dict[str, Any]:
-        """Return the state, as plain JSON, of a loader that has taken `batches` more batches after place `at`.
+        """Return the state of a loader `batches` batches after the place `at`; a dict that can be written as JSON.
 
         Raises:
             OptionError: the epoch has fewer than `batches` batches left; or the data are a stream, and `batches` is not
@@ -202,7 +217,9 @@ class Supply(ABC):
 
     @abstractmethod
     def placed(self, state: Any) -> Any:
-        """Return the place from which a loader goes on, given a state that was saved.
+        """Return the place from which a loader goes on, given a saved state.
+
+        For a stream, `state` may also be a list of the states of all former ranks.
 
         Raises:
             FormatError: `state` is not a state of such a loader, or does not fit the data.
@@ -230,11 +247,12 @@ class Supply(ABC):
 
     @abstractmethod
     def batches(self, at: Any, worker: int = 0, workers: int = 1) -> Iterator[tuple[Any, PackedBatch | None]]:
-        """Yield every `workers`-th of the remaining batches of the epoch, from number `worker` (counted from 0) on.
+        """Yield the remaining batches of the epoch that worker process number `worker` of `workers` builds.
 
-        Each item is (place after the batch, batch). Up to `Serving.prefetch` batches are built ahead in a thread. At
-        the end of a stream, only reading shows that the epoch is over; the last item is then (beginning of the next
-        epoch, None). Closing the iterator ends its threads.
+        These are the batches `worker`, ``worker + workers``, and so on, counted from 0 at place `at`. Each item is
+        (place after the batch, batch). Up to `Serving.prefetch` batches are built ahead in a thread. At the end of a
+        stream, only reading shows that the epoch is over; the last item is then (beginning of the next epoch, None).
+        Closing the iterator ends its threads.
         """
 
     @abstractmethod

@@ -35,7 +35,7 @@ class TorchDataset(IterableDataset[PackedBatch]):
     """The batches of a loader as a torch dataset; use it as ``DataLoader(dataset, batch_size=None)``.
 
     Attributes:
-        loader: the loader.
+        loader: the `PackedLoader`.
     """
 
     def __init__(self, loader: PackedLoader) -> None:
@@ -162,10 +162,12 @@ default_collate_fn_map[PackedBatch] = _refuse_batches_of_batches  # torch's docu
 
 
 def _check_not_prepared(dataset: TorchDataset) -> None:
-    """Refuse to let a DataLoader of accelerate read: it divides batches among ranks and reads a batch ahead.
+    """Refuse to let a DataLoader of accelerate read `dataset`.
+
+    It would divide the batches among ranks a second time, and read one batch ahead of the training loop.
 
     Raises:
-        OptionError: accelerate's DataLoader is the one that reads.
+        OptionError: such a DataLoader is reading it.
     """
     state = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
     reading = None if state is None else getattr(state(), "active_dataloader", None)

@@ -48,7 +48,8 @@ class Units:
         order: unit numbers in the epoch's random order; in an epoch of a mixture, a unit may occur several times, or
             not at all. None: the units in the order of their numbers.
         phased: whether units must stay in this order, since a source of a mixture runs out during the epoch.
-        apart: whether ranks get the sequences of a step's units one by one instead of whole units.
+        apart: whether the sequences of a unit are dealt to ranks one by one, so that they may go to different ranks of
+            a step.
 
     >>> lengths = np.array([5, 3, 4], np.int32)
     >>> units = Units(seq_lengths=lengths, indptr=np.array([0, 2, 3]), sequence=np.array([0, 2, 1]))
@@ -71,16 +72,19 @@ class Units:
 
     @property
     def parts(self) -> int:
-        """Number of parts in which each unit is dealt: with `apart`, one part per sequence; else 1."""
+        """Number of parts in which each unit is dealt: with `apart`, the number of sequences per unit; else 1."""
         return self.members(np.zeros(1, dtype=np.int64))[0].size if self.apart else 1
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays of this index that are not None, by name."""
+        """Return, by name, those of `seq_lengths`, `indptr`, `sequence` and `order` that are not None."""
         found = {name: getattr(self, name) for name in ("seq_lengths", "indptr", "sequence", "order")}
         return {name: array for name, array in found.items() if array is not None}
 
     def members(self, chosen: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the sequences of these units, int64 ``[k]``, and how many each unit holds, int64 ``[chosen]``."""
+        """Return the sequences of the chosen units, unit after unit, and how many sequences each of these units has.
+
+        Both are int64: the numbers of the sequences ``[k]``, and the sizes of the units ``[chosen]``.
+        """
         if self.indptr is None:
             return chosen, np.ones(chosen.size, dtype=np.int64)
         sizes = np.empty(chosen.size, dtype=np.int64)
@@ -140,7 +144,13 @@ class Units:
     def costs_of(self, numbers: NDArray[np.int64], sizes: NDArray[np.int64], model: CostModel) -> NDArray[np.int64]:
         """Return the cost of each of some units under `model`; int64 ``[units]``.
 
-        `numbers` and `sizes` are what `members` returned for these units. The errors are those of `costs`.
+        Args:
+            numbers: numbers of the sequences in the units, unit after unit, as from `members`.
+            sizes: number of sequences of each unit.
+            model: the cost model.
+
+        Raises:
+            BalanceError: as in `CostModel.checked` and `CostModel.of_packs`.
         """
         if numbers.size == sizes.size:  # one sequence each
             return model.checked(self.seq_lengths[numbers])

@@ -84,12 +84,12 @@ class ArrayTokens(TokenSource):
         """Return the lengths of all stored sequences, 0 or more; int32 ``[stored]``.
 
         Raises:
-            SourceError: an offset is below the one before it, or a sequence is too long.
+            SourceError: an offset is below the one before it, or a sequence has more than 2^31 - 1 tokens.
         """
         return lengths_of(self._offsets.values, self.name)
 
     def located(self, numbers: NDArray[np.int64]) -> Located:
-        """Return where these stored sequences lie in the flat columns; see `TokenSource.located`."""
+        """Return where the stored sequences with these numbers lie in the flat columns; see `TokenSource.located`."""
         begins, lengths = np.empty(numbers.size, np.int64), np.empty(numbers.size, np.int64)
         _kernels.between(self._offsets.values, numbers, begins, lengths)
         return Located(
@@ -127,8 +127,12 @@ def memory_tokens(
 ) -> ArrayTokens:
     """Return sequences in memory as a source; their columns must be NumPy arrays. Each worker process gets a copy.
 
-    `name` is the source's name in messages. `empty` says what to do with sequences that have no token: "refuse" or
-    "skip". `left_out` names columns that the sequences do not have, for `TokenSource.left_out`.
+    Args:
+        sequences: the sequences.
+        name: the source's name in messages.
+        empty: what to do with sequences that have no token: "refuse" raises LengthError, "skip" leaves them out.
+        left_out: names of columns that the data had and that were left out before, to be listed in
+            `TokenSource.left_out`.
 
     Raises:
         SourceError: there are no ids, ids are not integers, or no sequence has a token.
@@ -144,8 +148,8 @@ def lengths_of(offsets: NDArray[Any], name: str) -> NDArray[np.int32]:
     """Return the differences of consecutive `offsets` ``[n + 1]``, which are the lengths; int32 ``[n]``.
 
     Raises:
-        SourceError: an offset is below the one before it, or a sequence is too long; `name` is the source in the
-            message.
+        SourceError: an offset is below the one before it, or a sequence has more than 2^31 - 1 tokens; `name` is the
+            source in the message.
     """
     out = np.empty(offsets.size - 1, np.int32)
     for first in range(0, out.size, _AT_ONCE):

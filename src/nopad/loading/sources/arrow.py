@@ -36,7 +36,12 @@ __all__ = ["ArrowTokens", "dataset_tokens", "file_tokens"]
 
 @dataclass(frozen=True)
 class _Table:
-    """A table, and which of its rows are the sequences: int64 or uint64 ``[n]``; None: all rows, in their order."""
+    """A table, and the numbers of its rows that are the sequences.
+
+    Attributes:
+        table: the table.
+        rows: row numbers, int64 or uint64 ``[n]``; None: all rows, in their order.
+    """
 
     table: pa.Table
     rows: NDArray[Any] | None = None
@@ -95,7 +100,7 @@ def _of_files(paths: Sequence[Path]) -> _Table:
 
 
 class ArrowTokens(TokenSource):
-    """The rows of a table, one sequence each. Columns that hold numbers or lists of numbers are gathered.
+    """The rows of a table, one sequence each. Columns of numbers or of lists of numbers are read.
 
     Raises:
         SourceError: there is no column of ids, a column that is used holds nulls, a list is not as long as its row's
@@ -230,7 +235,7 @@ class _Numbers:
             self._flat, self._at = _window(chunks, np.dtype(column.type.to_pandas_dtype()), place)
 
     def values(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Return the value of each of these rows; ``[k]``."""
+        """Return the values of the rows with the numbers `rows`; ``[k]``."""
         places = np.empty(rows.size, np.int64)
         _kernels.places_in_chunks(rows, self._bounds, self._at, places)
         found: NDArray[Any] = self._flat[places]
@@ -238,10 +243,10 @@ class _Numbers:
 
 
 class _Lists:
-    """A column of lists of numbers.
+    """A column of lists of numbers, stored in chunks (pieces of consecutive rows).
 
-    `flat` is one view of the memory from the first to the last of the chunks' values (`_window`). Memory in between
-    that holds no values of this column is not read.
+    `flat` is one view of the memory from the first to the last value of all chunks (`_window`). Memory in between that
+    holds no values of this column is not read.
     """
 
     def __init__(self, column: pa.ChunkedArray, name: str, place: str) -> None:
@@ -269,8 +274,8 @@ class _Lists:
         """Return the lengths of all lists, after checking all offsets; int32 ``[rows]``.
 
         Raises:
-            SourceError: an offset is below the one before it, or a list is too long, or lies beyond the values of its
-                chunk.
+            SourceError: an offset is below the one before it, a list has more than 2^31 - 1 values, or a list lies
+                beyond the values of its chunk.
         """
         if self._width:
             return np.full(self._bounds[-1], self._width, np.int32)
@@ -314,7 +319,10 @@ def _whole(column: pa.ChunkedArray, name: str, place: str) -> list[pa.Array]:
 
 
 class _Memory:
-    """Memory that Arrow owns. NumPy makes an array of it by ``__array_interface__``; the array keeps `owner` alive."""
+    """Memory that Arrow owns, of which NumPy makes an array without a copy, by ``__array_interface__``.
+
+    The array keeps `owner` alive: the Arrow buffers whose memory it is.
+    """
 
     def __init__(self, owner: Any, address: int, dtype: np.dtype[Any], count: int) -> None:
         self.owner = owner
@@ -324,8 +332,8 @@ class _Memory:
 def _window(arrays: Sequence[pa.Array], dtype: np.dtype[Any], place: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return one flat view over the memory from the first to the last of these arrays, and where each begins in it.
 
-    Between the arrays lies other memory, which must not be read. Booleans are viewed as bytes; where an array of them
-    begins is counted in bits.
+    The begins are int64 ``[arrays]``. Between the arrays lies other memory, which must not be read. Booleans are viewed
+    as bytes; where an array of them begins is counted in bits.
 
     Raises:
         SourceError: the numbers are not aligned in memory; `place` is the source in the message.

@@ -44,11 +44,11 @@ def open_tokens(
 
     Args:
         inputs: a folder with ``ids.npy`` and ``offsets.npy``; a Megatron pair, given as ``NAME``, ``NAME.bin`` or
-            ``NAME.idx``; a `datasets.Dataset`, the folder of a saved one, or Arrow files; a packed dataset of nopad
-            or its folder; other ready-made ids that `nopad.open_source` reads (Parquet, JSON Lines, lists of ids,
-            lists of dicts), or a source that it returned; `nopad.sequences.Sequences` in memory; an open
-            `TokenSource`, which is returned as it is; or sequences with images: a list of dicts or a
-            `datasets.Dataset` with ``pixel_values`` or ``pixel_values_videos``, as for `PackedBatch.from_features`.
+            ``NAME.idx``; a `datasets.Dataset`, the folder of a saved one, or Arrow files; a packed dataset of nopad or
+            its folder; other ready-made ids that `nopad.open_source` reads (Parquet, JSON Lines, lists of ids, lists of
+            dicts), or a source that it returned; `nopad.sequences.Sequences` in memory; an open `TokenSource`, which is
+            returned as it is; or sequences with images: a list of dicts or a `datasets.Dataset` with ``pixel_values``
+            or ``pixel_values_videos``, as for `PackedBatch.from_features`.
         options: which columns of tables and records are read; None: the defaults of `ReaderOptions`.
         empty: what to do with sequences that have no token: "refuse" raises LengthError; "skip" leaves them out
             (`TokenSource.skipped` counts them).
@@ -62,7 +62,7 @@ def open_tokens(
         SourceError: the input is missing, damaged, or of a kind that cannot be read.
         FormatError, CorruptError: a Megatron pair, a packed dataset or another file has a wrong format or is damaged.
         PlanMismatchError: an index-only dataset was not made for `source`.
-        StorageError: a copy of the tokens cannot be written.
+        StorageError: a copy of the tokens cannot be written, or a packed dataset cannot be read.
         RecordError: a record is bad.
         LengthError: a sequence has no token, and `empty` is "refuse".
         OptionError: an option has an invalid value, or does not apply to this input.

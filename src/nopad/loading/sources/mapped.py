@@ -2,8 +2,8 @@
 
 A mapped file is read at the speed of memory, and processes share its pages. Two things can go wrong: a file that is cut
 short kills the process that reads beyond its new end, and a file that is written to changes while it is read. So
-`MappedFile` notes the size, time of the last write and inode when it finds the file. Its `prove_size` compares the size
-before a read, `prove` compares size and time after it (1 µs for both), and `prove_path` checks that the path still
+`MappedFile` notes the size, time of the last write and inode of the file when it is made. Its `prove_size` compares the
+size before a read, `prove` compares size and time after it (1 µs for both), and `prove_path` checks that the path still
 names the same file. A file that is removed, or replaced by a new one of the same name, stays readable for all processes
 that have it open.
 
@@ -57,7 +57,10 @@ class MappedFile:
         self.path, self.size, self._stamp = path.absolute(), found.size, found.stamp
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a worker process gets: path, size, time of the last write and inode; it opens the file itself."""
+        """Return what a worker process gets: path, size, time of the last write and inode.
+
+        The worker process opens the file itself.
+        """
         return {name: value for name, value in vars(self).items() if name not in ("_file", "_mapping")}
 
     @cached_property
@@ -75,11 +78,15 @@ class MappedFile:
             return mmap.mmap(file.number, self.size, access=mmap.ACCESS_READ)
 
     def array(self, dtype: np.dtype[Any], begin: int, count: int) -> NDArray[Any]:
-        """Return the `count` values from byte `begin` on as a read-only view of the mapped file; ``[count]``."""
+        """Return the `count` values from byte `begin` on as a read-only view of the mapped file; ``[count]``.
+
+        Raises:
+            SourceError: the file cannot be opened, or changed before it was mapped.
+        """
         return np.frombuffer(self._mapping, dtype, count, begin) if count else np.empty(0, dtype)
 
     def prove(self) -> None:
-        """Refuse the file if it was written to or cut short since it was found.
+        """Refuse the file if it was written to or cut short since this object was made.
 
         The file that was opened is checked, even if the path names another one by now.
 
@@ -92,7 +99,9 @@ class MappedFile:
             self._compare(info)
 
     def prove_size(self) -> None:
-        """Refuse the file if its size changed; call this before a read. It takes a third of the time of `prove`.
+        """Refuse the file if its size changed since this object was made; call this before a read.
+
+        It takes a third of the time of `prove`.
 
         Raises:
             SourceError: its size changed.
@@ -102,7 +111,7 @@ class MappedFile:
             self.prove()
 
     def prove_path(self) -> None:
-        """Refuse the file if it was written to, replaced or removed since it was found.
+        """Refuse the file if it was written to, replaced or removed since this object was made.
 
         Raises:
             SourceError: the file at `path` is missing, was replaced, or was written to.

@@ -54,8 +54,8 @@ class MegatronTokens(TokenSource):
 
     Raises:
         FormatError: ``.idx`` has a wrong magic, version, type or size, or does not fit ``.bin``; or, if documents are
-            read, their bounds do not go from 0 to the number of sequences or fall in between, or the sequences of a
-            document do not follow one another.
+            read, their bounds do not rise from 0 to the number of sequences, or the sequences of a document do not
+            follow one another in ``.bin``.
         SourceError: a file is missing or cannot be read, no sequence has a token, or a document has more than 2^31 - 1
             tokens.
         LengthError: a sequence or document has no token, and `empty` is "refuse".
@@ -63,9 +63,11 @@ class MegatronTokens(TokenSource):
     """
 
     def __init__(self, prefix: Path, *, unit: str = "sequences", empty: str = "refuse") -> None:
-        """Map both files, and check every length and place, and with `unit` "documents" every document bound; O(n).
+        """Map both files, and check the length of every sequence and its place in ``.bin``; O(n).
 
-        `prefix` is the path of the files without ``.idx`` and ``.bin``.
+        If `unit` is "documents", every document bound is checked too. `prefix` is the path of the files without
+        ``.idx`` and ``.bin``. `empty` says what to do with sequences or documents that have no token: "refuse" or
+        "skip".
         """
         self._documents = UNIT.check("unit", unit) == "documents"
         paths = [prefix.with_name(prefix.name + suffix) for suffix in (".idx", ".bin")]

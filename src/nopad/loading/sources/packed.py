@@ -90,8 +90,8 @@ class IndexTokens(TokenSource):
         """Return the lengths of all stored sequences, 0 or more; int32 ``[stored]``.
 
         Raises:
-            PlanMismatchError: the source has fewer records than the index names, or a record has another length than
-                the index says.
+            PlanMismatchError: the source has fewer records than the index names, a record is shorter than the index
+                says, or a record has another length although the index holds only whole records.
         """
         index, held = self._index, self._source.stored_lengths()
         lengths = index.lengths.astype(np.int32)

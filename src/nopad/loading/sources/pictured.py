@@ -30,12 +30,13 @@ _SAMPLED = 64  # sequences whose pixel values are in a fingerprint
 
 @dataclass(frozen=True, eq=False)
 class _Stored:
-    """The images of all sequences, or their videos, without pixel values.
+    """The images of all sequences, or all their videos, without pixel values.
 
     Attributes:
         kind: whether these are images or videos.
         counts: number of images (or videos) of each sequence; int64 ``[n]``.
-        columns: by name, the columns without pixel values: one entry per sequence, None for one without images.
+        columns: by name, the columns that describe the images, such as ``image_grid_thw``: one entry per sequence, None
+            for a sequence without images.
     """
 
     kind: Kind
@@ -47,8 +48,8 @@ class PicturedTokens(TokenSource):
     """Sequences of tokens in memory, and their images and videos, which are read from records by number.
 
     Attributes:
-        images: number of images in each sequence, where a video counts once per step in time, as for a limit of images
-            per pack; int64 ``[n]``, read-only.
+        images: number of images in each sequence, int64 ``[n]``, read-only; a video counts as many images as it has
+            steps in time (the first number of its ``video_grid_thw``).
         videos: whether any sequence has a video.
     """
 
@@ -131,7 +132,7 @@ class PicturedTokens(TokenSource):
 
 
 def has_pictures(inputs: Any) -> bool:
-    """Return whether records hold images or videos: a list of dicts or a `datasets.Dataset` with pixel values."""
+    """Return whether `inputs` are a list of dicts or a `datasets.Dataset` with pixel values of images or videos."""
     names = {kind.pixels for kind in KINDS}
     if hasattr(inputs, "with_format"):
         return not names.isdisjoint(getattr(inputs, "column_names", None) or ())
@@ -141,12 +142,14 @@ def has_pictures(inputs: Any) -> bool:
 
 
 def pictured_tokens(inputs: Any, *, empty: str = "refuse") -> PicturedTokens:
-    """Open records with images; each is what a processor gives for one text, as for `PackedBatch.from_features`.
+    """Open records with images as a source; all records are read once.
 
-    Tokens whose ``attention_mask`` is 0 are padding and are removed. All records are read once.
+    A record is what a processor of transformers gives for one text, as for `PackedBatch.from_features`. Tokens whose
+    ``attention_mask`` is 0 are padding and are removed.
 
     Raises:
-        SourceError: a record cannot be used; the message says why, and with which record its count of records begins.
+        SourceError: a record cannot be used. Records are checked in parts of 256; the message names the first record of
+            the part, and counts from there.
         OptionError: `empty` is "skip".
     """
     if empty != EMPTY.default:
@@ -175,8 +178,8 @@ def pictured_tokens(inputs: Any, *, empty: str = "refuse") -> PicturedTokens:
 def _stored(kind: Kind, shown: Sequence[tuple[int, Sequence[Pictured]]], name: str) -> _Stored:
     """Return the images of all records, or their videos if `kind` says so, without pixel values.
 
-    `shown` has a pair for each part of the records: the number of its records, and their images and videos. `name` is
-    the source's name in messages.
+    `shown` has a pair for each part of the records: how many records it has, and their images and videos. `name` is the
+    source's name in messages.
 
     Raises:
         SourceError: some images (or videos) have grids or seconds, and others have not.
@@ -201,7 +204,10 @@ def _given(values: Sequence[Any]) -> Iterator[bool]:
 
 
 def _parts(records: Any) -> Iterator[tuple[int, list[Mapping[str, Any]]]]:
-    """Yield (number of the first record, up to 256 records) for all records, so that few images are in memory."""
+    """Yield (number of the first record, list of records) for parts of up to 256 records, from first to last.
+
+    So the images of only one part need to be in memory.
+    """
     for begin in range(0, len(records), _AT_ONCE):
         yield begin, [records[number] for number in range(begin, min(begin + _AT_ONCE, len(records)))]
 

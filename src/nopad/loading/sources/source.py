@@ -211,11 +211,11 @@ class TokenSource(ABC):
     def fingerprint(self) -> str:
         """SHA-256 of the content, in hex, the same however the tokens are stored; computed at its first use.
 
-        It covers the length of every sequence, the names and kinds of the columns, and tokens and values: all of them
-        if there are at most 4 million tokens; else those of at most 4,096 sequences spread evenly from the first to the
-        last, with at most 4 million tokens, not counting the first and the last. So a changed length is always
-        detected, and a changed token or value only in these sequences. `gather` and `check_unchanged` detect writes
-        while the source is open.
+        It covers the length of every sequence, and the names and kinds of the columns. If there are at most 4 million
+        tokens, it covers all tokens and per-sequence values. Otherwise it covers those of up to 4,096 sequences, spread
+        evenly and with at most 4 million tokens together; the first and the last sequence are always among these,
+        however long they are. So a changed length is always detected, and a changed token or value only in the
+        sequences covered. `gather` and `check_unchanged` detect writes while the source is open.
         """
         if self._fingerprint is None:
             digest = hashlib.sha256(f"nopad tokens 1\0{len(self)}\0".encode())
@@ -250,8 +250,8 @@ class TokenSource(ABC):
 
         Raises:
             OptionError: a number is not an integer or out of range.
-            SourceError: a file changed since it was opened, an ``attention_mask`` is not all 1, or an id is out of
-                range.
+            SourceError: a file changed since it was opened, an ``attention_mask`` is not all 1, or an id is not from 0
+                to 2^31 - 1.
             BatchError: with `wide`, a finite float64 is too large for float32.
             PlanMismatchError: a record became shorter than the index of an index-only dataset says.
         """
@@ -268,7 +268,7 @@ class TokenSource(ABC):
         return narrowed(found) if wide and not self.exact else found
 
     def _chosen(self, numbers: ArrayLike) -> NDArray[np.int64]:
-        """Return these sequence numbers, checked, as indices among all stored sequences; int64 ``[k]``.
+        """Check sequence numbers that `gather` got, and return their indices among all stored sequences; int64 ``[k]``.
 
         Raises:
             OptionError: a number is not an integer or out of range.
@@ -315,13 +315,17 @@ class TokenSource(ABC):
 
     @abstractmethod
     def stored_lengths(self) -> NDArray[np.int32]:
-        """Return the lengths of all stored sequences, 0 or more; int32 ``[stored]``, a new or a read-only array."""
+        """Return the lengths of all stored sequences, 0 or more; int32 ``[stored]``.
+
+        The array must be new or read-only, since the caller keeps it and makes it read-only.
+        """
 
     @abstractmethod
     def located(self, numbers: NDArray[np.int64]) -> Located:
         """Return where the stored sequences with these numbers lie; `numbers` is int64 ``[k]``.
 
-        The numbers are in range, and count all stored sequences, including empty ones that `gather` leaves out.
+        The numbers are in range. They count all stored sequences, also those without a token, which `gather` leaves
+        out.
         """
 
 

@@ -60,8 +60,8 @@ def spooled(
     """Return all sequences of `parts` as a source: in memory, or copied to a folder and mapped.
 
     Args:
-        parts: a function that yields all sequences in order, in parts; columns are NumPy arrays of numbers, the same
-            in each part. It is not called if a folder holds a copy already.
+        parts: a function that yields all sequences in order, in parts. All parts have the same columns, which are NumPy
+            arrays of numbers. It is not called if there is a copy already.
         identity: a description of what is copied, as JSON values, by which a later process finds the copy; None: the
             tokens stay in memory.
         name: the source's name in messages.
@@ -69,7 +69,8 @@ def spooled(
             memory.
         empty: what to do with sequences that have no token: "refuse" or "skip", as in `open_tokens`; the copy holds
             them in both cases.
-        left_out: names of columns that the parts do not have, for `TokenSource.left_out`.
+        left_out: names of columns that the data had and that were left out before, to be listed in
+            `TokenSource.left_out`.
 
     Raises:
         LengthError: a sequence has no token, and `empty` is "refuse".
@@ -119,8 +120,8 @@ def _taken(parts: Iterator[Sequences]) -> list[Sequences]:
 def _write(parts: Iterable[Sequences], partial: Path, place: Path, name: str) -> None:
     """Write a copy to the folder `partial`, and rename this folder to `place` when the copy is complete.
 
-    If `partial` exists already, a killed process left it, and it is removed first. If writing fails, it is removed too.
-    `name` is the source's name in messages.
+    If `partial` exists already, a killed process left it, and it is removed first. If writing fails, `partial` is
+    removed too. `name` is the source's name in messages.
 
     Raises:
         SourceError: there is no sequence.
@@ -143,10 +144,10 @@ def _write(parts: Iterable[Sequences], partial: Path, place: Path, name: str) ->
 
 
 def _write_columns(parts: Iterable[Sequences], folder: Path, name: str) -> list[dict[str, Any]]:
-    """Write the columns of `parts` to `folder`, one file each, with a further one for the offsets of sequences.
+    """Write the columns of `parts` to `folder`, one file each, and the offsets at which sequences begin to another.
 
-    Returns a description of each file: name of the column, whether it has a value per token or per sequence, name of
-    the file, dtype, and number of values.
+    Return a dict for each file: ``name`` of the column, ``per`` ("token", "sequence" or "offsets"), ``file`` name,
+    ``dtype`` and ``size`` (number of values).
 
     Raises:
         SourceError: there is no sequence; the message calls the source `name`.
@@ -178,7 +179,11 @@ def _write_columns(parts: Iterable[Sequences], folder: Path, name: str) -> list[
 
 
 class _Column:
-    """A file of numbers that is appended to; 16-bit ids are widened to 32 bits at the first id that needs more bits."""
+    """A file to which the values of one column are appended.
+
+    Ids are written in 16 bits each. If an id needs more bits, those already written are widened to 32 bits, and all
+    later ones are written in 32 bits.
+    """
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
         self.path, self.dtype, self.size = path, dtype, 0

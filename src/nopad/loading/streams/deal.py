@@ -18,11 +18,11 @@ __all__ = ["Deal", "Left"]
 
 @dataclass(frozen=True, kw_only=True)
 class Left:
-    """A former deal of records to ranks, and how far each of its ranks had read.
+    """A former deal of records to ranks, in turn, and how far each of its ranks had read when the run stopped.
 
     Attributes:
         world_size: number of ranks of that deal.
-        count: the rank to which that deal gives the next record that is read.
+        count: the rank to which that deal gives the first record that is not read yet in the present run.
         reached: for each rank, the number of the first record that it had not read; `world_size` integers.
     """
 
@@ -33,7 +33,9 @@ class Left:
 
 @dataclass(frozen=True, kw_only=True)
 class Deal:
-    """Says to which rank each record goes, from some record on.
+    """Says to which rank each record goes, from the next record on.
+
+    Records go to the ranks in turn. A record that a former deal gave to a rank which had read it is skipped.
 
     Attributes:
         world_size, rank: the number of ranks, and the one whose records `take` returns.
@@ -69,11 +71,15 @@ class Deal:
         return mine - first, replace(self, count=count, before=tuple(before))
 
     def again(self, reached: tuple[int, ...], world_size: int, rank: int) -> Deal:
-        """Return the deal by which rank `rank` of `world_size` new ranks gets unread records of this deal.
+        """Return the deal for rank `rank` after this deal's run stopped and goes on with `world_size` new ranks.
 
-        ``reached[r]`` is the number of the first record that rank r of this deal had not read. Call this method on the
-        deal whose next record is ``min(reached)``: the returned deal begins with the same record, and skips those that
-        were read.
+        The new deal begins at the same record as this deal, and skips the records that were read. Call this method on
+        the deal whose next record is ``min(reached)``.
+
+        Args:
+            reached: for each rank of this deal, the number of the first record that it had not read.
+            world_size: the new number of ranks.
+            rank: the new rank, from 0.
         """
         left = Left(world_size=self.world_size, count=self.count, reached=reached)
         return Deal(world_size=world_size, rank=rank, before=(*self.before, left))

@@ -21,7 +21,7 @@ __all__ = ["Flow"]
 
 
 class Flow:
-    """Yields the units (packs or single sequences) of one rank in order, from a `StreamPlace` on."""
+    """Reads a stream from a `StreamPlace` on, and makes the units (packs or single sequences) of one rank in order."""
 
     def __init__(self, place: StreamPlace, reader: Reader, packing: Packing, shuffling: Shuffling) -> None:
         """Begin at `place`; nothing is read yet.
@@ -64,9 +64,10 @@ class Flow:
         return [self._ready.popleft() for _ in range(min(units, len(self._ready)))]
 
     def _read(self) -> bool:
-        """Read one more group of sequences or, at the end of the stream, pack the sequences that still wait.
+        """Read the next sequences or, at the end of the stream, pack the sequences that still wait.
 
-        Return False if there was nothing left to read or to pack.
+        Sequences are read in groups (`Reader.groups`); one more group is read. Return False if there was nothing left
+        to read or to pack.
 
         Raises:
             SourceError: the last passes over the source gave this rank no sequence; or as in `Reader.groups`.
@@ -91,9 +92,9 @@ class Flow:
         return True
 
     def _let_on(self, found: Sequences, wait: int) -> int:
-        """Add `found` to the sequences that wait for a random turn, and send all but `wait` of them to the packer.
+        """Add the sequences `found` to those that wait for a random turn; draw all but `wait` of these, and pack them.
 
-        Return how many were sent.
+        Return how many were drawn.
         """
         place, deal = self._place, self._place.cursor.deal
         found, buffer = place.buffer.after(found, wait, self._shuffling.seed, deal.world_size, deal.rank)
@@ -108,7 +109,7 @@ class Flow:
         return len(found)
 
     def sequences(self, packs: Sequence[Pack]) -> tuple[Sequences, NDArray[np.int64]]:
-        """Return the sequences of these units, unit after unit, and the number of sequences of each unit.
+        """Return the sequences of the units `packs`, unit after unit, and the number of sequences of each unit.
 
         The numbers are int64 ``[units]``.
         """

@@ -29,8 +29,8 @@ _OWN = (*_MAKE_STREAM, "shuffle_buffer", *_PACKING, *_CORPUS)
 def is_stream(data: Any, options: Mapping[str, Any]) -> bool:
     """Return whether the data are a stream.
 
-    Sources of texts (`nopad.open_source`), functions, iterators and iterable datasets are streams; so are any data if
-    the option `tokenizer` or `exhausted` is given.
+    These are streams: a source of texts that `nopad.open_source` returned, a function, an iterator, and an iterable
+    dataset. All other data are a stream if the option `tokenizer` or `exhausted` is given.
 
     Raises:
         OptionError: the data are not a stream, and another option of a stream is given, such as `over_long`.

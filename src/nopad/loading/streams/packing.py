@@ -25,8 +25,8 @@ class Packing:
     Attributes:
         capacity: maximum number of tokens per pack; None: each sequence is a unit by itself.
         depth, buffer, patience: as in `StreamPacker`.
-        buffer_tokens: as in `StreamPacker`, but None stands for the tokens of 16 packs or 65,536, whichever is more. So
-            the first batch comes soon, however long the sequences are.
+        buffer_tokens: as in `StreamPacker`, but None stands for ``max(16 * capacity, 65536)``. This limits how much is
+            read before the first batch.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -79,7 +79,7 @@ class Packer:
             )
 
     def push(self, lengths: NDArray[np.int32]) -> list[tuple[int, ...]]:
-        """Add sequences of these lengths; return the units that are ready, each as the numbers of its sequences."""
+        """Add sequences of these lengths; return the units that are complete, each as the numbers of its sequences."""
         first, self._arrived = self._arrived, self._arrived + lengths.size
         if self._inner is not None:
             return _numbers(self._inner.push(lengths))
@@ -93,12 +93,15 @@ class Packer:
         return [] if self._inner is None else _numbers(self._inner.finish())
 
     def restore(self, arrived: int, numbers: NDArray[np.int64], lengths: NDArray[np.int32]) -> None:
-        """Bring a new packer to the state in which `arrived` sequences have come and some of them still wait.
+        """Set a new packer to the state in which `arrived` sequences have come and some of them still wait.
 
-        `numbers` and `lengths` are those of the sequences that wait, int64 and int32 ``[n]``.
+        Args:
+            arrived: number of sequences that have come; the next one gets this number.
+            numbers: numbers of the sequences that wait to be packed; int64 ``[n]``.
+            lengths: their lengths; int32 ``[n]``.
 
         Raises:
-            FormatError: these numbers and lengths are not those of a packer with these settings.
+            FormatError: no packer with these settings can have such numbers and lengths.
         """
         self._arrived = arrived
         if self._inner is not None:

@@ -27,9 +27,9 @@ class Held:
     """Sequences in memory that came to the packer; those marked `alive` are in no finished step yet.
 
     Attributes:
-        sequences: the sequences in memory; None: none.
-        numbers: the number of each sequence in memory, in order of arrival, ascending; int64 ``[n]``.
-        alive: True for each sequence that no finished step has taken; bool ``[n]``.
+        sequences: the sequences in memory, in order of arrival; None: there are none.
+        numbers: the number of each of these sequences, ascending; int64 ``[n]``.
+        alive: True for each of these sequences that no finished step has taken; bool ``[n]``.
     """
 
     sequences: Sequences | None
@@ -96,16 +96,16 @@ class StreamPlace:
     """How far one rank of a loader over a stream has come.
 
     Attributes:
-        cursor: where reading goes on.
+        cursor: where in the source reading goes on, and which records belong to this rank.
         buffer: the sequences that were read and wait for a random turn.
-        held: the sequences that have come to the packer, and are in no finished step yet.
-        ready: complete packs of held sequences, in the order in which batches take them; the held sequences in no
-            complete pack still wait in the packer.
-        arrived: how many sequences have come to the packer since numbering began.
-        accumulation, per_rank: number of micro-steps per step, and of units (packs or single sequences) per rank and
+        held: the sequences in memory that have come to the packer; those marked `alive` are in no finished step yet.
+        ready: the packs that are complete, in the order in which batches take them. The other sequences marked `alive`
+            in `held` still wait in the packer.
+        arrived: how many sequences have come to the packer since it began to number them from 0.
+        accumulation, per_rank: number of micro-steps per step; number of units (packs or single sequences) per rank and
             micro-step.
         batches: number of micro-batches of the next step that were taken already.
-        steps_seen: number of whole steps.
+        steps_seen: number of whole steps taken.
         sequences_here, tokens_here: number of sequences and tokens in these steps, on this rank.
         left_sequences, left_tokens: number of sequences and tokens that this rank read and left out at the ends of
             passes.
@@ -163,7 +163,7 @@ class StreamPlace:
 
     @property
     def waiting(self) -> NDArray[np.bool_]:
-        """For each sequence in memory, whether it waits in the packer, since no complete pack has it; bool ``[n]``."""
+        """For each sequence in `held`, whether it waits in the packer and is in no complete pack yet; bool ``[n]``."""
         waiting = self.held.alive.copy()
         waiting[self.held.places(np.array([n for pack in self.ready for n in pack], dtype=np.int64))] = False
         return waiting

@@ -52,8 +52,8 @@ class Cursor:
     Attributes:
         passes: number of passes over the source that were finished.
         began: number of the first record of this pass, counted over all passes.
-        at: the place of the block (a run of records of one file) that holds the next record: its `Block.at`. If that is
-            empty, ``(number,)`` with the number of the block. (): the first block.
+        at: the place of the block (consecutive records of one file) that holds the next record. This is its `Block.at`
+            or, if that is empty, ``(number,)`` with the number of the block. (): the first block.
         first: number, in this pass, of the first record of that block.
         record: number, in this pass, of the next record.
         mark: a digest of that block, by which a changed source is noticed; "": it is not compared.
@@ -79,7 +79,13 @@ class Cursor:
 
 
 class Read(NamedTuple):
-    """A group of this rank's sequences, counts of its records (read, skipped and so on), and the cursor after it."""
+    """Some sequences of this rank, as `Reader.groups` yields them.
+
+    Attributes:
+        sequences: the sequences.
+        counts: how many of the records of these sequences were read, skipped, truncated and so on.
+        cursor: the place in the source from which reading goes on after them.
+    """
 
     sequences: Sequences
     counts: Counts
@@ -87,7 +93,13 @@ class Read(NamedTuple):
 
 
 class _Started(NamedTuple):
-    """A group that is being tokenised, and where reading goes on after it."""
+    """Some records of this rank that are being tokenised.
+
+    Attributes:
+        group: the records.
+        content: their tokens, which threads may still be computing.
+        cursor: the place in the source from which reading goes on after them.
+    """
 
     group: Gathered
     content: Content
@@ -111,10 +123,10 @@ class Reader:
     repeat: bool
 
     def groups(self, cursor: Cursor) -> Iterator[Read]:
-        """Yield groups of this rank's sequences from `cursor` on; closing the iterator ends its threads.
+        """Yield this rank's sequences from `cursor` on, some at a time; closing the iterator ends its threads.
 
-        The first group is empty. It is yielded while the next ones are being tokenised, so that the caller can prepare
-        meanwhile.
+        The sequences of about 128 KiB of this rank's records are yielded together, as one group. The first group is
+        empty. It is yielded while the next ones are being tokenised, so that the caller can prepare meanwhile.
 
         Raises:
             RecordError: a record is bad, too long or empty, and the options do not allow it.
@@ -141,7 +153,7 @@ class Reader:
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def _gathered(self, cursor: Cursor, pool: Executor) -> Iterator[_Started | Exception]:
-        """Yield decoded groups that are being tokenised; if an error occurs, it is the last item, and is not raised."""
+        """Yield groups of decoded records that are being tokenised; if an error occurs, it is the last item."""
         kinds: dict[bool, str] = {}
         try:
             while not cursor.ended:
@@ -167,9 +179,10 @@ class Reader:
         return self.source.names != ("",)
 
     def _sources_of(self, group: Gathered, records: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return which source each of these records of `group` is from, as an index into the sources' names.
+        """Return, for each record, the index of its source in ``self.source.names``.
 
-        `records` are the numbers of the records in the pass. The result is int64 ``[records]``.
+        `group` holds the records, and `records` are their numbers in the pass over the source. The result is int64
+        ``[records]``.
         """
         numbers = [self.source.names.index(part.block.source) for part in group.parts]
         of = np.repeat(np.array(numbers, dtype=np.int64), [part.numbers.size for part in group.parts])
@@ -222,7 +235,7 @@ class _Pass:
         yield self._group, self._next_pass(first)
 
     def _blocks(self) -> Iterator[Block]:
-        """Yield the blocks of the source from that of the cursor on, with `Block.at` set.
+        """Yield the blocks of the source from the one with the cursor's next record on, with `Block.at` set.
 
         Raises:
             SourceError: the source has changed: its block at this place is another one than when the cursor was made,
@@ -241,7 +254,7 @@ class _Pass:
             raise SourceError("the source ends before the place of the state: it changed; begin anew without the state")
 
     def _theirs(self, block: Block, first: int) -> bool:
-        """Return whether this block is a whole document of another rank; if so, move the cursor beyond it.
+        """Return whether this block is a single document that another rank reads; if so, move the cursor beyond it.
 
         Such a document is not decoded. `first` is the number of its record in the pass.
         """
@@ -255,7 +268,8 @@ class _Pass:
     def _lines(self, block: Block, lines: Lines, first: int) -> Iterator[tuple[Gathered, Cursor]]:
         """Add this rank's records of a block of lines, decoding no others; yield the groups that end here.
 
-        Each comes with the cursor after it. `first` is the number, in the pass, of the block's first record.
+        A group is about 128 KiB of this rank's records; each comes with the cursor after it. `first` is the number, in
+        the pass, of the block's first record.
         """
         end, begin = first + len(lines), max(first, self._cursor.record)
         if end <= begin:
@@ -274,8 +288,8 @@ class _Pass:
     def _run(self, run: Records | BadRecord, first: int) -> Iterator[tuple[Gathered, Cursor]]:
         """Add this rank's records of a run; yield the groups that end here, each with the cursor after it.
 
-        A run is consecutive records that were decoded together, or one bad record. `first` is the number, in the pass,
-        of its first record.
+        A group is about 128 KiB of this rank's records. A run is consecutive records that were decoded together, or one
+        bad record. `first` is the number, in the pass, of its first record.
         """
         end, begin = first + _size(run), max(first, self._cursor.record)
         if end <= begin:
@@ -289,8 +303,8 @@ class _Pass:
     ) -> Iterator[tuple[Gathered, Cursor]]:
         """Add the records with indices `mine` in a run; yield the groups that end here, each with the cursor after it.
 
-        A group ends when it is full, or at a bad record that the options do not allow. `numbers` are the numbers of the
-        chosen records in the pass.
+        A group ends when it has about 128 KiB, or at a bad record that the options do not allow. `numbers` are the
+        numbers of the chosen records in the pass.
         """
         sizes = np.cumsum(_bytes_of(run, mine))
         at = 0
@@ -347,7 +361,7 @@ def _size(run: Records | BadRecord) -> int:
 
 
 def _bytes_of(run: Records | BadRecord, mine: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return about how many bytes each of the records with indices `mine` in a run takes; int64 ``[mine]``."""
+    """Return about how many bytes each of the records with the indices `mine` in `run` takes; int64 ``[mine]``."""
     if isinstance(run, BadRecord):
         return np.ones(mine.size, dtype=np.int64)
     if run.texts is not None:

@@ -51,10 +51,11 @@ class Buffer:
     """The sequences that wait for a random turn.
 
     Attributes:
-        parts: the sequences in memory, in the parts in which they arrived; some of them were drawn already.
+        parts: the sequences in memory, in the parts in which they arrived; some may have been drawn already.
         waiting: the sequences that wait, as indices counted over all parts; int64 ``[n]``. A draw picks an index into
             this array.
-        drawn: number of the next draw. Each draw adds 1, and each epoch begins with a number of its own.
+        drawn: number of the next draw, on which its result depends. Each draw adds 1. Each epoch begins with another
+            number.
     """
 
     parts: tuple[Sequences, ...] = ()

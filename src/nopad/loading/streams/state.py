@@ -86,10 +86,10 @@ def _columns(found: Sequences) -> dict[str, Any]:
 
 
 def _packed(column: NDArray[Any]) -> dict[str, str]:
-    """Return a column in the form that it has in a state.
+    """Return a column as the dict that stands for it in a state.
 
-    This is a dict: its bytes as base64 (``data``), their dtype (``stored``), and the column's own dtype (``type``).
-    Integers are stored in the narrowest dtype that holds them.
+    ``data`` has its bytes as base64, ``stored`` their dtype, and ``type`` the column's own dtype. Integers are stored
+    in the narrowest dtype that holds them.
     """
     stored = column
     if column.dtype.kind in "iu" and column.size:
@@ -99,7 +99,7 @@ def _packed(column: NDArray[Any]) -> dict[str, str]:
 
 
 def read_state(state: Any, packing: Packing) -> tuple[StreamPlace, dict[str, Any]]:
-    """Return ``(place, facts)`` from a state; the place says how far the rank had come.
+    """Return ``(place, facts)`` from a state, as `written` returns it.
 
     Raises:
         FormatError: `state` is not a state of a loader over a stream, is of another format version, or has impossible
@@ -124,7 +124,7 @@ def read_state(state: Any, packing: Packing) -> tuple[StreamPlace, dict[str, Any
 
 
 def _check(place: StreamPlace, packing: Packing) -> None:
-    """Refuse a place whose numbers contradict one another or `packing`.
+    """Refuse a place whose numbers contradict one another or the settings `packing`.
 
     Raises:
         FormatError: the numbers do not fit together, or a pack is above the capacity.

@@ -12,7 +12,7 @@ __all__ = ["StreamSummary"]
 
 @dataclass(frozen=True, kw_only=True)
 class StreamSummary:
-    """What a loader knows about its stream; print it to read it. It covers this rank only.
+    """What a rank has read from its stream and given to training; print it to read it. It covers this rank only.
 
     Attributes:
         takes: what a rank takes in a micro-step, in words, such as "8 packs".
@@ -20,8 +20,9 @@ class StreamSummary:
         exhausted: "repeat" or "stop", as in `PackedLoader`.
         passes: how often this rank has read the source to its end.
         records: number of records of a whole pass; None: not known, since no pass has ended.
-        steps, sequences, tokens: number of whole steps, and of sequences and tokens in them on this rank.
-        slots: number of slots in these steps on this rank, tokens and padding together; None: as many as tokens.
+        steps, sequences, tokens: number of whole steps taken, and of sequences and tokens in them on this rank.
+        slots: number of slots in these steps on this rank, tokens and padding together; None: the loader was not given
+            `rows` and a capacity.
         held_sequences, held_tokens: number of sequences and tokens that this rank has read, and that are in no finished
             step yet.
         left_out: number of (sequences, tokens) that this rank read and left out at the ends of passes.

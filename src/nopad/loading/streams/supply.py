@@ -45,8 +45,8 @@ class _Begun(NamedTuple):
 
     Attributes:
         units: number of units (packs or single sequences) that this rank has for the step.
-        left: the place of the rank if the pass ends here, so that the step is not taken. The sequences that the rank
-            holds at this place are then left out.
+        left: how far this rank has come if the step is not taken, since the stream ends here. The sequences that the
+            rank still holds there are then left out.
     """
 
     units: int
@@ -64,15 +64,15 @@ class _Made(NamedTuple):
 class StreamSupply(Supply):
     """The batches of one rank of a stream.
 
-    Methods take and return places, which say how far a rank has come; here a place is a `StreamPlace`.
+    The methods take and return places (`StreamPlace`), which say how far a rank has come.
 
     Attributes:
         reader: reads and tokenises the source.
         packing: how sequences become units.
         shuffling: how sequences wait for a random turn before they are packed.
         serving: the rank for which batches are built, and how.
-        last: what happens to units that are too few for a whole step when ranks stop at the end of the source, as
-            in `PackedLoader`.
+        last: what happens to units that are too few for a whole step when ranks stop at the end of the source, as in
+            `PackedLoader`.
     """
 
     reader: Reader
@@ -82,10 +82,10 @@ class StreamSupply(Supply):
     last: Last
 
     def __post_init__(self) -> None:
-        """Refuse several ranks that are to stop at the end of the source, but cannot tell one another when.
+        """Check that ranks which stop at the end of the source can tell one another when they stop.
 
         Raises:
-            OptionError: there are such ranks, and torch.distributed has no process group.
+            OptionError: there are several such ranks, and torch.distributed has no process group.
         """
         if not self.reader.repeat and self.serving.ranks.world_size > 1 and exchange_of(self.serving.ranks) is None:
             raise OptionError(
@@ -106,10 +106,12 @@ class StreamSupply(Supply):
         )
 
     def epoch_begin(self, at: StreamPlace, epoch: int) -> StreamPlace:
-        """Return the place where pass number `epoch` begins, for a stream that stops at the end of its source.
+        """Return the place where pass number `epoch` over the source begins.
+
+        The steps, sequences and tokens seen stay as in `at`.
 
         Raises:
-            OptionError: the stream never stops.
+            OptionError: the stream is repeated without end, so it has no epochs.
         """
         if self.reader.repeat:
             raise OptionError("an endless stream has no epochs to go to; it goes on by itself, pass after pass")
@@ -118,7 +120,10 @@ class StreamSupply(Supply):
         return replace(at, cursor=cursor, buffer=buffer, held=Held.none(), ready=(), arrived=0, batches=0)
 
     def described(self) -> str:
-        """Return a phrase that says that the data are a stream, and what a rank takes in a micro-step."""
+        """Return a phrase that says that the data are a stream, and what a rank takes in a micro-step.
+
+        An example is "a stream in packs of at most 4,096 tokens, 1 pack per rank and micro-step".
+        """
         packs = f" in packs of at most {self.packing.capacity:,} tokens" if self.packing.capacity else ""
         return f"a stream{packs}, {self.serving.takes(self.packing.unit)} per rank and micro-step"
 
@@ -145,7 +150,7 @@ class StreamSupply(Supply):
     def agreed(self, at: StreamPlace) -> dict[str, Any]:
         """Return, by name, what all ranks must agree on.
 
-        These are `facts`, the number of ranks, the step, `last`, and how many steps and batches were taken.
+        These are `facts`, the number of ranks, the size of a step, `last`, and how many steps and batches were taken.
         """
         return {
             **self.facts(),
@@ -188,7 +193,9 @@ class StreamSupply(Supply):
         )
 
     def state(self, at: StreamPlace, batches: int) -> dict[str, Any]:
-        """Return the state of this rank: its place, and the sequences that it holds.
+        """Return the state of this rank at place `at`; a dict that can be written as JSON.
+
+        It has the place, and the sequences that were read for later steps.
 
         Raises:
             OptionError: `batches` is not 0: later batches have not been read.
@@ -206,7 +213,8 @@ class StreamSupply(Supply):
         `state` is the state that this rank saved, or a list of the states of all former ranks, in any order.
 
         Raises:
-            FormatError: these are not states of a stream, are not of all ranks, or were not saved after the same step.
+            FormatError: these are not states of a stream; they are neither this rank's own state nor those of all
+                former ranks; or they were not saved after the same step.
             PlanMismatchError: the states are for other data, another tokenizer or other options.
         """
         states = [state] if isinstance(state, Mapping) or not isinstance(state, Sequence) else list(state)
@@ -299,7 +307,10 @@ class StreamSupply(Supply):
         return self.epoch_begin(left, at.epoch + 1)
 
     def _steps(self, at: StreamPlace) -> Generator[_Begun | _Made, None, None]:
-        """Yield, for each step from place `at` on, a `_Begun` and a `_Made` per micro-step that was not taken yet."""
+        """Yield what happens in each step from place `at` on: first a `_Begun`, then a `_Made` for each micro-step.
+
+        Micro-steps that were taken before `at` are left out.
+        """
         with closing(Flow(at, self.reader, self.packing, self.shuffling)) as flow:
             while True:
                 begun = replace(flow.place(), batches=0)
