@@ -5,15 +5,16 @@ from __future__ import annotations
 __all__ = ["Pace"]
 
 _KEPT = 0.8  # weight that an earlier batch keeps when another one is added
-_ALIKE = 1e-6  # relative variance below which all batches count as equally large
+_ALIKE = 1e-2  # relative variance below which batches count as equally large: noise would decide the time per token
 
 
 class Pace:
     """The time that batches take, by their number of tokens; each batch counts more than those before it.
 
     A time per token alone would be wrong for small batches, which take a mostly fixed time. So a fixed time and a time
-    per token are fitted, by weighted least squares. If all batches so far have the same size, a larger batch is
-    estimated to take as long as one of them, and a smaller one less, in proportion.
+    per token are fitted, by weighted least squares. While batches have about the same size, the two keep the ratio that
+    they had before. If all batches so far have about the same size, a larger batch is estimated to take as long as one
+    of them, and a smaller one less, in proportion.
 
     The batches below take 5 ms and 2 us per token. So 500 tokens are estimated to take 6 ms:
 
@@ -24,16 +25,23 @@ class Pace:
     ...     pace.add(tokens, 5_000_000 + 2_000 * tokens)
     >>> round(pace.estimate(500))
     6000000
+
+    Two batches of at most 400 tokens are needed for 500:
+
+    >>> round(pace.span(500, least=1, most=400))
+    11000000
     """
 
     def __init__(self) -> None:
         """Start without any batch."""
         self._sums = [0.0] * 5  # of 1, tokens, time, tokens x tokens, tokens x time, each weighted
+        self._line: tuple[float, float] | None = None  # a fixed time and a time per token, last fitted
 
     def add(self, tokens: int, spent_ns: int) -> None:
         """Note a batch: its number of tokens, 1 or more, and the time that it took in nanoseconds."""
         new = (1, tokens, spent_ns, tokens * tokens, tokens * spent_ns)
         self._sums = [_KEPT * one + other for one, other in zip(self._sums, new, strict=True)]
+        self._line = self._fitted() or self._line
 
     @property
     def ns_per_token(self) -> float | None:
@@ -41,14 +49,31 @@ class Pace:
         _, tokens, time, *_ = self._sums
         return time / tokens if tokens else None
 
-    def estimate(self, tokens: int) -> float:
+    def estimate(self, tokens: float) -> float:
         """Return how long a batch of this many tokens takes, in nanoseconds; 0 before the first batch."""
-        weight, x, y, xx, xy = self._sums
+        weight, x, y, *_ = self._sums
         if not weight:
             return 0.0
+        if self._line is None:
+            return y / weight * min(1.0, tokens * weight / x)
+        fixed, slope = self._line
+        usual = fixed * weight + slope * x
+        return (fixed + slope * tokens) * y / usual if usual else y / weight
+
+    def span(self, tokens: int, *, least: int, most: int) -> float:
+        """Return how long it takes to run this many tokens, in nanoseconds.
+
+        They run in batches of at most `most` tokens, and in at least `least` batches.
+        """
+        batches = max(least, -(-tokens // most))
+        return batches * self.estimate(tokens / batches)
+
+    def _fitted(self) -> tuple[float, float] | None:
+        """Return the fixed time and the time per token of recent batches; None: their sizes are too much alike."""
+        weight, x, y, xx, xy = self._sums
         variance = weight * xx - x * x
         if variance <= _ALIKE * x * x:
-            return y / weight * min(1.0, tokens * weight / x)
+            return None
         slope = max((weight * xy - x * y) / variance, 0.0)
         fixed = (y - slope * x) / weight
-        return fixed + slope * tokens if fixed >= 0 else xy / xx * tokens
+        return (fixed, slope) if fixed >= 0 else (0.0, xy / xx)

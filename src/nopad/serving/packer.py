@@ -197,6 +197,22 @@ class OnlinePacker:
             **self._counts, waiting=len(self), waiting_tokens=self.waiting_tokens, flushes=dict(self._flushes)
         )
 
+    def due_by(self, deadline_ns: int) -> tuple[int, int]:
+        """Return how many requests wait whose deadline is at most `deadline_ns`, and their number of tokens.
+
+        >>> from nopad.serving import Batching, OnlinePacker
+        >>> packer = OnlinePacker(Batching(capacity=8))
+        >>> _ = [packer.add(5, now_ns=0, deadline_ns=deadline) for deadline in (None, 20, 10, 30)]
+        >>> packer.due_by(20)
+        (2, 10)
+        """
+        self._settle()
+        kernels, (head, tail) = self._kernels, self._state[:2].tolist()
+        if self._state[kernels.NEXT_DEADLINE] > deadline_ns:
+            return 0, 0
+        found = self._table[head:tail, kernels.DEADLINE] <= deadline_ns  # not so in gaps
+        return int(found.sum()), int(self._table[head:tail, kernels.LENGTH][found].sum())
+
     def add(
         self, length: int, now_ns: int, *, deadline_ns: int | None = None, lead_ns: int = 0, priority: int = 0
     ) -> int:

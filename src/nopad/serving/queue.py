@@ -92,14 +92,15 @@ class RequestQueue:
     Args:
         batching: which sequences share a batch, and when it leaves.
         when_full: what `add` does when the queue is full: "block" or "raise".
-        clock: function that returns the time in nanoseconds.
+        clock: function that returns the time in nanoseconds; it may be set back (`now`).
         is_worker: function that returns whether the calling thread is the worker, which must not wait for itself.
     """
 
     def __init__(
         self, batching: Batching, when_full: WhenFull, clock: Callable[[], int], is_worker: Callable[[], bool]
     ) -> None:
-        self.clock, self._batching, self._when_full, self._is_worker = clock, batching, when_full, is_worker
+        self._clock, self._batching, self._when_full, self._is_worker = clock, batching, when_full, is_worker
+        self._latest = self._set_back = 0  # what the clock said last, and how far it was set back, in all
         self._packer = OnlinePacker(batching)
         # Re-entrant: cancelling a future while it is held calls `cancel`. It is entered itself, never through a
         # condition, whose `__enter__` is Python: an interrupt between its lines would leave the lock taken for ever.
@@ -109,6 +110,7 @@ class RequestQueue:
         self._refused = 0  # since others wait in the line
         self._waiting: dict[int, tuple[Waiting, int]] = {}
         self._running: list[Part] = []
+        self._began = 0  # time at which they left the queue
         self._closing = False
         self._died: str | None = None
         self._answered = self._failed = self._late = self._padded = self._filler = 0
@@ -117,10 +119,23 @@ class RequestQueue:
         self._pace = Pace()
         self._process = os.getpid()
 
+    def now(self) -> int:
+        """Return the time in nanoseconds, which never goes back: if the clock is set back, time goes on from there."""
+        with self._lock:
+            found = self._clock()
+            self._set_back += max(self._latest - found, 0)
+            self._latest = found
+            return found + self._set_back
+
+    def warmed(self, tokens: int, spent_ns: int) -> None:
+        """Note the time that a batch of the warm-up took, so that the first deadlines can be judged."""
+        with self._lock:
+            self._pace.add(tokens, spent_ns)
+
     def add(self, requests: Iterable[Waiting], deadline: int | None, priority: int) -> None:
         """Add requests, each with all its sequences or not at all.
 
-        `deadline` is a time of the queue's clock in nanoseconds; None: there is none. If the queue is full and
+        `deadline` is a time of `now`, in nanoseconds; None: there is none. If the queue is full and
         `when_full` is "block", wait for room. Callers that wait enter in the order in which they came, whatever their
         priorities. If a request is refused, those before it stay in the queue; `cancel` removes them.
 
@@ -137,7 +152,7 @@ class RequestQueue:
                 lengths = request.prepared.lengths
                 self._enter(lengths, deadline)
                 how = {"deadline_ns": deadline, "lead_ns": self._lead(lengths, deadline), "priority": priority}
-                request.numbers = self._packer.add_all(lengths, self.clock(), **how)
+                request.numbers = self._packer.add_all(lengths, self.now(), **how)
                 request.results = [None] * len(lengths)
                 request.missing = len(lengths)
                 self._waiting.update((number, (request, at)) for at, number in enumerate(request.numbers))
@@ -175,7 +190,7 @@ class RequestQueue:
         try:
             while self._line[0] is not mine or not self._packer.room(tokens):
                 self._lead(lengths, deadline)
-                mine.wait(None if deadline is None else max(deadline - self.clock(), 0) / 1e9)
+                mine.wait(None if deadline is None else max(deadline - self.now(), 0) / 1e9)
                 self.check_open()
         finally:
             self._line.remove(mine)
@@ -201,22 +216,39 @@ class RequestQueue:
         """
         if deadline is None:
             return 0
-        tokens, idle = sum(lengths), not self._running and not self._waiting
-        before = sum(part.request.prepared.lengths[part.at] for part in self._running)
-        if self._batching.keep_order:
-            before += self._packer.waiting_tokens
-        left = deadline - self.clock()
-        needed = self._pace.estimate(before + tokens)
+        left = deadline - self.now()
         if left <= 0:
             self._late += 1
             raise DeadlineError("the deadline has passed already; deadline_s counts from now, in seconds")
+        work, full = self._work(lengths, deadline), self._pace.estimate(self._batching.slots)
+        needed = self._until_idle() + work
+        idle = not self._running and not self._waiting
         if needed > left and not idle:  # if idle, the request is tried, whatever was slow before
             self._late += 1
             raise DeadlineError(
                 f"{left / 1e6:,.1f} ms are left until the deadline, and at the speed of recent batches an answer takes "
                 f"about {needed / 1e6:,.1f} ms; give it more time, or send fewer requests at once"
             )
-        return min(round(self._pace.estimate(max(tokens, self._batching.slots))), left)
+        return min(round(full + max(work, full)), left)  # a full batch may have begun when it must leave
+
+    def _work(self, lengths: list[int], deadline: int) -> float:
+        """Return how many ns it takes to run a request with sequences of these `lengths`, and what goes before it.
+
+        What goes before it are the requests that wait and have no later deadline; or all, with `Batching.keep_order`.
+        """
+        limits = self._batching
+        before = (
+            (len(self._packer), self._packer.waiting_tokens) if limits.keep_order else self._packer.due_by(deadline)
+        )
+        sequences, tokens = before[0] + len(lengths), before[1] + sum(lengths)
+        return self._pace.span(tokens, least=-(-sequences // (limits.max_sequences or sequences)), most=limits.slots)
+
+    def _until_idle(self) -> float:
+        """Return how many ns the batch that runs now still takes; 0: none runs, or it takes longer than estimated."""
+        if not self._running:
+            return 0.0
+        tokens = sum(part.request.prepared.lengths[part.at] for part in self._running)
+        return max(self._pace.estimate(tokens) - (self.now() - self._began), 0.0)
 
     def cancel(self, numbers: range) -> None:
         """Remove those sequences of a request that still wait; `numbers` are the numbers of all its sequences."""
@@ -327,13 +359,13 @@ class RequestQueue:
         """Wait for a batch; return its sequences, sorted by row, without cancelled ones. None: no batch will follow."""
         while True:
             with self._lock:
-                decision = self._packer.poll(self.clock(), draining=self._closing)
+                decision = self._packer.poll(self.now(), draining=self._closing)
                 late = list(dict.fromkeys(self._waiting.pop(number)[0] for number in decision.expired.tolist()))
                 for request in late:
                     request.over = True
                     self._remove(request)
                 found = self._taken(decision.batch) if decision.batch is not None else []
-                self._running = found
+                self._running, self._began = found, self.now()
                 if found or late or decision.batch is not None:
                     self._call_next()
                     self._changed.notify_all()
@@ -341,7 +373,7 @@ class RequestQueue:
                     return None
                 else:
                     wake = decision.wake_ns
-                    self._changed.wait(None if wake is None else max(wake - self.clock(), 0) / 1e9)
+                    self._changed.wait(None if wake is None else max(wake - self.now(), 0) / 1e9)
             fail(late, DeadlineError("the deadline passed before the request ran"))
             if found:
                 return found
@@ -405,7 +437,7 @@ class RequestQueue:
             self._failed += failed
             self._answered += not failed
             if not failed:
-                self._times.append(self.clock() - request.asked_ns)
+                self._times.append(self.now() - request.asked_ns)
         if failed:
             request.future.set_exception(answer)
         else:

@@ -85,7 +85,8 @@ class PackRunner:
             ``nopad.packed(model, max_sequences=...)``. With "end_to_end", rows become one row of all slots, whose
             attention takes longer.
         warm_up: run some batches before the constructor returns; `submit` can check `out` only if this is done.
-        clock: function that returns the current time as an integer in nanoseconds, and never goes back.
+        clock: function that returns the current time as an integer in nanoseconds. If it is set back, time goes on from
+            the latest time.
 
     Raises:
         OptionError: the model is not pack-safe or cannot run batches as `batching` describes them; an option is
@@ -146,7 +147,7 @@ class PackRunner:
         compiled = compiled_rows(self._core, self.batching, compile)
         if fast and compiled is not None:
             raise OptionError("fast is a kernel for models that are not compiled; leave fast or compile out")
-        self._clock, warm_up = clock, _WARM.check("warm_up", warm_up)
+        warm_up = _WARM.check("warm_up", warm_up)
         self._queue = RequestQueue(self.batching, self.when_full, clock, self._is_worker)
         self._process = os.getpid()
         self._worker = Worker(self._core, self.batching, self._queue, compiled, warm_up)
@@ -218,7 +219,7 @@ class PackRunner:
 
         Messages number the requests from `first`.
         """
-        now = self._clock()
+        now = self._queue.now()
         self._queue.check_open()
         if deadline_s is not None and (type(deadline_s) not in (int, float) or not abs(deadline_s) <= LONGEST_S):
             raise OptionError(f"deadline_s must be a number of seconds, got {deadline_s!r}")

@@ -106,15 +106,19 @@ class Worker:
         """
         longest = min(_WARM_LENGTH, self._core.longest or _WARM_LENGTH, self._batching.longest)
         slots = self._batching.slots
-        sizes = {min(tokens, slots) for tokens in (*_WARM_TOKENS, slots)}
+        sizes = sorted({min(tokens, slots) for tokens in (*_WARM_TOKENS, slots)})
+        runs = [*sizes, *sizes[:-1]] if self._compiled is None else [slots] * WARM_RUNS  # what runs again is timed
         packer = OnlinePacker(replace(self._batching, max_waiting_tokens=2 * slots + _WARM_LENGTH))
         try:
-            for tokens in sorted(sizes) if self._compiled is None else [slots] * WARM_RUNS:
+            for number, tokens in enumerate(runs):
                 lengths = [longest] * (tokens // longest) or [tokens]
                 packer.add_all(lengths, 0)
                 with self._turn, self._core.lanes.turn():
                     while (batch := packer.poll(0, draining=True).batch) is not None:
+                        begin = time.perf_counter_ns()
                         self._core.try_batch(self._warming(batch), self._compiled)
+                        if number >= len(runs) // 2:
+                            self._queue.warmed(batch.tokens, time.perf_counter_ns() - begin)
         except Exception as error:
             if self._compiled is not None:
                 raise unfit(self._core, error) from error

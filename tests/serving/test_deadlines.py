@@ -1,0 +1,183 @@
+"""Deadlines, on a clock of the test's own: what cannot be met is refused at once, and what is accepted is met."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nopad.errors import DeadlineError
+from nopad.serving import Batching
+from nopad.serving.answer import Answer
+from nopad.serving.queue import RequestQueue, Waiting
+from nopad.tasks.core import Prepared, of_length
+
+MS = 1_000_000
+
+
+class Simulated:
+    """A queue, and a device whose batches take a fixed time and a time per token, all in milliseconds."""
+
+    def __init__(self, batching, fixed, per_token):
+        self.at, self.fixed, self.per_token = 0, fixed, per_token
+        self.queue = RequestQueue(batching, "raise", lambda: self.at, lambda: False)
+        self.ends = {}
+
+    def add(self, *lengths, within=None):
+        """Add a request; return its future, or None if it was refused since its deadline cannot be met."""
+        request = Waiting(Prepared(of_length(lengths)), Answer(None), self.queue.now())
+        deadline = None if within is None else self.queue.now() + within * MS
+        try:
+            self.queue.add([request], deadline, 0)
+        except DeadlineError:
+            return None
+        request.future.deadline = deadline
+        return request.future
+
+    def begin(self):
+        """Let a batch leave; return it and how long it takes."""
+        batch = self.queue.take()
+        tokens = sum(part.request.prepared.lengths[part.at] for part in batch)
+        return batch, round((self.fixed + self.per_token * tokens) * MS)
+
+    def end(self, batch, spent, passed=0):
+        """Let the rest of its time pass, and answer it."""
+        self.at += spent - passed
+        self.ends |= {part.request.future: self.at for part in batch}
+        self.queue.ran(batch, [None] * len(batch), spent, 0, lambda *_: "answered")
+
+    def run(self):
+        while self.queue.statistics.packer.waiting:
+            self.end(*self.begin())
+
+    def used(self, lengths):
+        for length in lengths:
+            self.add(length)
+            self.run()
+
+
+ALIKE, VARIED = [60] * 20, [5, 18, 31, 44, 57] * 4
+
+
+@pytest.mark.parametrize("keep_order", [None, True])
+@pytest.mark.parametrize("history", [ALIKE, VARIED, [5, 18, 31, 44, 57, *[60] * 80]], ids=["alike", "varied", "both"])
+@pytest.mark.parametrize(("fixed", "per_token"), [(0, 0.5), (50, 0), (5, 0.2)])
+def test_a_burst_with_one_deadline(keep_order, history, fixed, per_token):
+    """All that can be answered in time is, the rest is refused at once, and nobody waits in vain.
+
+    If all batches so far were alike, their time may be fixed or per token; until a larger one has run, a time per token
+    is underestimated, so this is not tried.
+    """
+    if history is ALIKE and per_token:
+        history = [8, *history, 120]  # as the warm-up
+    device = Simulated(Batching(capacity=128, keep_order=keep_order), fixed, per_token)
+    device.used(history)
+    first = device.add(60)
+    batch, spent = device.begin()  # runs while the burst comes
+    asked = [device.add(60, within=1000) for _ in range(200)]
+    accepted = [one for one in asked if one is not None]
+    device.end(batch, spent)
+    device.run()
+    assert first.result() == "answered"
+    assert all(one.result() == "answered" and device.ends[one] <= one.deadline for one in accepted)
+    possible = (1000 - spent / MS) // (fixed + 120 * per_token) * 2  # two to a batch
+    assert 0.9 * possible <= len(accepted) <= possible
+    assert device.queue.statistics.late == 200 - len(accepted)
+    assert asked[: len(accepted)] == accepted  # the first ones
+
+
+def test_requests_without_a_deadline_do_not_delay_one_with_it():
+    device = Simulated(Batching(capacity=128), 1, 0.5)
+    device.used(VARIED)
+    backlog = [device.add(60) for _ in range(300)]
+    batch, spent = device.begin()
+    urgent = device.add(60, within=400)
+    device.end(batch, spent)
+    device.run()
+    assert device.ends[urgent] <= urgent.deadline
+    assert all(one.result() == "answered" for one in backlog)
+
+
+def test_what_has_a_later_deadline_does_not_go_before():
+    device = Simulated(Batching(capacity=128), 0, 0.5)
+    device.used(VARIED)
+    batch, spent = (device.add(60), device.begin())[1]
+    later = [device.add(60, within=100_000) for _ in range(100)]
+    assert all(later)  # 3 s of work
+    soon = device.add(60, within=200)
+    assert soon
+    device.end(batch, spent)
+    device.run()
+    assert device.ends[soon] <= soon.deadline
+
+
+def test_what_runs_already_counts_only_for_the_rest_of_its_time():
+    device = Simulated(Batching(capacity=1000), 0, 0.5)
+    device.used(VARIED)
+    device.add(1000)
+    batch, spent = device.begin()  # 500 ms
+    assert device.add(60, within=490) is None
+    device.at += 480 * MS
+    soon = device.add(60, within=60)  # 20 ms are left, and it takes 30
+    assert soon is not None
+    device.end(batch, spent, 480 * MS)
+    device.run()
+    assert device.ends[soon] <= soon.deadline
+
+
+def test_the_limit_of_requests_in_a_batch_counts():
+    device = Simulated(Batching(capacity=128, max_sequences=1), 50, 0)
+    device.used(VARIED)
+    batch, spent = (device.add(1), device.begin())[1]
+    accepted = [one for one in (device.add(1, within=1000) for _ in range(100)) if one]
+    assert len(accepted) == 19
+    device.end(batch, spent)
+    device.run()
+    assert all(device.ends[one] <= one.deadline for one in accepted)
+
+
+def test_an_idle_device_tries_what_was_too_slow_before():
+    device = Simulated(Batching(capacity=128), 500, 0)
+    device.used(ALIKE)
+    device.fixed = 1
+    soon = device.add(60, within=10)
+    device.run()
+    assert device.ends[soon] <= soon.deadline
+
+
+@settings(max_examples=200)
+@given(
+    fixed=st.integers(0, 20),
+    per_token=st.floats(0.001, 0.3),
+    asked=st.lists(st.tuples(st.integers(1, 100), st.integers(1, 2000)), min_size=1, max_size=60),
+)
+def test_one_deadline_after_the_other(fixed, per_token, asked):
+    """Each request that is accepted while no later one may overtake it (deadlines ascend) is answered in time."""
+    device = Simulated(Batching(capacity=100), fixed, per_token)
+    device.used([8, 64, 100, 8, 64, 100])
+    device.add(100)
+    batch, spent = device.begin()
+    found = [device.add(length, within=within) for length, within in sorted(asked, key=lambda one: one[1])]
+    device.end(batch, spent)
+    device.run()
+    for one in found:
+        if one is not None:
+            assert one.result() == "answered"
+            # Lengths that do not fill batches need more of them than their tokens say: at most twice as many, and one
+            assert device.ends[one] <= 2 * one.deadline + device.fixed * MS + 100 * device.per_token * MS
+
+
+def test_a_clock_that_is_set_back_lets_time_go_on():
+    device = Simulated(Batching(capacity=128, accumulate=True, wait_s=0.05), 1, 0)
+    device.at = 10**13
+    before = device.queue.now()
+    device.at -= 3600 * 1000 * MS
+    assert device.queue.now() == before
+    future = device.add(5, within=10_000)
+    assert future.deadline == before + 10_000 * MS
+    device.at += 50 * MS
+    assert device.queue.now() == before + 50 * MS
+    device.end(*device.begin())  # it has waited long enough
+    assert future.result() == "answered"
+    device.at -= 10**9
+    assert device.queue.now() == before + 51 * MS
