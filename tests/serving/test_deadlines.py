@@ -35,8 +35,10 @@ class Simulated:
         return request.future
 
     def begin(self):
-        """Let a batch leave; return it and how long it takes."""
+        """Let a batch leave; return it and how long it takes, or None if all that waited has expired."""
         batch = self.queue.take()
+        if batch is None:
+            return None
         tokens = sum(part.request.prepared.lengths[part.at] for part in batch)
         return batch, round((self.fixed + self.per_token * tokens) * MS)
 
@@ -47,8 +49,14 @@ class Simulated:
         self.queue.ran(batch, [None] * len(batch), spent, 0, lambda *_: "answered")
 
     def run(self):
+        """Run all that waits; what expires meanwhile is left out."""
         while self.queue.statistics.packer.waiting:
-            self.end(*self.begin())
+            self.queue._closing = True  # or it waits for a batch if all has expired
+            found = self.begin()
+            self.queue._closing = False
+            if found is None:
+                return
+            self.end(*found)
 
     def used(self, lengths):
         for length in lengths:
@@ -70,7 +78,7 @@ def test_a_burst_with_one_deadline(keep_order, history, fixed, per_token):
     """
     if history is ALIKE and per_token:
         history = [8, *history, 120]  # as the warm-up
-    device = Simulated(Batching(capacity=128, keep_order=keep_order), fixed, per_token)
+    device = Simulated(Batching(capacity=120, keep_order=keep_order), fixed, per_token)
     device.used(history)
     first = device.add(60)
     batch, spent = device.begin()  # runs while the burst comes
@@ -81,7 +89,7 @@ def test_a_burst_with_one_deadline(keep_order, history, fixed, per_token):
     assert first.result() == "answered"
     assert all(one.result() == "answered" and device.ends[one] <= one.deadline for one in accepted)
     possible = (1000 - spent / MS) // (fixed + 120 * per_token) * 2  # two to a batch
-    assert 0.9 * possible <= len(accepted) <= possible
+    assert 0.9 * possible <= len(accepted) <= possible + 1  # the last may be alone in its batch
     assert device.queue.statistics.late == 200 - len(accepted)
     assert asked[: len(accepted)] == accepted  # the first ones
 
@@ -149,22 +157,24 @@ def test_an_idle_device_tries_what_was_too_slow_before():
 @given(
     fixed=st.integers(0, 20),
     per_token=st.floats(0.001, 0.3),
-    asked=st.lists(st.tuples(st.integers(1, 100), st.integers(1, 2000)), min_size=1, max_size=60),
+    asked=st.lists(st.integers(1, 2000), min_size=1, max_size=60),
 )
 def test_one_deadline_after_the_other(fixed, per_token, asked):
-    """Each request that is accepted while no later one may overtake it (deadlines ascend) is answered in time."""
+    """Where deadlines come in order, and batches can be full, all that is accepted begins in time, and is answered.
+
+    It ends with its batch, which others may share.
+    """
     device = Simulated(Batching(capacity=100), fixed, per_token)
     device.used([8, 64, 100, 8, 64, 100])
     device.add(100)
     batch, spent = device.begin()
-    found = [device.add(length, within=within) for length, within in sorted(asked, key=lambda one: one[1])]
+    found = [device.add(20, within=within) for within in sorted(asked)]
     device.end(batch, spent)
     device.run()
     for one in found:
         if one is not None:
             assert one.result() == "answered"
-            # Lengths that do not fill batches need more of them than their tokens say: at most twice as many, and one
-            assert device.ends[one] <= 2 * one.deadline + device.fixed * MS + 100 * device.per_token * MS
+            assert device.ends[one] <= one.deadline * 1.00001 + (device.fixed + 100 * device.per_token) * MS
 
 
 def test_a_clock_that_is_set_back_lets_time_go_on():
