@@ -1,11 +1,35 @@
-"""`Pool`: a pool of threads for a generator. It is safe even if the generator is still open when Python ends."""
+"""`Pool`, threads for a generator that may still be open when Python ends; `new_lock`, a lock that survives a fork."""
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from weakref import WeakSet
 
-__all__ = ["Pool"]
+__all__ = ["Pool", "new_lock"]
+
+_locks: WeakSet[Any] = WeakSet()
+
+
+def new_lock() -> Any:
+    """Return a new `threading.Lock`, which is free in each process that is forked later.
+
+    If another thread holds an ordinary lock when the process is forked, nobody releases it in the child.
+    """
+    lock: Any = threading.Lock()
+    _locks.add(lock)
+    return lock
+
+
+def _free() -> None:
+    for lock in list(_locks):
+        lock._at_fork_reinit()  # as Python's own modules free theirs
+
+
+os.register_at_fork(after_in_child=_free)
 
 
 class Pool(ThreadPoolExecutor):

@@ -223,3 +223,30 @@ def test_an_embedder_takes_it_for_many_tokens_and_weights_as_they_are(chosen, ca
     changed = embedder.encode_ids(many)
     assert np.abs(first - changed).max() > 1e-3
     np.testing.assert_allclose(changed[:3], embedder.encode_ids(many[:3]), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_another_default_dtype_or_device_changes_nothing(dtype):
+    layer, given = torch.nn.Linear(23, 11), torch.ones(3, 23)
+    wanted = layer(given)
+    torch.set_default_dtype(dtype)
+    try:
+        linear._gain.cache_clear()
+        with torch.inference_mode(), fast_linear(layer):
+            assert torch.allclose(layer(given), wanted, atol=1e-6)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    linear._gain.cache_clear()
+    with torch.device("meta"), torch.inference_mode(), fast_linear(layer):
+        assert torch.allclose(layer(given), wanted, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("sizes", [(16, 0), (0, 8)])
+def test_layers_without_inputs_or_outputs(chosen, called, sizes):
+    layer = torch.nn.Linear(*sizes)
+    given = torch.ones(3, sizes[0])
+    with torch.inference_mode(), fast_linear(layer):
+        found = layer(given)
+    assert torch.equal(found, layer(given))
+    assert not called

@@ -134,6 +134,27 @@ def test_far_scores_are_no_nan():
     torch.testing.assert_close(found.double(), exact(query, key, value, placed, Heads()), atol=0.2, rtol=1e-3)
 
 
+def test_long_sequences_round_no_more():
+    """One sum over all tokens was off by 3e-5 for equal values at 2,048 tokens."""
+    placed = placement([4096])
+    query, key, value = states(placed, 1, 1, 8, torch.float32)
+    equal = torch.full_like(value, 1.1)
+    with torch.no_grad():
+        for one in (equal, value + 1):
+            found = tiled.tiled(torch.zeros_like(query), key, one, placed, Heads())
+            assert (found.double() / exact(torch.zeros_like(query), key, one, placed, Heads()) - 1).abs().max() < 6e-6
+
+
+def test_a_later_token_has_no_weight_at_all():
+    placed = placement([24])
+    query, key, value = states(placed, 1, 1, 8, torch.float32)
+    with torch.no_grad():
+        before = tiled.tiled(query, key, value, placed, Heads(causal=True))
+        value[:, :, 5] = 3e38
+        after = tiled.tiled(query, key, value, placed, Heads(causal=True))
+    assert torch.equal(before[:, :5], after[:, :5])
+
+
 def test_bfloat16_is_rounded_to_the_nearest():
     """A single token's result is its value, so rounding must change nothing; means of two are rounded as torch does."""
     placed = placement([1] * 8 + [2] * 8)

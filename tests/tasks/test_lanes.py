@@ -6,7 +6,7 @@ import pickle
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import chain
 
 import numpy as np
@@ -290,6 +290,27 @@ def test_an_error_comes_when_every_lane_has_ended(always):
         both.run(LENGTHS, work)
     assert len(ended) == 1
     assert seen_by(both)[0] == [str(index) for index in range(len(LENGTHS))]  # and goes on
+
+
+def test_an_interrupt_comes_when_every_lane_has_ended(always, monkeypatch):
+    """Ctrl-C while the caller waits for its lanes: they still ran the model after `run` had ended."""
+    begun, go, ended = threading.Barrier(3, timeout=60), threading.Event(), []
+
+    def work(indices):
+        begun.wait()
+        assert go.wait(60)
+        ended.append(indices)
+        return indices
+
+    def interrupted(futures):
+        monkeypatch.setattr(lanes, "wait", lambda futures: go.set() or wait(futures))
+        begun.wait()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lanes, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Lanes(a_bert()).run(LENGTHS, work)
+    assert len(ended) == 2
 
 
 def test_the_threads_of_the_caller_and_of_others_stay_as_they_are(always):

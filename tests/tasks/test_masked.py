@@ -14,10 +14,12 @@ from tests.tasks.tiny import bert, tokenizer, wordpieces, words
 
 import nopad
 from nopad import PackedLoader, random
+from nopad.batch import Rows
 from nopad.corpus import _mask_kernels as _kernels
 from nopad.errors import BatchError, LengthError, OptionError, PlanMismatchError, RecordError
 from nopad.loading import EpochCollate, causal
 from nopad.tasks import MaskedLM, Masking, source
+from nopad.tasks.masked import filled
 
 COUNT = 40
 SPECIAL = set(tokenizer().all_special_ids)
@@ -277,6 +279,17 @@ def test_masks_are_filled():
                 [(tokenizer().decode([n]), pytest.approx(share[n].item())) for n in share.argsort()[-3:].flip(0)]
             )
     assert [[(best["token"], best["score"]) for best in one] for p in predictions for one in p["fill"]] == wanted
+
+
+def test_padding_that_has_the_id_of_the_mask_is_not_filled():
+    """With a mask of id 0, padding got words, which went to the last sequence of the batch."""
+    batch = nopad.PackedBatch.from_sequences([[0, 5], [7, 8, 9], [0]], Rows(5, rows=2))
+    logits = torch.randn(2, 5, 11, generator=torch.Generator().manual_seed(0))
+    found = filled(logits, batch, 0, 2, tokenizer())
+    assert [len(one) for one in found] == [1, 0, 1]
+    places = [int((batch.sequence_ids == n).argmax()) for n in (1, 3)]
+    best = logits.view(10, 11)[places].argmax(-1).tolist()
+    assert [one[0][0]["id"] for one in (found[0], found[2])] == best
 
 
 def test_streams_and_stored_tokens_are_masked_too():

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from threading import Lock, local
+from threading import local
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from nopad.batch.device import Placement
 from nopad.errors import UnsupportedModelError
 from nopad.model.nested import kept
+from nopad.threads import new_lock
 
 if TYPE_CHECKING:
     from nopad.model.heads import Head
@@ -164,7 +165,7 @@ class Cell:
         self.how = how
         self.opened = 0
         self.owned = False
-        self._lock = Lock()
+        self._lock = new_lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Thread-local calls cannot be copied: a copied module gets a cell without any call.

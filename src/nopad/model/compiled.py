@@ -7,7 +7,6 @@ what the model would return without compilation.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from threading import Lock
 from typing import Any
 
 import torch
@@ -23,11 +22,12 @@ from nopad.model.mixers import refuse_compiled
 from nopad.model.positions import positions
 from nopad.model.postconditions import declared
 from nopad.model.safety import bare, state_of
+from nopad.threads import new_lock
 
 __all__ = ["CompiledRows", "check_static_model", "is_compiled", "static_inputs"]
 
 TYPES = "token_type_ids"
-_step = Lock()
+_step = new_lock()
 
 
 def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import is_
-from threading import Lock
 from typing import Any
 
 import torch
@@ -40,6 +39,7 @@ from nopad.model.own import changes, foreign, own_modules
 from nopad.model.proven import Proven
 from nopad.model.unguarded import check_rows
 from nopad.model.vocabulary import LabelledOnly
+from nopad.threads import new_lock
 
 __all__ = ["Enter", "HookedModel", "Leave", "part_of"]
 
@@ -94,13 +94,13 @@ class HookedModel:
     watch: Watch = field(default_factory=Watch)
     proven: Proven | None = None
     roles: tuple[str, ...] = ()
-    lock: Any = field(default_factory=Lock)
+    lock: Any = field(default_factory=new_lock)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "lock": None, "modules": ()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({**state, "lock": Lock()})
+        self.__dict__.update({**state, "lock": new_lock()})
         attention.register()  # perhaps in another process
 
     @property

@@ -116,7 +116,7 @@ class _FastLinear(TorchFunctionMode):
         learnt: dict[int, Formula] = {} if other is None else other._activations.learnt
         self._activations: Activations = Activations(learnt)
         if other is None:
-            self._mine = {id(one): one for one in model.parameters() if _is_plain(one) and not one.is_inference()}
+            self._mine = {id(one): one for one in model.parameters() if _is_plain(one)}
             self._laid_out = {}
         else:
             self._mine, self._laid_out = other._mine, other._laid_out
@@ -189,8 +189,11 @@ def is_hooked(module: nn.Module) -> bool:
 
 
 def _is_plain(weight: Any) -> bool:
-    """Return whether a weight is an ordinary parameter; those of torchao (int8) have kernels of their own."""
-    return type(weight) is nn.Parameter
+    """Return whether a weight is an ordinary parameter with elements, and can tell its version.
+
+    Weights of torchao (int8) have kernels of their own.
+    """
+    return type(weight) is nn.Parameter and weight.numel() > 0 and not weight.is_inference()
 
 
 @cache
@@ -199,7 +202,7 @@ def _gain(inputs: int, outputs: int) -> float:
 
     `inputs` and `outputs` are ``in_features`` and ``out_features``. Each size is measured once per process.
     """
-    states, weight = torch.ones(TRIED_TOKENS, inputs), torch.ones(outputs, inputs)
+    states, weight = (torch.ones(n, inputs, dtype=torch.float32, device="cpu") for n in (TRIED_TOKENS, outputs))
     with torch.inference_mode():
         laid_out = _lay_out(weight)
         plain, packed = fastest(lambda: _linear(states, weight), lambda: _by_onednn(states, laid_out, None))

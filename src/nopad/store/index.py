@@ -11,7 +11,6 @@ to unchanged records.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from nopad.packs import Packs, packs_of
 from nopad.sequences import Sequences
 from nopad.store.manifest import Manifest, Shard
 from nopad.store.row_groups import RowGroup
+from nopad.threads import new_lock
 from nopad.wording import counted
 
 __all__ = ["PACKS", "SEQUENCES", "Index", "IndexFiles", "read_index", "selection", "write_index"]
@@ -160,7 +160,7 @@ class IndexFiles:
 
     def unlock(self) -> None:
         """Make a new lock after a fork; in the child, nothing could release a lock that a thread held at the fork."""
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def read(self, file: int, group: int) -> RowGroup:
         """Return row group number `group`, without tokens; `file` has no effect.

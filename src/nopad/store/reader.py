@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import repeat, tee
@@ -33,6 +32,7 @@ from nopad.store.places import Places
 from nopad.store.row_groups import PackedRow, RowGroup, row_group_problems
 from nopad.store.sampling import Reads, refuse_stacking
 from nopad.store.shard_files import ShardFiles
+from nopad.threads import new_lock
 
 if TYPE_CHECKING:
     from nopad.batch.form import Form
@@ -109,7 +109,7 @@ class PackedDataset:
 
     def _unlock(self) -> None:
         """Make a new lock after a fork; in the child, nothing could release a lock that a thread held at the fork."""
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without open files and decoded row groups, so that each worker opens its own."""

@@ -30,6 +30,7 @@ from nopad.files import damage_errors
 from nopad.sequences import Sequences
 from nopad.store.manifest import Manifest
 from nopad.store.row_groups import RowGroup
+from nopad.threads import new_lock
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,7 +58,7 @@ class ShardFiles:
 
     def unlock(self) -> None:
         """Make a new lock after a fork; in the child, nothing could release a lock that a thread held at the fork."""
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def read(self, file: int, group: int) -> RowGroup:
         """Decode row group number `group` of shard number `file`, both counted from 0, and return it.

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
-from threading import Lock
 from typing import Any, Literal
 
 import numpy as np
@@ -31,6 +30,7 @@ from nopad.tasks.core import Core, Prepared, by_length, odd_rows
 from nopad.tasks.encoding import Shown, check_encoding, given_as, progress
 from nopad.tasks.folder import Pooling, Texts, default_folder, quiet, read_folder
 from nopad.tasks.pooled import check_pooling, embed
+from nopad.threads import new_lock
 from nopad.wording import first_line
 
 __all__ = ["Embedder"]
@@ -107,7 +107,7 @@ class Embedder(Core):
         self.max_tokens = self.longest = limit if max_tokens is None else max_tokens
         self.budget = BUDGET.check("budget", budget)
         self.truncated = 0
-        self._counting = Lock()
+        self._counting = new_lock()
 
     @classmethod
     def from_folder(cls, folder: str | Path | None = None, **how: Any) -> Embedder:

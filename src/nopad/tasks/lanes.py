@@ -157,9 +157,26 @@ class Lanes:
         except RuntimeError:
             pass  # Python ends, and lanes take nothing more
         finally:
-            wait(futures)  # also after Ctrl-C: the caller may change the model as soon as this returns
+            _ended(futures)  # also after Ctrl-C: the caller may change the model as soon as this returns
         done = [future.result() for future in futures]
         return _in_order(parts, done + [work(part) for part in parts[len(done) :]])
+
+
+def _ended(futures: Sequence[Future[Any]]) -> None:
+    """Wait until all futures are done, even if the wait is interrupted (Ctrl-C); then raise the interrupt.
+
+    After an interrupt, what has not begun is cancelled.
+    """
+    interrupt: BaseException | None = None
+    while not all(future.done() for future in futures):
+        try:
+            wait(futures)
+        except BaseException as error:
+            interrupt = error
+            for future in futures:
+                future.cancel()
+    if interrupt is not None:
+        raise interrupt
 
 
 def _in_order(parts: Sequence[Sequence[int]], results: Sequence[Sequence[Any]]) -> list[Any]:

@@ -189,12 +189,12 @@ def filled(logits: torch.Tensor, batch: PackedBatch, mask_id: int, top: int, tok
 
     `logits` are ``[R, L, V]``. A token is a dict with ``token`` (its text), ``id`` and ``score`` (its probability).
     """
-    slots = (batch["input_ids"].reshape(-1) == mask_id).nonzero()[:, 0]
+    ids, owner = batch["input_ids"].reshape(-1), batch.sequence_ids.reshape(-1) - 1
+    slots = ((ids == mask_id) & torch.from_numpy(owner >= 0).to(ids.device)).nonzero()[:, 0]  # padding has any id
     shares = torch.softmax(logits.reshape(-1, logits.shape[-1])[slots.to(logits.device)].double(), -1)
-    scores, ids = (side.tolist() for side in shares.topk(min(top, shares.shape[-1]), -1))
-    owner = (batch.sequence_ids.reshape(-1)[slots.cpu().numpy()] - 1).tolist()
+    scores, best_ids = (side.tolist() for side in shares.topk(min(top, shares.shape[-1]), -1))
     found: list[list[Any]] = [[] for _ in range(batch.layout.sequences)]
-    for number, best, share in zip(owner, ids, scores, strict=True):
+    for number, best, share in zip(owner[slots.cpu().numpy()].tolist(), best_ids, scores, strict=True):
         found[number].append(
             [
                 {"token": tokenizer.decode([token]), "id": token, "score": score}

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,6 +28,7 @@ from nopad.tasks.core import Core, Prepared, by_length
 from nopad.tasks.examples import Examples, check_examples
 from nopad.tasks.fit import check_rows
 from nopad.tasks.task import Task
+from nopad.threads import new_lock
 
 __all__ = ["Predicted", "Predictor"]
 
@@ -37,7 +37,7 @@ ROWS = Option(default=None, none=True, help="packs run at a time")
 TOKENS = 4096  # about how many tokens run at a time, if neither capacity nor rows are given
 
 # A tokenizer stores its truncation settings, so two threads must not use one tokenizer at the same time.
-_locks: WeakKeyDictionary[Any, Lock] = WeakKeyDictionary()
+_locks: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +161,7 @@ class Predictor(Core):
         Raises:
             RecordError, LengthError, OptionError: as for `Task.encode`.
         """
-        with _locks.setdefault(self.task.tokenizer, Lock()):
+        with _locks.setdefault(self.task.tokenizer, new_lock()):
             return self.task.encode(records, labels=False)
 
     def forward(self, examples: Examples) -> Predicted:

@@ -27,6 +27,8 @@ _REGISTERS_32 = bool(binding.get_host_cpu_features().get("avx512f"))
 WIDTH = 16 if _REGISTERS_32 else 8  # float32 numbers of a vector register
 ROWS = 8 if _REGISTERS_32 else 4  # rows of a tile: 2 registers each for the sums, and some for the factors
 
+DEPTH = 256  # products that are added up in one register
+
 _FLOAT, _INT, _LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _VECTOR, _INTEGERS = ir.VectorType(_FLOAT, WIDTH), ir.VectorType(_INT, WIDTH)
 _FUSED = ("contract",)  # a product and a sum may be one instruction, rounded once
@@ -310,6 +312,7 @@ def attention(
     keys, values = np.zeros(size * row, np.float32), np.zeros(max(most, 1) * across, np.float32)
     queries, scores = np.zeros(ROWS * size, np.float32), np.zeros(ROWS * row, np.float32)
     found, sums = np.zeros(ROWS * across, np.float32), np.zeros(ROWS, np.float32)
+    more = np.zeros(ROWS * across, np.float32)
     factor = np.float32(scaling * 1.4426950408889634)  # log2(e): powers of 2 instead of e
     for sequence in range(lengths.size):
         start, length = starts[sequence], lengths[sequence]
@@ -336,7 +339,15 @@ def attention(
                     for place in range(at * row + last, at * row + columns):
                         scores[place] = -np.inf
                     sums[at] = _exponentials(scores, at * row, columns)
-                _product(rows, scores, row, values, across, found, across, seen, across)
+                    for place in range(at * row + last, at * row + columns):
+                        scores[place] = 0  # not 2^_LEAST, which values near the largest float32 would show
+                for first in range(0, seen, DEPTH):  # one sum over all tokens would round more the longer they are
+                    depth = min(DEPTH, seen - first)
+                    out_of = found if first == 0 else more
+                    _product(rows, scores[first:], row, values[first * across :], across, out_of, across, depth, across)
+                    if first:
+                        for place in range(rows * across):
+                            found[place] += more[place]
                 for at in range(real):
                     share = np.float32(1) / sums[at]
                     line = out[start + begin + at, head]

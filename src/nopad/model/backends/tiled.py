@@ -9,7 +9,6 @@ logged. The first call of all compiles it, which takes a few seconds; Numba keep
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch import Tensor
 from nopad.batch.device import Placement
 from nopad.model.backends.core import Heads, attend
 from nopad.model.linear import fastest, is_alone
+from nopad.threads import new_lock
 
 __all__ = ["takes", "tiled"]
 
@@ -31,7 +31,7 @@ WORTH = 1.1  # speed-up below which PyTorch's kernel is taken
 _TRIED = (9, 20, 40, 70, 120, 200)  # lengths of the sequences that are tried
 _HEADS = 4
 _gains: dict[tuple[int, torch.dtype], float] = {}
-_lock = threading.Lock()
+_lock = new_lock()
 
 
 def takes(query: Tensor, key: Tensor, value: Tensor, heads: Heads) -> bool:
@@ -173,12 +173,3 @@ def _try(size: int, dtype: torch.dtype, times: list[float]) -> None:
             times.extend(fastest(plain, ours))
     finally:
         torch.set_num_threads(threads)
-
-
-def _forget() -> None:
-    """Make a new lock in a forked process: a thread that held the old one does not exist there to release it."""
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget)
