@@ -30,7 +30,10 @@ def lowered(model: Any, precision: Precision) -> Any:
     """Return a copy of a float32 model that computes in lower precision, for inference.
 
     "bfloat16": weights and activations have 8 significant bits. This is fast on CPUs with AMX or AVX-512 BF16, and on
-    GPUs. For a model on a CPU without these instructions, a warning is logged.
+    GPUs. For a model on a CPU without these instructions, a warning is logged. On a CPU with them, linear layers are
+    fastest inside ``with nopad.model.fast_linear(copy)``, where they keep their weights in the order in which the CPU
+    multiplies them; do not change weights there. Outside, nothing is kept, so any change of the weights counts at once,
+    also one through ``.data``. `Embedder`, `Predictor` and `PackRunner` run models inside it.
 
     "int8": only linear layers compute in 8 bits, the rest stays in float32. This is for CPUs only, and fast with VNNI
     or AMX. On other CPUs, the same integers are multiplied in float32, with the same results to the last bit. If a
