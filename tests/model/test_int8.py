@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM
 
 import nopad
 from nopad.errors import UnsupportedModelError
-from nopad.model import int8, lowered
+from nopad.model import int8, lowered, precision
 from nopad.model._int8_kernels import quantise
 from nopad.model.int8 import Int8Linear
 
@@ -174,8 +175,64 @@ def test_models_that_read_the_weights_of_a_layer_themselves(kind):
     assert layer.weight.dtype == torch.float32
 
 
+@pytest.mark.parametrize("inputs", [2, 384, 1024, 1025, 2048, 4097, int8.MOST_INPUTS])
+def test_products_in_float32_are_the_integers_whatever_their_sums_are(inputs):
+    draw = torch.Generator().manual_seed(inputs)
+    states, weight = (torch.randint(-127, 128, (n, inputs), generator=draw).to(torch.int8) for n in (7, 5))
+    states[0], weight[0] = 127, 127  # the largest sums
+    states[1], weight[1] = 127 * weight[2].sign(), -127 * weight[2].sign()
+    found = int8._by_float32(states, weight)
+    assert found.dtype == torch.int32
+    assert found[0, 0] == 127**2 * inputs
+    assert torch.equal(found, (states.double() @ weight.double().t()).int())
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
+        assert torch.equal(int8._by_float32(states, weight), found)
+
+
+def test_results_are_the_same_to_the_last_bit_in_both_ways_to_multiply(monkeypatch):
+    layers = [Int8Linear(torch.nn.Linear(inputs, 9)) for inputs in (64, 1500)]
+    states = [torch.randn(20, layer.in_features) for layer in layers]
+    found, ways = [], (int8._by_pytorch, int8._by_float32)
+    for way in ways:
+        monkeypatch.setattr(int8, "_fastest_product", lambda way=way: way)
+        found.append([layer(given) for layer, given in zip(layers, states, strict=True)])
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("slow", ["_by_pytorch", "_by_float32"])
+def test_the_faster_way_to_multiply_is_taken(monkeypatch, slow):
+    real, calls = getattr(int8, slow), []
+    monkeypatch.setattr(int8, slow, lambda *given: (calls.append(1), time.sleep(0.05), real(*given))[-1])
+    int8._fastest_product.cache_clear()
+    try:
+        other = {"_by_pytorch": "_by_float32", "_by_float32": "_by_pytorch"}[slow]
+        assert int8._fastest_product() is getattr(int8, other)
+        timed = len(calls)
+        assert int8._fastest_product() is getattr(int8, other)
+        assert len(calls) == timed > 0  # once per process
+    finally:
+        int8._fastest_product.cache_clear()
+
+
+@pytest.mark.parametrize(("gain", "said"), [(0.6612, "at 0.66 of its speed in float32"), (1.7, "")])
+def test_a_cpu_on_which_int8_is_no_faster_is_warned_about(monkeypatch, caplog, gain, said):
+    monkeypatch.setattr(precision, "gain_of_int8", lambda: gain)
+    lowered(build("bert", dtype=torch.float32), "int8")
+    warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert len(warnings) == bool(said)
+    assert all("int8 is no faster than float32 on this CPU" in one and said in one for one in warnings)
+
+
+def test_timing_int8_draws_no_random_numbers():
+    int8.gain_of_int8.cache_clear()
+    before = torch.get_rng_state()
+    assert 0.01 < int8.gain_of_int8() < 100
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_products_that_are_not_exact_are_noticed(monkeypatch):
     """As of kernels that add pairs of products in 16 bits, which saturate."""
+    monkeypatch.setattr(int8, "_fastest_product", lambda: int8._by_pytorch)
     real = torch._int_mm
     monkeypatch.setattr(torch, "_int_mm", lambda one, other: real(one, other).clamp(-40_000, 40_000))
     Int8Linear(torch.nn.Linear(2, 4))  # whose sums are small enough

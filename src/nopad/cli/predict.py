@@ -110,8 +110,8 @@ PrecisionName = Annotated[
     typer.Option(
         "--precision",
         metavar="NAME",
-        help="Compute in bfloat16 (fast on CPUs with AMX, on GPUs) or int8 (on CPUs, fast with VNNI). Default: as the "
-        "model is.",
+        help="Compute in bfloat16 (fast on CPUs with AMX, on GPUs) or int8 (on CPUs, fast with VNNI or AMX). Slower "
+        "than float32 elsewhere. Default: as the model is.",
     ),
 ]
 Device = Annotated[

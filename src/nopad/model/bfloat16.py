@@ -3,8 +3,8 @@
 In eager PyTorch, each call of a linear layer in bfloat16 copies the bias to the result, brings the weights into
 oneDNN's order, and multiplies. The activation after the layer reads and writes the result once more. On CPUs with fast
 multiplication of bfloat16 (AMX), the work besides the multiplication takes as long as the multiplication. Here, weights
-are brought into oneDNN's order once. oneDNN adds the bias and computes the activation on the float32 sums, before it
-rounds them to bfloat16.
+are brought into oneDNN's order once in each scope (`nopad.model.layouts.laid_out`). oneDNN adds the bias and computes
+the activation on the float32 sums, before it rounds them to bfloat16.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from nopad.errors import OptionError
+from nopad.model.layouts import Scoped, laid_out
 from nopad.model.linear import is_hooked, is_plain_layer
 from nopad.model.modes import evaluated
 from nopad.model.replacing import names_of_children, replace_modules
@@ -32,13 +33,16 @@ FORMULAS: dict[tuple[str, str], Callable[[Tensor], Tensor]] = {
 }  # activations that oneDNN computes together with a matrix product, by its names; its ReLU makes 0 of NaN
 
 
-class Bfloat16Linear(nn.Linear):
+class Bfloat16Linear(Scoped, nn.Linear):
     """A linear layer in bfloat16, and the activation after it, if any.
 
-    On a CPU for which oneDNN supports bfloat16, and with gradients switched off, it runs on a copy of the weights in
-    oneDNN's order. A weight that was changed in place or replaced is copied again; a change through ``.data`` cannot be
-    noticed. In all other cases it computes what `torch.nn.Linear` and the activation would. Examples of such cases are
-    calls with gradients, under autocast, in compiled code, on other devices, or on states of another dtype.
+    On a CPU for which oneDNN supports bfloat16, inside the ``with`` block of `nopad.model.fast_linear`, and with
+    gradients switched off, it runs on a copy of the weights in oneDNN's order. In all other cases it computes what
+    `torch.nn.Linear` and the activation would. Examples of such cases are calls outside the block, with gradients,
+    under autocast, in compiled code, on other devices, or on states of another dtype.
+
+    So outside the block, the layer always has the weights of the moment. Do not change weights inside the block: one
+    that is changed in place or replaced is copied again, but a change through ``.data`` cannot be noticed.
 
     >>> import torch
     >>> from nopad.model.bfloat16 import Bfloat16Linear
@@ -68,23 +72,17 @@ class Bfloat16Linear(nn.Linear):
         self.training = plain.training
         self.activation = activation
         self._formula = formula
-        self._laid_out: tuple[Tensor, Tensor, int, Tensor] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes without the weights in oneDNN's order, which can be neither deep-copied nor pickled."""
-        return {**self.__dict__, "_laid_out": None}
 
     def forward(self, states: Tensor) -> Tensor:
         """Return ``[..., out_features]`` for `states` ``[..., in_features]``, on the same device.
 
         The result has the dtype of `states`, except under autocast, where it has the dtype that autocast chooses.
         """
-        if not self._is_fast(states):
+        copies = self._copies  # another thread may end the scope meanwhile
+        if copies is None or not self._is_fast(states):
             found = nn.functional.linear(states, self.weight, self.bias)
             return found if self.activation is None else self.activation(found)
-        name, formula = self._formula
-        made: Tensor = torch.ops.mkldnn._linear_pointwise(states, self._packed(), self.bias, name, [], formula)
-        return made
+        return _by_onednn(states, self._packed(copies), self.bias, *self._formula)
 
     def _is_fast(self, states: Tensor) -> bool:
         return (
@@ -99,9 +97,9 @@ class Bfloat16Linear(nn.Linear):
             and _is_supported()
         )
 
-    def _packed(self) -> Tensor:
-        """Return the weight in oneDNN's order: the stored copy, or a new one if the weight has changed since."""
-        weight, known = self.weight, self._laid_out
+    def _packed(self, copies: dict[str, tuple[Tensor, Tensor, int, Tensor]]) -> Tensor:
+        """Return the weight in oneDNN's order: the copy of this scope, or a new one if the weight has changed since."""
+        weight, known = self.weight, copies.get("weight")
         if (
             known is None
             or known[0] is not weight
@@ -109,8 +107,8 @@ class Bfloat16Linear(nn.Linear):
             or known[2] != weight._version
         ):
             # The weight and its memory are held, so that no other gets their places while they are compared with
-            known = weight, weight.detach(), weight._version, torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-            self._laid_out = known
+            known = weight, weight.detach(), weight._version, _lay_out(weight)
+            copies["weight"] = known
         return known[3]
 
 
@@ -143,6 +141,17 @@ def _is_supported() -> bool:
     available: Any = torch.backends.mkldnn.is_available
     supported: Any = torch.ops.mkldnn._is_mkldnn_bf16_supported
     return bool(available() and supported())
+
+
+def _lay_out(weight: Tensor) -> Tensor:
+    laid_out: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+    return laid_out
+
+
+def _by_onednn(states: Tensor, weight: Tensor, bias: Tensor | None, name: str, formula: str) -> Tensor:
+    """Return oneDNN's product with a weight in its own order, with the bias, and with the activation of this name."""
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(states, weight, bias, name, [], formula)
+    return out
 
 
 def formula_of(activation: nn.Module) -> tuple[str, str] | None:
@@ -223,7 +232,7 @@ def _probed(module: nn.Module, states: Tensor) -> Tensor | None:
     something other than a tensor.
     """
     try:
-        with evaluated(module), torch.inference_mode():
+        with evaluated(module), laid_out(module), torch.inference_mode():
             found = module(states)
     except Exception:  # it is transformers' own code, given what it may not expect
         return None

@@ -1,14 +1,21 @@
 """`Int8Linear`: a linear layer with 8-bit weights and activations, for inference on CPUs.
 
 Weights have one scale per output feature. Activations get one scale per token when the layer runs, so that a token's
-result depends on nothing but the token. PyTorch multiplies the 8-bit matrices (by oneDNN, with the instructions VNNI or
-AMX if the CPU has them). One compiled pass over the activations rounds them before the multiplication, and one pass
-scales the products after it. Eager PyTorch would need about eight passes for this work; they take longer than the
-multiplication does in float32.
+result depends on nothing but the token. One compiled pass over the activations rounds them before the multiplication,
+and one pass scales the products after it. Eager PyTorch would need about eight passes for this work; they take longer
+than the multiplication does in float32.
+
+PyTorch multiplies 8-bit matrices fast on CPUs with VNNI or AMX (by oneDNN), and in a plain loop on others, about 25
+times as slowly as float32 (with AVX2). Float32 matrices can hold the same integers, and their products are exact if at
+most 1,040 are added up. So both ways are timed once per process, and the faster one is used. The integers are the same
+in both, so results are equal to the last bit on all CPUs.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,14 +23,19 @@ from torch import Tensor, nn
 
 from nopad.errors import UnsupportedModelError
 from nopad.model import _int8_kernels
-from nopad.model.linear import is_plain_layer
+from nopad.model.linear import fastest, is_plain_layer
 from nopad.model.replacing import replace_modules
 
-__all__ = ["Int8Linear", "in_int8"]
+__all__ = ["Int8Linear", "gain_of_int8", "in_int8"]
+
+log = logging.getLogger("nopad")
 
 FEWEST_INPUTS = 2  # of a layer; with a single one, PyTorch 2.13 multiplies wrong numbers
 SMALLEST, NORMAL = 2.0**-149, 2.0**-126  # float32's smallest number above 0, and the smallest with all its bits
 MOST_INPUTS = (2**31 - 1) // 127**2  # more products might not fit into 32 bits
+EXACT_INPUTS = 1024  # float32 has all integers up to 2^24, which is above 1024 * 127^2
+TRIED_TOKENS, TRIED_WIDTH = 64, 384  # a layer of MiniLM
+Product = Callable[[Tensor, Tensor], Tensor]
 
 
 class Int8Linear(nn.Module):
@@ -115,7 +127,7 @@ class Int8Linear(nn.Module):
             _int8_kernels.quantise(
                 rows.numpy(), rows.view(torch.int32).numpy().view("uint32"), whole.numpy(), scales.numpy()
             )
-            products = torch._int_mm(whole, self.whole.t())
+            products = _fastest_product()(whole, self.whole)
             bias = torch.zeros_like(self.weight_scale) if self.bias is None else self.bias
             _int8_kernels.dequantise(
                 products.numpy(), scales.numpy(), self.weight_scale.numpy(), bias.numpy(), found.numpy()
@@ -124,20 +136,70 @@ class Int8Linear(nn.Module):
 
 
 def _check_products(weight: Tensor) -> None:
-    """Check that PyTorch multiplies the int8 matrix `weight` exactly, up to the largest sums that can occur.
+    """Check that the int8 matrix `weight` is multiplied exactly, up to the largest sums that can occur.
 
-    In some kernels, large sums saturate: they stop at a limit, and the result is wrong.
+    In some kernels of PyTorch, large sums saturate: they stop at a limit, and the result is wrong.
 
     Raises:
         UnsupportedModelError: a product is not exact on this CPU.
     """
     rows = torch.stack([torch.full_like(weight[0], 127), weight[0].sign() * 127, weight[-1]])
     exact = rows.double() @ weight.double().t()
-    if not torch.equal(torch._int_mm(rows, weight.t()).double(), exact):
+    if not torch.equal(_fastest_product()(rows, weight).double(), exact):
         raise UnsupportedModelError(
             f"PyTorch {torch.__version__} does not multiply 8-bit integers exactly on this CPU (a layer of "
             f"{weight.shape[1]} inputs and {weight.shape[0]} outputs); take bfloat16, or float32"
         )
+
+
+def _by_pytorch(states: Tensor, weight: Tensor) -> Tensor:
+    """Return ``states @ weight.T`` of two int8 matrices, as int32, by PyTorch's product of integers."""
+    return torch._int_mm(states, weight.t())
+
+
+def _by_float32(states: Tensor, weight: Tensor) -> Tensor:
+    """Return ``states @ weight.T`` of two int8 matrices, as int32, by products of float32 matrices.
+
+    All sums are exact, in whatever order a kernel adds: no sum of 1,024 products is above 2^24, up to which float32 has
+    all integers. Longer sums are added up in int32.
+    """
+    found = None
+    for begin in range(0, weight.shape[1], EXACT_INPUTS):
+        one, other = (matrix[:, begin : begin + EXACT_INPUTS].to(torch.float32) for matrix in (states, weight))
+        products = torch.empty(len(one), len(other), dtype=torch.float32, device="cpu")
+        torch.mm(one, other.t(), out=products)  # with ``out``, since autocast would otherwise make it bfloat16
+        part = products.to(torch.int32)
+        found = part if found is None else found.add_(part)
+    assert found is not None  # a layer has at least two inputs
+    return found
+
+
+@cache
+def _fastest_product() -> Product:
+    """Return the faster way to multiply int8 matrices on this CPU; both are timed once per process."""
+    weight = torch.ones(TRIED_WIDTH, TRIED_WIDTH, dtype=torch.int8, device="cpu")
+    states = weight[:TRIED_TOKENS]
+    with torch.inference_mode():
+        whole, wide = fastest(lambda: _by_pytorch(states, weight), lambda: _by_float32(states, weight), turns=3)
+    log.info(
+        f"products of 8-bit integers on this CPU: PyTorch's own take {whole / wide:.2f} times as long as those of the "
+        f"same integers in float32, so {'the latter' if wide < whole else 'its own'} are taken"
+    )
+    return _by_float32 if wide < whole else _by_pytorch
+
+
+@cache
+def gain_of_int8() -> float:
+    """Return the time of a float32 linear layer divided by that of its `Int8Linear`; above 1, int8 is faster.
+
+    The layer has 384 inputs and outputs, and gets 256 tokens. It is timed once per process.
+    """
+    with torch.random.fork_rng([]), torch.device("cpu"), torch.inference_mode():  # a new layer draws its weights
+        exact = nn.Linear(TRIED_WIDTH, TRIED_WIDTH, dtype=torch.float32)
+        states = torch.ones(4 * TRIED_TOKENS, TRIED_WIDTH, dtype=torch.float32)
+        rough = Int8Linear(exact)
+        wide, whole = fastest(lambda: exact(states), lambda: rough(states))
+    return wide / whole
 
 
 def in_int8(model: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`lowered`: a copy of a model for inference in bfloat16 or int8, which is faster on CPUs made for these types.
+"""`lowered`: a copy of a model for inference in bfloat16 or int8, which is faster on CPUs made for these types only.
 
 In int8, linear layers multiply 8-bit weights, one scale per output, by 8-bit activations, one scale per token
 (`nopad.model.int8`). PyTorch's own dynamic quantisation has one scale per batch instead, so a sequence's result depends
@@ -15,7 +15,7 @@ import torch
 
 from nopad.errors import OptionError
 from nopad.model.bfloat16 import fused
-from nopad.model.int8 import in_int8
+from nopad.model.int8 import gain_of_int8, in_int8
 from nopad.model.modes import evaluated
 from nopad.model.safety import is_packed
 from nopad.options import check_choice
@@ -30,10 +30,14 @@ def lowered(model: Any, precision: Precision) -> Any:
     """Return a copy of a float32 model that computes in lower precision, for inference.
 
     "bfloat16": weights and activations have 8 significant bits. This is fast on CPUs with AMX or AVX-512 BF16, and on
-    GPUs. For a model on a CPU without these instructions, a warning is logged.
+    GPUs. For a model on a CPU without these instructions, a warning is logged. On a CPU with them, linear layers are
+    fastest inside ``with nopad.model.fast_linear(copy)``, where they keep their weights in the order in which the CPU
+    multiplies them; do not change weights there. Outside, nothing is kept, so any change of the weights counts at once,
+    also one through ``.data``. `Embedder`, `Predictor` and `PackRunner` run models inside it.
 
     "int8": only linear layers compute in 8 bits, the rest stays in float32. This is for CPUs only, and fast with VNNI
-    or AMX.
+    or AMX. On other CPUs, the same integers are multiplied in float32, with the same results to the last bit. If a
+    measurement shows that int8 is no faster than float32 on this CPU, a warning is logged.
 
     Make the copy pack-safe, not the original.
 
@@ -68,6 +72,11 @@ def lowered(model: Any, precision: Precision) -> Any:
         raise OptionError("int8 is for CPUs, and this model is on another device; take bfloat16 there")
     if not any(type(module) is torch.nn.Linear for module in model.modules()):
         raise OptionError(f"{type(model).__name__} has no linear layer, so there is nothing to compute in int8")
+    if (gain := gain_of_int8()) <= 1:
+        log.warning(
+            f"int8 is no faster than float32 on this CPU, which has no fast product of 8-bit integers (VNNI, AMX): a "
+            f"linear layer runs at {gain:.2f} of its speed in float32; take float32 unless you want int8's numbers"
+        )
     return in_int8(copy.deepcopy(model))
 
 

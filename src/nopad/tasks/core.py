@@ -22,6 +22,7 @@ from nopad.admitting import packed
 from nopad.batch import Flat, PackedBatch
 from nopad.errors import OptionError
 from nopad.model.admission import device_of
+from nopad.model.layouts import laid_out
 from nopad.model.linear import fast_linear, is_worth_it
 from nopad.model.precision import Precision, lowered
 from nopad.model.safety import bare, facts_of, is_packed
@@ -148,12 +149,16 @@ class Core(ABC):
             (self.model if model is None else model)(**batch.to(device_of(self.model)))
 
     def kernels(self, tokens: int | None = None) -> AbstractContextManager[None]:
-        """Return a context manager in which float32 linear layers run with the faster kernel, if `fast` is set.
+        """Return a context manager in which linear layers run with a faster kernel: in float32 only if `fast` is set.
 
         `tokens` is the number of tokens that will be run in the context. Below 2,048 tokens, the context manager does
-        nothing. If the number is not known (None), the faster kernel is used.
+        nothing for float32 layers. If the number is not known (None), the faster kernel is used. For layers that
+        `lowered` has brought to bfloat16, the number does not matter, since PyTorch would reorder their weights at each
+        call. Weights must not change inside the context.
         """
-        return fast_linear(self.model) if self.fast and (tokens is None or tokens >= WORTH_TOKENS) else nullcontext()
+        if self.fast and (tokens is None or tokens >= WORTH_TOKENS):
+            return fast_linear(self.model)
+        return laid_out(self.model) if self.lowered else nullcontext()
 
     def flat(self, tokens: int, total: int | None = None) -> Flat:
         """Return the form of a flat batch of `tokens` tokens.
