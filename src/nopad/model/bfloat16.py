@@ -26,6 +26,7 @@ __all__ = ["Bfloat16Linear", "formula_of", "fused"]
 
 PROBE = 8  # rows on which a module with a fused activation is compared with the module before
 ROUNDING = 2.0**-6  # largest difference there, as a share of the largest value: unfused, results are rounded twice
+_PLAIN: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever the defaults are
 FORMULAS: dict[tuple[str, str], Callable[[Tensor], Tensor]] = {
     ("gelu", "none"): nn.functional.gelu,
     ("gelu", "tanh"): partial(nn.functional.gelu, approximate="tanh"),
@@ -89,7 +90,7 @@ class Bfloat16Linear(Scoped, nn.Linear):
             states.device.type == self.weight.device.type == "cpu"
             and states.dtype == self.weight.dtype == torch.bfloat16
             and states.numel() > 0
-            and self.out_features > 0
+            and self.weight.numel() > 0
             and not self.weight.is_inference()  # which has no number of its version
             and not torch.is_grad_enabled()
             and not torch.is_autocast_enabled("cpu")
@@ -166,8 +167,8 @@ def formula_of(activation: nn.Module) -> tuple[str, str] | None:
     """
     if type(activation).__module__.split(".")[0] not in ("torch", "transformers") or len(list(activation.children())):
         return None
-    far = torch.logspace(0, 30, 61)  # where an activation may be clipped
-    states = torch.cat([torch.linspace(-8, 8, 1025), far, -far])
+    far = torch.logspace(0, 30, 61, **_PLAIN)  # where an activation may be clipped
+    states = torch.cat([torch.linspace(-8, 8, 1025, **_PLAIN), far, -far])
     found = _probed(activation, states)
     for names, formula in FORMULAS.items():
         if found is not None and found.shape == states.shape and torch.allclose(found, formula(states), 1e-6, 1e-6):
@@ -199,7 +200,7 @@ def _fuse_activation(module: nn.Module, made: _Fused) -> None:
     if formula is None:
         return
     width = layers[0][1].in_features
-    states = torch.randn(PROBE, width, generator=torch.Generator().manual_seed(0)).bfloat16()
+    states = torch.randn(PROBE, width, generator=torch.Generator().manual_seed(0), **_PLAIN).bfloat16()
     before = _probed(module, states)
     for names, layer in layers:
         known = made.get((id(layer), formula))

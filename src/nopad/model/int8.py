@@ -196,7 +196,7 @@ def gain_of_int8() -> float:
     """
     with torch.random.fork_rng([]), torch.device("cpu"), torch.inference_mode():  # a new layer draws its weights
         exact = nn.Linear(TRIED_WIDTH, TRIED_WIDTH, dtype=torch.float32)
-        states = torch.ones(4 * TRIED_TOKENS, TRIED_WIDTH, dtype=torch.float32)
+        states = torch.ones(4 * TRIED_TOKENS, TRIED_WIDTH, dtype=torch.float32, device="cpu")
         rough = Int8Linear(exact)
         wide, whole = fastest(lambda: exact(states), lambda: rough(states))
     return wide / whole

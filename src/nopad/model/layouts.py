@@ -6,17 +6,17 @@ copies only inside the ``with`` block of `laid_out`, in which weights must not c
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
+from nopad.threads import new_lock
+
 __all__ = ["Scoped", "laid_out"]
 
-_lock = threading.Lock()
+_lock = new_lock()
 
 
 class Scoped(nn.Module):
@@ -54,12 +54,3 @@ def laid_out(model: nn.Module) -> Iterator[None]:
                 layer._scopes -= 1
                 if not layer._scopes:
                     layer._copies = None
-
-
-def _forget() -> None:
-    """Make a new lock in a process that was forked, where nobody is left to release the old one."""
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget)
