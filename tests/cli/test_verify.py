@@ -85,8 +85,8 @@ def test_a_damaged_manifest(call, packed):
     manifest.write_text(text[:-20])
     [problem] = problems(call, packed)
     assert problem.startswith(f"{manifest} is damaged: ")
-    manifest.write_text(text.replace('"format_version": 4', '"format_version": 3'))
-    assert problems(call, packed) == [f"{manifest} has format version 3; this nopad reads 4: pack the source again"]
+    manifest.write_text(text.replace('"format_version": 5', '"format_version": 4'))
+    assert problems(call, packed) == [f"{manifest} has format version 4; this nopad reads 5: pack the source again"]
 
 
 def test_a_source_needs_a_dataset(call, histogram, ids, tmp_path):

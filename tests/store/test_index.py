@@ -62,7 +62,7 @@ def test_no_tokens_are_left_behind(tmp_path, pack, source, tree):
 def test_lengths_are_stored_narrow(tmp_path, pack, longest, width):
     np.save(tmp_path / "a.npy", [1, longest])
     pack(LengthsFile(tmp_path / "a.npy"), tmp_path / "out", capacity=70_000, index_only=True)
-    assert columns_of(tmp_path / "out") == {"length": width}
+    assert columns_of(tmp_path / "out") == {"seq_lengths": width}
     found = {tuple(row.seq_lengths.tolist()) for row in nopad.open_packed(tmp_path / "out")}
     assert found <= {(longest, 1), (1, longest), (longest,), (1,)}
     assert nopad.open_packed(tmp_path / "out")[0].seq_lengths.dtype == np.int32
@@ -71,12 +71,12 @@ def test_lengths_are_stored_narrow(tmp_path, pack, longest, width):
 @pytest.mark.parametrize(
     ("records", "over_long", "columns"),
     [
-        ([[1], [2, 3]], "split", ["length"]),
-        ([[1], [], [2, 3]], "split", ["length", "record"]),
-        ([[1], [2] * 17], "drop", ["length"]),
-        ([[2] * 17, [1]], "drop", ["length", "record"]),
-        ([[1], [2] * 17], "truncate", ["length"]),
-        ([[1], [2] * 17], "split", ["length", "record", "start"]),
+        ([[1], [2, 3]], "split", ["seq_lengths", "seq_hash"]),
+        ([[1], [], [2, 3]], "split", ["seq_lengths", "seq_index", "seq_hash"]),
+        ([[1], [2] * 17], "drop", ["seq_lengths", "seq_hash"]),
+        ([[2] * 17, [1]], "drop", ["seq_lengths", "seq_index", "seq_hash"]),
+        ([[1], [2] * 17], "truncate", ["seq_lengths", "seq_hash"]),
+        ([[1], [2] * 17], "split", ["seq_lengths", "seq_index", "seq_start", "seq_hash"]),
     ],
 )
 def test_records_and_starts_are_stored_only_when_needed(tmp_path, pack, records, over_long, columns):
@@ -89,9 +89,9 @@ def test_records_and_starts_are_stored_only_when_needed(tmp_path, pack, records,
 def test_read_index_maps_what_was_written(tmp_path, pack, lengths):
     pack(LengthsFile(tmp_path / "lengths.npy"), tmp_path / "out", index_only=True)
     index = read_index(tmp_path / "out", Manifest.load(tmp_path / "out"))
-    np.testing.assert_array_equal(index.lengths, lengths)
-    assert not index.lengths.flags.owndata
-    assert (index.record, index.start, index.source) == (None, None, None)
+    np.testing.assert_array_equal(index.seq_lengths, lengths)
+    assert not index.seq_lengths.flags.owndata
+    assert [index.seq_index, index.seq_start, index.seq_source, index.seq_hash] == [None] * 4
     rows = [nopad.open_packed(tmp_path / "out")[at] for at in range(len(index.packs))]
     for row, sequence in zip(rows, index.packs, strict=True):
         np.testing.assert_array_equal(row.seq_index, sequence)
@@ -169,4 +169,4 @@ def test_an_index_takes_what_its_files_take(tmp_path, pack):
     before = pa.total_allocated_bytes()
     index = read_index(tmp_path / "out", made)
     assert pa.total_allocated_bytes() - before <= 5 * 200_000 + 4 * made.packs + 10_000
-    assert index.lengths.nbytes == 200_000
+    assert index.seq_lengths.nbytes == 200_000

@@ -73,7 +73,7 @@ def test_another_version(out, edit_manifest):
     edit_manifest(out, format_version=99)
     with pytest.raises(FormatError) as caught:
         Manifest.load(out)
-    assert str(caught.value) == f"{out / 'nopad.json'} has format version 99; this nopad reads 4: pack the source again"
+    assert str(caught.value) == f"{out / 'nopad.json'} has format version 99; this nopad reads 5: pack the source again"
 
 
 @pytest.mark.parametrize("content", ['{"format": "other"}', "[]", "3", "{}"])

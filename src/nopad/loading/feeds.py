@@ -89,7 +89,7 @@ class Feed(ABC):
             CorruptError, SourceError: the data changed since the feed was opened, or are damaged.
             BatchError: a finite float64 in the data is too large for float32.
             StorageError: the data cannot be read.
-            PlanMismatchError: a record became shorter than the index of an index-only dataset says.
+            PlanMismatchError: for an index-only dataset, a sequence has other tokens than those that were packed.
         """
 
     @abstractmethod

@@ -1,12 +1,13 @@
 """Index-only datasets ("virtual packing"): which sequence is in which pack, without the tokens.
 
 ``packs.arrow`` is the file that `Packs.save` writes: the sequence numbers of each pack. ``sequences.arrow`` has one row
-per sequence. The column ``length`` has the narrowest unsigned type that suffices. The column ``record``, the number of
-the sequence's record, is left out if each sequence is the whole record of the same number. The column ``start``, the
-index in the record of the sequence's first token, exists only if several sequences were made of one record. The column
-``source``, the number of the source, exists only if sources are named. The header of ``packs.arrow`` states how records
-were changed before their lengths were taken (stripped, truncated, split, tokenised), so that the index is not applied
-to unchanged records.
+per sequence. The column ``seq_lengths`` has the narrowest unsigned type that suffices. The column ``seq_index``, the
+number of the sequence's record, is left out if each sequence is the whole record of the same number. The column
+``seq_start``, the index in the record of the sequence's first token, exists only if several sequences were made of one
+record. The column ``seq_source``, the number of the source, exists only if sources are named. The column ``seq_hash``,
+a hash of the sequence's tokens by which other tokens are refused when they are gathered, is missing only if a file of
+lengths was packed. The header of ``packs.arrow`` states how records were changed before their lengths were taken
+(stripped, truncated, split, tokenised), so that the index is not applied to unchanged records.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ from nopad.store.row_groups import RowGroup
 from nopad.threads import new_lock
 from nopad.wording import counted
 
-__all__ = ["PACKS", "SEQUENCES", "Index", "IndexFiles", "read_index", "selection", "write_index"]
+__all__ = ["HASH", "PACKS", "SEQUENCES", "Index", "IndexFiles", "hashes", "read_index", "selection", "write_index"]
 
 PACKS = "packs.arrow"
 SEQUENCES = "sequences.arrow"
+HASH = "seq_hash"
 
 
 def selection(counts: Mapping[str, int], tokenizer: object) -> str:
@@ -54,6 +56,22 @@ def selection(counts: Mapping[str, int], tokenizer: object) -> str:
     return ", ".join([*parts, *(["texts were tokenised, with special tokens"] if tokenizer else [])])
 
 
+def hashes(ids: NDArray[Any], lengths: NDArray[np.int32]) -> NDArray[np.uint32]:
+    """Return a hash of each sequence's tokens, uint32 ``[n]``; it does not depend on the integer type of `ids`.
+
+    `ids` are the concatenated sequences, and `lengths` the numbers of their tokens. One of about four billion sequences
+    with other tokens has the same hash.
+
+    >>> hashes(np.array([7, 8, 9, 7]), np.array([3, 1], np.int32)).tolist()
+    [3930406545, 1017445330]
+    """
+    from nopad.store import _kernels
+
+    out = np.empty(lengths.size, np.uint32)
+    _kernels.sequence_hashes(ids, lengths, out)
+    return out
+
+
 def write_index(packs: Packs, sequences: Sequences, folder: Path) -> tuple[Shard, ...]:
     """Write two index files, of packs and of sequences, into `folder`; return one `Shard` for each file.
 
@@ -62,10 +80,10 @@ def write_index(packs: Packs, sequences: Sequences, folder: Path) -> tuple[Shard
     """
     packs.save(folder / PACKS)
     lengths, values = sequences.seq_lengths, sequences.values
-    fields = {"length": lengths.astype(np.min_scalar_type(int(lengths.max(initial=0))))}
+    fields = {"seq_lengths": lengths.astype(np.min_scalar_type(int(lengths.max(initial=0))))}
     if "seq_start" in values or not np.array_equal(values["seq_index"], np.arange(lengths.size)):
-        fields["record"] = values["seq_index"]
-    fields |= {name.removeprefix("seq_"): values[name] for name in ("seq_start", "seq_source") if name in values}
+        fields["seq_index"] = values["seq_index"]
+    fields |= {name: values[name] for name in ("seq_start", "seq_source", HASH) if name in values}
     table = pa.table({name: pa.array(field) for name, field in fields.items()})
     write_arrow(folder / SEQUENCES, table)
     tokens = int(lengths.sum(dtype=np.int64))
@@ -88,37 +106,46 @@ class Index:
 
     Attributes:
         packs: the packs, which hold sequence numbers.
-        lengths: number of tokens in each sequence; unsigned integers ``[n]``.
-        record: record number of each sequence; int64 ``[n]``; None: each sequence i is of record i.
-        start: index of the token, in its record, at which each sequence begins; int64 ``[n]``; None: always 0, since no
-            record was split.
-        source: number of each sequence's source; int32 ``[n]``; None: sources are not named.
+        seq_lengths: number of tokens in each sequence; unsigned integers ``[n]``.
+        seq_index: record number of each sequence; int64 ``[n]``; None: each sequence i is of record i.
+        seq_start: index of the token, in its record, at which each sequence begins; int64 ``[n]``; None: always 0,
+            since no record was split.
+        seq_source: number of each sequence's source; int32 ``[n]``; None: sources are not named.
+        seq_hash: hash of each sequence's tokens (`hashes`); uint32 ``[n]``; None: only lengths were packed.
     """
 
     packs: Packs
-    lengths: NDArray[Any]
-    record: NDArray[np.int64] | None = None
-    start: NDArray[np.int64] | None = None
-    source: NDArray[np.int32] | None = None
+    seq_lengths: NDArray[Any]
+    seq_index: NDArray[np.int64] | None = None
+    seq_start: NDArray[np.int64] | None = None
+    seq_source: NDArray[np.int32] | None = None
+    seq_hash: NDArray[np.uint32] | None = None
 
     def row_group(self, first: int, last: int) -> RowGroup:
         """Return packs `first` to `last` (exclusive) as a row group without tokens."""
         chosen = self.packs[first:last]
         sequence = chosen.sequence
-        record = sequence.astype(np.int64) if self.record is None else self.record[sequence]
-        values = {"seq_index": record}
-        if self.start is not None:
-            values["seq_start"] = self.start[sequence]
-        if self.source is not None:
-            values["seq_source"] = self.source[sequence]
-        sequences = Sequences(seq_lengths=self.lengths[sequence].astype(np.int32), values=values)
+        values = {"seq_index": self.records(sequence.astype(np.int64))}
+        if self.seq_start is not None:
+            values["seq_start"] = self.seq_start[sequence]
+        if self.seq_source is not None:
+            values["seq_source"] = self.seq_source[sequence]
+        sequences = Sequences(seq_lengths=self.seq_lengths[sequence].astype(np.int32), values=values)
         return RowGroup(chosen.indptr, np.zeros(len(chosen) + 1, dtype=np.int64), sequences)
+
+    def records(self, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the record numbers of the sequences with these numbers; int64 ``[k]``."""
+        return sequences if self.seq_index is None else self.seq_index[sequences]
+
+    def starts(self, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where the sequences with these numbers begin in their records; int64 ``[k]``."""
+        return np.zeros(sequences.size, np.int64) if self.seq_start is None else self.seq_start[sequences]
 
 
 def read_index(folder: Path, m: Manifest) -> Index:
     """Read both index files into memory, and return their content.
 
-    This takes 5 to 28 bytes of memory per sequence; the files are read at 1 to 2 GB/s. The checksums are verified on
+    This takes 5 to 32 bytes of memory per sequence; the files are read at 1 to 2 GB/s. The checksums are verified on
     the bytes in memory, so later changes of the files have no effect.
 
     Raises:
@@ -134,11 +161,11 @@ def read_index(folder: Path, m: Manifest) -> Index:
     try:
         packs, table = packs_of(tables[PACKS], folder / PACKS), tables[SEQUENCES]
         found = {name: table[name].combine_chunks().to_numpy() for name in table.column_names}
-        index = Index(packs=packs, lengths=found.pop("length"), **found)
+        index = Index(packs=packs, **found)
     # The file matches its checksum, so another tool wrote it
     except (pa.ArrowException, LookupError, ValueError, TypeError) as error:
         raise CorruptError(f"{folder} holds no index of nopad: {error}") from error
-    n = index.lengths.size
+    n = index.seq_lengths.size
     if (len(packs), packs.sequences, n) != (m.packs, m.sequences, m.sequences):
         raise CorruptError(f"{folder} holds an index of other packs than its manifest states; see `nopad verify`")
     if n and packs.sequence.max() >= n:
@@ -184,7 +211,7 @@ class IndexFiles:
             CorruptError, StorageError: as for `read_index`.
         """
         index = self._opened()
-        return index.packs.indptr.astype(np.int64), index.lengths[index.packs.sequence].astype(np.int32)
+        return index.packs.indptr.astype(np.int64), index.seq_lengths[index.packs.sequence].astype(np.int32)
 
     def _opened(self) -> Index:
         with self._lock:

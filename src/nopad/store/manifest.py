@@ -34,7 +34,7 @@ __all__ = [
 
 PLAN = "plan.json"
 FORMAT = "nopad.packed"
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 SPLITS = ("train", "validation")  # folders of a job with a held-out share
 POLICIES = ("special_tokens", "over_long", "empty", "on_bad_record", "vocab_size")  # of CorpusOptions
 

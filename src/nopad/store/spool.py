@@ -1,12 +1,13 @@
 """The spool of a running job: sequences in flat files, and a journal that says how many of their bytes are valid.
 
 ``OUT/.work/`` holds the tokens, lengths, record numbers, starts (the index of a sequence's first token in its record)
-and columns packed along, of all sequences so far. New values are appended, then committed together: the data is fsynced
-first, then one journal line is written with a checksum of the bytes added to each file since the previous line. Opening
-a spool reads its files again (2 GB/s) and accepts the lines of the journal before the first one with a wrong checksum.
-Files and journal are truncated there, and the job makes all later sequences again. So a kill at any moment loses at
-most the sequences after the last commit. If bytes of an earlier commit were changed or removed, the sequences from that
-commit on are made again, and the wrong bytes are never packed.
+and columns packed along, of all sequences so far; for an index, a hash of each sequence in place of tokens and columns.
+New values are appended, then committed together: the data is fsynced first, then one journal line is written with a
+checksum of the bytes added to each file since the previous line. Opening a spool reads its files again (2 GB/s) and
+accepts the lines of the journal before the first one with a wrong checksum. Files and journal are truncated there, and
+the job makes all later sequences again. So a kill at any moment loses at most the sequences after the last commit. If
+bytes of an earlier commit were changed or removed, the sequences from that commit on are made again, and the wrong
+bytes are never packed.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from nopad.errors import ResumeError
 from nopad.files import fsync_path, storage_errors
 from nopad.seal import sealed_line, sealed_lines
 from nopad.sequences import Sequences
+from nopad.store.index import HASH
 from nopad.store.spool_files import spool_files, text_array
 
 __all__ = ["Progress", "Spool"]
@@ -85,8 +87,8 @@ class Progress:
 class Spool:
     """Appends sequences and commits them; an existing spool continues after its last commit.
 
-    A commit fsyncs the journal, four files (three without tokens), and one or two more files per column that is packed
-    along. So `append` commits only if the last commit was at least `commit_every_s` seconds ago.
+    A commit fsyncs the journal, four files, and one or two more files per column that is packed along. So `append`
+    commits only if the last commit was at least `commit_every_s` seconds ago.
 
     Attributes:
         progress: what was appended so far, including what is not committed yet.
@@ -107,7 +109,7 @@ class Spool:
 
         Args:
             folder: the folder of the files.
-            keep_tokens: whether tokens and the columns in `carried` are stored.
+            keep_tokens: whether tokens and the columns in `carried` are stored; if not, a hash of each sequence is.
             carried: the columns that are packed along with the tokens.
             commit_every_s: minimum number of seconds between two commits by `append`.
 
@@ -248,6 +250,7 @@ class Spool:
         np.cumsum(arrays["lengths"][:-1], out=begin[1:])
         tokens = {"input_ids": arrays["tokens"]} if "tokens" in arrays else {}
         values = {"seq_index": arrays["record"], **({"seq_start": arrays["start"]} if split else {})}
+        values |= {HASH: arrays["hash"]} if "hash" in arrays else {}
         for at, column in enumerate(self._carried):
             array = arrays[f"column-{at}"]
             if column.per == "token":

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from nopad.corpus import Carried
 from nopad.sequences import Sequences
+from nopad.store.index import hashes
 
 __all__ = ["SpoolFile", "spool_files", "text_array"]
 
@@ -38,7 +39,8 @@ def spool_files(keep_tokens: bool, carried: Sequence[Carried]) -> dict[str, Spoo
     """Return the files of a spool by name.
 
     `carried` are the columns that are packed along with the tokens. Their files are named by number, since a column may
-    have any name. If `keep_tokens` is False, there are no files for tokens and carried columns.
+    have any name. If `keep_tokens` is False, a file with a hash of each sequence replaces those of tokens and carried
+    columns.
     """
     files = {
         "lengths": SpoolFile(dtype=np.int32, per="sequence", values=lambda batch: batch.seq_lengths),
@@ -46,7 +48,7 @@ def spool_files(keep_tokens: bool, carried: Sequence[Carried]) -> dict[str, Spoo
         "start": SpoolFile(dtype=np.int64, per="sequence", values=lambda batch: batch.values["seq_start"]),
     }
     if not keep_tokens:
-        return files
+        return {**files, "hash": SpoolFile(dtype=np.uint32, per="sequence", values=_hashes)}
     ids = SpoolFile(dtype=np.int32, per="token", values=partial(_of_tokens, "input_ids"))
     files = {"tokens": ids, **files}
     for at, column in enumerate(carried):
@@ -67,6 +69,10 @@ def text_array(ends: NDArray[np.int64], text: NDArray[np.uint8]) -> pa.LargeStri
     `text` has the UTF-8 bytes of all strings. `ends` has a 0, then the offset in `text` at which each string ends.
     """
     return pa.LargeStringArray.from_buffers(ends.size - 1, pa.py_buffer(ends), pa.py_buffer(text))
+
+
+def _hashes(batch: Sequences) -> NDArray[np.uint32]:
+    return hashes(batch.tokens["input_ids"], batch.seq_lengths)
 
 
 def _of_tokens(name: str, batch: Sequences) -> NDArray[Any]:

@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nopad import ReaderOptions
+from nopad import ReaderOptions, open_source
+from nopad.corpus.encoders import Encoder
 from nopad.errors import LengthError, RecordError, SourceError
 from nopad.loading.sources import open_tokens
 
@@ -90,3 +91,17 @@ def test_text_is_no_tokens(tmp_path):
     (tmp_path / "a.txt").write_text("hello")
     with pytest.raises(SourceError, match="holds text, and no ids; tokenise it first"):
         open_tokens(tmp_path / "a.txt")
+
+
+def test_several_sequences_of_one_record_have_no_numbers():
+    class Halves(Encoder):
+        content, reads, columns = "input_ids", ("text",), {"input_ids": pa.list_(pa.int32())}
+
+        def encode(self, records):
+            return [[{"input_ids": [1, 2]}, {"input_ids": [3]}] for _ in records], {}
+
+        def settings(self):
+            return {"encoder": "halves"}
+
+    with pytest.raises(SourceError, match=r"several sequences are made of record 0, .*; pack it with"):
+        open_tokens(open_source([{"text": "a"}, {"text": "b"}], encoder=Halves()))

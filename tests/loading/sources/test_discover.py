@@ -27,15 +27,17 @@ def test_the_same_tokens_are_the_same_source_whatever_they_are_stored_in(
     pq.write_table(table, here / "a.parquet", row_group_size=2)
     (here / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     pack_corpus(IterableSource(lists), here / "index", CorpusOptions(capacity=7), index_only=True)
-    kinds = {
-        "folder": open_tokens(write_arrays(here / "f", rows, np.uint16), empty="skip"),
-        "megatron": open_tokens(write_megatron(here / "m", lists), empty="skip"),
-        "dataset": open_tokens(datasets.Dataset(table), empty="skip"),
-        "parquet": open_tokens(here / "a.parquet", empty="skip"),
-        "spool": open_tokens(here / "a.parquet", empty="skip", spool=here / "s"),
-        "lines": open_tokens(here / "a.jsonl", empty="skip"),
-        "lists": open_tokens(lists, empty="skip"),
+    given = {
+        "folder": write_arrays(here / "f", rows, np.uint16),
+        "megatron": write_megatron(here / "m", lists),
+        "dataset": datasets.Dataset(table),
+        "parquet": here / "a.parquet",
+        "spool": here / "a.parquet",
+        "lines": here / "a.jsonl",
+        "lists": lists,
     }
+    spools = {"spool": here / "s"}
+    kinds = {kind: open_tokens(one, empty="skip", spool=spools.get(kind)) for kind, one in given.items()}
     kept = [ids for ids in lists if ids]
     numbers = data.draw(st.lists(st.integers(0, len(kept) - 1), max_size=12))
     expected = [i for number in numbers for i in kept[number]]
@@ -43,7 +45,7 @@ def test_the_same_tokens_are_the_same_source_whatever_they_are_stored_in(
         assert source.gather(numbers).tokens["input_ids"].tolist() == expected, kind
         assert source.seq_lengths.tolist() == list(map(len, kept)), kind
         assert source.skipped == len(lists) - len(kept), kind
-        index = open_tokens(here / "index", source=source)
+        index = open_tokens(here / "index", source=given[kind], spool=spools.get(kind))
         assert index.gather(numbers).tokens["input_ids"].tolist() == expected, kind
     assert len({source.fingerprint for source in kinds.values()}) == 1
 
@@ -120,6 +122,9 @@ def test_options_that_are_wrong_or_would_be_passed_over(refuses, wrong, message)
 def test_no_option_is_passed_over(tmp_path, write_arrays, write_megatron):
     folder = write_arrays(tmp_path / "a", [{"input_ids": [1, 2]}])
     pair = write_megatron(tmp_path / "b", [[1, 2]])
+    packed, index = tmp_path / "packed", tmp_path / "index"
+    for out in (packed, index):
+        pack_corpus(IterableSource([[1, 2]]), out, CorpusOptions(capacity=2), index_only=out == index)
     for path, option in (
         (folder, {"options": ReaderOptions(pad_id=0)}),
         (folder, {"spool": "s"}),
@@ -127,6 +132,10 @@ def test_no_option_is_passed_over(tmp_path, write_arrays, write_megatron):
         (pair, {"spool": "s"}),
         (pair, {"options": ReaderOptions(pad_id=0)}),
         (open_tokens(folder), {"spool": "s"}),
+        (open_tokens(folder), {"empty": "skip"}),
+        (packed, {"empty": "skip"}),
+        (index, {"empty": "skip", "source": folder}),
+        (index, {"unit": "documents", "source": folder}),
     ):
         with pytest.raises(OptionError, match="and is not for"):
             open_tokens(path, **option)

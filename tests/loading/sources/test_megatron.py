@@ -97,6 +97,8 @@ def test_empty_sequences(tmp_path, write_megatron):
         ({"pointers": [0, 6, 8, 12, -2]}, "sequence 4 has 1 tokens at byte -2"),
         ({"pointers": [0, 6, 8, 12, 22]}, "sequence 4 has 1 tokens at byte 22"),
         ({"pointers": [0, 6, 8, 12, 19]}, "sequence 4 has 1 tokens at byte 19"),
+        ({"pointers": [0, 6, 8, 2**63 - 2, 20]}, "sequence 3 has 4 tokens at byte 9223372036854775806 of a .bin of 22"),
+        ({"pointers": [2**63 - 6, 6, 8, 12, 20]}, "sequence 0 has 3 tokens at byte 9223372036854775802 of a .bin of"),
     ],
 )
 def test_an_index_that_is_wrong(tmp_path, write_megatron, wrong, message):
@@ -104,7 +106,7 @@ def test_an_index_that_is_wrong(tmp_path, write_megatron, wrong, message):
         open_tokens(write_megatron(tmp_path / "data", FIVE, **wrong))
 
 
-@pytest.mark.parametrize("bounds", [[0, 3], [1, 5], [0, 4, 2, 5], []])
+@pytest.mark.parametrize("bounds", [[0, 3], [1, 5], [0, 4, 2, 5], [], [0, 2**63 - 1, -(2**63), -1, 5]])
 def test_document_bounds_that_are_wrong(tmp_path, write_megatron, bounds):
     prefix = write_megatron(tmp_path / "data", FIVE, documents=bounds)
     assert len(open_tokens(prefix)) == 5

@@ -19,8 +19,9 @@ from nopad.errors import OptionError, SourceError
 from nopad.loading.sources.arrays import ArrayTokens, folder_tokens, memory_tokens
 from nopad.loading.sources.arrow import dataset_tokens, file_tokens
 from nopad.loading.sources.corpora import corpus_tokens
+from nopad.loading.sources.indexed import IndexTokens, Reading
 from nopad.loading.sources.megatron import UNIT, MegatronTokens, megatron_prefix
-from nopad.loading.sources.packed import IndexTokens, packed_tokens
+from nopad.loading.sources.packed import packed_tokens
 from nopad.loading.sources.pictured import has_pictures, pictured_tokens
 from nopad.loading.sources.source import EMPTY, TokenSource
 from nopad.sequences import Sequences
@@ -49,11 +50,15 @@ def open_tokens(
             dicts), or a source that it returned; `nopad.sequences.Sequences` in memory; an open `TokenSource`, which is
             returned as it is; or sequences with images: a list of dicts or a `datasets.Dataset` with ``pixel_values``
             or ``pixel_values_videos``, as for `PackedBatch.from_features`.
-        options: which columns of tables and records are read; None: the defaults of `ReaderOptions`.
+        options: which columns of tables and records are read; None: the defaults of `ReaderOptions`, and for an
+            index-only dataset the options with which it was made.
         empty: what to do with sequences that have no token: "refuse" raises LengthError; "skip" leaves them out
-            (`TokenSource.skipped` counts them).
+            (`TokenSource.skipped` counts them). An open source was asked before, and a packed dataset has none.
         unit: for a Megatron pair, what counts as one sequence: each of its "sequences", or each of its "documents".
-        source: for an index-only packed dataset, the source that holds its tokens; anything that this function opens.
+        source: for an index-only packed dataset, what it was made from: a path, a dataset, records, a dict of named
+            ones, or what `nopad.open_source` opened with the same options; and if it was made of lengths, anything that
+            this function opens. It is read as it was when it was packed. If padding was cut off then, tokens are copied
+            for this (those of datasets and records to memory), and otherwise used where they lie.
         spool: the folder for copies of files that cannot be read by number (Parquet, JSON Lines, a packed dataset).
             None: ``$XDG_CACHE_HOME/nopad/tokens``, or memory for up to 4 million tokens. If a folder is given, Arrow
             files are copied too, which removes their padding. Lists stay in memory.
@@ -61,7 +66,8 @@ def open_tokens(
     Raises:
         SourceError: the input is missing, damaged, or of a kind that cannot be read.
         FormatError, CorruptError: a Megatron pair, a packed dataset or another file has a wrong format or is damaged.
-        PlanMismatchError: an index-only dataset was not made for `source`.
+        PlanMismatchError: an index-only dataset was not made for `source`: records or their lengths are others, or the
+            tokens of a sequence. Tokens that are not tried here are compared when they are gathered.
         StorageError: a copy of the tokens cannot be written, or a packed dataset cannot be read.
         RecordError: a record is bad.
         LengthError: a sequence has no token, and `empty` is "refuse".
@@ -77,24 +83,34 @@ def open_tokens(
     UNIT.check("unit", unit)
     unused: dict[str, Any] = {"options": options, "source": source, "spool": spool}
     unused["unit"] = None if unit == UNIT.default else unit
+    unused["empty"] = None if empty == EMPTY.default else empty
     if isinstance(inputs, TokenSource):
         _refuse("an open source", unused)
         return inputs
-    options = options or ReaderOptions()
+    return _opened(inputs, options or ReaderOptions(), empty, unused)
+
+
+def _opened(inputs: Any, options: ReaderOptions, empty: str, unused: dict[str, Any]) -> TokenSource:
+    """Open an input that is not open yet; `unused` are the arguments of `open_tokens` that not every kind takes.
+
+    Of these, the arguments that are not None are refused where this kind would ignore them. `options` and `empty` are
+    followed where the kind has a use for them.
+    """
+    spool = unused["spool"]
     inputs = inputs.path if isinstance(inputs, PackedDataset) else inputs
     if isinstance(inputs, str | os.PathLike):
         return _at_path(inputs, options, empty, unused)
     if isinstance(inputs, Sequences):
-        _refuse("sequences in memory", unused)
+        _refuse("sequences in memory", unused, "empty")
         return _exact(memory_tokens(inputs, empty=empty))
     if has_pictures(inputs):
-        _refuse("records with images", unused)
+        _refuse("records with images", unused, "empty")
         return pictured_tokens(inputs, empty=empty)
     if hasattr(inputs, "with_format"):
-        _refuse("a dataset", unused, "options")
+        _refuse("a dataset", unused, "empty", "options")
         return dataset_tokens(inputs, options, empty=empty)
     if isinstance(inputs, Source):
-        _refuse("an open source", unused, "spool")
+        _refuse("an open source", unused, "empty", "spool")
         return corpus_tokens(inputs, type(inputs).__name__, empty=empty, spool=spool)
     if isinstance(inputs, Mapping):
         names = ", ".join(map(str, list(inputs)[:4])) or "nothing"
@@ -102,38 +118,52 @@ def open_tokens(
             f"a {type(inputs).__name__} with {names} is no list of sequences: "
             "of columns, give datasets.Dataset.from_dict(...); of several sources, nopad.loading.Mixture(...), or one"
         )
-    _refuse("records", unused, "options", "spool")
+    _refuse("records", unused, "empty", "options", "spool")
     return corpus_tokens(open_source(inputs, options), "records", empty=empty, spool=spool)
 
 
 def _at_path(given: str | os.PathLike[str], options: ReaderOptions, empty: str, unused: dict[str, Any]) -> TokenSource:
     text, spool = os.fspath(given), unused["spool"]
     if not isinstance(text, str) or not text or "\0" in text or is_url(text) or text.startswith(HUB):
-        _refuse("files of records", unused, "options", "spool")
+        _refuse("files of records", unused, "empty", "options", "spool")
         return corpus_tokens(open_source(given, options), str(text), empty=empty, spool=spool)
     path = Path(given)
     prefix = megatron_prefix(path)
     if prefix is not None:
-        _refuse("a Megatron pair", unused, "unit")
+        _refuse("a Megatron pair", unused, "empty", "unit")
         return MegatronTokens(prefix, unit=unused["unit"] or UNIT.default, empty=empty)
     if (path / MANIFEST).is_file():
         if unused["source"] is None:
             _refuse("a packed dataset", unused, "spool")
             return packed_tokens(path, spool=spool)
-        _refuse("an index-only dataset", {**unused, "options": None}, "source", "spool")
-        inner = open_tokens(unused["source"], unused["options"], empty="skip", spool=spool)
-        return IndexTokens(path, inner)
+        _refuse("an index-only dataset", unused, "options", "source", "spool")
+        return _indexed(path, unused)
     if (path / "offsets.npy").is_file():
-        _refuse("a folder of arrays", unused)
+        _refuse("a folder of arrays", unused, "empty")
         return _exact(folder_tokens(path, empty=empty))
     with reading(path):
         os.stat(path)
     arrow = _arrow_files(path)
     if arrow and spool is None:
-        _refuse("an Arrow file", unused, "options")
+        _refuse("an Arrow file", unused, "empty", "options")
         return file_tokens(arrow, options, empty=empty)
-    _refuse("files of records", unused, "options", "spool")
+    _refuse("files of records", unused, "empty", "options", "spool")
     return corpus_tokens(open_source(given, options), text, empty=empty, spool=spool)
+
+
+def _indexed(path: Path, unused: dict[str, Any]) -> IndexTokens:
+    """Open the index-only dataset at `path`, and its source as it was read when it was packed (`Reading`)."""
+    source, spool = unused["source"], unused["spool"]
+    how = Reading(path, unused["options"])
+    how.check(source)
+    if isinstance(source, TokenSource):
+        return IndexTokens(how, source)
+    if not how.must_copy(source):
+        return IndexTokens(how, _opened(source, how.options, "skip", unused | {"source": None, "empty": None}))
+    opened = source if isinstance(source, Source) else open_source(source, how.options)
+    how.check(opened)
+    name = str(source) if isinstance(source, str | os.PathLike) else "its source"
+    return IndexTokens(how, corpus_tokens(opened, name, empty="skip", spool=spool, options=how.records))
 
 
 def _exact(made: ArrayTokens) -> ArrayTokens:

@@ -131,8 +131,9 @@ class MegatronTokens(TokenSource):
             )
         for first in range(0, lengths.size, _AT_ONCE):
             here = slice(first, first + _AT_ONCE)
-            places, ends = self._places.values[here], self._ends(here)
-            bad = (lengths[here] < 0) | (places < 0) | (ends > held) | (places % width != 0)
+            places, sizes = self._places.values[here], lengths[here] * np.int64(width)
+            # Not places + sizes, which could be above the largest int64, and then negative
+            bad = (lengths[here] < 0) | (places < 0) | (places > held - sizes) | (places % width != 0)
             if bad.any():
                 at = first + int(np.argmax(bad))
                 raise FormatError(
@@ -143,7 +144,7 @@ class MegatronTokens(TokenSource):
             self._check_documents()
 
     def _ends(self, here: slice) -> NDArray[np.int64]:
-        """Return where the sequences in the slice `here` end in the ``.bin``, in bytes; int64 ``[k]``."""
+        """Return where the sequences in the slice `here`, which were checked, end in the ``.bin``; int64 ``[k]``."""
         width = np.int64(self._ids.dtype.itemsize)
         ends: NDArray[np.int64] = self._places.values[here] + self._lengths_in.values[here] * width
         return ends
@@ -156,7 +157,7 @@ class MegatronTokens(TokenSource):
                 a sequence does not follow the one before it in its document.
         """
         bounds, n = self._bounds.values, self._lengths_in.size
-        if not bounds.size or bounds[0] != 0 or bounds[-1] != n or (np.diff(bounds) < 0).any():
+        if not bounds.size or bounds[0] != 0 or bounds[-1] != n or (bounds[1:] < bounds[:-1]).any():
             raise FormatError(
                 f"{self._idx_path}: bounds of documents must go from 0 to {n:,}, the number of sequences, and none may "
                 f"be below the one before it; {_OTHER}"

@@ -253,7 +253,7 @@ class TokenSource(ABC):
             SourceError: a file changed since it was opened, an ``attention_mask`` is not all 1, or an id is not from 0
                 to 2^31 - 1.
             BatchError: with `wide`, a finite float64 is too large for float32.
-            PlanMismatchError: a record became shorter than the index of an index-only dataset says.
+            PlanMismatchError: for an index-only dataset, a sequence has other tokens than those that were packed.
         """
         chosen = self._chosen(numbers)
         for file in self._files:
@@ -265,6 +265,7 @@ class TokenSource(ABC):
             raise
         self._prove()
         found = self._without_mask(found, chosen) if MASK in found.tokens else found
+        self._compare(found, chosen)
         return narrowed(found) if wide and not self.exact else found
 
     def _chosen(self, numbers: ArrayLike) -> NDArray[np.int64]:
@@ -312,6 +313,9 @@ class TokenSource(ABC):
             )
         tokens = {name: column for name, column in found.tokens.items() if name != MASK}
         return Sequences(seq_lengths=found.seq_lengths, tokens=tokens, values=found.values)
+
+    def _compare(self, found: Sequences, chosen: NDArray[np.int64]) -> None:  # noqa: B027 - most sources know no hash
+        """Refuse gathered sequences that are not those which the source promises; `chosen` are their stored numbers."""
 
     @abstractmethod
     def stored_lengths(self) -> NDArray[np.int32]:

@@ -1,0 +1,260 @@
+"""The sequences of an index-only dataset as a source of tokens, which are gathered from the source that was packed.
+
+An index says which part of which record each sequence is. So a record must be here what it was when it was packed:
+padding cut off, and of the same column. Three things make sure of that:
+
+* `Reading` takes the options by which the source is read from the index's manifest, and refuses others.
+* `IndexTokens` compares the number of records and their lengths when it is made.
+* The tokens of every sequence that is gathered are compared with the hash that the index holds. To check only some
+  sequences when the source is opened would be cheaper, but could miss records that changed places. This check misses
+  nothing that is used, and takes 1 ns per token. Some sequences are also compared when the source is opened, so that a
+  wrong source is mostly refused at once, and not in the middle of an epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nopad.corpus.options import CorpusOptions, ReaderOptions
+from nopad.corpus.source import Source
+from nopad.errors import OptionError, PlanMismatchError, SourceError
+from nopad.loading.sources.corpora import whole_records
+from nopad.loading.sources.source import Located, TokenSource
+from nopad.sequences import Sequences
+from nopad.store.index import Index, hashes, read_index
+from nopad.store.reader import open_packed
+
+__all__ = ["IndexTokens", "Reading"]
+
+_SELECTING = ("text_unit", "text_field", "ids_field", "mask_field", "pad_id", "suffixes")  # of ReaderOptions
+_TRIED = 64  # sequences that are compared when the source is opened
+_RIGHT = "give the source that it was made for, unchanged, or pack it again"
+
+
+class Reading:
+    """How the source of an index-only dataset is read.
+
+    Args:
+        path: folder of the index-only dataset.
+        given: the user's options; None: there are none.
+
+    Attributes:
+        path: folder of the index-only dataset.
+        manifest: its manifest.
+        index: its content.
+        options: the options by which the source is read: those by which it was read when it was packed. If nopad did
+            not read ids then (but lengths, lists in memory, or texts), they are the user's own.
+
+    Raises:
+        SourceError: the dataset holds its tokens itself.
+        OptionError: an option of the user contradicts how the source was read when it was packed.
+        FormatError, CorruptError: the index is unfinished or damaged.
+        StorageError: the index cannot be read.
+    """
+
+    def __init__(self, path: Path, given: ReaderOptions | None) -> None:
+        """Read the index, which takes 5 to 32 bytes per sequence, and compare the user's options with it."""
+        self.path, self.manifest = path, open_packed(path).manifest
+        if self.manifest.kind != "index":
+            raise SourceError(f"{path}: holds its tokens itself; open it without source=")
+        self.index = read_index(path, self.manifest)
+        self._packed = ReaderOptions.from_settings(self.manifest.options)
+        self._known = "ids_field" in self.manifest.options and self.manifest.tokenizer is None
+        if self._known and given is not None:
+            self._agree(given, "options")
+        self.options = given or (replace(self._packed, find_labels=False) if self._known else ReaderOptions())
+
+    def _agree(self, given: ReaderOptions, what: str) -> None:
+        """Refuse options that choose other tokens than those of the manifest; `what` has them, for the message.
+
+        Raises:
+            OptionError: an option differs that chooses tokens.
+        """
+        for name in _SELECTING:
+            now, then = getattr(given, name), getattr(self._packed, name)
+            if now != then:
+                raise OptionError(
+                    f"{what}: {name} is {now!r}, and {self.path} was made with {then!r}; give the same, or only the "
+                    "path, dataset or records, which are then read as the index says"
+                )
+
+    def check(self, source: Any) -> None:
+        """Refuse an open source that was read otherwise than the one that was packed, or of which nobody knows that.
+
+        Raises:
+            OptionError: `source` is an open `TokenSource`, and the index was not made of lengths alone; or it is a
+                source of `nopad.open_source`, and its options contradict those of the manifest.
+            PlanMismatchError: its named sources are not those of the index.
+        """
+        if isinstance(source, TokenSource) and self.index.seq_hash is not None:
+            raise OptionError(
+                f"source is {source!r}, which is open, so it may have been read otherwise than {self.path} says; give "
+                "its path, dataset or records"
+            )
+        if not isinstance(source, Source):
+            return
+        if self._known:
+            self._agree(ReaderOptions.from_settings(source.settings()), type(source).__name__)
+        names, packed = list(source.names), [part["name"] for part in self.manifest.sources]
+        if names not in ([""], packed):
+            of = f"the sources {', '.join(packed)}" if packed else "a source without names"
+            raise PlanMismatchError(f"{self.path}: was made of {of}, and these are {', '.join(names)}; {_RIGHT}")
+
+    def must_copy(self, source: Any) -> bool:
+        """Return whether this source must be read record by record, and copied, to get what was packed.
+
+        That is so if padding was cut off, if bad records were left out, for a dict of named sources, and for a folder
+        of arrays if columns of it were named. Other sources are used where they lie.
+        """
+        counts, options = self.manifest.counts, self.options
+        changed = self._known and (options.pad_id is not None or counts["stripped"] or counts["bad_skipped"])
+        other = options.ids_field is not None or options.mask_field != "auto"
+        return bool(changed or isinstance(source, Mapping) or (other and _is_folder_of_arrays(source)))
+
+    @property
+    def records(self) -> CorpusOptions:
+        """The options by which bad records were left out; all others stay whole."""
+        return whole_records(**{name: self.manifest.options[name] for name in ("on_bad_record", "vocab_size")})
+
+
+def _is_folder_of_arrays(source: Any) -> bool:
+    return isinstance(source, str | Path) and (Path(source) / "offsets.npy").is_file()
+
+
+class IndexTokens(TokenSource):
+    """The sequences of an index-only dataset, gathered from the source that holds their records.
+
+    Columns are those of the source, and ``seq_index``, the number of each sequence's record.
+
+    Args:
+        reading: the index, and how its source was read.
+        source: the source, with empty records, read with the options of `reading`.
+
+    Raises:
+        PlanMismatchError: the source has another number of records than the one that was packed, a record of another
+            length, or a sequence with other tokens.
+    """
+
+    def __init__(self, reading: Reading, source: TokenSource) -> None:
+        """Compare the number of records, all lengths, and the tokens of up to 64 evenly spread sequences."""
+        self._path, self._source, self._manifest = reading.path, source, reading.manifest
+        self._index = reading.index
+        self.left_out = source.left_out
+        super().__init__(str(reading.path), files=source.files)
+        if self._index.seq_hash is not None:
+            self.gather(np.unique(np.linspace(0, len(self) - 1, min(len(self), _TRIED)).astype(np.int64)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes that a worker process gets: all but the index and the arrays per sequence.
+
+        A worker reads the index anew, and checks that its checksum is still the same.
+        """
+        return {name: value for name, value in super().__getstate__().items() if name != "_index"}
+
+    @cached_property
+    def _index(self) -> Index:
+        return read_index(self._path, self._manifest)
+
+    def stored_lengths(self) -> NDArray[np.int32]:
+        """Return the lengths of all stored sequences, 0 or more; int32 ``[stored]``.
+
+        Raises:
+            PlanMismatchError: the source has another number of records than the one that was packed, or a record of
+                another length.
+        """
+        index, held, records = self._index, self._source.stored_lengths(), self._manifest.counts["records"]
+        if held.size != records:
+            raise PlanMismatchError(
+                f"{self.name}: was made of {records:,} records, and {self._source.name} has {held.size:,}; {_RIGHT}"
+            )
+        lengths = index.seq_lengths.astype(np.int32)
+        numbers = np.arange(lengths.size)
+        at, ends = index.records(numbers), index.starts(numbers) + lengths
+        if at.size and (at.min() < 0 or at.max() >= records):
+            raise PlanMismatchError(f"{self.name}: names record {at.max()} of {records:,}; {_RIGHT}")
+        if index.seq_start is not None:  # the length of a record is where its last piece ends
+            packed = np.zeros(records, np.int64)
+            np.maximum.at(packed, at, ends)
+            ends = packed[at]
+        self._compare_lengths(ends, held[at], numbers)
+        self._compare_truncated(held)
+        return lengths
+
+    def _compare_lengths(self, packed: NDArray[np.int64], held: NDArray[np.int32], numbers: NDArray[np.int64]) -> None:
+        """Refuse records that are not as long as those that were packed; a truncated one may be longer.
+
+        `packed` are the lengths of the records of the sequences `numbers` as far as they were packed, `held` those of
+        the same records in the source; ``[n]``.
+
+        Raises:
+            PlanMismatchError: a record has another length.
+        """
+        cut = (packed == self._manifest.capacity) & (held > packed) & self._truncates
+        bad = (packed != held) & ~cut
+        if bad.any():
+            at = int(np.argmax(bad))
+            raise PlanMismatchError(
+                f"{self.name}: sequence {numbers[at]} is of record {self._index.records(numbers)[at]}, which had "
+                f"{packed[at]} tokens when it was packed, and has {held[at]} in {self._source.name}; {_RIGHT}"
+            )
+
+    def _compare_truncated(self, held: NDArray[np.int32]) -> None:
+        """Refuse a source of which another number of tokens would be truncated; `held` are all its lengths.
+
+        Raises:
+            PlanMismatchError: the number is another than the manifest states.
+        """
+        if not self._truncates:
+            return
+        lost, stated = int(np.maximum(held - self._manifest.capacity, 0).sum()), self._manifest.counts
+        if lost != stated["truncated_tokens"]:
+            raise PlanMismatchError(
+                f"{self.name}: {stated['truncated_tokens']:,} tokens of truncated records were left out, and of "
+                f"{self._source.name} it would be {lost:,}; {_RIGHT}"
+            )
+
+    @property
+    def _truncates(self) -> bool:
+        """Whether records were cut to the capacity; texts were cut before they got special tokens."""
+        return self._manifest.tokenizer is None and self._manifest.counts["truncated"] > 0
+
+    def located(self, numbers: NDArray[np.int64]) -> Located:
+        """Return where these sequences, which are parts of records, lie in the source; see `TokenSource.located`.
+
+        Raises:
+            PlanMismatchError: a record became shorter than the index says.
+        """
+        records, starts = self._index.records(numbers), self._index.starts(numbers)
+        whole = self._source.located(records)
+        lengths = self._index.seq_lengths[numbers].astype(np.int64)
+        if (starts + lengths > whole.lengths).any():
+            raise PlanMismatchError(f"{self.name}: records of {self._source.name} became shorter; open it again")
+        return Located(
+            lengths,
+            {name: (flat, begins + starts) for name, (flat, begins) in whole.tokens.items()},
+            {**whole.values, "seq_index": records},
+        )
+
+    def _compare(self, found: Sequences, chosen: NDArray[np.int64]) -> None:
+        """Refuse gathered sequences whose tokens have another hash than those that were packed.
+
+        Raises:
+            PlanMismatchError: there is such a sequence; the message names the first one.
+        """
+        packed = self._index.seq_hash
+        if packed is None:
+            return
+        other = hashes(found.tokens["input_ids"], found.seq_lengths) != packed[chosen]
+        if other.any():
+            at = chosen[other][:1]
+            raise PlanMismatchError(
+                f"{self.name}: sequence {at[0]}, of record {self._index.records(at)[0]}, has other tokens in "
+                f"{self._source.name} than when it was packed; {_RIGHT}"
+            )
