@@ -94,11 +94,12 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.reads |= bool(self.of(args[0])) or id(args[0]) in self.weights
 
     def held(self, module: nn.Module, made: Any, given: Any) -> Any:
-        """Return copies of `made`, the recorded output of a module that is not run, and store what these tensors hold.
+        """Copy the tensors of `made`, the recorded output of a module that is not run, and store what each copy holds.
 
-        A tensor holds `TOKEN` if each of its entries belongs to one token, and `ROW` if to several. A floating-point
-        copy holds `TOKEN` if exactly one dimension has the size `length`, else `ROW`. If one of the module's arguments,
-        `given`, holds `ROW`, all floating-point copies hold `ROW`, except with `sequences`. Other copies hold 0.
+        A copy that is not floating-point holds 0. A floating-point copy holds `TOKEN` if exactly one of its dimensions
+        has the size `length`, and no tensor in `given`, the module's arguments, holds `ROW` (if `self.sequences` is
+        True, this does not matter). Otherwise it holds `ROW`. `handed` is raised to the largest value that a tensor in
+        `given` holds (`TOKEN` if there is none).
         """
         worst = max((self.of(one) for one in tree_leaves(given) if isinstance(one, Tensor)), default=TOKEN)
         self.handed = max(self.handed, worst)

@@ -221,7 +221,10 @@ def _in_parts(
 
 
 def _proven(parts: NDArray[np.int64], sizes: NDArray[np.int64], cap: int) -> NDArray[np.int64]:
-    """Return `parts` after checking that each unit occurs once, and that no micro-step has more than `cap` tokens.
+    """Return `parts` if each unit occurs once, and no rank has more than `cap` tokens in any micro-step.
+
+    `parts` has the indices of the units of each micro-step, int64 ``[ranks, micro-steps, most]``; -1: no unit. `sizes`
+    is the number of tokens of each unit, int64 ``[n]``.
 
     Raises:
         AssertionError: this check fails, which is a bug of nopad.

@@ -93,10 +93,7 @@ class Placement:
 
     @property
     def owner(self) -> Tensor:
-        """Index of each token's sequence, in the order in which the caller passed the sequences; int64 ``[T]``.
-
-        Tokens are in stream order.
-        """
+        """For each token, in stream order: the index that its sequence has in the order given; int64 ``[T]``."""
         return self._tensor("owner", lambda at: np.repeat(at.order, at.stream_lengths))
 
     @property

@@ -106,10 +106,11 @@ class PackCollator:
     def _sequences(self, features: Sequence[Any]) -> tuple[Sequences, NDArray[np.int64]]:
         """Return the sequences of the rows, and the number of sequences in each row, int64 ``[rows]``.
 
-        The sequences also have the columns that say where each one comes from, such as ``seq_index``.
+        If the rows say where each sequence comes from, the sequences have these columns too, such as ``seq_index``.
 
         Raises:
             BatchError: as in `__call__`.
+            LengthError: a sequence has no token, or the attention mask of a row is all 0.
         """
         if len(features) and all(isinstance(one, PackedRow) for one in features):
             sequences, records, per_row = from_rows(features)

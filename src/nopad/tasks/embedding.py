@@ -260,7 +260,7 @@ class Embedder(Core):
         return found
 
     def gathered(self, answers: list[Any]) -> NDArray[np.float32]:
-        """Return the vectors of several texts as `encode` does; float32 ``[n, H]``."""
+        """Stack `answers`, the vectors of n texts (each from `finish`), into one array ``[n, H]``, as `encode` does."""
         return np.stack(answers) if answers else self._vectors([], 0, normalize=self.normalize)
 
     @property

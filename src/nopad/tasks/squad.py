@@ -97,11 +97,12 @@ def _f1(mine: Sequence[str], right: Sequence[str]) -> float:
 
 
 def squad_scores(texts: Sequence[str | None], answers: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Return ``exact`` (exact match) and ``f1`` of predicted texts, from 0 to 1; None (no prediction) counts as wrong.
+    """Return ``exact`` (exact match) and ``f1`` of predicted texts: means over all questions, from 0 to 1.
 
-    `answers` are the right texts of each question. If there are no questions, both scores are NaN. If some questions
-    have answers and others have none, the result also has the scores of each kind: ``has_answer_exact``,
-    ``has_answer_f1``, ``no_answer_exact`` and ``no_answer_f1``.
+    `texts` has one prediction per question: a text; "" for "there is no answer"; or None for no prediction, which
+    counts as wrong. `answers` has the list of right texts of each question; if it is empty, "" is right. If there are
+    no questions, both scores are NaN. If some questions have answers and others have none, the result also has the
+    scores of each kind: ``has_answer_exact``, ``has_answer_f1``, ``no_answer_exact`` and ``no_answer_f1``.
     """
     each = [
         (0.0, 0.0) if text is None else exact_and_f1(text, right) for text, right in zip(texts, answers, strict=True)

@@ -23,13 +23,13 @@ Numbers = NDArray[np.int64]
 
 
 class Values(NamedTuple):
-    """The values of a module's output for the tokens of a batch; each token is a column.
+    """The values of a module's output for the tokens of a batch; each token is called a column.
 
     Attributes:
         here: the n columns that have values: a slice, or their indices, int64 ``[n]``.
-        values: the values, ``[rows, values]``: one row for each of these columns; or fewer rows, which several columns
-            share.
-        owner: index of the row of each of these columns; int64 ``[n]``; None: each column has a row of its own.
+        values: ``[k, v]``: v numbers in each of k rows. Several columns may share a row, so k may be less than n.
+        owner: for each of the n columns, the index of its row in `values`; int64 ``[n]``. None: k is n, and row i
+            belongs to the i-th of these columns.
     """
 
     here: slice | Numbers

@@ -51,7 +51,7 @@ class Bits:
 
     @property
     def size(self) -> int:
-        """Number of values."""
+        """Number of bits in `words`: the number of values, rounded up to a multiple of 8."""
         return 8 * self.words.size
 
     def runs(self, begins: NDArray[np.int64], lengths: NDArray[np.int32]) -> NDArray[np.bool_]:
