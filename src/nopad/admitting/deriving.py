@@ -292,11 +292,12 @@ def _layers(config: Any) -> int:
 
 
 def _places(model: Any, probed: Probed) -> Iterator[tuple[str, int | None]]:
-    """Yield pairs (name, dimension): the arguments of mixing modules that have one entry per token of a row.
+    """Yield the pairs (name of an argument, dimension) for `Family.places`, each once.
 
-    An example is an argument with rotary angles. The pairs are for `Family.places`. There is one for each dimension of
-    a tensor that has L entries. A tensor without such a dimension gives one pair, with None as the dimension. Hidden
-    states ``[1, L, ...]`` and masks of four dimensions are left out.
+    They come from the tensors that the mixing modules got as arguments, also inside tuples and dicts. L is the number
+    of probed tokens. A tensor gives one pair for each of its dimensions of size L: ALiBi ``[heads, 1, L]`` gives (name,
+    2). A tensor without such a dimension gives (name, None). Left out are scalars, all tensors ``[1, L, ...]`` (such as
+    hidden states), and attention masks of four dimensions.
     """
     length = len(probed.tokens)
     found: dict[tuple[str, int | None], None] = {}

@@ -7,9 +7,13 @@ A proof depends on:
 * the configuration, and the kind of head that was asked for
 * the versions of torch, transformers and Python, and the code of nopad
 
-The files lie in ``nopad/proofs`` under ``$XDG_CACHE_HOME``, or ``~/.cache``, each with a checksum of itself. A damaged
-file counts as missing. Nothing is remembered if a class has no source, if the model was changed after it was built (a
-hook, a replaced forward method), or if the user has no home folder.
+The files lie in ``nopad/proofs`` under ``$XDG_CACHE_HOME`` if that is an absolute path, else under ``~/.cache``; each
+has a checksum of itself. A damaged file counts as missing. Nothing is remembered if
+
+* a class has no source
+* something that the user's own modules hold cannot be hashed
+* the model was changed after it was built (a hook, a replaced forward method)
+* the user has no home folder, and ``$XDG_CACHE_HOME`` is no absolute path
 """
 
 from __future__ import annotations

@@ -258,7 +258,11 @@ def _is_pair(record: Mapping[str, Any]) -> bool:
 
 
 def _paired(examples: Examples, **values: NDArray[Any]) -> Examples:
-    """Return examples, two sequences per pair, with the per-sequence values ``pair``, ``chosen`` and `values`."""
+    """Return `examples` with per-sequence values: ``pair`` (index of the record), ``chosen`` (1 or 0), and `values`.
+
+    `examples` must have two sequences per record already, the chosen answer first. ``pair`` and ``chosen`` are int64
+    ``[n]``; each of `values` has one entry per sequence.
+    """
     at = np.arange(len(examples))
     values = {"pair": examples.record.astype(np.int64), "chosen": 1 - at % 2, **values}
     return replace(examples, sequences=replace(examples.sequences, values=values))

@@ -101,15 +101,25 @@ def prove(
     by_depth: bool,
     budget: Budget,
 ) -> tuple[int, CostCertificate | None]:
-    """Return ``(bound, certificate)``: the number of packs that the values of lengths prove, and their certificate.
+    """Return ``(bound, certificate)``: a proven lower bound on the number of packs, and the certificate that proves it.
 
-    Interpolated values may be a little too high. If a pack may be worth more than 1, the value of its longest length is
-    lowered by the excess. After that, any shorter length with a higher value is lowered to this value.
+    Values prove a bound if no pack is worth more than 1; a pack is worth the sum of the values of its lengths. The
+    interpolated `values` may break this slightly, so they are corrected here: if a pack may be worth more than 1, the
+    value of its longest length is lowered by the excess. Then each length with a higher value than a longer one is
+    lowered to the value of the longer one.
 
-    ``values[i]`` is the value of the length ``load.lengths[i]``; float64 ``[k]``. `units` and `by_depth` are those of
-    `CostCertificate`. With units, lengths shorter than a unit of tokens get no value. `align` is the multiple to which
-    lengths are rounded up in a pack. The checks are charged to `budget`; the result is ``(0, None)`` if the budget does
-    not allow them, or if the certificate cannot be checked.
+    The result is ``(0, None)`` if all values are 0, if the certificate cannot be checked, or if `budget` does not allow
+    the checks, which are charged to it.
+
+    Args:
+        load: the sequences, and the limits of a pack.
+        align: lengths are rounded up to multiples of this in a pack.
+        values: ``values[i]`` is the value of the length ``load.lengths[i]``; float64 ``[k]``. A length with a lower value
+            than a shorter one is first raised to the value of the shorter one.
+        units: as in `CostCertificate`: ``(T, S)`` or None. If given, a length that takes less than 1/T of the capacity
+            gets the value 0.
+        by_depth: as in `CostCertificate`.
+        budget: what the checks may take.
     """
     limits, whole = _limits(load, align), _whole(load, values, units)
     proof = _certificate(load, whole, units, by_depth)
