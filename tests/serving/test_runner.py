@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import random
 import threading
@@ -17,7 +18,10 @@ from transformers import (
     BertForSequenceClassification,
     BertForTokenClassification,
     BertModel,
+    LlamaConfig,
+    LlamaModel,
 )
+from transformers.models.bert.modeling_bert import BertLayer
 
 import nopad
 from nopad.errors import (
@@ -29,6 +33,7 @@ from nopad.errors import (
     RequestError,
     RunnerClosedError,
 )
+from nopad.model import linear
 from nopad.serving import Batching
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -119,21 +124,27 @@ def test_widths():
     assert result["last_hidden_state"].abs().sum(dim=1).gt(0).tolist() == [False, True, True, False, False]
 
 
-@pytest.mark.parametrize("how", ["raises", "nan"])
-@pytest.mark.parametrize("batching", BATCHINGS)
-def test_one_poisoned_request_among_a_hundred(how, batching):
-    plain, model = a_model(), a_model()
+def a_poisoned_model(how):
+    """A model that raises an error for every batch with the id `POISON`, or returns NaN for it."""
+    model = a_model()
     if how == "nan":
         with torch.no_grad():
             model.embeddings.word_embeddings.weight[POISON] = float("nan")
-    model = nopad.packed(model)
-    gate = Gate(model)
+        return model
 
     def poisoned(module, arguments, named):
-        if how == "raises" and (named["input_ids"] == POISON).any():
+        if (named["input_ids"] == POISON).any():
             raise ValueError("poison")
 
     model.register_forward_pre_hook(poisoned, with_kwargs=True)
+    return model
+
+
+@pytest.mark.parametrize("how", ["raises", "nan"])
+@pytest.mark.parametrize("batching", BATCHINGS)
+def test_one_poisoned_request_among_a_hundred(how, batching):
+    plain, model = a_model(), nopad.packed(a_poisoned_model(how))
+    gate = Gate(model)
     sequences = some_ids(100)
     sequences[37][0] = POISON
     with nopad.PackRunner(model, batching, warm_up=False) as runner:
@@ -149,6 +160,22 @@ def test_one_poisoned_request_among_a_hundred(how, batching):
         assert runner.drain(WAIT)
         assert (runner.statistics.answered, runner.statistics.failed) == (99, 1)
         assert runner.healthy
+
+
+@pytest.mark.parametrize("how", ["raises", "nan"])
+def test_one_poisoned_request_among_a_thousand(how):
+    plain, sequences = a_model(), some_ids(1000)
+    sequences[437][0] = POISON
+    poisoned = nopad.packed(a_poisoned_model(how))
+    with nopad.PackRunner(poisoned, Batching(capacity=1024), warm_up=False) as runner:
+        futures = [runner.submit({"input_ids": ids}) for ids in sequences]
+        errors = {n: future.exception(WAIT) for n, future in enumerate(futures)}
+        assert [n for n, error in errors.items() if error is not None] == [437]
+        assert type(errors.pop(437)) is RequestError
+        for n in errors:
+            close(futures[n].result(), alone(plain, sequences[n]))
+        assert runner.drain(WAIT)
+        assert (runner.statistics.answered, runner.statistics.failed) == (999, 1)
 
 
 def test_a_flood_is_bounded_and_passes():
@@ -500,3 +527,74 @@ def test_requests_of_one_call_join_the_queue_shortest_first_where_their_order_is
 def test_a_model_that_is_not_pack_safe():
     with pytest.raises(OptionError, match=r"is not pack-safe; make it so with nopad.packed\(model\)"):
         nopad.PackRunner(a_model())
+
+
+def test_a_layer_that_is_exchanged_while_the_runner_is_open():
+    """PyTorch's words would be about the dtype of a mask, which the new layer does not know."""
+    plain, model = a_model(), nopad.packed(a_model())
+    with nopad.PackRunner(model) as runner:
+        assert runner({"input_ids": [20, 21]})
+        model.encoder.layer[0] = copy.deepcopy(plain.encoder.layer[1])
+        said = (
+            r"has other layers \(BertLayer\) than when the runner was started, .*mask.*; close the runner, load weights"
+        )
+        for _ in range(2):
+            with pytest.raises(RequestError, match=said):
+                runner({"input_ids": [20, 21]})
+    model.encoder.layer[0] = BertLayer(model.config).double().eval()  # as the message says
+    model.encoder.layer[0].load_state_dict(plain.encoder.layer[1].state_dict())
+    plain.encoder.layer[0] = plain.encoder.layer[1]
+    with nopad.PackRunner(model) as runner:
+        close(runner({"input_ids": [20, 21]}), alone(plain, [20, 21]))
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_weights_that_are_loaded_between_two_requests_are_taken_as_a_whole(monkeypatch, fast):
+    monkeypatch.setattr(linear, "_gain", lambda inputs, outputs: 2.0)  # as on a CPU on which oneDNN is faster
+    dtype = torch.float32 if fast else torch.float64
+    old, new = a_model(dtype=dtype), a_model(dtype=dtype)
+    with torch.no_grad():
+        for parameter in new.parameters():
+            parameter.add_(torch.randn_like(parameter) / 10)
+    model = nopad.packed(a_model(dtype=dtype))
+    within = {"rtol": 0, "atol": 1e-5 if fast else 1e-12}
+    with nopad.PackRunner(model, fast=fast) as runner:
+        for weights in (old, new, old):
+            model.load_state_dict(weights.state_dict())
+            for ids in some_ids(5):
+                found = runner({"input_ids": ids})
+                for name, value in alone(weights, ids).items():
+                    torch.testing.assert_close(found[name], value, **within)
+    assert (alone(old, [20])["pooler_output"] - alone(new, [20])["pooler_output"]).abs().max() > 0.01
+
+
+def places(lengths):
+    """Run requests of these lengths that wait together; return the number of the batch in which each has run."""
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    torch.manual_seed(0)
+    model = nopad.packed(LlamaModel(LlamaConfig(**sizes, vocab_size=50, max_position_embeddings=8192)).eval())
+    gate, found = Gate(model), {}  # of which a hook of the forward pass counts batches: one batch is one call
+    with nopad.PackRunner(model, Batching(capacity=800, max_waiting_tokens=10**6), warm_up=False) as runner:
+        first = runner.submit({"input_ids": [1]})
+        assert gate.entered.wait(WAIT)
+        for n, length in enumerate(lengths):
+            future = runner.submit({"input_ids": [3] * length})
+            future.add_done_callback(lambda _, n=n: found.setdefault(n, gate.calls))
+        gate.open.set()
+        assert runner.drain(WAIT)
+        assert first.done()
+        assert runner.statistics.packer.batches == gate.calls
+    return found
+
+
+@pytest.mark.parametrize("at", [0, 500, 999])
+def test_a_long_request_delays_a_thousand_short_ones_by_one_batch_at_most(at):
+    draw = random.Random(at)
+    short = [draw.randint(1, 40) for _ in range(1000)]
+    without = places(short)
+    found = places([*short[:at], 8000, *short[at:]])
+    others = [found[n + (n >= at)] for n in range(1000)]
+    later = [one - without[n] for n, one in enumerate(others)]
+    assert max(later) <= 1
+    assert max(found.values()) == max(without.values()) + 1
+    assert found[at] not in others  # it ran by itself

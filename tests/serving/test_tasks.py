@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.serving.gate import WAIT, Gate
 from tests.tasks.tiny import bert, llama, tokenizer, words
+from transformers import BertConfig, BertModel
 
 import nopad
 from nopad.errors import LengthError, OptionError, RecordError, RequestError
@@ -288,3 +289,20 @@ def test_what_runners_refuse():
         pytest.raises(OptionError, match="the task pretrain combines records at random, and answers none by itself"),
     ):
         runner.submit("yes")
+
+
+def test_an_embedder_in_int8_gives_each_text_what_it_gets_alone_to_the_last_bit():
+    given, (exact, rough) = texts(30), (Embedder(small(), tokenizer(), precision=one) for one in (None, "int8"))
+    alone = np.concatenate([rough.encode([text]) for text in given])
+    with nopad.PackRunner(rough, Batching(capacity=100)) as runner:
+        found = runner(given)
+        assert runner.statistics.packer.batches > 1
+    assert np.array_equal(found, alone)
+    assert ((found * exact.encode(given)).sum(1) >= 0.99).all()
+    assert abs(found - exact.encode(given)).max() > 1e-5  # it did compute in int8
+
+
+def small():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    return BertModel(BertConfig(**sizes), add_pooling_layer=False).eval()

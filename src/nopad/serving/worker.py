@@ -35,6 +35,10 @@ _log = logging.getLogger("nopad")
 _WARM_TOKENS = (8, 64, 512)  # tokens of the batches that run before a runner is ready, besides a full one
 _WARM_LENGTH = 128
 _TRAINING = "the model was put into training mode while it serves, where results depend on chance; call model.eval()"
+_EXCHANGED = (
+    "the model has other layers ({what}) than when the runner was started, and fails for this request: {error}; close "
+    "the runner, load weights into the old layers or make the new ones with the model's own config, and start a new one"
+)
 _END_S = 10  # seconds that the exit of Python waits for a worker
 
 _turns: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
@@ -62,6 +66,7 @@ class Worker:
         self._core, self._batching, self._queue, self._compiled = core, batching, queue, compiled
         self._form = form_of(batching, compiled is not None)
         self._turn = _turn_of(core.model)
+        self._modules = all_modules(core.model)
         self.ready = threading.Event()
         self.unfit: UnsupportedModelError | None = None
         # In the caller's context, which has the settings of torch.compile (torch._inductor.config) that it made
@@ -140,7 +145,17 @@ class Worker:
             spent = time.perf_counter_ns() - begin
             if not results or _in_training(modules):
                 results = [RequestError(_TRAINING)] * len(batch)
+        if any(isinstance(one, RequestError) for one in results):
+            results = self._explained(results, modules)
         self._queue.ran(batch, results, spent, sum(filler), self._core.finish)
+
+    def _explained(self, results: list[Any], modules: list[Any]) -> list[Any]:
+        """Return results in which an error of the model says so if its layers were exchanged; `modules` are now its."""
+        known = set(map(id, self._modules))
+        new = [module for module in modules if id(module) not in known]
+        if not new:
+            return results
+        return [_because(one, type(new[0]).__name__) for one in results]
 
     def _run_placed(self, filler: list[int], placed: Any) -> list[Any]:
         """Run sequences, given as (row, sequence), in one batch, and return their results.
@@ -159,6 +174,16 @@ class Worker:
             with self._core.lanes.turn():
                 return work(list(range(len(placed))))
         return self._core.lanes.run([one.seq_lengths.item() for _, one in placed], work)
+
+
+def _because(result: Any, what: str) -> Any:
+    """Return a result; if the model raised an error for it, one that also names a new layer's class, `what`."""
+    cause = result.__cause__ if isinstance(result, RequestError) else None
+    if cause is None:
+        return result
+    made = RequestError(_EXCHANGED.format(what=what, error=f"{type(cause).__name__}: {cause}"))
+    made.__cause__ = cause
+    return made
 
 
 def _in_training(modules: list[Any]) -> bool:
