@@ -4,10 +4,13 @@ import os
 from collections import UserDict
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import nopad
 from nopad.corpus import open_source
+from nopad.corpus.discover import CORPORA
+from nopad.corpus.finding import Finder, FoundArrays, FoundDataset, FoundFile
 from nopad.errors import SourceError
 
 
@@ -260,3 +263,19 @@ def test_what_is_asked_for_is_not_passed_over(tmp_path, options, says):
     if "ids_field" not in options and "carry" not in options:
         assert message([{"text": "a"}], nopad.ReaderOptions(**options)) == says
     assert open_source([{"text": "a", "label": 1}], nopad.ReaderOptions(carry=("label",))).carried[0].name == "label"
+
+
+def test_each_kind_of_input_is_found_as_its_own_type(tmp_path):
+    """Not as a path or a text, which the reader would have to tell apart."""
+    arrays, text = tmp_path / "arrays", tmp_path / "a.txt"
+    arrays.mkdir()
+    np.save(arrays / "offsets.npy", [0, 1])
+    text.write_text("x")
+    finder = Finder(suffixes=CORPORA)
+    finder.find_all([str(arrays), text, "hf:name"])
+    assert [type(one) for one in finder.found] == [FoundArrays, FoundFile, FoundDataset]
+    assert [one.place for one in finder.found] == [str(arrays), str(text), "hf:name"]
+    (tmp_path / "link").symlink_to(arrays)
+    for twice in ([arrays, tmp_path / "link"], [text, str(text)], ["hf:name", "hf:name"]):
+        with pytest.raises(SourceError, match="given twice"):
+            Finder(suffixes=CORPORA).find_all(twice)

@@ -21,6 +21,10 @@ from nopad.corpus.finding import (
     TABLE_SUFFIXES,
     TEXT_SUFFIXES,
     Finder,
+    Found,
+    FoundArrays,
+    FoundDataset,
+    FoundFile,
     Suffixes,
     refuse_magic,
     refuse_tables,
@@ -156,17 +160,17 @@ def _from_paths(inputs: Any, options: ReaderOptions, encoder: Encoder | None, bl
     files: list[Source] = []
     places: list[str] = []
     for found in finder.found:
-        files.append(_opened(found.what, options, encoder, block_bytes))
+        files.append(_opened(found, options, encoder, block_bytes))
         places.append(found.place)
         _check_alike(files, places)
     made = {} if encoder is None else encoder.settings()
     return FileSource(files, ignored=finder.ignored, folders=finder.folders, settings={**options.settings(), **made})
 
 
-def _opened(found: InputFile | Path | str, options: ReaderOptions, encoder: Encoder | None, block_bytes: int) -> Source:
-    """Open one input: a file (its suffix decides the reader), a folder of arrays, or a dataset of the hub.
+def _opened(found: Found, options: ReaderOptions, encoder: Encoder | None, block_bytes: int) -> Source:
+    """Open one input: a file, a folder of arrays, or a dataset of the hub.
 
-    `found` is as in `Found.what`; the other arguments are those of `open_source`.
+    The last three arguments are those of `open_source`.
 
     Raises:
         SourceError: the input cannot be read, or is a folder of arrays beside an encoder, which needs texts.
@@ -175,26 +179,38 @@ def _opened(found: InputFile | Path | str, options: ReaderOptions, encoder: Enco
         OptionError: an option has no effect beside the encoder, or a column to carry is one that the encoder makes.
         MissingExtraError: a dataset of the hub needs a package that is not installed.
     """
-    if isinstance(found, str):
-        dataset = hub_dataset(found)
-        if encoder is None:
-            return DatasetSource(dataset, options, name=found)
-        typed = dataset.features is not None
-        return RecordFile(found, partial(dataset_runs, dataset, found), options, encoder, table=typed)
-    if isinstance(found, InputFile) and (encoder is not None or found.suffix in (*DELIMITED, ".json")):
-        return _of_records(found, options, encoder, block_bytes)
-    if isinstance(found, Path):
-        if encoder is not None:
-            raise SourceError(f"{found}: a folder of arrays holds token ids; give the texts")
-        return ArrayFolder(found, options, block_bytes=block_bytes)
-    if found.suffix in JSONL_SUFFIXES:
-        return JsonlFile(found, options=options, block_bytes=block_bytes)
-    if found.suffix in TABLE_SUFFIXES:
-        kind = ParquetFile if found.suffix == ".parquet" else ArrowFile
-        return kind(found, options, block_bytes=block_bytes)
-    if found.suffix not in TEXT_SUFFIXES:
-        refuse_magic(found)
-    return TextFile(found, unit=options.text_unit, block_bytes=block_bytes)
+    match found:
+        case FoundDataset(name):
+            return _of_hub(name, options, encoder)
+        case FoundArrays(folder) if encoder is not None:
+            raise SourceError(f"{folder}: a folder of arrays holds token ids; give the texts")
+        case FoundArrays(folder):
+            return ArrayFolder(folder, options, block_bytes=block_bytes)
+        case FoundFile(file):
+            return _of_file(file, options, encoder, block_bytes)
+
+
+def _of_hub(name: str, options: ReaderOptions, encoder: Encoder | None) -> Source:
+    """Open the dataset of the hub with this name; the other arguments are those of `open_source`."""
+    dataset = hub_dataset(name)
+    if encoder is None:
+        return DatasetSource(dataset, options, name=name)
+    typed = dataset.features is not None
+    return RecordFile(name, partial(dataset_runs, dataset, name), options, encoder, table=typed)
+
+
+def _of_file(file: InputFile, options: ReaderOptions, encoder: Encoder | None, block_bytes: int) -> Source:
+    """Open a file; its suffix decides the reader. The last three arguments are those of `open_source`."""
+    if encoder is not None or file.suffix in (*DELIMITED, ".json"):
+        return _of_records(file, options, encoder, block_bytes)
+    if file.suffix in JSONL_SUFFIXES:
+        return JsonlFile(file, options=options, block_bytes=block_bytes)
+    if file.suffix in TABLE_SUFFIXES:
+        kind = ParquetFile if file.suffix == ".parquet" else ArrowFile
+        return kind(file, options, block_bytes=block_bytes)
+    if file.suffix not in TEXT_SUFFIXES:
+        refuse_magic(file)
+    return TextFile(file, unit=options.text_unit, block_bytes=block_bytes)
 
 
 def _of_records(file: InputFile, options: ReaderOptions, encoder: Encoder | None, block_bytes: int) -> Source:

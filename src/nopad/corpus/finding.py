@@ -34,6 +34,9 @@ __all__ = [
     "TEXT_SUFFIXES",
     "Finder",
     "Found",
+    "FoundArrays",
+    "FoundDataset",
+    "FoundFile",
     "Suffixes",
     "refuse_magic",
     "refuse_tables",
@@ -149,18 +152,69 @@ def refuse_magic(file: InputFile) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """One input that was found.
+class FoundFile:
+    """A file that was found.
 
     Attributes:
-        place: name of the input in messages.
-        identity: a text that tells inputs apart: two inputs with the same text are the same file or dataset.
-        what: a file, the path of a folder of arrays, or the name of a dataset on the hub (``hf:NAME``).
+        file: the file.
     """
 
-    place: str
-    identity: str
-    what: InputFile | Path | str
+    file: InputFile
+
+    @property
+    def place(self) -> str:
+        """Name of the input in messages."""
+        return str(self.file.path)
+
+    @property
+    def identity(self) -> str:
+        """A text that tells inputs apart: two inputs with the same text are the same file or dataset."""
+        return os.path.realpath(self.file.path) if self.file.remote is None else str(self.file.path)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundArrays:
+    """A folder of arrays that was found; `place` and `identity` are as for `FoundFile`.
+
+    Attributes:
+        folder: the path of the folder.
+    """
+
+    folder: Path
+
+    @property
+    def place(self) -> str:
+        """The path of the folder."""
+        return str(self.folder)
+
+    @property
+    def identity(self) -> str:
+        """The path of the folder, without links."""
+        return os.path.realpath(self.folder)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDataset:
+    """A dataset on the hub that was named; `place` and `identity` are as for `FoundFile`.
+
+    Attributes:
+        name: its name, such as ``hf:NAME:SPLIT``.
+    """
+
+    name: str
+
+    @property
+    def place(self) -> str:
+        """The name of the dataset."""
+        return self.name
+
+    @property
+    def identity(self) -> str:
+        """The name of the dataset."""
+        return self.name
+
+
+Found = FoundFile | FoundArrays | FoundDataset
 
 
 @dataclass(kw_only=True)
@@ -199,7 +253,7 @@ class Finder:
                     f"{text!r} is no path; give that of a file or folder, a folder by '.' if it is this one"
                 )
             if text.startswith(HUB):
-                self.found.append(Found(text, text, text))
+                self.found.append(FoundDataset(text))
             elif is_url(text):
                 self._at_url(text)
             else:
@@ -211,10 +265,6 @@ class Finder:
                 same = "" if seen[one.identity] == one.place else f" (it is the same file as {seen[one.identity]})"
                 raise SourceError(f"{one.place}: given twice{same}; give each file, or the folder it is in, once")
             seen[one.identity] = one.place
-
-    def _add(self, file: InputFile) -> None:
-        identity = os.path.realpath(file.path) if file.remote is None else str(file.path)
-        self.found.append(Found(str(file.path), identity, file))
 
     def _at_url(self, url: str) -> None:
         found = find_remote(url)
@@ -232,13 +282,12 @@ class Finder:
             raise SourceError(
                 f"{url}: none of its {len(found)} files is of a kind that nopad reads; nopad reads {self.suffixes}"
             )
-        for file in known:
-            self._add(file)
+        self.found += map(FoundFile, known)
         self.ignored += [file.name for file in found if file not in known]
 
     def _at_path(self, path: Path) -> None:
         if not path.is_dir():
-            self._add(self.suffixes.named(path))
+            self.found.append(FoundFile(self.suffixes.named(path)))
         elif (path / "dataset_dict.json").is_file():
             splits = sorted(inner.name for inner in path.iterdir() if inner.is_dir())
             raise SourceError(
@@ -248,11 +297,10 @@ class Finder:
         elif (path / MANIFEST).is_file():
             raise SourceError(f"{path}: {_PACKED_FOLDER}")
         elif (path / "offsets.npy").is_file():
-            self.found.append(Found(str(path), os.path.realpath(path), path))
+            self.found.append(FoundArrays(path))
         else:
             files, ignored = _find_in(path, self.suffixes)
-            for file in files:
-                self._add(file)
+            self.found += map(FoundFile, files)
             self.ignored += ignored
             self.folders.append(path)
 

@@ -25,6 +25,9 @@ from nopad.corpus.finding import (
     TABLE_SUFFIXES,
     TEXT_SUFFIXES,
     Finder,
+    FoundArrays,
+    FoundDataset,
+    FoundFile,
     Suffixes,
     refuse_magic,
     refuse_tables,
@@ -356,15 +359,16 @@ def _from_paths(inputs: Sequence[Any], strings: Collection[str], text_unit: Text
     parts: list[tuple[InputFile | None, _Runs]] = []
     kinds: list[str] = []
     for found in finder.found:
-        if isinstance(found.what, Path):
-            raise SourceError(f"{found.place}: a folder of arrays holds token ids, and no records; give the records")
-        if isinstance(found.what, str):
-            parts.append((None, partial(dataset_runs, hub_dataset(found.what), found.what)))
-            kinds.append("objects")
-        else:
-            kind, runs = opened_runs(found.what, strings, text_unit, paths)
-            parts.append((found.what, runs))
-            kinds.append(kind)
+        match found:
+            case FoundArrays(folder):
+                raise SourceError(f"{folder}: a folder of arrays holds token ids, and no records; give the records")
+            case FoundDataset(name):
+                parts.append((None, partial(dataset_runs, hub_dataset(name), name)))
+                kinds.append("objects")
+            case FoundFile(file):
+                kind, runs = opened_runs(file, strings, text_unit, paths)
+                parts.append((file, runs))
+                kinds.append(kind)
         if kinds[-1] != kinds[0]:
             raise SourceError(
                 f"{finder.found[0].place} is {kinds[0]} and {found.place} is {kinds[-1]}; give files of one kind, by "

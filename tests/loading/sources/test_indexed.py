@@ -191,6 +191,11 @@ def test_bad_records_are_left_out_again(tmp_path, index):
         assert tokens.gather([1, 0]).values["seq_index"].tolist() == [3, 0]
 
 
+def test_bad_records_of_a_list_are_left_out_again(index):
+    lists = [[1, 2], [-1], [3]]
+    assert gathered(open_tokens(index(IterableSource(lists), on_bad_record="skip"), source=lists)) == [[1, 2], [3]]
+
+
 def test_named_sources(tmp_path, index):
     a, b = [[1, 2], [3]], [[4, 4, 4], [5]]
     out = index({"a": a, "b": b})

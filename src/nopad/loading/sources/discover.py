@@ -57,8 +57,8 @@ def open_tokens(
         unit: for a Megatron pair, what counts as one sequence: each of its "sequences", or each of its "documents".
         source: for an index-only packed dataset, what it was made from: a path, a dataset, records, a dict of named
             ones, or what `nopad.open_source` opened with the same options; and if it was made of lengths, anything that
-            this function opens. It is read as it was when it was packed. If padding was cut off then, tokens are copied
-            for this (those of datasets and records to memory), and otherwise used where they lie.
+            this function opens. It is read as it was when it was packed. If padding was cut off then, and of a dict,
+            tokens are copied (those of datasets and records to memory); otherwise they are used where they lie.
         spool: the folder for copies of files that cannot be read by number (Parquet, JSON Lines, a packed dataset).
             None: ``$XDG_CACHE_HOME/nopad/tokens``, or memory for up to 4 million tokens. If a folder is given, Arrow
             files are copied too, which removes their padding. Lists stay in memory.

@@ -114,7 +114,7 @@ class Reading:
         of arrays if columns of it were named. Other sources are used where they lie.
         """
         counts, options = self.manifest.counts, self.options
-        changed = self._known and (options.pad_id is not None or counts["stripped"] or counts["bad_skipped"])
+        changed = options.pad_id is not None or counts["stripped"] or counts["bad_skipped"]
         other = options.ids_field is not None or options.mask_field != "auto"
         return bool(changed or isinstance(source, Mapping) or (other and _is_folder_of_arrays(source)))
 
