@@ -114,8 +114,8 @@ def prove(
     Args:
         load: the sequences, and the limits of a pack.
         align: lengths are rounded up to multiples of this in a pack.
-        values: ``values[i]`` is the value of the length ``load.lengths[i]``; float64 ``[k]``. A length with a lower value
-            than a shorter one is first raised to the value of the shorter one.
+        values: ``values[i]`` is the value of the length ``load.lengths[i]``; float64 ``[k]``. A length with a lower
+            value than a shorter one is first raised to the value of the shorter one.
         units: as in `CostCertificate`: ``(T, S)`` or None. If given, a length that takes less than 1/T of the capacity
             gets the value 0.
         by_depth: as in `CostCertificate`.
