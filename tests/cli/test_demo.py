@@ -127,7 +127,7 @@ def test_its_own_result_of_another_version_is_made_again(call, few_texts, words,
     path.write_text(old)
     ran = call("demo", "--folder", folder, "-t", words, "-c", 64)
     assert (ran.code, ran.err) == (0, "")
-    assert f"{folder / 'packed'} was packed by another version of nopad (format 2, now 4): packing it" in ran
+    assert f"{folder / 'packed'} was packed by another version of nopad (format 2, now 5): packing it" in ran
     assert "✓ verified: " in ran
     assert json.loads(path.read_text()) == here
 
