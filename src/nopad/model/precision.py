@@ -74,7 +74,7 @@ def lowered(model: Any, precision: Precision) -> Any:
         raise OptionError(f"{type(model).__name__} has no linear layer, so there is nothing to compute in int8")
     if (gain := gain_of_int8()) <= 1:
         log.warning(
-            "int8 is no faster than float32 on this CPU (those with VNNI or AMX multiply 8-bit integers fast): a linear "
+            f"int8 is no faster than float32 on this CPU (with VNNI or AMX it would be): a linear "
             f"layer runs at {gain:.2f} of its speed in float32; take float32 unless you want int8's numbers"
         )
     return in_int8(copy.deepcopy(model))
