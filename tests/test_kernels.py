@@ -133,6 +133,11 @@ def case_token_hashes(rng):
     return rng.integers(0, 30_000, lengths.sum()), lengths, np.empty(20, np.uint64)
 
 
+def case_sequence_hashes(rng):
+    ids, lengths, _ = case_token_hashes(rng)
+    return ids, lengths, np.empty(20, np.uint32)
+
+
 def case_tag_sum(rng):
     return tuple(rng.integers(0, 2**40, 30) for _ in range(3))
 
