@@ -76,8 +76,9 @@ def packs_by_rank(
 ) -> None:
     """Fill `packs` with one list for each distinct length: the numbers of the packs that hold this length.
 
-    The numbers in a list ascend. The list of rank k begins at ``packs[begin[k]]``; the caller has computed `begin`. The
-    other arguments are as in `deal`.
+    A list names each pack once, in ascending order. The list of rank k begins at ``packs[begin[k]]``; the caller has
+    computed `begin`. Pack p has the strategy ``s = strategy_of_pack[p]``. The lengths of strategy s have the ranks
+    ``strategy_ranks[strategy_indptr[s]:strategy_indptr[s + 1]]``, of which equal ones must be adjacent.
     """
     free = begin.copy()
     for p in range(strategy_of_pack.shape[0]):
@@ -110,9 +111,18 @@ def deal_in_order(
     has a pack. So the packs are in the order of their first sequences. Of two sequences of the same length, the later
     one never gets an earlier pack.
 
-    ``ranks[i]`` is the rank of sequence i's length. ``packs[next_pack[k]]`` is the next pack to try for rank k (see
-    `packs_by_rank`). The other arguments are as in `deal`. `free` and `next_pack` are updated in place, and
-    `strategy_of_pack` is set to -1 for each used pack.
+    Args:
+        ranks: the rank of each sequence's length.
+        order: the sequence numbers, grouped by length, ascending within a group.
+        free: the next unused sequence of rank k is ``order[free[k]]``; updated in place.
+        packs: for each rank, the numbers of the packs that have a slot of this rank (`packs_by_rank`).
+        next_pack: the next pack to try for rank k is ``packs[next_pack[k]]``; updated in place.
+        strategy_of_pack: the number of each pack's strategy; set to -1 for each used pack.
+        strategy_indptr: where each strategy begins in `strategy_ranks`.
+        strategy_ranks: the ranks of the slots: those of strategy s are
+            ``strategy_ranks[strategy_indptr[s]:strategy_indptr[s + 1]]``.
+        indptr: result: where each pack begins in `sequence`. ``indptr[0]`` is not written, and must be 0.
+        sequence: result: pack p has the sequence numbers ``sequence[indptr[p]:indptr[p + 1]]``.
     """
     dealt = np.zeros(ranks.shape[0], dtype=np.uint8)
     at, p = 0, 0
@@ -148,9 +158,9 @@ def even_position(copy: int, count: int, packs: int) -> np.int64:
 def spread(counts: NDArray[Any], packs: int, strategy_of_pack: NDArray[Any]) -> None:
     """Fill `strategy_of_pack`: strategy s gets ``counts[s]`` packs, spread evenly over all packs.
 
-    `packs` is the number of packs, the sum of `counts`. Each pack asks for the position that `even_position` gives it.
-    The packs are sorted by this position; of those that ask for the same position, the lower strategy number comes
-    first.
+    `packs` is the number of packs, the sum of `counts`. Pack number c of strategy s asks for the position
+    ``even_position(c, counts[s], packs)``. The packs are sorted by this position; of those that ask for the same
+    position, the lower strategy number comes first.
     """
     begin = np.zeros(packs + 1, dtype=np.uint32)
     for s in range(counts.shape[0]):

@@ -96,7 +96,9 @@ def pack(
 def assign(plan: Plan, lengths: ArrayLike, *, seed: int = 0, order: Order = "random") -> Packs:
     """Assign the sequences of these lengths to the packs of a plan; return `Packs`.
 
-    Sequence i has ``lengths[i]`` tokens; `lengths` are integers ``[n]``. `seed` and `order` are as in `nopad.pack`.
+    Sequence i has ``lengths[i]`` tokens; `lengths` are integers ``[n]``. With `order` "random", the random seed `seed`
+    decides the order of the packs, and which of several sequences of equal length goes into which pack. With `order`
+    "source", the packs stay close to the order in which the sequences arrived, and `seed` is not used.
 
     Raises:
         PlanMismatchError: the plan does not cover exactly these lengths; the message names the shortest length whose
@@ -118,12 +120,13 @@ def assign(plan: Plan, lengths: ArrayLike, *, seed: int = 0, order: Order = "ran
 
 
 def _assigned(plan: Plan, checked: NDArray[np.int32], seed: int, order: Order) -> Packs:
-    """Return the packs of `assign`, but without `Packs.lengths_sha256`.
+    """Assign valid lengths to the packs of a plan; return `Packs` without `Packs.lengths_sha256`.
 
-    `checked` are valid lengths, int32 ``[n]``; `seed` and `order` are valid too.
+    `checked` are the lengths, int32 ``[n]``. `order` is "random" (by `seed`) or "source" (close to the order of
+    arrival); both are valid too.
 
     Raises:
-        PlanMismatchError: the plan covers other lengths.
+        PlanMismatchError: the plan does not cover exactly these lengths.
     """
     check_cover(plan, checked)
     dtype = index_dtype(checked.size)

@@ -116,11 +116,14 @@ def _apart(
 ) -> str:
     """Return a sentence on an output that differs by more than its limit, or has another shape; "": no output does.
 
+    Only names in both `wanted` and `found` are compared. More rows than wanted, at the end of an output, are ignored.
+
     Args:
         wanted: the outputs to compare with, by name; one tensor per sequence.
         found: the outputs to judge, in the same form.
         numbers: indices of the sequences that are compared.
-        limits: for each dtype, the largest difference that passes, relative to the output's largest value.
+        limits: for float64 and float32, the largest difference that passes, relative to the output's largest value. On
+            devices other than a CPU, `OF_GPU` passes in float32 too. For other dtypes, it is `OF_HALF`.
         when: words on where the difference is, for the result.
     """
     for name in (one for one in wanted if one in found):

@@ -95,7 +95,8 @@ def derive(model: Any, close: float, table: Family | None = None) -> Iterator[De
         UnsupportedModelError: no `Family` can fit, for one of these causes:
 
             * the forward method of the model, or of its base model, mixes tokens outside of any submodule
-            * what one of the user's own modules computes varies, and it cannot be run on each sequence by itself
+            * one of the user's own modules does not always compute the same function, for example since it decides by
+              values of its input; and it cannot be run on each sequence by itself
             * code of the user's own changes gradients in a module that neither mixes tokens nor is inside one that does
             * two classes of one name mix tokens
             * the result that a mixing module gives for a row changes if other rows are in the batch
@@ -135,7 +136,8 @@ def derive(model: Any, close: float, table: Family | None = None) -> Iterator[De
 def _check_own(probed: Probed) -> None:
     """Check the user's own code in modules that nopad cannot run sequence by sequence.
 
-    These are the model, its base model, and modules that return nothing per token.
+    These are the model, its base model, and modules that return nothing per token. `probed` says what was found in
+    them.
 
     Raises:
         UnsupportedModelError: a forward method mixes tokens by itself, a module does not always compute the same, or
@@ -270,8 +272,8 @@ def _is_causal(model: Any, tokens: list[int], close: float) -> bool:
 def _with_counts(line: Family, config: Any, probed: Probed) -> tuple[Family, dict[str, list[int]]]:
     """Return `line`, the facts about a model type, with the number of times that one call of the model mixes tokens.
 
-    If the number is the same for each layer, `attends` is set to it; otherwise `mixes` is set to the number for the
-    whole model. The second value returned is the dict for `Derived.each`.
+    If this number is a multiple of the number of layers, `attends` is set to the number per layer. Otherwise `mixes` is
+    set to the number for the whole model. The second value returned is the dict for `Derived.each`.
     """
     each: dict[str, list[int]] = {}
     runs = probed.attended + Counter({module: probed.seen[module].calls for module in probed.mixing})
@@ -393,8 +395,9 @@ def _with_pooling(line: Family, model: Any, base: Any, probed: Probed, causal: b
 def _reads(child: nn.Module, holder: Any, probed: Probed) -> tuple[int, Pooled] | None:
     """Return how a module of a head or pooler reads one hidden state per sequence; None: it does not.
 
-    The first value is the number of dimensions of the module's input (as in `Family.head`). The second says which state
-    it reads: that of the "first" or "last" token, or the "mean" over all tokens.
+    The first value returned is 3 if the module gets the states of all tokens, ``[1, L, hidden]``, and 2 if it gets one
+    state, ``[1, hidden]``. The second says which state it reads: that of the "first" or "last" token, or the "mean"
+    over all tokens.
 
     Args:
         child: the module.

@@ -204,10 +204,12 @@ def _why_proven(model: Any) -> str:
 
 
 def _in_tables(model: Any, prove: Prove) -> bool:
-    """Return whether a model is not proven: `prove` is "never", or nopad's tables admit or refuse its type.
+    """Return whether a model is made pack-safe, or refused, by nopad's tables alone, without a proof.
 
-    With `prove` "always", a type that the tables refuse is proven. The result is True, too, if `model` is no
-    `PreTrainedModel`, since the next step then raises the right error.
+    So it is if `prove` is "never", or if the tables admit or refuse the model's type. With `prove` "always", a type
+    that the tables refuse is proven. A model with classes of the user's own is proven too, unless its type is refused
+    or it takes images. The result is also True if `model` is no `PreTrainedModel`, since the next step then raises the
+    right error.
     """
     if prove == "never" or not isinstance(model, PreTrainedModel):
         return True

@@ -21,10 +21,11 @@ CLOSE = 1e-5  # relative; losses are often computed in float32
 
 
 def head_for(model: Any, causal: bool) -> str | None:
-    """Return the kind of head of a small model, by its name in `nopad.packed`; None: the class is transformers' own.
+    """Return the kind of head of a small model; None: the class is transformers' own, so nopad knows its head.
 
-    `causal` says whether no token sees later ones. It decides between "causal" and "tokens" if the model takes labels
-    per token but returns no loss.
+    The kinds are "answers", "classification", "tokens" and "causal", as in `nopad.packed`. `causal` says whether no
+    token sees later ones. It decides between "causal" and "tokens" if the model takes labels per token but returns no
+    loss.
 
     Raises:
         UnsupportedModelError: the model returns no floating-point tensor, does not run with labels per token, or its

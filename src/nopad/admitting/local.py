@@ -52,8 +52,8 @@ class Run:
         held: modules inside it that are not run: maps each to its recorded output, which it returns instead.
         length: L, the number of tokens in `given`; with `sequences`, the number of sequences.
         close: differences of at most this, relative to an output's largest value, are rounding.
-        data: names of arguments that are computed from tokens, whatever their values. Other arguments count as such
-            only if they hold the token ids, or floats with one dimension of tokens.
+        data: names of arguments that count as computed from tokens, whatever their values. An argument that is not
+            named here counts so only if it holds the token ids, or floats with one dimension of tokens.
         sequences: whether results per sequence are followed instead of results per token. Each module in `held` then
             returns L entries, one per sequence.
     """

@@ -173,15 +173,15 @@ def layers_of(kind: type, config: Any) -> list[int]:
     """Return the indices of the layers that a small copy keeps, ascending: few, but some of each kind of layer.
 
     `kind` is the model's class. Layers are of one kind if they have the same entries in the configuration's lists, and
-    modules of the same classes and settings; settings that only number the layers (`layer_idx`) do not count.
+    modules of the same classes and settings; settings that only number the layers (`layer_idx`) do not count. If the
+    class cannot be built without weights, only the configuration's lists count.
 
     All layers from the first one on are kept until each kind has occurred, and at least two. If these are more than 10,
-    only the first layer of each kind is kept, up to 10 layers. If the class cannot be built with them, two layers of
-    each kind are tried, since some classes share weights between layers of one kind (Zamba); they are not tried if the
-    configuration's lists do not tell all kinds apart. If that fails too, the first 10 layers are kept.
+    only the first layer of each kind is kept, up to 10 layers.
 
-    If the class cannot be built without weights at all, only the configuration's lists say which layers are of one
-    kind.
+    The class may not allow these layers, for example because it shares weights between layers of one kind (Zamba). Then
+    the first two layers of each kind are tried, up to 10 layers, if the configuration's lists tell all kinds apart. If
+    that fails too, the first 10 layers are kept.
     """
     there = layer_count(config)
     if there <= 2:
@@ -252,7 +252,7 @@ def _is_index(values: list[Any]) -> bool:
     """Return whether the values of one setting, one for each layer, only number the layers (`layer_idx`).
 
     None stands for a layer without the setting. At least two layers must have it. Their values must be the indices of
-    the layers, or 0, 1, 2, ... in the order of the layers.
+    these layers, or count only these layers: 0, 1, 2, and so on.
     """
     there = [(at, value) for at, value in enumerate(values) if value is not None]
     if len(there) < 2 or any(type(value) is not int for _, value in there):
@@ -265,8 +265,9 @@ def list_counts(kind: type, config: Any) -> dict[str, int]:
 
     The usual fields for the number of layers (`LAYER_COUNTS`) are left out. An example of another one is
     ``num_layers_per_stack``, in a model that runs two stacks of layers again and again. A field is taken if its name
-    contains "layer" or "block", and its value is the length of a list of modules in a model of the class `kind`. Its
-    new value is the smallest with which the list still has each kind of layer (`layers_of`), and at least 2.
+    contains "layer" or "block", and its value is the length of a list of modules in a model of the class `kind`, but
+    not the number of layers. Its new value is the smallest with which the list still has each kind of layer
+    (`layers_of`), and at least 2.
     """
     counts = {
         name: value

@@ -171,8 +171,9 @@ def _lines(model: Any, exact: Any, close: float) -> Iterator[Derived]:
 
     The first has the `Family` (facts about a model type) that nopad's tables have for the model; the others are
     derived. The first is left out if the tables do not have the type, or if one of the user's own modules mixes tokens.
-    `close` is as in `Judge`. `exact` is the small copy in float64. A model with classes of the user's own is probed in
-    another copy instead, which has more layers (`deep_copy`), unless no such copy can be made.
+    `exact` is the small copy in float64. A model with classes of the user's own is probed in another copy instead,
+    which has more layers (`deep_copy`), unless no such copy can be made. Differences of at most `close`, relative to an
+    output's largest value, are rounding.
     """
     kind = getattr(model.config, "model_type", "")
     deep = deep_copy(model) if foreign(model) and not own_parts(model) else None

@@ -112,11 +112,12 @@ class Search:
     def _looked_into(self, module: nn.Module, mixing: list[nn.Module], mixes: bool) -> bool:
         """Return whether `module`, one of the user's own, mixes tokens, or may do so for other inputs.
 
-        Its code is followed, and run on other sizes (`nopad.admitting.local`). `mixing` are the modules inside it that
-        mix tokens; `mixes` is whether changed values have shown that `module` mixes. If `module` is in `whole` or
-        returns nothing per token, it cannot run sequence by sequence: that its results may vary with the input is then
-        stored in `self.probed.varies`, and does not make the result True. Findings are also stored in `alone` and
-        `gradients` of `self.probed`.
+        `mixing` are the modules inside it that mix tokens; `mixes` is whether changed values have shown that `module`
+        mixes. The module's code is followed, and run on other sizes (`nopad.admitting.local`). Findings are stored in
+        `alone` and `gradients` of `self.probed`.
+
+        A module in `whole`, or one that returns nothing per token, cannot run sequence by sequence. If it may not
+        always compute the same, this is stored in `self.probed.varies`, and does not make the result True.
         """
         probed, seen = self.probed, self.probed.seen[module]
         held = {one: probed.seen[one].output for one in (*mixing, *_stock(module, probed.seen))}

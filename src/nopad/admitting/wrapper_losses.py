@@ -34,6 +34,9 @@ def with_labels(
 ) -> Admitted:
     """Return `admitted` with the kind of the wrapper's loss as `labels`, or with the reason why labels are refused.
 
+    The kind is "tokens", "causal" or "classification". If labels are refused, `labels` is None, and `why` is the reason
+    in words; otherwise `why` is "".
+
     Args:
         admitted: what the proof of the wrapper found for calls without labels.
         exact: the small copy of the wrapper in float64, not pack-safe.

@@ -103,8 +103,15 @@ def judged(
 ) -> Check:
     """Compare gradients alone (`mine`) and packed (`theirs`) as `compare_gradients` does, and return the check.
 
-    The values of `theirs` may be overwritten. `partly` says that the model computes some results in float32, even if it
-    is in float64. `truth`, `left_out` and `dtype` are those of `compare_gradients`.
+    The values of `theirs` may be overwritten.
+
+    Args:
+        mine: the gradients of the sequences alone, by parameter name; None for a parameter without a gradient.
+        theirs: the gradients of the packed sequences, in the same form.
+        dtype: the dtype of the model.
+        truth: the float64 gradients of the sequences alone, and which of them are zero.
+        partly: whether the model computes some results in float32, even if its dtype is float64.
+        left_out: names of parameters that are not compared.
     """
     sizes = {name: 0.0 if value is None else largest(value) for name, value in mine.items() if name not in left_out}
     most = max(sizes.values(), default=0.0)

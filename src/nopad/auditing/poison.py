@@ -45,9 +45,9 @@ def poison(alone: Alone, dtype: torch.dtype) -> Found:
     sequences, there are no checks.
 
     On a CPU, not a single bit of a neighbour's result may change. On other devices, where the order of additions
-    varies, a few roundings of the largest value are allowed. There is one exception, on any device: a few roundings per
-    layer are allowed if the change of the sequence changes which tokens are computed together, as in a mixture of
-    experts.
+    varies, a few roundings of the largest value are allowed. There are two exceptions, on any device, in which a few
+    roundings per layer are allowed. The first: the change of the sequence changes which tokens are computed together,
+    as in a mixture of experts. The second: a collator puts the sequences of the changed batch at other places.
 
     Args:
         alone: the results of the sequences, each run alone; they say how the outputs are split.
@@ -55,6 +55,7 @@ def poison(alone: Alone, dtype: torch.dtype) -> Found:
 
     Raises:
         BatchError: the collator failed on the changed sequences, or cut, dropped, changed or added tokens.
+        UnsupportedModelError: the model does not say which module embeds its ``input_ids``.
     """
     found, trial, huge = Found(), alone.trial, SCALE.get(dtype, 1e6)
     poisoned = Poisoned(trial, alone.kinds)
@@ -85,7 +86,8 @@ def unseen(alone: Alone, dtype: torch.dtype) -> bool:
     """Return whether no sequence's results change when another sequence gets other tokens.
 
     Each sequence is changed once, in every form (batch layout) of the trial. The result is False too if the model
-    fails, or if no output can be split into sequences. The arguments are those of `poison`.
+    fails, or if no output can be split into sequences. `alone` has the trial, and the results of its sequences, each
+    run alone. `dtype` is the dtype of the model, which decides how large a rounding is.
 
     Raises:
         BatchError: the collator fails on the changed sequences, or cuts, drops, changes or adds tokens.
@@ -153,6 +155,7 @@ class Poisoned:
         Raises:
             ModelFailedError: the model raised an exception.
             BatchError: the collator failed, or cut, dropped, changed or added tokens.
+            UnsupportedModelError: `factor` is given, and the model does not say which module embeds its ``input_ids``.
         """
         return self._run(sequences, factor, watch)[0]
 
@@ -176,7 +179,9 @@ class Poisoned:
         the model can be split into sequences.
 
         Raises:
-            ModelFailedError, BatchError: as for `run`.
+            ModelFailedError: the model raised an exception.
+            BatchError: the collator failed, or cut, dropped, changed or added tokens.
+            UnsupportedModelError: `factor` is given, and the model does not say which module embeds its ``input_ids``.
         """
         if self._clean is None:
             self._clean = self._run(self.trial.sequences, None, None)
@@ -214,7 +219,8 @@ class Poisoned:
         is whether the sequences lay in both batches at the same places: a collator may order them anew at each call.
 
         Raises:
-            ModelFailedError, BatchError: as for `run`.
+            ModelFailedError: the model raised an exception.
+            BatchError: the collator failed, or cut, dropped, changed or added tokens.
         """
         exact = next(bare(self.trial.model).parameters()).device.type == "cpu"
         limit = 0.0 if exact else ROUNDINGS * torch.finfo(dtype).eps

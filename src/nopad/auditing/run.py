@@ -206,7 +206,12 @@ class _Task:
     """The arguments and state of one audit.
 
     Attributes:
-        model, collator, capacity, backend, gradients, seed: as in `audit`; `capacity` is never None.
+        model: the user's model; only copies of it run.
+        collator: the user's function that builds batches; None: nopad builds them.
+        capacity: capacity of the packs, and length of the longest sequence, in tokens.
+        backend: attention backend with which the copies are made pack-safe.
+        gradients: whether gradients are compared too.
+        seed: random seed of the tokens and of the weights of outputs.
         tokens: the token ids to draw from.
         truth: float64 gradients of the short sequences, each run alone; None: not computed yet.
     """
@@ -369,9 +374,10 @@ class _Task:
 
 
 def _compared(alone: Alone, dtype: torch.dtype, truth: Truth | None = None) -> Found:
-    """Return the result of `compare`; if outputs differ, its `unseen` is set too (see `Found`).
+    """Return the result of `compare`; if outputs differ, its attribute `unseen` is set too (see `Found`).
 
-    The arguments are those of `compare`.
+    `alone` has the results of the sequences, each run alone, and `dtype` is the model's dtype. `truth` has the float64
+    gradients of the same sequences; without it, only float64 gradients are compared.
     """
     found = compare(alone, dtype, truth)
     odd = [check for check in found.checks if not check.passed and not check.error and " outputs, " in check.name]

@@ -113,11 +113,18 @@ def compared(
     how: str,
     other: Any = None,
 ) -> Verdict:
-    """Compare samples packed and alone, and return the verdict.
+    """Compare samples packed and alone, and return the verdict; the arguments are already checked.
 
-    `how` is text for the verdict on what keeps samples apart. `other` is one more sample that replaces the middle one,
-    to see whether the results of the others change; its integers may differ too, such as its tokens. None: there is
-    none. The other arguments are those of `audit_samples`, already checked.
+    Args:
+        model: any torch module; only copies of it run.
+        samples: two or more samples, as the two functions take them.
+        alone: ``alone(model, sample)`` returns the result of one sample by itself: a tensor, or a dict of them.
+        packed: ``packed(model, samples)`` returns a list with the result of each of several samples, run as one pack.
+        gradients: also compare the gradients of the model's parameters.
+        seed: random seed of the weights of outputs, and of the random values of the middle sample.
+        how: text for the verdict on what keeps samples apart.
+        other: one more sample that replaces the middle one, to see whether the results of the others change. Its
+            integers may differ too, such as its tokens. None: there is none.
 
     Raises:
         OptionError: the results alone differ from one run to the next.
@@ -141,8 +148,17 @@ class _Task:
     """The arguments and state of one audit.
 
     Attributes:
-        model, samples, alone, packed, gradients, seed, other: as in `compared`.
-        checks, notes, worst: the results so far, as in `Found`.
+        model: the user's module; only copies of it run.
+        samples: the samples, as both functions take them.
+        alone: the user's function that runs one sample: ``alone(model, sample)``.
+        packed: the user's function that runs several samples as one pack: ``packed(model, samples)``.
+        gradients: whether gradients are compared too.
+        seed: random seed of the weights of outputs, and of the random values of the middle sample.
+        other: one more sample that replaces the middle one; None: there is none.
+        checks: the checks so far.
+        notes: remarks for the user so far.
+        worst: largest absolute difference of an output between packed and alone so far, in float64; infinite if the
+            model or a function failed.
         partly: whether the model computes some results in float32, even in float64.
         truth: float64 gradients of the samples, each run alone; None: not computed yet.
     """

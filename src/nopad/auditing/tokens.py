@@ -110,7 +110,11 @@ def draw(lengths: Sequence[int], tokens: Tokens, seed: int) -> list[list[int]]:
 
 
 def _one(rng: np.random.Generator, number: int, length: int, tokens: Tokens) -> list[int]:
-    """Draw the token ids of sequence `number` once, and return them; see `draw`."""
+    """Draw the token ids of one sequence of `length` tokens, and return them.
+
+    Up to a third of them are from `tokens.inside`; the sequence's `number` decides from which of these ids on they are
+    taken. The first and last id may be replaced by ``tokens.begins`` and ``tokens.ends``.
+    """
     ids = rng.choice(tokens.plain, length)
     places = rng.permutation(length)[: min(length // 3, len(tokens.inside))]
     for at, place in enumerate(places):

@@ -63,8 +63,8 @@ class Trial:
         """Return a trial with up to `most` random sequences; `tokens` says which ids are drawn.
 
         No sequence is longer than `capacity`, or than the model's positions allow. If nopad builds the batches and the
-        model has a decoder, targets are drawn too. For a model that takes images, sequences have fixed sizes, and
-        `capacity` is the length of the longest.
+        model has a decoder, targets are drawn too. For a model that takes images, sequences have fixed sizes whatever
+        `capacity` is, and the capacity of the trial is the length of the longest.
         """
         config = bare(model).config.get_text_config()
         shown = shown_to(model, seed, tokens)

@@ -16,7 +16,7 @@ from nopad.balance._kernels import sort_by_cost
 
 @njit(cache=True, nogil=True)
 def _before(rank: int, other: int, values: NDArray[Any], units_of: NDArray[Any]) -> bool:
-    """Return whether `rank` comes before `other` in the heap of `_place`.
+    """Return whether `rank` comes before `other` in a heap of ranks.
 
     The rank with the lower ``values[rank]`` comes first. If these are equal, it is the rank with fewer units
     (``units_of[rank]``), and if these are equal too, the rank with the lower number.
@@ -30,11 +30,10 @@ def _before(rank: int, other: int, values: NDArray[Any], units_of: NDArray[Any])
 
 @njit(cache=True, nogil=True)
 def _sink(heap: NDArray[Any], place: NDArray[Any], rank: int, values: NDArray[Any], units_of: NDArray[Any]) -> None:
-    """Restore the order (`_before`) of a heap of ranks after `rank` got a unit.
+    """Restore the order of a heap of ranks after `rank` got a unit; `heap` and `place` are changed in place.
 
-    ``place[r]`` is where rank r is in `heap`; `values` and `units_of` are what `_before` compares.
-
-    `heap` and `place` are changed in place.
+    ``place[r]`` is the index of rank r in `heap`. The order is that of `_before`: by ``values[r]``, then by the number
+    of the rank's units, ``units_of[r]``, and then by r.
     """
     at, n = place[rank], heap.shape[0]
     while True:
@@ -111,7 +110,10 @@ def _move(
     tokens_of: NDArray[Any],
     units_of: NDArray[Any],
 ) -> None:
-    """Move a unit from its rank to `rank`: update ``rank_of[unit]`` and the totals of both ranks."""
+    """Move a unit from its rank to `rank`: update ``rank_of[unit]``, and the totals of both ranks.
+
+    The totals of rank r are its cost, tokens and units: ``cost_of[r]``, ``tokens_of[r]`` and ``units_of[r]``.
+    """
     was = rank_of[unit]
     rank_of[unit] = rank
     cost_of[was] -= costs[unit]
@@ -131,7 +133,11 @@ def _fill_empty(
     tokens_of: NDArray[Any],
     units_of: NDArray[Any],
 ) -> None:
-    """Move one unit to each rank that has none, from a rank that has at least two; the arguments are as in `_place`."""
+    """Move one unit to each rank that has none, from a rank that has at least two units.
+
+    ``rank_of[u]`` is the rank of unit u. The totals of rank r are its cost, tokens and units: ``cost_of[r]``,
+    ``tokens_of[r]`` and ``units_of[r]``. These four arrays are changed in place.
+    """
     unit = 0
     for rank in range(cost_of.shape[0]):
         if units_of[rank] == 0:
@@ -155,8 +161,11 @@ def _relieve(
 
     No rank gets more than `cap` tokens. This stops after about `most_looks` comparisons of pairs of units. It also
     stops when the highest cost of a rank is within 1 part in 4,096 of a lower bound. This bound is the mean cost of a
-    rank, or the cost of the costliest unit if that is more. The other arguments are as in `_place`, and the last four
-    are changed in place.
+    rank, or the cost of the costliest unit if that is more.
+
+    Unit u has the cost ``costs[u]``, ``tokens[u]`` tokens and the rank ``rank_of[u]``. The totals of rank r are its
+    cost, tokens and units: ``cost_of[r]``, ``tokens_of[r]`` and ``units_of[r]``. `rank_of` and the totals are changed
+    in place.
     """
     n, world = costs.shape[0], cost_of.shape[0]
     mine = np.empty(n, dtype=np.int64)
@@ -277,10 +286,9 @@ def _fits_sorted(sizes: NDArray[Any], loads: NDArray[Any], cap: int, spare: NDAr
 def _fit_as_they_come(sizes: NDArray[Any], parts: int, loads: NDArray[Any], cap: int) -> int:
     """Return how many units fit into bins if they are placed in the given order.
 
-    Each part of a unit is placed in the emptiest bin.
-
-    The first unit that does not fit ends the count. `sizes`, `parts`, `cap` and bins are as in `cut_capped`. `loads`,
-    ``[bins]``, is working memory, and is overwritten.
+    A unit has several parts: unit u has the sizes ``sizes[u * parts : (u + 1) * parts]``. Each part is placed in the
+    emptiest bin, which holds at most `cap`. The first unit that does not fit ends the count. `loads`, ``[bins]``, is
+    working memory, and is overwritten.
     """
     loads[:] = 0
     for at in range(sizes.shape[0]):
@@ -295,19 +303,20 @@ def cut_capped(
 ) -> int:
     """Cut units into steps that `deal_capped` can deal to `bins` bins; return the number of steps.
 
-    A bin is one micro-step of one rank, with room for `cap` tokens; all bins together have room for `room` tokens. Unit
-    u has the sizes ``sizes[u * parts : (u + 1) * parts]``. ``bounds[s + 1]`` is set to where step s ends. If unit u
-    does not fit into an empty step, ``-u - 1`` is returned.
+    A bin is one micro-step of one rank, with room for `cap` tokens; all bins together have room for `room` tokens. Each
+    unit has several parts, which may lie in different bins: unit u has parts of
+    ``sizes[u * parts : (u + 1) * parts]`` tokens. ``bounds[s + 1]`` is set to the number of the unit after step s. If
+    unit u does not fit into an empty step, ``-u - 1`` is returned.
 
     A step takes up to `most` units, as follows:
 
-    1. The first number of units that is tried is the largest whose tokens do not exceed `room`. Smaller numbers follow,
-       up to `tries` in all.
-    2. The step takes the first number whose units fit into the bins if they are placed largest first.
+    1. Several numbers of units are tried, `tries` of them at most. The first is the largest number whose tokens do not
+       exceed `room`; smaller numbers follow.
+    2. The step takes the first number whose units fit into the bins if their parts are placed largest first.
     3. If no number fits, the step takes as many units as fit if they are placed in the given order, but at least one.
 
-    Step 2 is shortened if the first number leaves more than a quarter of `room` free. Then units are first placed in
-    the given order, and only numbers above the number that fits in this way are tried.
+    Fewer numbers are tried if the first one leaves more than a quarter of `room` free. In that case, units are first
+    placed in the given order, and only numbers above the number that fits in this way are tried.
     """
     units, begin, steps = sizes.shape[0] // parts, 0, 0
     loads = np.zeros(bins, dtype=np.int64)
@@ -345,7 +354,8 @@ def cut_capped(
 def first_unfit(sizes: NDArray[Any], parts: int, bins: int, cap: int) -> int:
     """Return the index of the first unit whose parts do not fit into `bins` empty bins; -1 if all units fit.
 
-    Units and bins are as in `cut_capped`.
+    Unit u has parts of ``sizes[u * parts : (u + 1) * parts]`` tokens, and a bin holds at most `cap` tokens. The parts
+    are placed largest first, each in the emptiest bin.
     """
     loads = np.zeros(bins, dtype=np.int64)
     spare = np.empty((4, parts), dtype=np.int64)

@@ -68,10 +68,10 @@ def find_fix(
     Args:
         model: a transformers model that is not pack-safe; only copies of it are changed.
         collator: any function from features (dicts with ``input_ids``) to the arguments of a forward call.
-        capacity: as in `nopad.audit`.
-        layers: as in `nopad.audit`.
-        gradients: as in `nopad.audit`.
-        seed: as in `nopad.audit`.
+        capacity: length of the longest sequence that the audits try; None: chosen as in `nopad.audit`, mostly 64.
+        layers: use a copy with only the first `layers` layers; None: all layers.
+        gradients: also compare the gradients of the parameters in the audits.
+        seed: random seed of the tokens.
         monitor: object that is told which set of changes is tried (see `nopad.store.monitor`); None: no progress is
             shown.
 
@@ -83,7 +83,8 @@ def find_fix(
         BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens; code that runs after the
             collator cannot mend this.
         OptionError: the model is pack-safe already, `collator` is None, or an option is one that `nopad.audit` refuses.
-        UnsupportedModelError: as `nopad.audit`.
+        UnsupportedModelError: the model cannot be cut to its first layers, or does not say which module embeds its
+            ``input_ids``.
 
     One change is enough for this model and collator, a mask that keeps sequences apart:
 

@@ -60,11 +60,12 @@ def find_step_fix(
     is given, only changes of its collator are tried, and the trainer has its own collator again afterwards.
 
     Args:
-        model: as in `nopad.audit_step`.
-        sequences: as in `nopad.audit_step`.
-        collate: as in `nopad.audit_step`.
-        loss: as in `nopad.audit_step`.
-        trainer: as in `nopad.audit_step`.
+        model: the model that you train; only copies of it are changed.
+        sequences: the examples, one dict per sequence (``input_ids``, ``labels``, ...), as in `nopad.audit_step`.
+        collate: function from a list of these dicts to a batch; None: ``nopad.PackedBatch.from_features``.
+        loss: ``loss(model, batch, step)`` or ``loss(model, batch)``, the scalar on which the training loop calls
+            ``backward()``; None: the loss that transformers' Trainer computes.
+        trainer: a transformers Trainer, in place of the four arguments above.
         monitor: object that is told which set of changes is tried (see `nopad.store.monitor`); None: no progress is
             shown.
         options: further arguments of `nopad.audit_step`: `ranks`, `accumulation`, `per`, `alone`, `causal`, `seed`.
@@ -74,7 +75,10 @@ def find_step_fix(
             no changes make it pass; then `Fix.nearest` has those that remove most of what is wrong.
 
     Raises:
-        OptionError, BatchError, LengthError: as `nopad.audit_step`.
+        OptionError: `nopad.audit_step` refuses an argument, for example because there are too few sequences.
+        BatchError: a sequence is not a dict with ``input_ids``, the model gives no loss for a sequence alone, or `alone`
+            returns something other than losses.
+        LengthError: a sequence has no tokens.
 
     The loss below is a mean of the micro-batches' means. The change that mends it gives the step one denominator:
 
@@ -98,7 +102,11 @@ def find_step_fix(
 
 
 class _Step:
-    """A training step that is audited with changes of its collator, model or loss; arguments as in `find_step_fix`."""
+    """A training step that is audited again and again, with changes of its collator, model or loss.
+
+    It holds the arguments of `find_step_fix`: model, sequences, collator and loss, or a trainer; and, by name, the
+    further arguments of `nopad.audit_step` (`options`).
+    """
 
     def __init__(
         self, model: Any, sequences: Any, collate: Any, loss: Any, trainer: Any, options: dict[str, Any]

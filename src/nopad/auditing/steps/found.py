@@ -215,7 +215,10 @@ def _fits(kind: str, part: Places, tokens: NDArray[Any], ids: NDArray[Any]) -> t
 def _searched(
     batch: Mapping[str, Any], flat: NDArray[Any], examples: Sequence[Example], width: int
 ) -> list[tuple[Any, int]]:
-    """Find each example by its tokens in the rows of any batch; return (places, begin) for each, as `_matched` does.
+    """Find each example by its tokens in the rows of any batch; return a pair ``(places, begin)`` for each.
+
+    `places` are the positions of the example's tokens in `flat` (None: not found). `begin` is the index of its first
+    token that is in the batch; it is above 0 only if the beginning was cut off.
 
     `flat` holds the token ids of all rows, one row after the other; a row has `width` slots. An example lies within one
     row. Whole examples are looked for first, the longest before the others; then the beginnings of the examples that

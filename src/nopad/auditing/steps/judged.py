@@ -179,7 +179,8 @@ def _stepped(
 ) -> tuple[bool, Truth, tuple[list[float], Gradients, Exact]]:
     """Run the step, in float64 if possible.
 
-    Returns (whether it ran in float64; the results of the sequences alone in float64; the result of `Plan.step`).
+    Returns three things: whether it ran in float64; the results of the sequences alone in float64; and a tuple of the
+    loss of each micro-batch, the gradients of the step by parameter name, and the PyTorch mode in which it ran.
     `wanted` are the sequences on which the step should train, and `truth` has their results from before the step.
 
     Up to three ways are tried, each only if the user's code fails in the one before. First, casts to narrower floats
@@ -384,8 +385,8 @@ def failed(
 ) -> StepVerdict:
     """Return the verdict of a step that was ended by an exception in the user's code, `error`.
 
-    `found` are the findings until then. `model`, `how` and `per` are as in `Plan`. If `plan` is given, its checks and
-    notes are in the verdict too.
+    `found` are the findings until then. `model` is the user's model, `how` is text on what was audited, and `per` says
+    which mean is right ("token" or "sequence"). If `plan` is given, its checks and notes are in the verdict too.
     """
     return StepVerdict(
         passed=False,

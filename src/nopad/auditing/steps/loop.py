@@ -198,8 +198,9 @@ def collated(
 def moved(batch: Any, parameter: Tensor) -> Any:
     """Return a copy of a batch on a parameter's device, with float tensors (masks, labels) in the parameter's dtype.
 
-    Finite values beyond the range of that dtype become its largest or smallest value. The copy may share tensors that
-    need no change. A batch that is no mapping is copied whole, and not changed.
+    Finite values beyond the range of that dtype become its largest or smallest value. The seconds of videos
+    (``second_per_grid_ts``) keep their dtype. The copy may share tensors that need no change. A batch that is no
+    mapping is copied whole, and not changed.
     """
     if isinstance(batch, PackedBatch):
         made: Any = batch.to(parameter.device)

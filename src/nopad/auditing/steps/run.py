@@ -127,7 +127,14 @@ def audit_step(
 
 
 class _How(NamedTuple):
-    """Those options of `audit_step` that are used with and without a trainer: `alone`, `ranks`, `per` and `seed`."""
+    """Those options of `audit_step` that are used with and without a trainer.
+
+    Attributes:
+        alone: the user's function for the losses of one sequence alone; None: not given.
+        ranks: number of ranks.
+        per: which mean is right: "token" or "sequence".
+        seed: seed of torch's random numbers.
+    """
 
     alone: Alone | None
     ranks: int
@@ -146,12 +153,16 @@ def _of_parts(
 ) -> StepVerdict:
     """Audit a step that is made of the user's own collate and loss functions; return the verdict.
 
-    `features` are the sequences as dicts, and `how` holds the options `alone`, `ranks`, `per` and `seed`. All arguments
-    are as in `audit_step`, already checked.
+    `features` are the sequences as dicts. `collate` and `loss` may be None: then nopad's batches are used, and the loss
+    of transformers' Trainer. `accumulation` is the number of micro-batches per rank. `causal`: whether a label is
+    predicted by the token before it; None: as in the model's own loss. All arguments are already checked.
 
     Raises:
-        OptionError: a dict holds several sequences; or as for `judged`.
-        BatchError, LengthError: as for `examples_of` and `judged`.
+        OptionError: a dict holds several sequences, there are too few sequences, none has a label, no parameter of the
+            model is trained, or a copy of the model trains the model itself.
+        BatchError: a sequence is not a dict with ``input_ids``, the model gives no loss for a sequence alone, or
+            ``how.alone`` returns something other than losses.
+        LengthError: a sequence has no tokens.
     """
     examples = examples_of(features)
     if len(examples) != len(features):
@@ -170,7 +181,14 @@ def _of_parts(
 def _of_trainer(trainer: Any, causal: bool | None, how: _How) -> StepVerdict:
     """Audit a step of a transformers Trainer; return the verdict.
 
-    `causal` is as in `audit_step`, and `how` holds its options `alone`, `ranks`, `per` and `seed`.
+    `causal`: whether a label is predicted by the token before it; None: as in the model's own loss.
+
+    Raises:
+        OptionError: the trainer runs on several processes, its data have too few batches or do not say which sequence
+            an
+            image is of, no sequence has a label, no parameter of the model is trained, or a copy of the model trains
+            the model itself.
+        BatchError: the model gives no loss for a sequence alone, or `alone` returns something other than losses.
     """
     from nopad.auditing.steps.trainer import opened
 

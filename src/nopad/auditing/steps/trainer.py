@@ -198,10 +198,10 @@ def _batches(trainer: Any, noting: _Noting, count: int) -> list[Any]:
 def _micros(batches: Sequence[Any], given: Sequence[Any], accumulation: int) -> list[Micro]:
     """Return the micro-batches; their sequences are those given to the collator, or else found in the batch itself.
 
-    `given` has, for each batch, the dicts that the collator got.
+    `given` has, for each batch, the dicts that the collator got. `accumulation` is the number of batches per rank.
 
     Raises:
-        OptionError: as for `_told`.
+        OptionError: sequences must be found in a batch that has images and does not say which sequence an image is of.
     """
     found, first = [], 0
     for at, batch in enumerate(batches):

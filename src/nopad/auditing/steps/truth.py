@@ -103,7 +103,12 @@ class Truth:
     ) -> Truth:
         """Return the losses and gradients of the sequences alone for one of the means, whose index is `part`.
 
-        The other arguments are those of `of`.
+        `per` is the mean that is right, "token" or "sequence". `causal`: whether a label is predicted by the token
+        before it. `alone` is the user's function for the losses of a sequence (None: the model's own loss).
+
+        Raises:
+            BatchError: the model gives no loss, or `alone` does not return losses.
+            ModelFailedError: the model or `alone` raised an exception.
         """
         model.zero_grad(set_to_none=True)
         sums, items = [], []

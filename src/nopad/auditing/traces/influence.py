@@ -34,7 +34,8 @@ class Trace:
         how: the backend or collator that is meant to keep sequences apart.
         modules: names of the modules, in the order in which they finish, then names of the model's outputs; M strings.
         influence: largest change of each token's values in an output, relative to the output's largest value; float64
-            ``[P, M, T]``. Infinite: a value became infinite or NaN. NaN: the output has no value for this token.
+            ``[P, M, T]``. Infinite: a value is infinite or NaN before or after, and not the same in both. NaN: the
+            output has no value for this token.
         sequences: index of each token's sequence; int64 ``[T]``.
         positions: index of each token in its sequence; int64 ``[T]``.
         rows: index of the batch's row in which each token lies; int64 ``[T]``.
@@ -113,9 +114,10 @@ class Trace:
         return [int(number) for number in np.unique(self.sequences[self.leaks.any(0)])]
 
     def summary(self, named: bool = True) -> str:
-        """Return one sentence that says which tokens were replaced, and which sequences changed because of this.
+        """Return one sentence that says which token was replaced, and which sequences changed because of this.
 
-        With `named`, it begins with the class of the model and the backend or collator.
+        If several tokens were replaced, it says only how many. With `named`, the sentence begins with the class of the
+        model and the backend or collator.
         """
         tokens = [f"token {self.positions[at]} of sequence {self.sequences[at]}" for at in self.poisoned]
         said = tokens[0] if len(tokens) == 1 else f"{len(tokens)} tokens, one at a time,"

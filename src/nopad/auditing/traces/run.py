@@ -190,8 +190,8 @@ class _Traced:
     def trace(self, asked: Any) -> Trace:
         """Replace single tokens of the sequences, and return how the values of all tokens change.
 
-        `asked` says which tokens: it is the argument `poisoned` of the function `trace`. For each of them, only this
-        token of the unchanged sequences is replaced.
+        `asked` says which tokens: a list of pairs (sequence, token), "each" (one token of every sequence), or None (one
+        token of one sequence). For each of them, only this token of the unchanged sequences is replaced.
 
         Raises:
             OptionError: `asked` is of another form, or names a token that does not exist.

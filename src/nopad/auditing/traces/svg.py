@@ -31,7 +31,10 @@ STYLE = """
 
 
 def picture(trace: Trace) -> str:
-    """Return a trace as SVG; see `Trace.to_svg`."""
+    """Return a trace as the text of an SVG picture, with one panel for each poisoned token.
+
+    A panel has a line for each drawn module, and a cell for each token; a larger change is drawn more opaque.
+    """
     names = [trace.modules[at] for at in trace.drawn]
     left = round(max(map(len, names)) * LETTER) + 16
     across = _across(trace)

@@ -51,7 +51,10 @@ class _Block:
 
 
 def drawn(trace: Trace, width: int | None, colour: bool) -> str:
-    """Return a trace as text of at most `width` characters a line; see `Trace.draw`.
+    """Return a trace as text of at most `width` characters a line (None: no limit).
+
+    For each poisoned token, there is a line for each drawn module, and a column for each token, darker for larger
+    changes. With `colour`, ANSI colours tell the token's own sequence from leaks.
 
     Raises:
         OptionError: `width` is too small for one character per sequence.
