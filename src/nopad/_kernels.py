@@ -150,8 +150,8 @@ def lay_rows(
     A row has `width` slots. The next ``per_row[r]`` sequences lie in row r. Each takes the slots of its length, rounded
     up to a multiple of `align`. It is not checked whether the sequences of a row fit into it.
 
-    Returns True. But if a number in `per_row` is negative, or these numbers do not add up to the number of sequences,
-    nothing is set, and the result is False.
+    Returns whether `per_row` is valid. If a number in it is negative, or its numbers do not add up to the number of
+    sequences, nothing is set, and the result is False.
     """
     total = 0
     for r in range(per_row.shape[0]):

@@ -215,9 +215,9 @@ def _kept(model: nn.Module) -> Iterator[tuple[str, Any]]:
 def check_rows_apart(model: Any, close: float) -> None:
     """Check that a sequence's results do not change if another row is in the batch.
 
-    A sequence is run alone, and as the first and as the second row of a batch of two rows, in evaluation mode and in
-    training mode without dropout. Training mode is left out if the model is random there even without dropout.
-    Differences of at most `close`, relative to an output's largest value, are rounding.
+    A sequence is run alone, and in a batch of two rows: once as the first row, once as the second. This is done in
+    evaluation mode, and in training mode without dropout. Training mode is left out if the model is random there even
+    without dropout. Differences of at most `close`, relative to an output's largest value, are rounding.
 
     Raises:
         UnsupportedModelError: results differ, or the model does not run on two rows; the message names the module or

@@ -319,8 +319,8 @@ def _with_positions(line: Family, model: Any, base: Any, probed: Probed) -> Fami
     """Return `line`, the facts about a model type, with those fields set that say how the model counts positions.
 
     If the base model takes `position_ids`, only `after_padding` may be set: whether positions begin after
-    `padding_idx`. Otherwise the fields are `tables`, the tables of positions that the model reads by itself, and
-    `narrow`, whether a row may have no more slots than the model has positions.
+    `padding_idx`. Otherwise two fields are set. `tables` has the tables of positions that the model reads by itself.
+    `narrow` says whether a row may have no more slots than the model has positions.
     """
     length = len(probed.tokens)
     takes = "position_ids" in parameters(type(base).forward)

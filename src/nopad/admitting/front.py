@@ -52,9 +52,10 @@ def packed(
             holds one such model, which is proven as a whole.
         backend: how attention keeps sequences apart. "segments": one SDPA call per sequence; "varlen": PyTorch's
             variable-length flash kernel; "mask": a dense mask over whole rows; "repack": one padded row per sequence;
-            "flex": FlexAttention with a block mask; "auto": `segments` on a CPU; on other devices `varlen` for flat
-            batches in half precision on a CUDA GPU that the kernel supports, `repack` if sequences may go on in the
-            next row (rows filled end to end), else `mask`.
+            "flex": FlexAttention with a block mask; "auto": `segments` on a CPU. On other devices, "auto" is
+            `varlen` for flat batches in half precision on a CUDA GPU that the kernel supports. Otherwise it is `repack`
+            if sequences may go on in the next row (rows filled end to end), else `mask`. Models with attention of their
+            own (DeBERTa) never use `varlen`, and use `mask` if their layers are compiled.
         max_sequences: the most sequences that a batch may have; a batch with more is refused. None: unlimited. With
             this limit, heads that give a result per sequence have static shapes too (`nopad.model.static_inputs`).
         head: the kind of head, if the model's class is your own. "tokens": one result per token; "causal": the same,

@@ -122,9 +122,10 @@ def crossing(run: Run, tokens: list[int], mixes: bool = False) -> tuple[bool, bo
 def crossing_outputs(run: Run, tokens: list[int]) -> tuple[list[Tensor], bool, bool]:
     """Return the outputs that depend on several tokens, and two booleans, as a tuple.
 
-    The booleans say whether modules in `Run.held` get tensors that depend on several tokens, and whether code takes a
-    Python number out of a tensor, as ``.item()`` does. The module runs in evaluation mode and in training mode, and the
-    list has the outputs of both. With `Run.sequences`, the outputs are those that depend on several sequences.
+    The first boolean says whether modules in `Run.held` get tensors that depend on several tokens. The second says
+    whether code takes a Python number out of a tensor, as ``.item()`` does. The module runs in evaluation mode and in
+    training mode, and the list has the outputs of both. With `Run.sequences`, the outputs are those that depend on
+    several sequences.
 
     Raises:
         Exception: the module's code may raise anything.

@@ -265,9 +265,9 @@ def list_counts(kind: type, config: Any) -> dict[str, int]:
 
     The usual fields for the number of layers (`LAYER_COUNTS`) are left out. An example of another one is
     ``num_layers_per_stack``, in a model that runs two stacks of layers again and again. A field is taken if its name
-    contains "layer" or "block", and its value is the length of a list of modules in a model of the class `kind`, but
-    not the number of layers. Its new value is the smallest with which the list still has each kind of layer
-    (`layers_of`), and at least 2.
+    contains "layer" or "block", and its value is the length of a list of modules in a model of the class `kind`. It
+    must also differ from the number of layers. Its new value is the smallest with which the list still has each kind of
+    layer (`layers_of`), and at least 2.
     """
     counts = {
         name: value

@@ -201,8 +201,8 @@ def _audited(small: Any, line: Family, head: str | None, judge: Judge) -> list[V
 def room_of(model: Any, family: Family) -> int:
     """Return the largest length of a sequence in an audit of a model: 400 tokens, or less if rows are limited.
 
-    If a row must not be longer than the model's number of positions (`Family.narrow`), it is at most a third of that
-    number, so that all sequences of the audit fit into one flat row.
+    Rows are limited if they must not be longer than the model's number of positions (`Family.narrow`). Then the length
+    is at most a third of this number, so that all sequences of the audit fit into one flat row.
     """
     limit = positions_of(model, family)
     return min(limit // 3, LONG) if family.narrow and limit is not None else LONG  # rows hold less than 3 times that

@@ -50,8 +50,8 @@ def small_copy(model: Any) -> tuple[Any, str]:
     """Return a small model of the same class and configuration, and how it was made, in words.
 
     The copy is in float32 and in evaluation mode. Its weights are random, and its dropout rates are 0. If no small
-    model can be built, or if the model was changed after it was built (`own_parts`), the copy is of the whole model,
-    with noise added to its weights.
+    model can be built, or if the model was changed after it was built (`own_parts`), the whole model is copied instead.
+    Such a copy has the model's weights, with noise added, and its dropout rates.
 
     Raises:
         UnsupportedModelError: no small copy can be built and run, and the model itself is too large to be tried, has no

@@ -96,10 +96,10 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def held(self, module: nn.Module, made: Any, given: Any) -> Any:
         """Copy the tensors of `made`, the recorded output of a module that is not run, and store what each copy holds.
 
-        A copy that is not floating-point holds 0. A floating-point copy holds `TOKEN` if exactly one of its dimensions
-        has the size `length`, and no tensor in `given`, the module's arguments, holds `ROW` (if `self.sequences` is
-        True, this does not matter). Otherwise it holds `ROW`. `handed` is raised to the largest value that a tensor in
-        `given` holds (`TOKEN` if there is none).
+        A copy that is not floating-point holds 0. A floating-point copy holds `ROW` if a tensor in `given`, the
+        module's arguments, holds `ROW`; if `self.sequences` is True, this does not matter. It also holds `ROW` unless
+        exactly one of its dimensions has the size `length`. Otherwise it holds `TOKEN`. `handed` is raised to the
+        largest value that a tensor in `given` holds (`TOKEN` if `given` has no tensors).
         """
         worst = max((self.of(one) for one in tree_leaves(given) if isinstance(one, Tensor)), default=TOKEN)
         self.handed = max(self.handed, worst)

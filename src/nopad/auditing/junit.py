@@ -39,8 +39,8 @@ class Failure:
 def junit(suite: str, checks: Sequence[Check], said: str, others: Sequence[Failure] = ()) -> str:
     """Return checks as JUnit XML.
 
-    A check that did not pass is a failure with its measured value, limit and detail as the message, or an error if the
-    model raised an exception.
+    A check that did not pass is a failure, with its measured value, limit and detail as the message. If the model
+    raised an exception, it is an error instead.
 
     Args:
         suite: name of the test suite: what was audited, and how.

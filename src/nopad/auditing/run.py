@@ -69,8 +69,8 @@ def audit(
             they also have the columns of images that its processor gives. With a collator, the model is audited as it
             is, in batches of this collator. None: nopad builds the batches.
         capacity: capacity of the packs, and length of the longest sequence; both are smaller if the model has too few
-            positions. None: 64; but for a model with a local attention window of 52 to 256 tokens, a quarter more than
-            the window, since shorter sequences do not test the window.
+            positions. None: 64; but for a model with a local attention window of 52 to 256 tokens, it is a quarter more
+            than the window. Shorter sequences would not test the window.
         backend: attention backend with which the copies are made pack-safe, as in `nopad.packed`.
         layers: audit a copy with only the first `layers` layers, if the whole model is too large; None: all layers.
         gradients: also compare the gradients of the parameters.

@@ -64,8 +64,8 @@ def audit_samples(
     Args:
         model: any torch module, pack-safe or not. It is copied, never changed.
         samples: two or more samples, as `alone` and `packed` take them: tensors, or dicts, tuples or lists of tensors.
-            Both functions get them on the model's device, with float tensors cast to the dtype under test, except
-            ``second_per_grid_ts`` (seconds between steps of videos), which is kept as it is, and not poisoned.
+            Both functions get them on the model's device, with float tensors cast to the dtype under test. Only
+            ``second_per_grid_ts`` (seconds between steps of videos) keeps its dtype, and its values are not replaced.
         alone: ``alone(model, sample)`` returns the result of one sample by itself: a float tensor, or a dict of them.
         packed: ``packed(model, samples)`` returns the results of several samples run as one pack: a list or tuple with
             one result per sample, in their order, each with the keys and shapes that `alone` returns for it.

@@ -66,9 +66,8 @@ def _place(
     ``rank_of[u]`` is set to the rank of unit u; `cost_of`, `tokens_of` and `units_of` to the totals of each rank. A
     rank has room up to `cap` tokens. If a unit finds no room, the units after it are not placed.
 
-    A unit goes to one of the ranks with room. This is the rank with the lowest cost if `by` is 0, with the fewest
-    tokens if `by` is 1, and with the most tokens if `by` is 2. Ties go to the rank with fewer units, then to that with
-    the lower number.
+    A unit goes to one of the ranks with room: the one with the lowest cost (`by` 0), the fewest tokens (`by` 1) or the
+    most tokens (`by` 2). Ties go to the rank with fewer units, then to that with the lower number.
     """
     cost_of[:] = 0
     tokens_of[:] = 0

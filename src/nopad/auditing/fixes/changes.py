@@ -175,8 +175,8 @@ class Changed:
         of the changes, are raised unchanged.
 
         Raises:
-            BatchError: a change needs the index of each token's sequence, and a sequence is not whole in the batch, or
-                the attention mask covers more tokens than the sequences have.
+            BatchError: a change needs the index of each token's sequence, which cannot be found: a sequence is not
+                whole in the batch, or the attention mask covers more tokens than the sequences have.
         """
         given = [dict(one) for one in features]  # a collator may take columns out of them
         batch = self.collate(features)

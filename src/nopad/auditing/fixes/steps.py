@@ -76,8 +76,8 @@ def find_step_fix(
 
     Raises:
         OptionError: `nopad.audit_step` refuses an argument, for example because there are too few sequences.
-        BatchError: a sequence is not a dict with ``input_ids``, the model gives no loss for a sequence alone, or `alone`
-            returns something other than losses.
+        BatchError: a sequence is not a dict with ``input_ids``, the model gives no loss for a sequence alone, or
+            `alone` returns something other than losses.
         LengthError: a sequence has no tokens.
 
     The loss below is a mean of the micro-batches' means. The change that mends it gives the step one denominator:

@@ -27,10 +27,10 @@ class Example:
     """One sequence of a step.
 
     Attributes:
-        columns: the sequence's columns in the dataset, as tensors without a batch dimension and without padding:
-            ``input_ids`` ``[length]``, other columns per token ``[length]``, columns per sequence in any shape, and
-            images and videos (``pixel_values``, ``image_grid_thw``, ...), which keep the first dimension that their
-            processor gives them.
+        columns: the sequence's columns in the dataset by name, as tensors without a batch dimension and without
+            padding. ``input_ids`` and other columns per token are ``[length]``; columns per sequence have any shape.
+            Images and videos (``pixel_values``, ``image_grid_thw``, ...) keep the first dimension that their processor
+            gives them.
         per_token: names of the columns per token.
     """
 

@@ -130,9 +130,10 @@ def looked_up(micro: Micro, causal: bool) -> Micro:
 def told(batch: Mapping[str, Any]) -> list[Places]:
     """Return where sequences lie in a batch, according to the batch itself: positions in its concatenated rows.
 
-    The positions come from the layout of a `PackedBatch` (in the order in which the sequences were given), or, row
-    after row, from ``cu_seq_lens_q``, ``seq_idx``, or ``position_ids`` that begin again. Without any of these, each row
-    without its padding is one sequence.
+    In a `PackedBatch`, the positions come from its layout, and the sequences are in the order in which they were given.
+    Any other batch is read row after row. The first that it has of ``cu_seq_lens_q``, ``seq_idx`` and ``position_ids``
+    (which begin again at each sequence) tells where sequences begin. Without any of these, each row without its padding
+    is one sequence.
     """
     if isinstance(batch, PackedBatch):
         return slots_of(batch.layout)

@@ -32,9 +32,12 @@ def first_differences(
 ) -> list[tuple[str, Finding]]:
     """Find modules whose outputs differ from those for the sequences alone; return the first one of each kind found.
 
-    The kinds are "contamination" (a sequence sees another, or this is unknown), "different from alone" (no sequence
-    sees another, but the model gets other inputs than for a sequence alone, such as positions) and "head fed with rows"
-    (a head gives a result per row instead of per sequence).
+    The kinds are:
+
+    * "contamination": a sequence sees another, or it is unknown whether one does
+    * "different from alone": no sequence sees another, but the model gets other inputs than for a sequence alone, such
+      as positions
+    * "head fed with rows": a head gives a result per row instead of per sequence
 
     Args:
         micro: the micro-batch.

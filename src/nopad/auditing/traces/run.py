@@ -56,9 +56,9 @@ def trace(
 ) -> Trace:
     """Replace one token of a batch by another, and measure which tokens' values change, module by module.
 
-    Six random sequences are batched as in `nopad.audit`, and run through a copy of the model in float64, or in the
-    model's own dtype if it does not run in float64. If sequences are kept apart, only the sequence of the replaced
-    token changes.
+    Six random sequences are batched as in `nopad.audit`, and run through a copy of the model. The copy is in float64,
+    or in the model's own dtype if it does not run in float64. If sequences are kept apart, only the sequence of the
+    replaced token changes.
 
     If the model takes images, there are five sequences, with images and videos that are drawn as in `nopad.audit`. To
     replace a token of an image is to replace the image. The modules of a vision tower have a value for each image,
@@ -73,8 +73,8 @@ def trace(
             changes others, the sequence is one that does. Of the chosen sequence, nopad takes the token that changes
             other sequences most: of its first, middle and last token, or of all tokens if none of these three changes
             others. If no token does, it takes the middle one. With a collator, the first and last token are tried only
-            after the others, and not at all if the collator's batch depends on them, for example because it looks for
-            eos.
+            after the others. They are not tried at all if the collator's batch depends on them, for example because it
+            looks for eos.
         capacity: length of the longest sequence, and most tokens of a row; None: 16. Models that take images have
             sequences of fixed sizes, and no capacity.
         backend: attention backend with which the copies are made pack-safe, as in `nopad.packed`.
