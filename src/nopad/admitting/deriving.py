@@ -259,7 +259,11 @@ def _check_rows(model: nn.Module, probed: Probed) -> None:
 
 
 def _is_causal(model: Any, tokens: list[int], close: float) -> bool:
-    """Return whether no token sees later ones: changing the last or middle token changes nothing before it."""
+    """Return whether no token sees later ones: changing the last or middle token changes nothing before it.
+
+    This is tried on one sequence, the ids `tokens`. Differences of at most `close`, relative to an output's largest
+    value, are rounding.
+    """
     length = len(tokens)
     before = ran(model, tokens)
     for place in (length - 1, length // 2):
@@ -320,7 +324,8 @@ def _with_positions(line: Family, model: Any, base: Any, probed: Probed) -> Fami
 
     If the base model takes `position_ids`, only `after_padding` may be set: whether positions begin after
     `padding_idx`. Otherwise two fields are set. `tables` has the tables of positions that the model reads by itself.
-    `narrow` says whether a row may have no more slots than the model has positions.
+    `narrow` says whether a row may have no more slots than the model has positions. `probed` has the recorded calls of
+    all modules on one sequence.
     """
     length = len(probed.tokens)
     takes = "position_ids" in parameters(type(base).forward)
@@ -366,7 +371,9 @@ def _counts_from(table: nn.Embedding, seen: Seen, tokens: list[int]) -> int | No
 def _with_pooling(line: Family, model: Any, base: Any, probed: Probed, causal: bool) -> Family:
     """Return `line`, the facts about a model type, with the fields `pooler`, `head`, `pooled` and `readers` set.
 
-    These say which modules read one hidden state per sequence, and of which token.
+    These say which modules read one hidden state per sequence, and of which token. `probed` has the recorded calls of
+    all modules on one sequence. If no such module is found, and `causal` is true (no token sees later ones), the head
+    is taken to read the state of the last token.
     """
     found: dict[str, tuple[str, int, Pooled]] = {}
     for role, holder in (("pooler", base), ("head", model)):

@@ -114,7 +114,10 @@ def packed(
 
 
 def _wrapped(whole: Any, backend: str, max_sequences: int | None, head: str | None, prove: Prove) -> None:
-    """Make `whole`, the user's own module around a model, pack-safe in place; other arguments are those of `packed`.
+    """Make `whole`, the user's own module around a model, pack-safe in place, after a proof.
+
+    `backend` is the attention backend, `max_sequences` the most sequences of a batch (None: unlimited), and `head` the
+    kind of head that the user names (None: the proof decides). A remembered proof is used unless `prove` is "always".
 
     Raises:
         UnsupportedModelError: the proof of the module failed, or `prove` is "never".
@@ -153,7 +156,7 @@ def _wrapped(whole: Any, backend: str, max_sequences: int | None, head: str | No
 def _check_head(name: str, head: str | None, admitted: Admitted) -> None:
     """Check that the kind of head that the user names, `head`, does not contradict the proof of a wrapper.
 
-    `name` is the wrapper's class, for the message. `head` None never contradicts.
+    `name` is the wrapper's class, for the message. `admitted` is what the proof found. `head` None never contradicts.
 
     Raises:
         OptionError: `head` contradicts the proof; "answers" (question answering) always does.
@@ -174,7 +177,8 @@ def proof_of(model: Any, head: str | None = None, again: bool = False) -> Proof:
 
     Args:
         model: the model, without wrappers; it is not run, and may be on the device "meta".
-        head: the kind of head, as in `packed`; None: it is found out.
+        head: the kind of head that the user names: "tokens", "causal", "classification" or "answers"; None: it is
+            found out.
         again: do the proof again even if one is remembered.
 
     nopad's tables refuse LayoutLM (`nopad.model.refused`). A proof admits it: its attention modules run on each

@@ -53,7 +53,8 @@ def head_for(model: Any, causal: bool) -> str | None:
 def _by_loss(model: Any, tokens: list[int], logits: Tensor, causal: bool) -> str:
     """Return "causal" if the model's loss shifts labels, "tokens" if it does not.
 
-    If the model returns no loss, the result is "causal" if `causal` is true, else "tokens".
+    If the model returns no loss, the result is "causal" if `causal` is true, else "tokens". `tokens` are the ids of a
+    sequence, and `logits` is what the model returns for it without labels, ``[1, L, classes]``.
 
     Raises:
         UnsupportedModelError: the model does not run with labels per token, or its loss is not the mean cross entropy

@@ -102,9 +102,9 @@ class Run:
 def crossing(run: Run, tokens: list[int], mixes: bool = False) -> tuple[bool, bool]:
     """Return whether a module moves information between tokens, and whether it reads numbers out of tensors.
 
-    The recorded call `run` is repeated in evaluation mode and in training mode. `tokens` are its token ids; arguments
-    with these values hold data of the tokens. Information counts as moved only if it reaches an output with one entry
-    per token, ``[1, L, ...]``. If `mixes`, the module is known to move information: the first value is then True, and
+    The recorded call `run` is repeated in evaluation mode and in training mode. `tokens` are its token ids, by which
+    arguments that hold them are recognised. Information counts as moved only if it reaches an output with one entry per
+    token, ``[1, L, ...]``. If `mixes`, the module is known to move information: the first value is then True, and
     the operations in the module are not run again with changed tokens to find it out.
 
     Raises:

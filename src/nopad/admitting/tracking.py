@@ -145,8 +145,8 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _written(self, function: Any, args: Any, kwargs: Any, holds: int) -> None:
         """Store `holds` for the tensors that an operation wrote to in place, and for all that share their memory.
 
-        `holds` is 0, `TOKEN` or `ROW`, as in `of`; a tensor that already has a larger value keeps it. `args` and
-        `kwargs` are the operation's arguments.
+        `holds` is 0 (computed from no token), `TOKEN` (from one each) or `ROW` (from several). A tensor for which a
+        larger value is stored already keeps that one. `args` and `kwargs` are the operation's arguments.
         """
         for at, argument in enumerate(function._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:

@@ -114,7 +114,8 @@ class Losses:
     def check(self, safe: Substitute, kind: str) -> None:
         """Compare the loss of packs, and its gradients, with the mean cross entropy of all labels.
 
-        This is done for flat batches and rows, in evaluation mode and in training mode without dropout.
+        This is done for flat batches and rows, in evaluation mode and in training mode without dropout. `safe` is a
+        pack-safe copy of the wrapper, and `kind` the kind of loss that the method `kind` returned.
 
         Raises:
             UnsupportedModelError: a loss or a gradient differs.
@@ -198,6 +199,9 @@ def _alike(one: Tensor | None, two: Tensor | None, scale: float) -> bool:
 
 def _check_always(runs: Callable[[str, int], Run], kind: str) -> None:
     """Check that a wrapper computes its loss in the same way for other labels and other numbers of tokens or sequences.
+
+    ``runs(kind, label)`` returns a recorded call of the wrapper in which all labels are `label`. `kind` is the kind of
+    loss: "tokens", "causal" or "classification".
 
     Raises:
         UnsupportedModelError: code takes Python numbers out of tensors, calls other functions, or gives other values.

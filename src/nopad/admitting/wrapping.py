@@ -229,7 +229,8 @@ def _safe(made: Substitute, admitted: Admitted, make: MakeBase) -> Substitute:
 def _with_types(exact: Substitute, safe: Substitute, judge: Judge) -> str:
     """Return a sentence on how outputs with token types differ between packs and sequences alone; "": they do not.
 
-    The result is also "" if the wrapper takes no ``token_type_ids``.
+    The sequences are those of `judge`: `exact` runs each of them alone, and `safe`, the pack-safe copy, runs them
+    packed. The result is also "" if the wrapper takes no ``token_type_ids``.
     """
     kinds = getattr(exact.config, "type_vocab_size", 0)
     if "token_type_ids" not in accepted(exact.wrapped, exact.base) or not kinds:
@@ -251,6 +252,7 @@ def _audited(small: Substitute, admitted: Admitted, make: MakeBase) -> list[Verd
     """Return the verdicts of audits of a pack-safe copy of `small`: on short sequences and then on longer ones.
 
     The second audit is left out if the first fails, or if the model has too few positions for longer sequences.
+    `admitted` says which arguments the wrapper may get, and `make` makes the model inside pack-safe.
     """
     safe = _safe(copy.deepcopy(small), admitted, make)
     room = room_of(safe.base, state_of(safe).family)

@@ -51,9 +51,10 @@ def find_step_fix(
 ) -> Fix:
     """Find a few changes of collator, model and loss with which `nopad.audit_step` passes.
 
-    The changes are those of `find_fix` and two more: no label on the first token of each sequence, and a loss with one
-    denominator for the step. They are tried on the collator's batches and on copies of the model, and only changes with
-    which the whole step passes are returned; none of these can be left out.
+    Each change is a few lines of code. There are those of `find_fix` (position_ids, a block-diagonal mask, no cache,
+    ...) and two more: no label on the first token of each sequence, and a loss with one denominator for the step. They
+    are tried on the collator's batches and on copies of the model. Only changes with which the whole step passes are
+    returned; none of these can be left out.
 
     A change that removes a finding is kept, and what the audit finds then decides what is tried next, up to four
     changes. If these do not suffice, each change and each pair is tried, and at last nopad's own batches. If `trainer`

@@ -57,7 +57,10 @@ class Truth:
 
     @property
     def loss(self) -> float:
-        """The right loss: the mean that `per` says, or the sum of all such means if there are several."""
+        """The right loss: the mean that `per` says, or the sum of all such means if there are several.
+
+        It is NaN if a sequence's loss is infinite or NaN.
+        """
         pairs = [(value, count) for value, count in zip(self.sums, self.items, strict=True) if count]
         parts = [value if self.per == "token" else value / count for value, count in pairs]
         mine = math.fsum(parts) / max(self.denominator, 1) if all(map(math.isfinite, parts)) else math.nan
