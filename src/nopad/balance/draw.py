@@ -83,12 +83,14 @@ def _proven(order: NDArray[Any], units: int) -> NDArray[Any]:
 def whole_steps(costs: ArrayLike, shape: Shape, balance: Balance) -> int:
     """Return how many whole steps the order from `draw` begins with; the units left over come after them.
 
-    The result is ``n // shape.per_step`` for n units. If `Balance.draw` is "stratified", it can be lower: of Wikipedia
-    in sequences of up to 512 tokens, quotas of 6:3:2:5 leave 6 % over. If there are fewer units than ranks, the result
-    is 0.
+    The result is ``n // shape.per_step`` for n units. If `Balance.draw` is "stratified", it can be lower: a stratum
+    (range of costs) may run out of units. For Wikipedia in sequences of up to 512 tokens, quotas of 6:3:2:5 leave over
+    6 % of the units. If there are fewer units than ranks, the result is 0.
 
     Raises:
-        BalanceError: as in `draw`, except that too few units for the ranks are no error.
+        BalanceError: a stratum with a quota is empty; the quotas do not add up to ``shape.per_rank``;
+            ``shape.per_rank`` is too small to give every stratum that has units a quota; a cost is negative; or the sum
+            of all costs does not fit into 64 bits.
         LengthError: costs are not integers, not one-dimensional, or masked.
 
     In the example, each step takes one unit that costs more than 5. Only one unit does, so there is only one whole
@@ -108,7 +110,7 @@ def whole_steps(costs: ArrayLike, shape: Shape, balance: Balance) -> int:
 
 
 def _batches(counts: list[int], quotas: tuple[int, ...]) -> int:
-    """Return how many micro-steps (each of one rank) can take their quota of units from every stratum.
+    """Return how many micro-steps, counted for each rank by itself, can take their quota of units from every stratum.
 
     ``counts[s]`` is the number of units in stratum s, and ``quotas[s]`` its quota; at least one quota is not 0.
     """
@@ -165,7 +167,8 @@ def _stratified(
     The units left over come last, in random order by `key`. `units` are indices into `costs`.
 
     Raises:
-        BalanceError: the quotas are not possible, as in `_quotas`.
+        BalanceError: the quotas do not add up to ``shape.per_rank``; a stratum has a quota, but no unit; or a stratum
+            has units, but its quota in proportion to them is 0.
     """
     edges = _edges(costs, balance)
     stratum = np.searchsorted(np.array(edges, dtype=np.int64), costs[units])

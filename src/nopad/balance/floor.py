@@ -89,7 +89,9 @@ def needs_context_parallelism(costs: ArrayLike, world_size: int, above: float = 
         above: the fraction by which a unit may exceed the mean cost of a rank; 0.1: 10 %.
 
     Raises:
-        BalanceError, LengthError, OptionError: as in `floor`.
+        BalanceError: there are no units, a cost is negative, or their sum does not fit into 64 bits.
+        LengthError: costs are not integers, not one-dimensional, or masked.
+        OptionError: `world_size` is not an integer from 1 to 2^31 - 1.
 
     >>> needs_context_parallelism([1, 6, 1, 5, 1], world_size=4).tolist()
     [1, 3]
@@ -106,7 +108,8 @@ def report(costs_of_ranks: ArrayLike, floors: ArrayLike | None = None) -> Report
     Args:
         costs_of_ranks: total cost of each rank's units; ``[steps, ranks]``. If ranks wait at each micro-step:
             ``[steps, micro-steps, ranks]``; the step then costs the sum over its micro-steps' costliest ranks.
-        floors: the `floor` of each step, ``[steps]``; if it is None, `Report.floor` is None.
+        floors: a lower bound on the waste of each step, as `floor` returns it; ``[steps]``. None: `Report.floor` is
+            None.
 
     Raises:
         BalanceError: there are no steps, `costs_of_ranks` has another shape, or a step has cost 0 on every rank.

@@ -269,7 +269,8 @@ def is_static(mask: Any) -> bool:
 def place(mask: PackedMask, device: Any, backend: str) -> Placement:
     """Return the `Placement`, on `device`, of the batch with this mask.
 
-    It is made once per device and backend, and is then stored in the mask.
+    `backend` is the name of the attention backend. The placement is made once per device and backend, and then stored
+    in the mask.
     """
     known: dict[Any, Placement] = mask._on_device
     key = (str(device), backend)

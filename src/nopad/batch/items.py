@@ -22,7 +22,8 @@ class Items(MutableMapping[str, Any]):
     """A mapping with the items of a packed batch: its columns, and the guard (`PackedMask`) as ``attention_mask``.
 
     Reading a column of numbers gives a torch tensor. A tensor of tokens or positions is marked when it is read, so that
-    a pack-safe model that gets it without the guard raises an error. The guard can be neither replaced nor deleted.
+    a pack-safe model that gets it without the guard raises an error. A batch of a single sequence without padding needs
+    no mark. The guard can be neither replaced nor deleted.
 
     Attributes:
         layout: where the tokens lie (`Layout`); the guard holds the same layout.

@@ -96,7 +96,8 @@ class Layout:
             align: every sequence takes a multiple of this many slots, padded at its end.
 
         Raises:
-            LengthError: a row takes more than `width` slots, or a length is not an integer from 1 to 2^31 - 1.
+            LengthError: a row takes more than `width` slots, a length is not an integer from 1 to 2^31 - 1, or `order`
+                does not hold integers.
             OptionError: `per_row` does not add up to the number of sequences, or has a negative number; or `order` does
                 not have each sequence once.
 
@@ -304,6 +305,7 @@ def _each_once(order: NDArray[Any], sequences: int) -> NDArray[np.int64]:
 
     Raises:
         OptionError: an index is missing, repeated or out of range.
+        LengthError: `order` does not hold integers in one dimension.
     """
     places = integers(order, "order").astype(np.int64, copy=False)
     if places.size != sequences or not np.array_equal(np.sort(places), np.arange(sequences)):
