@@ -69,8 +69,8 @@ class More:
             foreign: whether the model is audited with a collator that is not nopad's.
 
         Raises:
-            OptionError: options contradict each other, `poisoned` has another form than `_places` reads, or a file's
-                folder does not exist.
+            OptionError: options contradict each other; `poisoned` is none of "one", "each" and pairs SEQUENCE:TOKEN; or
+                a file's folder does not exist.
         """
         if step and self.trace:
             raise OptionError("--trace draws a model's layers, and --step audits a loss; give a MODEL to trace it")
@@ -192,6 +192,8 @@ class Extras:
 
 def _places(poisoned: str) -> Any:
     """Turn the value of ``--poisoned`` into the argument `poisoned` of `nopad.auditing.trace`.
+
+    "one" becomes None, "each" stays, and pairs such as ``2:0,3:1`` become ``[(2, 0), (3, 1)]``.
 
     Raises:
         OptionError: it is none of "one", "each" and pairs SEQUENCE:TOKEN, separated by commas.
