@@ -214,7 +214,7 @@ def read_pairs(
     keep: Path | None,
     **_: Any,
 ) -> NDArray[Any]:
-    """Return two sizes for each sequence, ``[n, 2]`` of any int dtype, read from ``.npy`` files.
+    """Return two sizes for each sequence, ``[n, 2]``, read from ``.npy`` files; their dtype is not checked.
 
     Corpus options have no effect on such files, so they must have their defaults.
 

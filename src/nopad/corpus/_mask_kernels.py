@@ -1,6 +1,6 @@
 """The compiled loops that choose tokens at random and mask them, for masked language modelling (BERT).
 
-Conventions as in `nopad._kernels`.
+As in `nopad._kernels`, arguments are plain arrays, and callers validate them.
 """
 
 from __future__ import annotations
@@ -113,9 +113,9 @@ def mask(
     """Mask tokens of `ids` in place, and set `labels`: the original id of a chosen token, -100 for all others.
 
     `ids`, `labels` and `kinds` hold n sequences, one after the other; sequence i has ``lengths[i]`` tokens. `choose`
-    chooses its tokens, from `kinds`, `below` and ``counts[i]``. The random integers of a sequence are determined by its
-    own seed, which is made from `key` and from ``names[i]``, the k integers that identify the sequence; `names` is
-    int64 ``[n, k]``.
+    chooses its tokens by their `kinds`: up to ``counts[i]`` of them, or if this is -1, each word with probability
+    ``below / 2**64``. The random integers of a sequence are determined by its own seed. This is made from `key` and
+    from ``names[i]``, the k integers that identify the sequence; `names` is int64 ``[n, k]``.
 
     A chosen token becomes `mask_id` (80 %), becomes an id drawn from the array `ordinary` (10 %), or is kept (10 %).
     For the token with index t in its sequence, the random integer with the number ``3 * t + 1`` decides between these

@@ -117,7 +117,7 @@ class ChatEncoder:
     def frame(self) -> Frame:
         """The special tokens that the tokenizer puts around a text.
 
-        Raises OptionError if these cannot be found, as `Frame` does.
+        Raises OptionError if these cannot be found.
         """
         return Frame(self.tokenizer)
 
@@ -175,9 +175,9 @@ class ChatEncoder:
     def ids(self, given: Conversation | Passage, number: int) -> list[int]:
         """Return all token ids of a record, including those that are not learned, as a reward model reads them.
 
-        For a `Passage`, these are the ids of the prompt and completion as one text, with special tokens around it as in
-        `Frame.closed`. A chat has only the special tokens that its template writes. `number` is the record's number,
-        for messages.
+        For a `Passage`, these are the ids of the prompt and completion as one text, with the tokenizer's special tokens
+        around it. A chat has only the special tokens that its template writes. `number` is the record's number, for
+        messages.
 
         Raises:
             RecordError: the template refuses the chat or leaves out a part of it, or a text has no token.
