@@ -113,13 +113,13 @@ def cut_under_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> 
         parts: number of parts of each unit. The parts share the step, but may go to different ranks.
 
     Raises:
-        BalanceError: a unit does not fit into a step even alone (the message has its index), a number of tokens is
-            negative, or their sum does not fit into 64 bits.
+        BalanceError: a unit does not fit into a step even alone (the message has its index); a number of tokens is
+            negative; or their sum does not fit into 64 bits.
         LengthError: tokens are not integers, not one-dimensional, or masked.
         OptionError: `cap` is not an integer from 1 to 2^63 - 1.
 
-    In the example, the units of 3, 3 and 1 tokens fit into two ranks of 4 tokens, but the next one, of 4 tokens, does
-    not fit beside them. So it begins the second step:
+    In the example, the units of 3, 3 and 1 tokens fit into two ranks of 4 tokens. The next unit, of 4 tokens, does not
+    fit beside them, so it begins the second step:
 
     >>> cut_under_cap([3, 3, 1, 4, 2, 2], Shape(2, 1, 1, 2), cap=4).tolist()
     [0, 3, 6]

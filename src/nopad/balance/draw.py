@@ -1,8 +1,8 @@
 """Draw the order in which an epoch takes its units (sequences or packs), once per epoch.
 
 Step k takes ``order[k * per_step : (k + 1) * per_step]``, where ``order`` is the result of `draw`, and ``per_step`` is
-`Shape.per_step`. Within a step, the units drawn for the first rank come first, then those for the second, and so on, so
-the units of a node are adjacent; `deal` may then exchange units between ranks. The units that are left over, since they
+`Shape.per_step`. Within a step, the units drawn for the first rank come first, then those for the second, and so on. So
+the units of a node are adjacent. `deal` may then exchange units between ranks. The units that are left over, since they
 do not make a whole step, come last; which units these are is random too.
 
 Drawing takes O(n) time; 16 million units take about a second.

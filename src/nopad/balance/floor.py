@@ -57,8 +57,9 @@ def floor(costs: ArrayLike, world_size: int) -> float:
     """Return a lower bound on the waste of a step, however its units are dealt to `world_size` ranks.
 
     The waste is the fraction by which a step takes longer than if all ranks had equal costs. The bound is
-    ``max(cost of the costliest unit, mean cost of a rank) / mean cost of a rank - 1``, where the mean in the numerator
-    is rounded up, since costs are integers. If all costs are 0, it is 0.0.
+    ``max(costliest, mean) / mean - 1``, where ``costliest`` is the cost of the costliest unit, and ``mean`` the mean
+    cost of a rank. Inside of ``max``, the mean is rounded up, since costs are integers. If all costs are 0, the bound
+    is 0.0.
 
     Args:
         costs: cost of each unit of a step on all ranks (of a micro-step, if ranks wait for one another there); ``[n]``.

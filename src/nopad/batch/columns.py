@@ -39,8 +39,11 @@ def from_sequences(sequences: Sequence[Any], columns: Mapping[str, Any], *, name
 
     Raises:
         LengthError: a sequence has no token.
-        BatchError: there is no sequence, ids are not integers, a column does not have one entry per sequence, a list is
-            not as long as its sequence, or a column has values that cannot be used, such as None or texts per token.
+        BatchError: one of these:
+
+            * there is no sequence, or ids are not integers
+            * a column does not have one entry per sequence, or a list is not as long as its sequence
+            * a column has values that cannot be used, such as None or texts per token
     """
     ids, lens = concatenated(listed(sequences, name), name)
     if not lens.all():
@@ -75,9 +78,13 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np
         and ``seq_source`` if the dataset has them); and the number of sequences of each row, int64 ``[R]``.
 
     Raises:
-        BatchError: there is no row, an entry is not a row of `nopad.open_packed`, the dataset is index-only (its rows
-            hold no tokens), a number does not fit into int64 or float32, there are both ``label`` and ``label_ids`` but
-            no ``labels``, or ``position_ids`` do not count from 0 in each sequence.
+        BatchError: one of these:
+
+            * there is no row, or an entry is not a row of `nopad.open_packed`
+            * the dataset is index-only: its rows hold no tokens
+            * a number does not fit into int64 or float32
+            * there are both ``label`` and ``label_ids``, but no ``labels``
+            * ``position_ids`` do not count from 0 in each sequence
     """
     rows = listed(rows, "rows", "row")
     if not len(rows):
@@ -114,8 +121,12 @@ def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
     ``position_ids``.
 
     Raises:
-        BatchError: there is no sequence, there are no ``input_ids``, an integer does not fit into int64, there are both
-            ``label`` and ``label_ids`` but no ``labels``, or ``position_ids`` do not count from 0 in each sequence.
+        BatchError: one of these:
+
+            * there is no sequence, or there are no ``input_ids``
+            * an integer does not fit into int64
+            * there are both ``label`` and ``label_ids``, but no ``labels``
+            * ``position_ids`` do not count from 0 in each sequence
     """
     if not len(sequences):
         raise BatchError("a batch needs at least one sequence, and there is none")

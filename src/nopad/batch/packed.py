@@ -132,9 +132,13 @@ class PackedBatch(Items):
             LengthError: with `Rows`, a row has more tokens than the capacity.
             OptionError: `form` is invalid, has fewer rows than are given, or has `depth`, `packs` or `end_to_end`,
                 which would move sequences to other rows; or `fill` is invalid.
-            BatchError: there is no row, an entry is not a row of `nopad.open_packed`, the rows hold no tokens (an
-                index-only dataset), a number does not fit into int64 or float32, there are both ``label`` and
-                ``label_ids`` but no ``labels``, or ``position_ids`` do not count from 0 in each sequence.
+            BatchError: one of these:
+
+                * there is no row, or an entry is not a row of `nopad.open_packed`
+                * the dataset is index-only: its rows hold no tokens
+                * a number does not fit into int64 or float32
+                * there are both ``label`` and ``label_ids``, but no ``labels``
+                * ``position_ids`` do not count from 0 in each sequence
         """
         form = check_form(form)
         stacked, records, per_row = from_rows(rows)
@@ -225,10 +229,14 @@ class PackedBatch(Items):
             OptionError: `form` is invalid or does not fit these sequences; with `per_row`, it has fewer rows, or has
                 `depth`, `packs` or `end_to_end`, which would move sequences to other rows; `per_row` does not add up to
                 the number of sequences; or `fill` is invalid.
-            BatchError: `sequences` are not `Sequences`, there is no sequence, there are no ``input_ids``, a column of
-                ``sequences.tokens`` does not have one value per token, an integer does not fit into int64, there are
-                both ``label`` and ``label_ids`` but no ``labels``, ``position_ids`` do not count from 0 in each
-                sequence, or images have wrong shapes.
+            BatchError: one of these:
+
+                * `sequences` are not `Sequences`, hold no sequence, or have no ``input_ids``
+                * a column of ``sequences.tokens`` does not have one value per token
+                * an integer does not fit into int64
+                * there are both ``label`` and ``label_ids``, but no ``labels``
+                * ``position_ids`` do not count from 0 in each sequence
+                * images or videos have wrong shapes or do not fit their grid
         """
         form = check_form(form)
         if not isinstance(sequences, Sequences):

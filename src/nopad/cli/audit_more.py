@@ -99,8 +99,8 @@ class More:
     def written(self, suite: str) -> Iterator[None]:
         """Remove the files of earlier audits (``--html``, ``--junit``), then run a ``with`` block that audits.
 
-        If the block raises an exception and the user asks for JUnit XML, this file is written with one test case,
-        called `suite`, that is an error; then the exception is raised again.
+        If the block raises an exception and the user asks for JUnit XML, this file is still written. It then has one
+        test case, called `suite`, with the exception as an error. The exception is raised again.
 
         Raises:
             StorageError: a file cannot be removed or written.

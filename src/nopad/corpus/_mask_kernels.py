@@ -31,7 +31,7 @@ def choose(kinds: NDArray[Any], key: np.uint64, below: np.uint64, count: int, ch
     `key` is a random seed. It determines a series of random 64-bit integers, which are numbered from 0. Each word uses
     the one with the number ``3 * t``, where t is the index of the word's first token. If `count` is -1, the words whose
     random integer is less than `below` are chosen. Otherwise the words are tried in ascending order of their random
-    integers, and a word is chosen unless there would then be more than `count` chosen tokens.
+    integers. A word is chosen if at most `count` tokens are then chosen in all.
     """
     words = 0
     for t in range(kinds.shape[0]):

@@ -68,8 +68,8 @@ def pairs(
     2. The first few of them become side A. How many is random: at least one, and not all; but if only one sentence was
        taken, it is side A.
     3. The others become side B, with two exceptions: only one sentence was taken, or the next random number is less
-       than `random_below`. Side B then comes from another document, which is chosen at random: it begins with a random
-       sentence of that document, and takes the sentences that follow until the pair has the target number of tokens or
+       than `random_below`. Side B then comes from another document, which is chosen at random. It begins with a random
+       sentence of that document. The sentences that follow are added, until the pair has the target number of tokens or
        that document ends. In this case, the sentences that were taken in step 1 and are not in side A go to the next
        pair.
     4. While the pair has more than `room` tokens, the longer side (B if both are equal) loses its first or its last

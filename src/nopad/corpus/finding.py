@@ -108,7 +108,7 @@ class Suffixes:
 
         Raises:
             SourceError: the file is missing or unreadable, its suffix is of a format that nopad does not read, or it is
-                a compressed file of a format that is not read compressed (`is_archive`).
+                compressed and its format cannot be read so.
         """
         file = InputFile.found(path, path.name) if path.suffix.lower() not in self.others + ARCHIVES else None
         if file is None or self.is_archive(file) or file.suffix in self.others:
