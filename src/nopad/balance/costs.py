@@ -102,7 +102,7 @@ class Tokens(CostModel):
         """Return the lengths themselves, int64 ``[n]``.
 
         Raises:
-            BalanceError: a length is negative, or a cost does not fit into 64 bits.
+            BalanceError: a length is negative or does not fit into 64 bits.
             LengthError: lengths are not integers, not one-dimensional, or masked.
         """
         return _polynomial(seq_lengths, 1, 0)

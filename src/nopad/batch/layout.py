@@ -39,9 +39,10 @@ class Layout:
         crossing: whether a sequence may go on in the next row ("end to end": PopRT's fixed grid without gaps).
         causal: whether the batch was made for a causal language model. If it has labels, those of first tokens are then
             -100, since such a model does not predict them.
-        records: where each sequence of a packed dataset comes from, in the order given: arrays ``seq_index``, and
-            ``seq_start`` and ``seq_source`` if the dataset has them; ``[S]`` each, or ``[0]`` in a stand-in. Empty if
-            the sequences are not from a packed dataset.
+        records: where each sequence of a packed dataset comes from, in the order given: arrays ``seq_index`` (number of
+            its record), and if the dataset has them, ``seq_start`` (where it begins in the record) and ``seq_source``
+            (number of its source). They are ``[S]``, or ``[0]`` in a stand-in. The dict is empty if the sequences are
+            not from a packed dataset.
         row_tokens: number of tokens of each row, int64 ``[R]``. None unless the layout was made by `rows`, with
             sequences in the order given and without gaps between them.
         stand_in: whether the batch is a stand-in for a rank that has no sequence left (`PackedBatch.weight` is 0).

@@ -427,9 +427,9 @@ class PackedBatch(Items):
         """Return the arguments with which transformers' own flash attention keeps sequences apart, without a mask.
 
         They are the batch's items without the mask, and ``cu_seq_lens_q``, ``cu_seq_lens_k`` (both int32 ``[S + 1]``,
-        on the batch's device), ``max_length_q`` and ``max_length_k``. This works only for the flat form without
-        padding, and only for models on flash attention: other attention silently ignores these arguments, and lets
-        sequences see each other.
+        on the batch's device), ``max_length_q`` and ``max_length_k`` (both integers). This works only for the flat form
+        without padding, and only for models on flash attention: other attention silently ignores these arguments, and
+        lets sequences see each other.
 
         Args:
             seq_idx: whether to add ``seq_idx``, the number of each token's sequence from 0; int32 ``[1, T]``. The

@@ -117,7 +117,7 @@ def sources(given: Given) -> list[str]:
 
 
 def listed_sources(given: Given) -> list[dict[str, Any]]:
-    """Return name, sequences and tokens of each named input, as JSON values."""
+    """Return a dict for each named input: its name, its number of sequences, and its number of tokens."""
     return [{"name": name, "sequences": n, "tokens": tokens} for name, (n, tokens) in given.sources.items()]
 
 

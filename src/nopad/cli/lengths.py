@@ -276,7 +276,7 @@ def _read_histogram(
 ) -> Given:
     """Read histograms, add them up, and return the sum as a `Given`.
 
-    The capacity is `capacity`, or if that is None, the one that the histograms state. If there is none and `apart` is
+    The capacity is `capacity`, or if that is None, the one that the histograms state. If they state none and `apart` is
     True, it is the smallest power of two that holds the longest sequence.
 
     Raises:
@@ -327,8 +327,9 @@ def _lengths(
     takes 12 bytes of memory per sequence.
 
     Raises:
-        RecordError: the options do not allow a record, or no record is left.
-        SourceError, FormatError, OptionError: `nopad.corpus.sequences` raised it.
+        RecordError: a record is bad, empty or too long, and `options` say "error" for such records; or a CSV, TSV or
+            JSON file is broken.
+        SourceError, FormatError, LengthError, OptionError: `nopad.corpus.sequences` raised it.
     """
     monitor.stage("tokenising", source.total_bytes, "bytes")
     lengths, record = [np.zeros(0, dtype=np.int32)], [np.zeros(0, dtype=np.int64)]

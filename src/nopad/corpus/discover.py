@@ -110,7 +110,7 @@ def open_source(
         options: which columns or fields are read, and how; None: the defaults of `ReaderOptions`.
         encoder: turns each record into token ids or a text, such as `nopad.corpus.encoders.Chats`; None: records have a
             field of text or ids.
-        block_bytes: about how many bytes a block has.
+        block_bytes: about how many bytes a block has, the part of a source that is read at once.
 
     Raises:
         SourceError: a path is missing, unreadable, given twice or has nothing to read; `inputs` is of another type; a

@@ -108,7 +108,7 @@ class Suffixes:
 
         Raises:
             SourceError: the file is missing or unreadable, its suffix is of a format that nopad does not read, or it is
-                compressed and its format cannot be read so.
+                compressed and nopad does not read its format compressed.
         """
         file = InputFile.found(path, path.name) if path.suffix.lower() not in self.others + ARCHIVES else None
         if file is None or self.is_archive(file) or file.suffix in self.others:
