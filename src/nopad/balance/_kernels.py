@@ -28,9 +28,9 @@ def sort_by_cost(
 ) -> None:
     """Sort `items` and their `costs` ascending by cost, in place; equal costs stay in order.
 
-    Up to 64 items are sorted by insertion, more by a radix sort of ``cost - lowest cost``. The radix sort begins with
-    the lowest digit, and ends with the highest digit that any of these differences has. The spare arrays are working
-    memory, at least as large as `costs`.
+    Up to 64 items are sorted by insertion, more by a radix sort of ``cost - lowest cost``. Its digits have 11 bits; it
+    ends with the highest digit that is not 0 in the largest difference. The spare arrays are working memory, at least
+    as large as `costs`.
     """
     n = costs.shape[0]
     if n <= _FEW:
@@ -98,11 +98,11 @@ def arrange_windows(
 ) -> None:
     """Arrange `units` in place so that units of similar cost share a step or a micro-step; `costs` are their costs.
 
-    A piece is a micro-step, or the whole step if `levels` is 1; it has `piece` units, and a step has `levels` pieces. A
-    window is `window` steps (the last may have fewer). The units of a window are sorted by cost and cut into pieces.
-    The pieces, in this order, are divided into `levels` equal runs, and each step gets one piece from each run. `key`
-    decides at random which step gets a piece, where in the step the piece is, and the order of its units. `costs` is
-    changed too: it is sorted within each window.
+    A step has `levels` pieces of `piece` units each; `units` fill whole steps. A piece is a micro-step, or the whole
+    step if `levels` is 1. A window is `window` steps (the last may have fewer). The units of a window are sorted by
+    cost and cut into pieces. The pieces, in this order, are divided into `levels` equal runs, and each step gets one
+    piece from each run. `key` decides at random which step gets a piece, where in the step the piece is, and the order
+    of its units. `costs` is changed too: it is sorted within each window.
     """
     n = units.shape[0]
     per_step = levels * piece
@@ -155,8 +155,9 @@ def deal_karmarkar_karp(costs: NDArray[Any], units: NDArray[Any], parts: NDArray
     Units, ascending by cost, are cut into rows of one unit per rank. Then the two rows with the largest spread (highest
     minus lowest cost) are replaced by their sum: the cheap end of one is added to the costly end of the other, and the
     sums are sorted. This is repeated until one row is left, which holds the total costs of ranks. The order of each
-    sort is recorded; going back through the sorts gives every unit its rank. `costs` are the costs of `units`; `units`
-    and `parts` are as in `deal_raster`.
+    sort is recorded; going back through the sorts gives every unit its rank.
+
+    `costs` are the costs of `units`, ascending. The units are written to `parts`, ``[ranks, rows]``.
     """
     ranks, rows = parts.shape
     sums = np.empty((rows, ranks), dtype=np.int64)
@@ -204,9 +205,10 @@ def deal_karmarkar_karp(costs: NDArray[Any], units: NDArray[Any], parts: NDArray
 def deal_groups(costs: NDArray[Any], how: int, parts: NDArray[Any]) -> None:
     """Deal each group's units to its ranks; write their indices in `costs` to `parts`.
 
-    `parts` is ``[groups, blocks, ranks, rows]``. A group is the ranks of a node, or all ranks; its units are adjacent
-    in `costs`. They are sorted by cost, ascending, and cut into blocks, each of which is dealt by itself. A block is a
-    micro-step, or the whole step. `how` is RASTER, SNAKE or KARMARKAR_KARP.
+    `costs` has the cost of each unit, and does not change. `parts` is ``[groups, blocks, ranks, rows]``. A group is the
+    ranks of a node, or all ranks; the costs of its units are adjacent in `costs`. The units of a group are sorted by
+    cost, ascending, and cut into blocks. Each block is dealt by itself. A block is a micro-step, or the whole step.
+    `how` is RASTER, SNAKE or KARMARKAR_KARP.
     """
     groups, blocks, ranks, rows = parts.shape
     size, block_size = blocks * ranks * rows, ranks * rows

@@ -65,11 +65,13 @@ def deal_under_cap(costs: ArrayLike, tokens: ArrayLike, world_size: int, cap: in
 
 
 def _fitting(costs: ArrayLike, tokens: ArrayLike, cap: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Return `costs` after a check, as int64 ``[n]``; and `tokens` and `cap` as `_sized` returns them.
+    """Return `costs` and `tokens` as int64 ``[n]`` after a check, and the cap to use.
+
+    This is `cap`, or the sum of `tokens` if that is less.
 
     Raises:
-        BalanceError: `costs` and `tokens` differ in size, or a unit has more tokens than the cap; or as in
-            `check_costs`, for `costs` and for `tokens`.
+        BalanceError: `costs` and `tokens` differ in size; a unit has more tokens than the cap; a cost or a number of
+            tokens is negative; or the sum of all costs, or of all tokens, does not fit into 64 bits.
         LengthError: costs or tokens are not integers, not one-dimensional, or masked.
         OptionError: `cap` is not an integer from 1 to 2^63 - 1.
     """
@@ -111,13 +113,13 @@ def cut_under_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> 
         parts: number of parts of each unit. The parts share the step, but may go to different ranks.
 
     Raises:
-        BalanceError: a unit does not fit into a step even alone (the message has its index), a number of tokens is
-            negative, or their sum does not fit into 64 bits.
+        BalanceError: a unit does not fit into a step even alone (the message has its index); a number of tokens is
+            negative; or their sum does not fit into 64 bits.
         LengthError: tokens are not integers, not one-dimensional, or masked.
         OptionError: `cap` is not an integer from 1 to 2^63 - 1.
 
-    In the example, the units of 3, 3 and 1 tokens fit into two ranks of 4 tokens, but the next one, of 4 tokens, does
-    not fit beside them. So it begins the second step:
+    In the example, the units of 3, 3 and 1 tokens fit into two ranks of 4 tokens. The next unit, of 4 tokens, does not
+    fit beside them, so it begins the second step:
 
     >>> cut_under_cap([3, 3, 1, 4, 2, 2], Shape(2, 1, 1, 2), cap=4).tolist()
     [0, 3, 6]
@@ -135,7 +137,20 @@ def cut_under_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> 
 def first_over_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> int | None:
     """Return the index of the first unit that does not fit into a step even alone; None if all units fit.
 
-    The arguments and errors are those of `cut_under_cap`, but a unit that does not fit raises no error.
+    A step has ``shape.world_size * shape.accumulation`` micro-steps of one rank each, with at most `cap` tokens in
+    each.
+
+    Args:
+        tokens: number of tokens of each unit; ``[n]``. With `parts` above 1, number of tokens of each part;
+            ``[n * parts]``.
+        shape: the ranks and micro-steps that share a step.
+        cap: most tokens per rank and micro-step.
+        parts: number of parts of each unit. The parts share the step, but may go to different ranks.
+
+    Raises:
+        BalanceError: a number of tokens is negative, or their sum does not fit into 64 bits.
+        LengthError: tokens are not integers, not one-dimensional, or masked.
+        OptionError: `cap` is not an integer from 1 to 2^63 - 1.
 
     >>> from nopad.balance import Shape, first_over_cap
     >>> shape = Shape(world_size=1, node_size=1, accumulation=1, per_rank=1)
@@ -198,7 +213,8 @@ def _in_parts(
 ) -> NDArray[np.int64]:
     """Divide units into one part for each micro-step of each rank, none above the cap; deal these parts by their costs.
 
-    Arguments and result are as in `deal_step_under_cap`.
+    `sizes` is the number of tokens of each unit. The result holds the indices of the units of each micro-step, int64
+    ``[world_size, accumulation, most]``; -1: no unit.
 
     Raises:
         BalanceError: no way was found to keep to the cap.
@@ -242,7 +258,8 @@ def _sized(tokens: ArrayLike, cap: int) -> tuple[NDArray[np.int64], int]:
     A cap above the sum of `tokens` limits nothing, and adding to it could overflow.
 
     Raises:
-        BalanceError, LengthError: `tokens` are not valid, as in `check_costs`.
+        BalanceError: a number of tokens is negative, or their sum does not fit into 64 bits.
+        LengthError: tokens are not integers, not one-dimensional, or masked.
         OptionError: `cap` is not an integer from 1 to 2^63 - 1.
     """
     sizes = check_costs(tokens)

@@ -74,9 +74,9 @@ class CostModel(ABC):
             seq_lengths: lengths of the sequences, pack by pack; ``[n]``.
 
         Raises:
-            BalanceError: as in `checked`; or the largest cost of a sequence, times the largest number of sequences in a
-                pack, does not fit into 64 bits.
-            LengthError: as in `checked`.
+            BalanceError: a length is negative; `of` did not return one integer of at least 0 for each length; or the
+                largest cost of a sequence, times the largest number of sequences in a pack, does not fit into 64 bits.
+            LengthError: lengths are not integers, not one-dimensional, or masked.
 
         >>> Attention(hidden_size=1).of_packs(np.array([0, 1, 3]), [4, 2, 2]).tolist()
         [40, 32]
@@ -99,7 +99,12 @@ class Tokens(CostModel):
     """
 
     def of(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
-        """Return the lengths themselves, int64 ``[n]``; the errors are those of `CostModel.of`."""
+        """Return the lengths themselves, int64 ``[n]``.
+
+        Raises:
+            BalanceError: a length is negative or does not fit into 64 bits.
+            LengthError: lengths are not integers, not one-dimensional, or masked.
+        """
         return _polynomial(seq_lengths, 1, 0)
 
 
@@ -126,7 +131,12 @@ class Attention(CostModel):
         object.__setattr__(self, "hidden_size", check_integer("hidden_size", self.hidden_size))
 
     def of(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
-        """Return the cost of each sequence, int64 ``[n]``; the errors are those of `CostModel.of`."""
+        """Return the cost of each sequence, int64 ``[n]``.
+
+        Raises:
+            BalanceError: a length is negative, or a cost does not fit into 64 bits.
+            LengthError: lengths are not integers, not one-dimensional, or masked.
+        """
         return _polynomial(seq_lengths, 6 * self.hidden_size, 1)
 
     @classmethod
@@ -211,7 +221,8 @@ class Measured(CostModel):
         """Return the nanoseconds that each sequence takes, rounded, and at least 1; int64 ``[n]``.
 
         Raises:
-            BalanceError, LengthError: as in `CostModel.of`.
+            BalanceError: a length is negative, or a cost does not fit into 64 bits.
+            LengthError: lengths are not integers, not one-dimensional, or masked.
         """
         lengths = _lengths(seq_lengths)
         with np.errstate(over="ignore"):  # infinity is refused below
@@ -231,7 +242,8 @@ class Measured(CostModel):
         Raises:
             OptionError: there are fewer than three batches; there is not one time for each batch; a time is not finite
                 or not above 0; or the batches are too similar to tell the cost of tokens from that of attention.
-            BalanceError, LengthError: the lengths are not valid, as in `CostModel.of`.
+            BalanceError: a length is negative or does not fit into 64 bits.
+            LengthError: the lengths of a batch are not integers, not one-dimensional, or masked.
 
         In the example, a sequence of 1,000 tokens takes 20 million nanoseconds:
 
@@ -258,12 +270,15 @@ class Measured(CostModel):
 
 
 def fingerprint(model: CostModel, longest: int) -> str:
-    """Return the class name of a cost model and a digest of its costs at up to 1,024 lengths from 1 to `longest`.
+    """Return a text: the class name of a cost model, and a digest of its costs at up to 1,024 lengths.
+
+    The lengths are spread from 1 to `longest`.
 
     Models of the same class name with equal costs at these lengths have equal fingerprints, in every process.
 
     Raises:
-        BalanceError, LengthError: as in `CostModel.checked`.
+        BalanceError: the model does not give one integer of at least 0 for each length, or a cost does not fit into 64
+            bits.
 
     >>> fingerprint(Tokens(), 512) == fingerprint(Tokens(), 512) != fingerprint(Attention(hidden_size=1), 512)
     True
@@ -316,7 +331,8 @@ def _polynomial(seq_lengths: ArrayLike, per_token: int, per_square: int) -> NDAr
     """Return ``per_token * length + per_square * length**2`` for each length, exactly; int64 ``[n]``.
 
     Raises:
-        BalanceError, LengthError: as in `CostModel.of`.
+        BalanceError: a length is negative, or a result does not fit into 64 bits.
+        LengthError: lengths are not integers, not one-dimensional, or masked.
     """
     lengths = _lengths(seq_lengths)
     longest = int(lengths.max(initial=0))

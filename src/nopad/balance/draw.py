@@ -1,8 +1,8 @@
 """Draw the order in which an epoch takes its units (sequences or packs), once per epoch.
 
 Step k takes ``order[k * per_step : (k + 1) * per_step]``, where ``order`` is the result of `draw`, and ``per_step`` is
-`Shape.per_step`. Within a step, the units drawn for the first rank come first, then those for the second, and so on, so
-the units of a node are adjacent; `deal` may then exchange units between ranks. The units that are left over, since they
+`Shape.per_step`. Within a step, the units drawn for the first rank come first, then those for the second, and so on. So
+the units of a node are adjacent. `deal` may then exchange units between ranks. The units that are left over, since they
 do not make a whole step, come last; which units these are is random too.
 
 Drawing takes O(n) time; 16 million units take about a second.
@@ -83,12 +83,14 @@ def _proven(order: NDArray[Any], units: int) -> NDArray[Any]:
 def whole_steps(costs: ArrayLike, shape: Shape, balance: Balance) -> int:
     """Return how many whole steps the order from `draw` begins with; the units left over come after them.
 
-    The result is ``n // shape.per_step`` for n units. If `Balance.draw` is "stratified", it can be lower: of Wikipedia
-    in sequences of up to 512 tokens, quotas of 6:3:2:5 leave 6 % over. If there are fewer units than ranks, the result
-    is 0.
+    The result is ``n // shape.per_step`` for n units. If `Balance.draw` is "stratified", it can be lower: a stratum
+    (range of costs) may run out of units. For Wikipedia in sequences of up to 512 tokens, quotas of 6:3:2:5 leave over
+    6 % of the units. If there are fewer units than ranks, the result is 0.
 
     Raises:
-        BalanceError: as in `draw`, except that too few units for the ranks are no error.
+        BalanceError: a stratum with a quota is empty; the quotas do not add up to ``shape.per_rank``;
+            ``shape.per_rank`` is too small to give every stratum that has units a quota; a cost is negative; or the sum
+            of all costs does not fit into 64 bits.
         LengthError: costs are not integers, not one-dimensional, or masked.
 
     In the example, each step takes one unit that costs more than 5. Only one unit does, so there is only one whole
@@ -108,7 +110,7 @@ def whole_steps(costs: ArrayLike, shape: Shape, balance: Balance) -> int:
 
 
 def _batches(counts: list[int], quotas: tuple[int, ...]) -> int:
-    """Return how many micro-steps (each of one rank) can take their quota of units from every stratum.
+    """Return how many micro-steps, counted for each rank by itself, can take their quota of units from every stratum.
 
     ``counts[s]`` is the number of units in stratum s, and ``quotas[s]`` its quota; at least one quota is not 0.
     """
@@ -165,7 +167,8 @@ def _stratified(
     The units left over come last, in random order by `key`. `units` are indices into `costs`.
 
     Raises:
-        BalanceError: the quotas are not possible, as in `_quotas`.
+        BalanceError: the quotas do not add up to ``shape.per_rank``; a stratum has a quota, but no unit; or a stratum
+            has units, but its quota in proportion to them is 0.
     """
     edges = _edges(costs, balance)
     stratum = np.searchsorted(np.array(edges, dtype=np.int64), costs[units])

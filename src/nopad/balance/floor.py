@@ -57,8 +57,9 @@ def floor(costs: ArrayLike, world_size: int) -> float:
     """Return a lower bound on the waste of a step, however its units are dealt to `world_size` ranks.
 
     The waste is the fraction by which a step takes longer than if all ranks had equal costs. The bound is
-    ``max(cost of the costliest unit, mean cost of a rank) / mean cost of a rank - 1``, where the mean in the numerator
-    is rounded up, since costs are integers. If all costs are 0, it is 0.0.
+    ``max(costliest, mean) / mean - 1``, where ``costliest`` is the cost of the costliest unit, and ``mean`` the mean
+    cost of a rank. Inside of ``max``, the mean is rounded up, since costs are integers. If all costs are 0, the bound
+    is 0.0.
 
     Args:
         costs: cost of each unit of a step on all ranks (of a micro-step, if ranks wait for one another there); ``[n]``.
@@ -89,7 +90,9 @@ def needs_context_parallelism(costs: ArrayLike, world_size: int, above: float = 
         above: the fraction by which a unit may exceed the mean cost of a rank; 0.1: 10 %.
 
     Raises:
-        BalanceError, LengthError, OptionError: as in `floor`.
+        BalanceError: there are no units, a cost is negative, or their sum does not fit into 64 bits.
+        LengthError: costs are not integers, not one-dimensional, or masked.
+        OptionError: `world_size` is not an integer from 1 to 2^31 - 1.
 
     >>> needs_context_parallelism([1, 6, 1, 5, 1], world_size=4).tolist()
     [1, 3]
@@ -106,7 +109,8 @@ def report(costs_of_ranks: ArrayLike, floors: ArrayLike | None = None) -> Report
     Args:
         costs_of_ranks: total cost of each rank's units; ``[steps, ranks]``. If ranks wait at each micro-step:
             ``[steps, micro-steps, ranks]``; the step then costs the sum over its micro-steps' costliest ranks.
-        floors: the `floor` of each step, ``[steps]``; if it is None, `Report.floor` is None.
+        floors: a lower bound on the waste of each step, as `floor` returns it; ``[steps]``. None: `Report.floor` is
+            None.
 
     Raises:
         BalanceError: there are no steps, `costs_of_ranks` has another shape, or a step has cost 0 on every rank.

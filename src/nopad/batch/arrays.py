@@ -1,7 +1,8 @@
 """Convert the lists, arrays, tensors and single values that users pass into NumPy arrays.
 
-Integers become int64. Floats in tensors and arrays keep their dtype, but bfloat16 becomes float32, since NumPy does not
-have it. Python floats become float32, as in transformers' collators. Strings are in object arrays.
+In the columns of a batch, integers are int64. Floats in tensors and arrays keep their dtype, but bfloat16 becomes
+float32, since NumPy does not have it. Python floats become float32, as in transformers' collators. Strings are in
+object arrays.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ INTEGERS = ("seq_lengths", "input_ids")  # columns whose floats stay as they are
 
 
 def is_list(entry: Any) -> bool:
-    """Return whether `entry` has several values: a list, or an array with at least one dimension."""
+    """Return whether `entry` has a length: a list, or an array with at least one dimension; strings do not count."""
     return not isinstance(entry, str | bytes) and hasattr(entry, "__len__") and getattr(entry, "ndim", 1) > 0
 
 
@@ -56,9 +57,9 @@ def listed(given: Any, name: str, each: str = "sequence") -> Sequence[Any]:
 def converted(entry: Any, name: str, n: int) -> NDArray[Any]:
     """Return a list, array or tensor of numbers as a NumPy array of the same shape.
 
-    Python floats become float32, but stay float64 in the columns `INTEGERS`, whose floats callers refuse. Arrays and
-    tensors keep their dtype, but bfloat16 becomes float32. Error messages name the column `name` and the index `n` of
-    the sequence.
+    Python floats become float32. In ``input_ids`` and ``seq_lengths`` they stay float64, since callers refuse floats
+    there. Arrays and tensors keep their dtype, but bfloat16 becomes float32. Error messages name the column `name` and
+    the index `n` of the sequence.
 
     Raises:
         BatchError: NumPy cannot make an array of `entry`, or a Python float is beyond float32.
@@ -78,7 +79,7 @@ def flat_array(entry: Any, name: str, n: int) -> NDArray[Any]:
     """Return the per-token values of one sequence as a one-dimensional array.
 
     `entry` is a list, array or tensor of numbers. Error messages name the column `name` and the index `n` of the
-    sequence. Dtypes are those of `converted`, but uint64 becomes int64.
+    sequence. Python floats and bfloat16 become float32, and uint64 becomes int64; other dtypes are kept.
 
     Raises:
         BatchError: `entry` does not hold numbers in one dimension, or a number does not fit into int64 or float32.
@@ -97,7 +98,8 @@ def concatenated(given: Sequence[Any], name: str) -> tuple[NDArray[Any], NDArray
     Error messages call the lists `name`.
 
     Raises:
-        BatchError: there is no list, or a list does not hold numbers in one dimension.
+        BatchError: there is no list; a list does not hold numbers in one dimension; or a number does not fit into int64
+            or float32.
     """
     if not len(given):
         raise BatchError("a batch needs at least one sequence, and there is none")
@@ -142,11 +144,12 @@ def single_values(given: Sequence[Any], name: str) -> NDArray[Any]:
 
 
 def _float_of(entry: Any) -> np.dtype[Any] | None:
-    """Return the float dtype that the floats of an entry get in an array; None: the entry has a dtype without floats.
+    """Return the dtype of an array of floats made from `entry`; None if it is of another dtype or is not a number.
 
-    An entry is a number, or a list, array or tensor of numbers; the first value of a list decides. The dtypes float16,
-    float32 and float64 are returned as they are. For any other float dtype, such as bfloat16, and for Python numbers,
-    also integers, the result is float32. It is None too for an object that is not a number.
+    `entry` is a number, or a list, array or tensor of numbers; the first value of a list decides. The dtypes float16,
+    float32 and float64 are returned as they are. For any other float dtype, such as bfloat16, the result is float32. It
+    is also float32 for Python numbers, integers included. It is None for other dtypes, such as int64, and for objects
+    that are not numbers.
     """
     while isinstance(entry, list | tuple) and entry:
         entry = entry[0]
@@ -207,5 +210,8 @@ def common(arrays: Sequence[NDArray[Any]]) -> np.dtype[Any] | None:
 
 
 def joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return the arrays concatenated along the first dimension, with the dtype that `common` gives."""
+    """Return the arrays concatenated along the first dimension.
+
+    If all hold numbers and some hold floats, the dtype is the widest float dtype; otherwise NumPy chooses it.
+    """
     return np.concatenate(arrays, dtype=common(arrays))

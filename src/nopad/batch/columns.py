@@ -1,7 +1,8 @@
 """Turn sequences of ids, rows of a packed dataset, or columns into `Sequences`, which hold one flat array per column.
 
 Columns with a value per token, such as ``input_ids``, hold numbers. Columns with a value per sequence are NumPy arrays;
-strings are in object arrays. Dtypes are those of `nopad.batch.arrays`. `nopad.batch.features` does the same with dicts.
+strings are in object arrays. Integers become int64, and Python floats and bfloat16 become float32; other floats keep
+their dtype. `nopad.batch.features` does the same with dicts.
 """
 
 from __future__ import annotations
@@ -33,13 +34,16 @@ def from_sequences(sequences: Sequence[Any], columns: Mapping[str, Any], *, name
     """Return `Sequences` with the ids in `sequences` as ``input_ids``, and with further columns.
 
     `sequences` are lists or integer arrays ``[length]``. `columns` are the further columns by name: each has one entry
-    per sequence, either lists with one value per token, or single values. Dtypes are those of `nopad.batch.arrays`.
-    Error messages call the sequences `name`.
+    per sequence, either lists with one value per token, or single values. Integers become int64, and Python floats and
+    bfloat16 become float32; other floats keep their dtype. Error messages call the sequences `name`.
 
     Raises:
         LengthError: a sequence has no token.
-        BatchError: there is no sequence, ids are not integers, a column does not have one entry per sequence, a list is
-            not as long as its sequence, or a column has values that cannot be used, such as None or texts per token.
+        BatchError: one of these:
+
+            * there is no sequence, or ids are not integers
+            * a column does not have one entry per sequence, or a list is not as long as its sequence
+            * a column has values that cannot be used, such as None or texts per token
     """
     ids, lens = concatenated(listed(sequences, name), name)
     if not lens.all():
@@ -74,9 +78,13 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np
         and ``seq_source`` if the dataset has them); and the number of sequences of each row, int64 ``[R]``.
 
     Raises:
-        BatchError: there is no row, an entry is not a row of `nopad.open_packed`, the dataset is index-only (its rows
-            hold no tokens), a number does not fit into int64 or float32, there are both ``label`` and ``label_ids`` but
-            no ``labels``, or ``position_ids`` do not count from 0 in each sequence.
+        BatchError: one of these:
+
+            * there is no row, or an entry is not a row of `nopad.open_packed`
+            * the dataset is index-only: its rows hold no tokens
+            * a number does not fit into int64 or float32
+            * there are both ``label`` and ``label_ids``, but no ``labels``
+            * ``position_ids`` do not count from 0 in each sequence
     """
     rows = listed(rows, "rows", "row")
     if not len(rows):
@@ -104,15 +112,21 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np
 
 
 def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
-    """Prepare sequences for a batch: integers become int64, and labels get the name ``labels`` (`labelled`).
+    """Prepare sequences for a batch: integers become int64, and labels get the name ``labels``.
 
-    Returns the sequences, and the arrays that say where each one comes from, by name: those of ``seq_index``,
-    ``seq_start`` and ``seq_source`` that `sequences` has. They are no longer columns of the sequences. Columns that
-    need no change are not copied; ``position_ids`` are dropped.
+    A column ``label`` or ``label_ids`` is renamed to ``labels``, if there is none of this name.
+
+    Returns the sequences, and a dict of the arrays that say where each one comes from: those of the columns
+    ``seq_index``, ``seq_start`` and ``seq_source`` that `sequences` has. The returned sequences lack these columns, and
+    ``position_ids``.
 
     Raises:
-        BatchError: there is no sequence, there are no ``input_ids``, an integer does not fit into int64, there are both
-            ``label`` and ``label_ids`` but no ``labels``, or ``position_ids`` do not count from 0 in each sequence.
+        BatchError: one of these:
+
+            * there is no sequence, or there are no ``input_ids``
+            * an integer does not fit into int64
+            * there are both ``label`` and ``label_ids``, but no ``labels``
+            * ``position_ids`` do not count from 0 in each sequence
     """
     if not len(sequences):
         raise BatchError("a batch needs at least one sequence, and there is none")
@@ -133,8 +147,8 @@ def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
 def per_sequence(name: str, given: Sequence[Any], sequences: int) -> NDArray[Any]:
     """Stack one array per sequence, all of one shape, into an array ``[S, ...]``.
 
-    `given` are the arrays, and `sequences` is the number S of sequences. Dtypes are those of `nopad.batch.arrays`.
-    Error messages call the column `name`.
+    `given` are the arrays, and `sequences` is the number S of sequences. Integers become int64, and Python floats and
+    bfloat16 become float32; other floats keep their dtype. Error messages call the column `name`.
 
     Raises:
         BatchError: there is not one array per sequence, an entry is no array of numbers, the shapes differ, or a number

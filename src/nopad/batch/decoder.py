@@ -27,7 +27,8 @@ def shifted(targets: Sequence[Any], sequences: int, start_id: int) -> Sequences:
         start_id: the id that every decoder sequence begins with.
 
     Raises:
-        BatchError: there is not one target per sequence, or a target is not a list of ids or has padding.
+        BatchError: there is not one target per sequence, or a target is not a list of ids or holds a negative id, such
+            as -100.
         LengthError: a target is empty.
         OptionError: `start_id` is not an integer from 0 to 2^31 - 1.
     """

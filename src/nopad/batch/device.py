@@ -205,7 +205,7 @@ class Cross:
         """Return states ``[R, L, ...]`` of the keys as ``[rows, width, ...]``, with as many rows as the queries have.
 
         Some cross attention takes the number of rows from its queries only (UMT5). The slots keep their order, row
-        after row, and zeros fill the end. `width` is just large enough for all slots, but at least the length of the
+        after row, and zeros fill the end. `width` is just large enough for all slots. It is at least the length of the
         longest key sequence, since position biases are as wide as a row. If keys and queries have equally many rows,
         `states` itself is returned. `in_own_rows` is the inverse.
         """
@@ -269,7 +269,8 @@ def is_static(mask: Any) -> bool:
 def place(mask: PackedMask, device: Any, backend: str) -> Placement:
     """Return the `Placement`, on `device`, of the batch with this mask.
 
-    It is made once per device and backend, and is then stored in the mask.
+    `backend` is the name of the attention backend. The placement is made once per device and backend, and then stored
+    in the mask.
     """
     known: dict[Any, Placement] = mask._on_device
     key = (str(device), backend)

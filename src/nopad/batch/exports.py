@@ -52,7 +52,8 @@ def flash_kwargs(batch: PackedBatch, *, seq_idx: bool) -> dict[str, Any]:
 def grain_arrays(batch: PackedBatch, fields: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, NDArray[Any]]:
     """Return the columns of a batch as NumPy arrays, under the names of Grain's packing; see `PackedBatch.as_grain`.
 
-    `fields` are the items of `batch`, by name. `names` maps names of its columns to new names.
+    With each column ``[R, L]`` come ``<column>_segment_ids`` and ``<column>_positions``, int32 ``[R, L]``. `fields` are
+    the items of `batch`, by name. `names` maps names of its columns to new names.
 
     Raises:
         BatchError: rows are filled end to end.

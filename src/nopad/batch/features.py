@@ -1,6 +1,6 @@
 """Turn dicts into `Sequences`: each dict is one sequence, or one row of a packed dataset, as `datasets` gives it.
 
-Dtypes are those of `nopad.batch.arrays`.
+Integers become int64, and Python floats and bfloat16 become float32; other floats keep their dtype.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Rec
     is renamed to ``labels``, as transformers' collators do.
 
     Returns:
-        The sequences; arrays that say where each sequence of a packed dataset comes from (none if each dict is a
-        sequence); and the images and videos of the sequences, as `take_images` returns them.
+        The sequences; arrays by name that say where each sequence of a packed dataset comes from (none if each dict is
+        a sequence); and a tuple with the images, then the videos, each only if a sequence has some.
 
     Raises:
         LengthError: a sequence has no token, or its mask is all 0.
@@ -46,7 +46,7 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Rec
             * a mask has a 0 between ones, or a value other than 0 and 1
             * a list is not as long as its ``input_ids``, or a column has values that cannot be used
             * ``position_ids`` do not count from 0 in each sequence
-            * images or videos are not as `take_images` expects
+            * images are in tiles or with a mask, or images or videos have wrong shapes or do not fit their grid
     """
     features = listed(features, "features")
     if not len(features):
@@ -141,7 +141,7 @@ def _of_row(value: Any, name: str, n: int) -> NDArray[Any]:
 
     Raises:
         BatchError: the column is not a list of numbers or strings, ids or lengths are not integers, or a number does
-            not fit into int64.
+            not fit into int64 or float32.
     """
     found = value if type(value) is np.ndarray else converted(value, name, n)
     if found.ndim != 1 or (found.dtype.kind not in "biufUO" and found.size):

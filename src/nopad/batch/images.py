@@ -179,7 +179,9 @@ def columns_of_images(sequences: Sequences) -> tuple[Sequences, tuple[Pictured, 
         some.
 
     Raises:
-        BatchError: as for `take_images`.
+        BatchError: images or videos are not arrays of numbers, have a wrong shape, or do not fit their grids; there are
+            grids or seconds without pixel values, or videos without grids; or those of two sequences cannot be
+            concatenated.
     """
     names = [name for name in COLUMNS if name in sequences.values]
     if not names:

@@ -22,7 +22,8 @@ class Items(MutableMapping[str, Any]):
     """A mapping with the items of a packed batch: its columns, and the guard (`PackedMask`) as ``attention_mask``.
 
     Reading a column of numbers gives a torch tensor. A tensor of tokens or positions is marked when it is read, so that
-    a pack-safe model that gets it without the guard raises an error. The guard can be neither replaced nor deleted.
+    a pack-safe model that gets it without the guard raises an error. A batch of a single sequence without padding needs
+    no mark. The guard can be neither replaced nor deleted.
 
     Attributes:
         layout: where the tokens lie (`Layout`); the guard holds the same layout.
@@ -142,9 +143,10 @@ class Items(MutableMapping[str, Any]):
     def records(self) -> Mapping[str, NDArray[Any]]:
         """Where each sequence of a packed dataset comes from: arrays ``[S]`` by name, in the order given, on the host.
 
-        They are ``seq_index``, and ``seq_start`` and ``seq_source`` if the dataset has them; there are none if the
-        sequences are not from a packed dataset. In a stand-in (`weight` 0) the arrays are empty, since its sequence is
-        not part of the data. Records are not items, so a model never gets them.
+        They are ``seq_index``, the number of the sequence's record; and if the dataset has them, ``seq_start``, where
+        the sequence begins in its record, and ``seq_source``, the number of its source. There are none if the sequences
+        are not from a packed dataset. In a stand-in (`weight` 0) the arrays are empty, since its sequence is not part
+        of the data. Records are not items, so a model never gets them.
         """
         return self.layout.records
 

@@ -39,9 +39,10 @@ class Layout:
         crossing: whether a sequence may go on in the next row ("end to end": PopRT's fixed grid without gaps).
         causal: whether the batch was made for a causal language model. If it has labels, those of first tokens are then
             -100, since such a model does not predict them.
-        records: where each sequence of a packed dataset comes from, in the order given: arrays ``seq_index``, and
-            ``seq_start`` and ``seq_source`` if the dataset has them; ``[S]`` each, or ``[0]`` in a stand-in. Empty if
-            the sequences are not from a packed dataset.
+        records: where each sequence of a packed dataset comes from, in the order given: arrays ``seq_index`` (number of
+            its record), and if the dataset has them, ``seq_start`` (where it begins in the record) and ``seq_source``
+            (number of its source). They are ``[S]``, or ``[0]`` in a stand-in. The dict is empty if the sequences are
+            not from a packed dataset.
         row_tokens: number of tokens of each row, int64 ``[R]``. None unless the layout was made by `rows`, with
             sequences in the order given and without gaps between them.
         stand_in: whether the batch is a stand-in for a rank that has no sequence left (`PackedBatch.weight` is 0).
@@ -96,7 +97,8 @@ class Layout:
             align: every sequence takes a multiple of this many slots, padded at its end.
 
         Raises:
-            LengthError: a row takes more than `width` slots, or a length is not an integer from 1 to 2^31 - 1.
+            LengthError: a row takes more than `width` slots, a length is not an integer from 1 to 2^31 - 1, or `order`
+                does not hold integers.
             OptionError: `per_row` does not add up to the number of sequences, or has a negative number; or `order` does
                 not have each sequence once.
 
@@ -304,6 +306,7 @@ def _each_once(order: NDArray[Any], sequences: int) -> NDArray[np.int64]:
 
     Raises:
         OptionError: an index is missing, repeated or out of range.
+        LengthError: `order` does not hold integers in one dimension.
     """
     places = integers(order, "order").astype(np.int64, copy=False)
     if places.size != sequences or not np.array_equal(np.sort(places), np.arange(sequences)):

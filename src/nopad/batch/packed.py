@@ -124,16 +124,21 @@ class PackedBatch(Items):
         Args:
             rows: the rows, as indexing the dataset gives them.
             form: `nopad.Flat()`, one stream, or `nopad.Rows(capacity)` with the capacity of the dataset.
-            pad_id: as in `from_sequences`.
-            fill: as in `from_sequences`.
+            pad_id: id of the padding in ``input_ids``.
+            fill: padding value of each other per-token column, by name; default: -100 for names that end in ``labels``,
+                0 for other names.
 
         Raises:
             LengthError: with `Rows`, a row has more tokens than the capacity.
             OptionError: `form` is invalid, has fewer rows than are given, or has `depth`, `packs` or `end_to_end`,
                 which would move sequences to other rows; or `fill` is invalid.
-            BatchError: there is no row, an entry is not a row of `nopad.open_packed`, the rows hold no tokens (an
-                index-only dataset), a number does not fit into int64 or float32, there are both ``label`` and
-                ``label_ids`` but no ``labels``, or ``position_ids`` do not count from 0 in each sequence.
+            BatchError: one of these:
+
+                * there is no row, or an entry is not a row of `nopad.open_packed`
+                * the dataset is index-only: its rows hold no tokens
+                * a number does not fit into int64 or float32
+                * there are both ``label`` and ``label_ids``, but no ``labels``
+                * ``position_ids`` do not count from 0 in each sequence
         """
         form = check_form(form)
         stacked, records, per_row = from_rows(rows)
@@ -169,8 +174,9 @@ class PackedBatch(Items):
             form: `nopad.Flat()`, one stream without padding, or `nopad.Rows(capacity)`.
             causal: whether the batch is for a causal language model. The label of each sequence's first token then
                 becomes -100, since no token of its sequence predicts it, and training loops must not count it.
-            pad_id: as in `from_sequences`.
-            fill: as in `from_sequences`.
+            pad_id: id of the padding in ``input_ids``.
+            fill: padding value of each other per-token column, by name; default: -100 for names that end in ``labels``,
+                0 for other names.
 
         Raises:
             LengthError: a sequence is empty, or the sequences do not fit into the rows of `form`.
@@ -182,7 +188,7 @@ class PackedBatch(Items):
                 * a mask has a 0 between ones, or a value other than 0 and 1
                 * a list is not as long as its ``input_ids``, or a column has values that cannot be used
                 * ``position_ids`` do not count from 0 in each sequence
-                * images or videos have wrong shapes or do not fit their grid
+                * images are in tiles or with a mask, or images or videos have wrong shapes or do not fit their grid
         """
         form = check_form(form)
         stacked, records, images = from_features(features)
@@ -212,18 +218,25 @@ class PackedBatch(Items):
             form: `nopad.Flat()`, one stream without padding, or `nopad.Rows(capacity)`.
             per_row: with `Rows`, how many sequences each row takes, int64 ``[R]``, in the order given. None: `form`
                 decides. The flat form ignores it.
-            causal: as in `from_features`.
-            pad_id: as in `from_sequences`.
-            fill: as in `from_sequences`.
+            causal: whether the batch is for a causal language model. The label of each sequence's first token then
+                becomes -100.
+            pad_id: id of the padding in ``input_ids``.
+            fill: padding value of each other per-token column, by name; default: -100 for names that end in ``labels``,
+                0 for other names.
 
         Raises:
             LengthError: with `Rows`, a row or a sequence has more tokens than the capacity.
             OptionError: `form` is invalid or does not fit these sequences; with `per_row`, it has fewer rows, or has
                 `depth`, `packs` or `end_to_end`, which would move sequences to other rows; `per_row` does not add up to
                 the number of sequences; or `fill` is invalid.
-            BatchError: there is no sequence, there are no ``input_ids``, a column of ``sequences.tokens`` does not have
-                one value per token, an integer does not fit into int64, there are both ``label`` and ``label_ids`` but
-                no ``labels``, ``position_ids`` do not count from 0 in each sequence, or images have wrong shapes.
+            BatchError: one of these:
+
+                * `sequences` are not `Sequences`, hold no sequence, or have no ``input_ids``
+                * a column of ``sequences.tokens`` does not have one value per token
+                * an integer does not fit into int64
+                * there are both ``label`` and ``label_ids``, but no ``labels``
+                * ``position_ids`` do not count from 0 in each sequence
+                * images or videos have wrong shapes or do not fit their grid
         """
         form = check_form(form)
         if not isinstance(sequences, Sequences):
@@ -256,9 +269,11 @@ class PackedBatch(Items):
         Args:
             embeddings: one float tensor ``[length, H]`` per sequence, all of one dtype and on one device.
             form: `nopad.Flat()`, one stream without padding, or `nopad.Rows(capacity)`.
-            columns: as in `from_sequences`.
-            sequence_columns: as in `from_sequences`.
-            fill: as in `from_sequences`.
+            columns: further columns by name; each is either n lists with one value per token, or n single values, one
+                per sequence.
+            sequence_columns: columns by name; each has one array per sequence, all of one shape.
+            fill: padding value of each other per-token column, by name; default: -100 for names that end in ``labels``,
+                0 for other names.
 
         Raises:
             LengthError: a sequence is empty, or the sequences do not fit into the rows of `form`.
@@ -283,7 +298,7 @@ class PackedBatch(Items):
 
         A rank that has no sequence left runs a stand-in, so that all ranks take part in the step. All columns whose
         names end in ``labels`` become NaN if they are floats, and otherwise -100. Labels that were booleans or unsigned
-        become int64. Without a valid label, a loss that does not use `weight` is NaN, and not slightly wrong.
+        become int64. A mean over no valid label is NaN, so a loss that forgets `weight` is noticed.
         """
         records = {name: values[:0] for name, values in self.records.items()}
         layout = self.layout.marked(stand_in=True, records=records)
@@ -397,7 +412,8 @@ class PackedBatch(Items):
             pad_id: id of the padding in ``decoder_input_ids``.
 
         Raises:
-            BatchError: there is not one target per sequence, or a target is not a list of ids or has padding.
+            BatchError: there is not one target per sequence, or a target is not a list of ids or holds a negative id,
+                such as -100.
             LengthError: a target is empty, or the targets do not fit into the rows of `form`.
             OptionError: `start_id` is not an integer from 0 to 2^31 - 1, or `form` is invalid or does not fit these
                 targets.
@@ -411,9 +427,9 @@ class PackedBatch(Items):
         """Return the arguments with which transformers' own flash attention keeps sequences apart, without a mask.
 
         They are the batch's items without the mask, and ``cu_seq_lens_q``, ``cu_seq_lens_k`` (both int32 ``[S + 1]``,
-        on the batch's device), ``max_length_q`` and ``max_length_k``. This works only for the flat form without
-        padding, and only for models on flash attention: other attention silently ignores these arguments, and lets
-        sequences see each other.
+        on the batch's device), ``max_length_q`` and ``max_length_k`` (both integers). This works only for the flat form
+        without padding, and only for models on flash attention: other attention silently ignores these arguments, and
+        lets sequences see each other.
 
         Args:
             seq_idx: whether to add ``seq_idx``, the number of each token's sequence from 0; int32 ``[1, T]``. The

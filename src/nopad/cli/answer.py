@@ -117,7 +117,7 @@ def sources(given: Given) -> list[str]:
 
 
 def listed_sources(given: Given) -> list[dict[str, Any]]:
-    """Return name, sequences and tokens of each named input, as JSON values."""
+    """Return a dict for each named input: its name, its number of sequences, and its number of tokens."""
     return [{"name": name, "sequences": n, "tokens": tokens} for name, (n, tokens) in given.sources.items()]
 
 
@@ -169,10 +169,10 @@ def became(given: Given) -> list[str]:
 
 
 def _from_least(given: Given, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a text that compares the number of packs of the best plan (`best_of`) with the proven minimum.
+    """Return a text on the packs of the plan with the fewest, such as "3 above the proven minimum".
 
-    This is the minimum without a depth limit if the best plan has no limit, or has exactly that number of packs.
-    Otherwise, it is the minimum at the depth of the best plan.
+    The minimum is the one without a depth limit if this plan has no limit, or has exactly that number of packs.
+    Otherwise, it is the minimum at the depth of this plan.
     """
     best, least = best_of(rows), least_packs(given.histogram, given.capacity, rows)
     if best["depth"] is None or best["packs"] == least:
@@ -234,7 +234,11 @@ def advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def facts(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what `answer` and `advice` state, and the `rows` of all plans, as a dict of JSON values."""
+    """Return the facts of the answer as JSON values by name.
+
+    Among them are the numbers of sequences, tokens and packs; "slots" and "padding", each a dict with a value for each
+    way of padding; "advice", the lines on ``--depth``; and "plans", the `rows` of all plans.
+    """
     best = best_of(rows)
     slots = {
         "fixed": without.fixed,

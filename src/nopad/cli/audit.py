@@ -119,7 +119,8 @@ def audit(
 def _step(file: str, more: More, as_json: bool, **options: Any) -> None:
     """Audit the training step that the Python file `file` defines, and print the verdict.
 
-    `more` says what else to give, such as a fix; `options` are those of `nopad.cli.step.audited`.
+    `more` says what is asked for besides the verdict, such as a fix. `options` are `ranks`, `accumulation`, `per` and
+    `seed`, as `nopad.audit_step` takes them.
 
     Raises:
         typer.Exit: the step did not pass; the exit code is 1.
@@ -153,8 +154,8 @@ def _audited(
 ) -> tuple[Any, Extras]:
     """Load the model `name` and audit it; return its `Verdict`, and the `Extras` that `more` asks for.
 
-    The trace is made before the audit, which takes longer, since the trace refuses a token of ``--poisoned`` that does
-    not exist.
+    `options` are further arguments of `nopad.audit`, by name. The trace is made before the audit: it refuses a token of
+    ``--poisoned`` that does not exist, and the audit takes longer.
     """
     monitor.stage("loading the model", None, "")
     with _uncollected():
@@ -232,7 +233,9 @@ def _few_threads(model: Any) -> None:
 
 
 def _collator(name: str, model: Any) -> Any:
-    """Return the collator that `name` stands for; None: the model gets nopad's own batches.
+    """Return the collator that `name` stands for; None if it is "nopad": the model gets nopad's own batches.
+
+    Other names are "flattening" (of transformers), "trl", and ``module:name`` for a collator of the user's.
 
     Raises:
         MissingExtraError: the collator "trl" is named, and TRL is not installed.

@@ -69,8 +69,8 @@ class More:
             foreign: whether the model is audited with a collator that is not nopad's.
 
         Raises:
-            OptionError: options contradict each other, `poisoned` has another form than `_places` reads, or a file's
-                folder does not exist.
+            OptionError: options contradict each other; `poisoned` is none of "one", "each" and pairs SEQUENCE:TOKEN; or
+                a file's folder does not exist.
         """
         if step and self.trace:
             raise OptionError("--trace draws a model's layers, and --step audits a loss; give a MODEL to trace it")
@@ -99,8 +99,8 @@ class More:
     def written(self, suite: str) -> Iterator[None]:
         """Remove the files of earlier audits (``--html``, ``--junit``), then run a ``with`` block that audits.
 
-        If the block raises an exception and the user asks for JUnit XML, this file is written with one test case,
-        called `suite`, that is an error; then the exception is raised again.
+        If the block raises an exception and the user asks for JUnit XML, this file is still written. It then has one
+        test case, called `suite`, with the exception as an error. The exception is raised again.
 
         Raises:
             StorageError: a file cannot be removed or written.
@@ -192,6 +192,8 @@ class Extras:
 
 def _places(poisoned: str) -> Any:
     """Turn the value of ``--poisoned`` into the argument `poisoned` of `nopad.auditing.trace`.
+
+    "one" becomes None, "each" stays, and pairs such as ``2:0,3:1`` become ``[(2, 0), (3, 1)]``.
 
     Raises:
         OptionError: it is none of "one", "each" and pairs SEQUENCE:TOKEN, separated by commas.

@@ -86,13 +86,13 @@ def show_capacities(
             monitor, apart=True)``.
         inputs: the inputs as given, for messages.
         capacities: two or more; the lines are in this order.
-        planner: the result of `planner_of`.
+        planner: a function that plans for a `Given`, and returns a list with one dict about the plan.
         batch_size: number of sequences in a batch without packing, to compare with.
         as_json: whether to print a JSON object.
 
     Raises:
         SourceError: the input cannot be read, or every sequence is above all capacities.
-        OptionError, RecordError, FormatError, LengthError, MissingExtraError, StorageError: as for `read_given`.
+        OptionError, RecordError, FormatError, LengthError, MissingExtraError, StorageError: `read` raised it.
     """
     with Bars() as monitor:
         whole = read(MAX_LENGTH, monitor, apart=True)
@@ -150,7 +150,7 @@ def _facts(
     Args:
         whole: the input with no sequence left out.
         capacity: most tokens per pack.
-        planner: a function that `planner_of` returned.
+        planner: a function that plans for a `Given`, and returns a list with one dict about the plan.
         batch_size: number of sequences in a batch without packing, to compare with.
     """
     found, all_tokens = whole.histogram, whole.histogram.tokens

@@ -29,6 +29,8 @@ _Values = dict[str, Any]
 def read_config(path: Path, group: Any) -> _Values:
     """Return the values in a configuration file as defaults (click's ``default_map``) for the commands of `group`.
 
+    The result has a dict for each command in the file: values by the names of parameters.
+
     Raises:
         FormatError: the file cannot be read, or is not TOML.
         OptionError: the file names a command or an option that does not exist, gives an option twice, or has a value of

@@ -111,7 +111,8 @@ def encoder_for(
     is the value of ``--tokenizer``.
 
     Raises:
-        OptionError: as for `Content.encoder`, or an option in `policies` is invalid.
+        OptionError: an option in `policies` is invalid, or cannot be used with chats or pairs; chats have no tokenizer;
+            or the first record holds both a text and a chat.
         FormatError, MissingExtraError: the tokenizer cannot be loaded (`load_transformers_tokenizer`).
     """
 

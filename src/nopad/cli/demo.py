@@ -46,8 +46,8 @@ def demo(
 ) -> None:
     """Pack the docstrings and comments of this Python's standard library, then verify and show the result.
 
-    The speed of a model on packs and on padded batches, and on requests that arrive at random times, is measured once
-    and kept beside the dataset.
+    The speed of a model is measured once, on packs, on padded batches, and on requests that arrive at random times. The
+    result is kept beside the dataset.
 
     Examples:
       nopad demo

@@ -41,7 +41,8 @@ def open_inputs(
     Raises:
         OptionError: files of lengths are given with another input, with names or with corpus options; or some
             inputs have names and others have none.
-        SourceError, FormatError, RecordError, MissingExtraError: as for `open_source` and `LengthsFile`.
+        SourceError, FormatError, RecordError: an input is missing, is damaged, or has a form that nopad does not read.
+        MissingExtraError: an input needs a package that is not installed.
     """
     if lengths := [path for path in inputs if path.endswith(".npy")]:
         if other := [path for path in inputs if path not in lengths]:

@@ -88,12 +88,15 @@ def show_ladder(
         given: the lengths or their histogram; with two kinds of size, the sizes, ``[n, 2]``.
         ladder: what `parse_ladder` returned.
         depth: most sequences per pack; None: no limit.
-        options: further options of `plan_several`, by name.
+        options: further arguments of `plan_several`, by name, such as "effort".
         as_json: whether to print a JSON object.
         output: the file for the plan.
 
     Raises:
-        LengthError, OptionError: as for `plan_several`.
+        LengthError: a size is not an integer or is out of range, a sequence fits into no capacity, or there are too
+            many sequences or distinct sizes.
+        OptionError: capacities, prices, depth or options have an invalid value, or do not match each other or the
+            sizes.
         StorageError: the plan cannot be saved.
     """
     capacities, prices = ladder

@@ -214,9 +214,16 @@ def read_pairs(
     keep: Path | None,
     **_: Any,
 ) -> NDArray[Any]:
-    """Return two sizes for each sequence, ``[n, 2]`` of any int dtype, read from ``.npy`` files.
+    """Return two sizes for each sequence, ``[n, 2]``, read from ``.npy`` files; their dtype is not checked.
 
-    The arguments are those of `read_given` with these names; the others are ignored.
+    Corpus options have no effect on such files, so they must have their defaults.
+
+    Args:
+        inputs: the files, as given on the command line.
+        policies: options of `CorpusOptions` by name.
+        reader: options on the fields and columns of a corpus.
+        validation: must be 0.
+        keep: must be None.
 
     Raises:
         OptionError: an input is no ``.npy`` file, corpus options or `keep` are given, or `validation` is not 0.
@@ -269,11 +276,13 @@ def _read_histogram(
 ) -> Given:
     """Read histograms, add them up, and return the sum as a `Given`.
 
-    If `apart` is True and no capacity is given, one is chosen as in `read_given`.
+    The capacity is `capacity`, or if that is None, the one that the histograms state. If they state none and `apart` is
+    True, it is the smallest power of two that holds the longest sequence.
 
     Raises:
-        OptionError: another kind of input or options of a corpus are given with the histograms; `capacity` is invalid;
-            or it is None, and the histograms state different capacities, or none although `apart` is False.
+        OptionError: another kind of input, options of a corpus or a `validation` above 0 are given with the histograms;
+            `capacity` is invalid; it is None, and the histograms state different capacities; or there is no capacity,
+            and `apart` is False.
         SourceError: there are no sequences.
         FormatError: a histogram cannot be read.
         LengthError: a length or count of a histogram is not an integer, or is out of range.
@@ -318,7 +327,9 @@ def _lengths(
     takes 12 bytes of memory per sequence.
 
     Raises:
-        RecordError, SourceError, FormatError, OptionError: as for `nopad.corpus.sequences`.
+        RecordError: a record is bad, empty or too long, and `options` say "error" for such records; or a CSV, TSV or
+            JSON file is broken.
+        SourceError, FormatError, LengthError, OptionError: `nopad.corpus.sequences` raised it.
     """
     monitor.stage("tokenising", source.total_bytes, "bytes")
     lengths, record = [np.zeros(0, dtype=np.int32)], [np.zeros(0, dtype=np.int64)]

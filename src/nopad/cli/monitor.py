@@ -84,7 +84,7 @@ class Bars(Drawn):
     def stage(self, name: str, total: int | None, unit: str) -> None:
         """Replace the bar of the previous stage by one for the stage `name`, which has `total` units (None: not known).
 
-        The name of the `unit` is not shown.
+        A stage is a part of a command's work, such as tokenising. The name of the `unit` is not shown.
         """
         if self._task is not None:
             self._progress.remove_task(self._task)

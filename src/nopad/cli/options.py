@@ -183,7 +183,7 @@ def parse_options(given: list[str] | None, even: bool = False) -> dict[str, Any]
     If `even` is True (``--even``), the result also has "even" with the value True.
 
     Raises:
-        OptionError: as for `parse_pairs`.
+        OptionError: a pair has no name or no ``=``, or a name occurs twice.
     """
     return parse_pairs("--option", "pack_multiple=8", [*(given or []), *(["even=true"] if even else [])])
 
@@ -231,7 +231,7 @@ def parse_reader(
     A suffix gets a dot in front if it has none.
 
     Raises:
-        OptionError: `carry` has "none" together with other names; or as for `ReaderOptions`.
+        OptionError: `carry` has "none" together with other names, or a value is not allowed.
     """
     names = carry or []
     if "none" in names and len(names) > 1:

@@ -400,7 +400,7 @@ def _check_output(output: Path | None, algorithms: int, depths: int) -> None:
     nothing is checked.
 
     Raises:
-        OptionError: one of these does not hold.
+        OptionError: several plans would be made, or there is no such folder.
     """
     if output is None:
         return

@@ -220,9 +220,11 @@ def _loaded(
     Raises:
         MissingExtraError: torch or transformers, or a package that an input needs, is not installed.
         OptionError: a `text_unit` other than "line" is given, and the files are not text; `empty` is not "skip", and
-            the task has no such option; no task is given or stored; or as `nopad.tasks.registry.load_task`.
+            the task has no such option; no task is given or stored; there is no such task or option; an option has an
+            invalid value; or options do not match the model.
         FormatError: the model cannot be loaded, or the task stored with it is damaged.
         SourceError: the records cannot be opened.
+        UnsupportedModelError: nopad refuses models of this type.
     """
     try:
         import torch  # noqa: F401

@@ -46,8 +46,8 @@ def parse_pretrain(
     """Return a function that turns a source of documents into a source of pairs; None without ``--pretrain``.
 
     The function is called as ``(source, capacity)``. It raises `OptionError` if the source holds lengths, if pairs may
-    be longer than the capacity, or if an option has an invalid value; and all errors of `load_tokenizer` and
-    `PretrainingSource`.
+    be longer than the capacity, or if an option has an invalid value. It also raises an error if the tokenizer cannot
+    be loaded, or pairs cannot be made with it.
 
     Args:
         pretrain: the value of ``--pretrain``; None: not given.
@@ -57,7 +57,8 @@ def parse_pretrain(
         seed: random seed for making pairs.
 
     Raises:
-        OptionError: an option is unknown or has no effect on pairs, or `given` is not empty without ``--pretrain``.
+        OptionError: an option is unknown, is given in a wrong form or has no effect on pairs; or `given` is not empty
+            without ``--pretrain``.
     """
     options = parse_pairs("--pretrain-option", "copies=5", given)
     if pretrain is None:

@@ -57,7 +57,7 @@ def describe_bound(histogram: Histogram, capacity: int, rows: Sequence[dict[str,
 
 
 def least_packs(histogram: Histogram, capacity: int, rows: Sequence[Mapping[str, Any]]) -> int:
-    """Return the highest lower bound found on the number of packs without a depth limit; so it holds at every depth.
+    """Return the highest known lower bound on the number of packs without a depth limit; it holds at every depth.
 
     Of `rows`, which are `Plan.summary` dicts, only those without a depth limit are used.
     """
@@ -110,8 +110,15 @@ def fitted_rows(
 ) -> Table:
     """Return a table of `rows`, without some of its columns if it is wider than `width` characters.
 
-    `columns` has, by the head of each column, a function that returns the text of a row's cell; `style` returns the
-    style of a row. `least` is explained at `fitted`, `left` at `headed`.
+    The caption names the columns left out.
+
+    Args:
+        columns: by the head of each column, a function from a row to the text of its cell.
+        rows: the rows, of any type.
+        least: heads of the columns that may be left out, the first one first.
+        width: number of characters.
+        left: number of columns that are aligned to the left; the others are aligned to the right.
+        style: a function from a row to its style, such as "yellow".
     """
 
     def make(left_out: Sequence[str]) -> Table:

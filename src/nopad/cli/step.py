@@ -20,15 +20,15 @@ _TAKES = {"collate": "examples", "loss": "model, batch, step", "alone": "model, 
 def audited(
     path: str, more: More, monitor: Bars, *, ranks: int, accumulation: int | None, per: str, seed: int
 ) -> tuple[Any, Any]:
-    """Audit the training step that the Python file `path` defines (see `parts_of`); return (`StepVerdict`, `Fix`).
+    """Audit the training step that the Python file `path` defines; return (`StepVerdict`, `Fix`).
 
-    The `Fix` is None unless `more` asks for one; `monitor` shows the progress of the search for it. The other arguments
-    are those of `nopad.audit_step`; `seed` also seeds torch before the file runs.
+    The `Fix` is None unless `more` asks for one; `monitor` shows the progress of the search for it. `ranks`,
+    `accumulation`, `per` and `seed` are passed to `nopad.audit_step`; `seed` also seeds torch before the file runs.
 
     Raises:
         OptionError: there is no such file, it cannot be run, or it defines neither ``trainer()`` nor ``model()`` and
-            ``examples()``; or as for `nopad.audit_step`.
-        BatchError, LengthError: as for `nopad.audit_step`.
+            ``examples()``; or `nopad.audit_step` refuses a part or an option.
+        BatchError, LengthError: `nopad.audit_step` cannot use the examples.
         MissingExtraError: torch or transformers is not installed.
     """
     try:
@@ -54,12 +54,13 @@ def parts_of(path: str) -> dict[str, Any]:
 
     The file defines either ``trainer()``, which returns a Trainer, or ``model()`` and ``examples()``. Together with the
     latter two, it may define ``collate(examples)`` and ``loss(model, batch, step)``; in both cases, it may define
-    ``alone(model, inputs)``.
+    ``alone(model, inputs)``. The result has the Trainer as "trainer", or the model and the examples as "model" and
+    "sequences"; and the other functions that are defined, by their names.
 
     Raises:
         OptionError: the file cannot be run; it defines neither ``trainer()`` nor ``model()`` and ``examples()``, or a
-            part that does not go with ``trainer()``; a part is not a function; or one of these three functions raises
-            an exception or returns None.
+            part that does not go with ``trainer()``; a part is not a function; or ``trainer()``, ``model()`` or
+            ``examples()`` raises an exception or returns None.
     """
     module = module_of(path)
     if module is None:

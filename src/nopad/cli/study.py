@@ -189,7 +189,8 @@ def distributions(
 ) -> None:
     """Recompute Figure 1 of arXiv 2107.02027 for any number of corpora: how lengths are distributed, and speed-ups.
 
-    The speed-ups are over one sequence per row: without any padding, of `spfhp`, of nopad, and the most of any plan.
+    Speed-ups are relative to one sequence per row. They are shown without any padding, with `spfhp`, with nopad, and
+    for the best plan that may be possible.
 
     Examples:
       nopad study distributions wikipedia.json squad.json

@@ -25,7 +25,7 @@ Plot = Annotated[
 
 
 def read_filled(file: Path) -> tuple[Histogram, int | None]:
-    """Read a histogram with at least one sequence, and the capacity that its file states.
+    """Read a histogram with at least one sequence, and the capacity that its file states; None: it states none.
 
     Raises:
         FormatError: the file cannot be read, or is no histogram.

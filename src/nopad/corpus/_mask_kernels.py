@@ -1,6 +1,6 @@
 """The compiled loops that choose tokens at random and mask them, for masked language modelling (BERT).
 
-Conventions as in `nopad._kernels`.
+As in `nopad._kernels`, arguments are plain arrays, and callers validate them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def choose(kinds: NDArray[Any], key: np.uint64, below: np.uint64, count: int, ch
     `key` is a random seed. It determines a series of random 64-bit integers, which are numbered from 0. Each word uses
     the one with the number ``3 * t``, where t is the index of the word's first token. If `count` is -1, the words whose
     random integer is less than `below` are chosen. Otherwise the words are tried in ascending order of their random
-    integers, and a word is chosen unless there would then be more than `count` chosen tokens.
+    integers. A word is chosen if at most `count` tokens are then chosen in all.
     """
     words = 0
     for t in range(kinds.shape[0]):
@@ -113,9 +113,9 @@ def mask(
     """Mask tokens of `ids` in place, and set `labels`: the original id of a chosen token, -100 for all others.
 
     `ids`, `labels` and `kinds` hold n sequences, one after the other; sequence i has ``lengths[i]`` tokens. `choose`
-    chooses its tokens, from `kinds`, `below` and ``counts[i]``. The random integers of a sequence are determined by its
-    own seed, which is made from `key` and from ``names[i]``, the k integers that identify the sequence; `names` is
-    int64 ``[n, k]``.
+    chooses its tokens by their `kinds`: up to ``counts[i]`` of them, or if this is -1, each word with probability
+    ``below / 2**64``. The random integers of a sequence are determined by its own seed. This is made from `key` and
+    from ``names[i]``, the k integers that identify the sequence; `names` is int64 ``[n, k]``.
 
     A chosen token becomes `mask_id` (80 %), becomes an id drawn from the array `ordinary` (10 %), or is kept (10 %).
     For the token with index t in its sequence, the random integer with the number ``3 * t + 1`` decides between these

@@ -1,6 +1,6 @@
 """The compiled loops that make sentence pairs for pre-training (as for BERT), and write the tokens of these pairs.
 
-Conventions as in `nopad._kernels`.
+As in `nopad._kernels`, arguments are plain arrays, and callers validate them.
 """
 
 from __future__ import annotations
@@ -50,19 +50,26 @@ def pairs(
 ) -> int:
     """Make the pairs of document number `document`, and return how many there are. Each pair fills a row of `out`.
 
-    A pair consists of two texts, called side A and side B. `out` is ``[sentences, COLUMNS]``, int64; the comment at
-    `COLUMNS` in `nopad.corpus.pairs` says what its columns are. Document d has sentences ``first[d]`` to
-    ``first[d + 1]`` (exclusive), and sentence s has tokens ``ends[s]`` to ``ends[s + 1]`` (exclusive). No document and
-    no sentence is empty, and there are at least two documents. `key` is a random seed. All pairs of the document have
-    the same target number of tokens: `room`, or a random number from 2 to `room` if the first random number of `key`
-    is less than `short_below`. A pair is made in these steps, which use the next random numbers of `key` in this order:
+    A pair consists of two texts, called side A and side B. `out` is int64, has at least as many rows as the document
+    has sentences, and has these columns:
+
+    * ``DOCUMENT``, and ``NUMBER``, the number of the pair in its document, from 0
+    * ``A``, ``A_END``, ``B`` and ``B_END``: where the tokens of the two sides begin and end
+    * ``RANDOM``: 1 if side B is from another document, else 0
+    * ``CUT``: number of tokens removed in step 4
+
+    Document d has sentences ``first[d]`` to ``first[d + 1]`` (exclusive), and sentence s has tokens ``ends[s]`` to
+    ``ends[s + 1]`` (exclusive). No document and no sentence is empty, and there are at least two documents. `key` is a
+    random seed. All pairs of the document have the same target number of tokens: `room`, or a random number from 2 to
+    `room` if the first random number of `key` is less than `short_below`. A pair is made in these steps, which use the
+    next random numbers of `key` in this order:
 
     1. The next sentences of the document are taken, until they have the target number of tokens or the document ends.
     2. The first few of them become side A. How many is random: at least one, and not all; but if only one sentence was
        taken, it is side A.
     3. The others become side B, with two exceptions: only one sentence was taken, or the next random number is less
-       than `random_below`. Side B then comes from another document, which is chosen at random: it begins with a random
-       sentence of that document, and takes the sentences that follow until the pair has the target number of tokens or
+       than `random_below`. Side B then comes from another document, which is chosen at random. It begins with a random
+       sentence of that document. The sentences that follow are added, until the pair has the target number of tokens or
        that document ends. In this case, the sentences that were taken in step 1 and are not in side A go to the next
        pair.
     4. While the pair has more than `room` tokens, the longer side (B if both are equal) loses its first or its last
@@ -127,8 +134,13 @@ def all_pairs(
     """Make the pairs of every document, several times with different random seeds; return the number of pairs.
 
     ``keys[d, c]`` is the seed for copy c of document d; `keys` is uint64 ``[documents, copies]``. All pairs of a
-    document come before those of the next document. `out` needs ``sentences * copies`` rows. The other arguments are
-    those of `pairs`.
+    document come before those of the next document. `out` gets a row for each pair, with the columns that `pairs`
+    describes; it needs ``sentences * copies`` rows.
+
+    Document d has sentences ``first[d]`` to ``first[d + 1]`` (exclusive), and sentence s has tokens ``ends[s]`` to
+    ``ends[s + 1]`` (exclusive). A pair has at most `room` tokens. The pairs of a document are made shorter than that
+    with probability ``short_below / 2**64``. Side B of a pair is from another document with probability
+    ``random_below / 2**64``, or if side A is the last sentence of its document.
     """
     made = 0
     for document in range(keys.shape[0]):
@@ -145,8 +157,8 @@ def write(
 
     A pair becomes `start`, the tokens of side A, `middle`, the tokens of side B, `middle`. `start` and `middle` are the
     ids of two special tokens ([CLS] and [SEP] of BERT). The token type is 0 up to and including the first `middle` of a
-    pair, and 1 after it. `made` has one row per pair, as `pairs` fills them; `tokens` are the token ids of all
-    documents.
+    pair, and 1 after it. `made` has one row per pair, made by `pairs`: the columns ``A`` to ``B_END`` say where its
+    sides begin and end in `tokens`, the token ids of all documents.
     """
     at = 0
     for i in range(made.shape[0]):

@@ -1,7 +1,7 @@
 """Turn chats into token ids, and mark the tokens that a model learns: those of the assistant's messages.
 
-Each message of the assistant is a learned turn. Exceptions are messages of the prompt, messages that the record
-excludes (``weight`` 0, or ``train`` false), and with `last_only` all but the last message of the assistant.
+Each message of the assistant is a learned turn, with three exceptions: messages of the prompt; messages that the record
+excludes (``weight`` 0, or ``train`` false); and with `last_only`, all but the last message of the assistant.
 
 If the chat template has ``{% generation %}`` and the tokenizer is a fast one, the learned tokens are those that the
 template marks in the learned turns. Each learned turn must have a marked token; if the message before it is not the
@@ -117,7 +117,7 @@ class ChatEncoder:
     def frame(self) -> Frame:
         """The special tokens that the tokenizer puts around a text.
 
-        Raises OptionError if these cannot be found, as `Frame` does.
+        Raises OptionError if these cannot be found.
         """
         return Frame(self.tokenizer)
 
@@ -140,8 +140,12 @@ class ChatEncoder:
         for messages.
 
         Raises:
-            RecordError: no message is left to learn from, the template refuses the chat or leaves out a part of it, the
-                learned tokens cannot be determined for certain, or a learned turn does not end as `end_of_turn` says.
+            RecordError: one of these:
+
+                * no message is left to learn from
+                * the template refuses the chat, or leaves out a part of it
+                * the learned tokens cannot be determined for certain
+                * a learned turn does not end as `end_of_turn` says
             OptionError: the record is a chat and the tokenizer has no chat template; or the record is a prompt with a
                 completion, and the special tokens around a text are unknown or there is no end-of-sequence token.
         """
@@ -175,9 +179,9 @@ class ChatEncoder:
     def ids(self, given: Conversation | Passage, number: int) -> list[int]:
         """Return all token ids of a record, including those that are not learned, as a reward model reads them.
 
-        For a `Passage`, these are the ids of the prompt and completion as one text, with special tokens around it as in
-        `Frame.closed`. A chat has only the special tokens that its template writes. `number` is the record's number,
-        for messages.
+        For a `Passage`, these are the ids of the prompt and completion as one text, with the tokenizer's special tokens
+        around it. A chat has only the special tokens that its template writes. `number` is the record's number, for
+        messages.
 
         Raises:
             RecordError: the template refuses the chat or leaves out a part of it, or a text has no token.
@@ -269,9 +273,12 @@ class ChatEncoder:
         turn's end. `number` is the record's number, for messages.
 
         Raises:
-            RecordError: a turn is the first message, does not begin with the prompt that asks for it, shares a token
-                with what stands before or after it, is not written completely, or does not end as `end_of_turn` says;
-                or the template refuses the messages before a turn.
+            RecordError: one of these:
+
+                * a turn is the first message, or does not begin with the prompt that asks for it
+                * a turn shares a token with what stands before or after it
+                * a turn is not written completely, or does not end as `end_of_turn` says
+                * the template refuses the messages before a turn
         """
         prompts = {turn: self._prompt(chat, turn, end, number) for turn, end in ends.items()}
         prefixes = [*prompts.values(), *ends.values()]

@@ -172,10 +172,10 @@ def pair_of(
 def messages_of(value: Any, name: str, number: int, roles: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the messages in column `name` as dicts with ``content`` and a ``role`` that chat templates know.
 
-    `value` is the column's value; `number` is the record's number, for messages of errors; `roles` maps the names
-    of roles in the record to known ones. Only a message of the assistant with ``tool_calls`` may lack ``content``. The
+    `value` is the column's value; `number` is the record's number, for messages of errors; `roles` maps the names of
+    roles in the record to known ones. Only a message of the assistant with ``tool_calls`` may lack ``content``. The
     keys ``from`` and ``value`` become ``role`` and ``content``. Keys whose value is None are left out. ``weight`` and
-    ``train`` are removed; a message that they exclude from learning gets another key instead (`_weighted`).
+    ``train`` are removed; a message that they exclude from learning gets the key ``nopad: not learned`` instead.
 
     Raises:
         RecordError: `value` is no list or is empty; or a message is not a dict, lacks its role or content, has an
@@ -222,8 +222,8 @@ def _message(given: Any, what: str, roles: Mapping[str, str]) -> dict[str, Any]:
 def _weighted(message: dict[str, Any], what: str) -> dict[str, Any]:
     """Return a message without the keys ``weight`` and ``train``, which say whether it is learned.
 
-    The result is a new dict. If the message is not learned, it has the key `_SILENT` instead. The two keys are also
-    removed from `message` itself. `what` names the message in errors.
+    The result is a new dict. If the message is not learned, it has the key ``nopad: not learned`` (`_SILENT`) instead.
+    The two keys are also removed from `message` itself. `what` names the message in errors.
 
     Raises:
         RecordError: ``weight`` or ``train`` is neither 0 nor 1, the two contradict each other, or one is 1 for a

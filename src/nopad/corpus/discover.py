@@ -110,7 +110,7 @@ def open_source(
         options: which columns or fields are read, and how; None: the defaults of `ReaderOptions`.
         encoder: turns each record into token ids or a text, such as `nopad.corpus.encoders.Chats`; None: records have a
             field of text or ids.
-        block_bytes: about how many bytes a block has.
+        block_bytes: about how many bytes a block has, the part of a source that is read at once.
 
     Raises:
         SourceError: a path is missing, unreadable, given twice or has nothing to read; `inputs` is of another type; a
@@ -153,7 +153,16 @@ def open_source(
 def _from_paths(inputs: Any, options: ReaderOptions, encoder: Encoder | None, block_bytes: int) -> Source:
     """Return the source of files, folders, URLs and datasets of the hub (``hf:NAME``).
 
-    The arguments and errors are those of `open_source`.
+    `options` say which columns are read. `encoder` makes text or ids of each record; None: a field of the record holds
+    them. A block has about `block_bytes` bytes.
+
+    Raises:
+        SourceError: a path is missing, unreadable, given twice or has nothing to read; an input cannot be read; or the
+            inputs differ in what they hold.
+        RecordError: a CSV, TSV or JSON file is broken in its first records.
+        FormatError: a file that begins as SQuAD's files do is broken.
+        OptionError: an option has no effect beside the encoder, or a column to carry is one that the encoder makes.
+        MissingExtraError: an ``hf:NAME`` or a URL needs a package that is not installed.
     """
     finder = Finder(suffixes=CORPORA.only(options.suffixes))
     finder.find_all([inputs] if isinstance(inputs, str | os.PathLike) else inputs)
@@ -170,7 +179,8 @@ def _from_paths(inputs: Any, options: ReaderOptions, encoder: Encoder | None, bl
 def _opened(found: Found, options: ReaderOptions, encoder: Encoder | None, block_bytes: int) -> Source:
     """Open one input: a file, a folder of arrays, or a dataset of the hub.
 
-    The last three arguments are those of `open_source`.
+    `options` say which columns are read. `encoder` makes text or ids of each record; None: a field of the record holds
+    them. A block has about `block_bytes` bytes.
 
     Raises:
         SourceError: the input cannot be read, or is a folder of arrays beside an encoder, which needs texts.
@@ -191,7 +201,10 @@ def _opened(found: Found, options: ReaderOptions, encoder: Encoder | None, block
 
 
 def _of_hub(name: str, options: ReaderOptions, encoder: Encoder | None) -> Source:
-    """Open the dataset of the hub with this name; the other arguments are those of `open_source`."""
+    """Open the dataset of the hub with this name.
+
+    `options` say which columns are read. `encoder` makes text or ids of each record; None: a column holds them.
+    """
     dataset = hub_dataset(name)
     if encoder is None:
         return DatasetSource(dataset, options, name=name)
@@ -200,7 +213,11 @@ def _of_hub(name: str, options: ReaderOptions, encoder: Encoder | None) -> Sourc
 
 
 def _of_file(file: InputFile, options: ReaderOptions, encoder: Encoder | None, block_bytes: int) -> Source:
-    """Open a file; its suffix decides the reader. The last three arguments are those of `open_source`."""
+    """Open a file; its suffix decides the reader.
+
+    `options` say which columns are read. `encoder` makes text or ids of each record; None: a field of the record holds
+    them. A block has about `block_bytes` bytes.
+    """
     if encoder is not None or file.suffix in (*DELIMITED, ".json"):
         return _of_records(file, options, encoder, block_bytes)
     if file.suffix in JSONL_SUFFIXES:
@@ -216,8 +233,9 @@ def _of_file(file: InputFile, options: ReaderOptions, encoder: Encoder | None, b
 def _of_records(file: InputFile, options: ReaderOptions, encoder: Encoder | None, block_bytes: int) -> Source:
     """Open a file whose records are read as dicts: any file if there is an encoder, else a CSV, TSV or JSON file.
 
-    Without an encoder, a ``.json`` file with one object per line is opened as a `JsonlFile`. The last three arguments
-    are those of `open_source`.
+    Without an encoder, a ``.json`` file with one object per line is opened as a `JsonlFile`. `options` say which
+    columns are read. `encoder` makes text or ids of each record; None: a field of the record holds them. A block has
+    about `block_bytes` bytes.
     """
     kind, runs = opened_runs(file, _strings(options, encoder), options.text_unit)
     if kind == "jsonl" and encoder is None:

@@ -245,7 +245,7 @@ class Chats(Encoder):
         """Check that the tokenizer can encode chats, or prompts with completions, such as those in `records`.
 
         Raises:
-            OptionError: as for `encode`.
+            OptionError: the tokenizer cannot encode them, for example because it has no chat template.
         """
         for record in records:
             try:

@@ -108,7 +108,7 @@ class Suffixes:
 
         Raises:
             SourceError: the file is missing or unreadable, its suffix is of a format that nopad does not read, or it is
-                a compressed file of a format that is not read compressed (`is_archive`).
+                compressed and nopad does not read its format compressed.
         """
         file = InputFile.found(path, path.name) if path.suffix.lower() not in self.others + ARCHIVES else None
         if file is None or self.is_archive(file) or file.suffix in self.others:
@@ -174,7 +174,7 @@ class FoundFile:
 
 @dataclass(frozen=True, slots=True)
 class FoundArrays:
-    """A folder of arrays that was found; `place` and `identity` are as for `FoundFile`.
+    """A folder of arrays that was found.
 
     Attributes:
         folder: the path of the folder.
@@ -184,18 +184,18 @@ class FoundArrays:
 
     @property
     def place(self) -> str:
-        """The path of the folder."""
+        """Name of the input in messages: the path of the folder."""
         return str(self.folder)
 
     @property
     def identity(self) -> str:
-        """The path of the folder, without links."""
+        """A text that tells inputs apart: the path of the folder, without links."""
         return os.path.realpath(self.folder)
 
 
 @dataclass(frozen=True, slots=True)
 class FoundDataset:
-    """A dataset on the hub that was named; `place` and `identity` are as for `FoundFile`.
+    """A dataset on the hub that was named.
 
     Attributes:
         name: its name, such as ``hf:NAME:SPLIT``.
@@ -205,12 +205,12 @@ class FoundDataset:
 
     @property
     def place(self) -> str:
-        """The name of the dataset."""
+        """Name of the input in messages: the name of the dataset."""
         return self.name
 
     @property
     def identity(self) -> str:
-        """The name of the dataset."""
+        """A text that tells inputs apart: the name of the dataset."""
         return self.name
 
 

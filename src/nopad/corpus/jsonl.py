@@ -51,12 +51,13 @@ class JsonlFile(Source):
     Args:
         file: the file.
         options: which field and columns are read; None: the defaults of `ReaderOptions`.
-        block_bytes: about how many bytes a block of lines has.
+        block_bytes: about how many bytes a block has, a part of whole lines that is read at once.
 
     Raises:
         SourceError: `options` name no field, and the first object has neither ``input_ids`` nor ``text``; `options`
-            name a field, there are objects, and none has this field; a column to carry is missing or cannot be read;
-            `nopad.corpus.selection.select` refuses the columns for another reason; or the file cannot be read.
+            name a field, there are objects, and none has this field; a column to carry is missing, cannot be read, or
+            has a name that nopad writes itself; labels are all null, or stand beside ``assistant_masks``; the file is
+            one of a packed dataset; or it cannot be read.
     """
 
     def __init__(self, file: InputFile, *, options: ReaderOptions | None = None, block_bytes: int = BLOCK_BYTES):
@@ -202,8 +203,8 @@ def decode_objects(
     The texts of adjacent good lines become one `Records`; a list of ids becomes a `Record`; any other line becomes a
     `BadRecord`. `first_line` is the 1-based number of the first line, and `field` the field that is read.
 
-    `selection` says which columns the first records of the file had. If it is given, an object of which no text is read
-    becomes a `BadRecord` if it has a new column that must not be missed (`Selection.unforeseen`).
+    `selection` says which columns the first records of the file had. If it is given, an object without a text to read
+    becomes a `BadRecord` if it has a new column that would have been read (`Selection.unforeseen`).
     """
     texts: list[str] = []
     lines: list[int] = []

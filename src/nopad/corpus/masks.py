@@ -86,10 +86,10 @@ class Masks:
     def words(self, ids: NDArray[Any], begins: NDArray[np.int64], goes_on: NDArray[np.bool_]) -> NDArray[np.int8]:
         """Return the kind of each of T tokens, int8 ``[T]``, so that whole words are masked.
 
-        The kind is `NEVER` for a special token, which is never masked, `GOES_ON` for a token that continues a word, and
-        `BEGINS` for one that begins a word. `begins` are the indices in `ids` at which sequences begin. ``goes_on[id]``
-        says whether a token continues the word of the token before it, as WordPiece's ``##s`` does. After a special
-        token, and at the beginning of a sequence, such a token begins a word.
+        The kind is `NEVER` for a special token, which is never masked. It is `BEGINS` for a token that begins a word,
+        and `GOES_ON` for one that continues a word. `begins` are the indices in `ids` at which sequences begin.
+        ``goes_on[id]`` says whether a token continues the word of the token before it, as WordPiece's ``##s`` does.
+        After a special token, and at the beginning of a sequence, such a token begins a word.
         """
         kinds = self.maskable(ids)
         before = np.empty_like(kinds)

@@ -91,7 +91,7 @@ class NpyFile:
         """Return all values in stored order, as a flat array ``[size]`` in the machine's byte order.
 
         Raises:
-            SourceError: as for `opened`.
+            SourceError: reading fails, or the file is shorter than its header says, or has changed since it was found.
         """
         with self.opened() as read:
             return read(0, self.size)

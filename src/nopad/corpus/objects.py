@@ -312,8 +312,8 @@ def to_batch(
     """Turn dicts into a batch with the columns of `schema`; return the batch, and a dict of bad rows (index: reason).
 
     A row is bad if it lacks a column, or has a value of a wrong type. In the batch, missing values and those of a wrong
-    type are null. With `selection`, a row that `Selection.unforeseen` refuses is bad too. In the example, row 2 lacks
-    the column and row 1 has a float.
+    type are null. With `selection`, a row is bad too if it has a column that the first rows lacked and that would have
+    been read. In the example, row 2 lacks the column and row 1 has a float.
 
     >>> batch, bad = to_batch([{"a": 1}, {"a": 0.5}, {}], pa.schema({"a": pa.int64()}))
     >>> batch.to_pydict(), bad
