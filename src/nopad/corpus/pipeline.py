@@ -339,7 +339,7 @@ def _end_to_end(parts: Sequence[Sequences]) -> Sequences:
 def finish(gathered: Gathered, wait: Content, tokenizer: Tokenizer | None, options: CorpusOptions) -> Group:
     """Cut, leave out or refuse records as `options` say, add special tokens, and return the group.
 
-    `wait` is the function that `start_tokenising` returned. `tokenizer` is the one that it was given.
+    `start_tokenising` was called with the same `gathered` and `tokenizer`, and returned `wait`.
 
     Raises:
         RecordError: a record is refused: it is bad, too long or empty. The message names the first such record.

@@ -208,9 +208,10 @@ class Template:
     def _reads(self, what: str, changed: Conversation, number: int, whole: str, *, tools: bool = True) -> bool:
         """Return whether the template reads a part of a chat, which `what` names, such as "tools".
 
-        It does if, without this part, it writes another text than `whole`, or refuses the chat. `changed` is the chat
-        without the part; but tools are left out here, if `tools` is False. `number` is the record's number, for
-        messages of errors. If the answer is True, it is remembered, and the same `what` is not tried again.
+        The template reads the part if, without it, it writes another text than `whole`, or refuses the chat. `changed`
+        is the chat without the part. If the part is the tools, `changed` is the whole chat, and `tools` is False.
+        `number` is the record's number, for messages of errors. If the answer is True, it is remembered, and the same
+        `what` is not tried again.
         """
         if what not in self._read:
             try:

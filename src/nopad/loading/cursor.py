@@ -79,6 +79,10 @@ class Cursor:
         ``batches(place)`` yields pairs (position after the batch, batch). The position is advanced before the batch is
         yielded. A batch of None ends the iteration. After the last batch, the position is the beginning of the next
         epoch.
+
+        Raises:
+            OptionError: the ranks have different data, options or positions; or, while this iteration runs, another one
+                begins, `go` is called, or the process is a fork of the one in which it began.
         """
         self._agree()
         self.at = self._supply.settled(self.at)  # the last loop may have stopped right after the last batch

@@ -74,7 +74,7 @@ class Epochs:
         return {"feed": self.feed, "cost": self.cost, "last": self.last, "_shared": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore, with nothing dealt."""
+        """Restore the attributes in another process; no epoch is dealt there yet."""
         vars(self).update(state)
         self._forget()
 
@@ -130,11 +130,10 @@ class Epochs:
         return Course(units, order, at.leg, cost=self.cost, last=self.last, resumed=bool(at.past))
 
     def _begun(self, at: Position) -> _Begun:
-        """Return ``(units, first)`` for the epoch that begins at `at`: its units and its first leg.
+        """Return ``(units, first)`` for the epoch that begins at `at`: its units, and the steps of its first leg.
 
-        Without a token cap, `first` is None, and the method `course` makes the steps when they are needed. With a token
-        cap, `first` is ``(key, course)``: the key from `_which`, and the steps of the first leg, which `course` finds
-        by this key.
+        With a token cap, `first` is ``(key, course)``: the steps, and the key (from `_which`) by which the method
+        `course` finds them. Without a token cap, `first` is None, and the steps are made when they are needed.
         """
         units = self._made(at.epoch)
         return units, None if at.leg.token_cap is None else (_which(at), self._dealt(units, at))

@@ -371,8 +371,9 @@ class PackedLoader:
         """Iterate over the remaining batches of this epoch.
 
         Raises:
-            OptionError: the ranks have different data or options (checked once, if torch.distributed is in use);
-                another iteration of this loader began meanwhile, or the loader was set to another position; a stream
+            OptionError: the ranks have different data, options or positions (checked at the first iteration, and again
+                after the position was set, if torch.distributed is in use); another iteration of this loader began
+                meanwhile, or the loader was set to another position; a stream
                 ended in the middle of a step, and `last` is "refuse"; a stream holds text, and no `tokenizer` was
                 given; or `collate` did not return a `PackedBatch` of at most `token_cap` tokens.
             CorruptError, SourceError: the data changed since the loader was made, or a stream cannot be read.
@@ -381,6 +382,8 @@ class PackedLoader:
                 any more.
             LengthError: the data are a stream of a task's records, and the task refuses a record.
             BatchError: a finite float64 in the data is too large for float32, or `collate` refuses the sequences.
+            BalanceError: the units of a step cannot be dealt to the ranks, or `cost` gives an invalid cost.
+            PlanMismatchError: a sequence of an index-only dataset has other tokens than those that were packed.
             StorageError: a shard of a packed dataset cannot be read.
         """
         return self._cursor.batches()

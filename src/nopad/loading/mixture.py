@@ -212,9 +212,10 @@ class Mixture:
     def gather(self, numbers: NDArray[np.int64]) -> Sequences:
         """Return the sequences with these numbers, in this order; their values include ``seq_source``.
 
-        `numbers` are counted over all sources, as in `Chosen`. Columns have the types that batches need, as with
-        ``wide=True`` in `TokenSource.gather`. ``seq_source`` is the index of each sequence's source in `names`.
-        ``seq_index`` is the sequence's number within its source, unless the source has a column of this name.
+        `numbers` are counted over all sources, as in `Chosen`. Per-token integers become int64. Columns of float64
+        become float32, unless their source is `exact` (its arrays are the user's own). ``seq_source`` is the index of
+        each sequence's source in `names`. ``seq_index`` is the sequence's number within its source, unless the source
+        has a column of this name.
 
         Raises:
             SourceError, BatchError, PlanMismatchError: as in `TokenSource.gather`.

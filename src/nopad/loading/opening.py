@@ -48,7 +48,8 @@ def open_feed(
             * `images` is given with groups, `align` or a mixture, for data without images, or where nothing is packed
             * an option has an invalid value
         LengthError: a sequence or group is longer than `capacity`, or a sequence has no token.
-        PlanMismatchError: as for `nopad.loading.feeds.planned`.
+        PlanMismatchError: the option `plan` is for other lengths or another capacity, or has a pack that does not fit
+            with `align`.
         SourceError, FormatError, CorruptError, RecordError, StorageError, MissingExtraError: as for `open_tokens` and
             `open_packed`.
     """

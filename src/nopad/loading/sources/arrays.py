@@ -32,7 +32,7 @@ IDS = "input_ids"
 
 @dataclass(frozen=True)
 class _Held:
-    """An array that is in memory already, with the attributes of a `MappedArray` that `ArrayTokens` uses."""
+    """An array in memory; like a `MappedArray`, it has the attributes `values` and `dtype`."""
 
     values: NDArray[Any]
 

@@ -144,7 +144,7 @@ class MegatronTokens(TokenSource):
             self._check_documents()
 
     def _ends(self, here: slice) -> NDArray[np.int64]:
-        """Return where the sequences in the slice `here`, which were checked, end in the ``.bin``; int64 ``[k]``."""
+        """Return the byte of the ``.bin`` at which each checked sequence in the slice `here` ends; int64 ``[k]``."""
         width = np.int64(self._ids.dtype.itemsize)
         ends: NDArray[np.int64] = self._places.values[here] + self._lengths_in.values[here] * width
         return ends

@@ -148,8 +148,8 @@ def pictured_tokens(inputs: Any, *, empty: str = "refuse") -> PicturedTokens:
     ``attention_mask`` is 0 are padding and are removed.
 
     Raises:
-        SourceError: a record cannot be used. Records are checked in parts of 256; the message names the first record of
-            the part, and counts from there.
+        SourceError: there is no record, records have different columns, or a record cannot be used. Records are checked
+            in parts of 256; the message names the first record of the part, and counts from there.
         OptionError: `empty` is "skip".
     """
     if empty != EMPTY.default:

@@ -53,6 +53,7 @@ class Flow:
     def take(self, units: int) -> list[Pack]:
         """Return the next `units` units (packs or single sequences), or fewer at the end of a stream.
 
+        A unit is a tuple of the numbers of its sequences, which are numbered in the order in which they are packed.
         Their sequences stay in memory at least until the method `given` is called with these units.
 
         Raises:
