@@ -5,8 +5,8 @@ number of tokens. The target is the number of tokens for which a pair has room b
 document in ten (`short`), it is drawn at random from 2 to that number. The sentences are divided at a random point: the
 first ones become side A, the others side B. For half of the pairs (`random_next`), and if there is only one sentence,
 side B comes from another document instead, and begins at a random sentence. The sentences that were to become side B
-are used in the next pair. A pair that is too long loses tokens one by one, from the longer side, at its beginning or end at
-random. Unlike in BERT's code, a random side B never comes from the document of side A.
+are used in the next pair. A pair that is too long loses tokens one by one, from the longer side, at its beginning or
+end at random. Unlike in BERT's code, a random side B never comes from the document of side A.
 
 The pairs of a document depend on the options, the tokenizer, the number of the copy, the document's number, and the
 documents that are read with it (a pool of `nopad.corpus.pretraining`), and on nothing else. One core makes some 350,000

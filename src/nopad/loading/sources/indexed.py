@@ -117,8 +117,8 @@ class Reading:
         """Return whether this source must be read record by record, and copied, to get what was packed.
 
         This is so in four cases: padding was cut off, or the options have a `pad_id`; bad records were left out;
-        `source` is a dict of named sources; or it is a folder of arrays, and the options name a column of ids or a
-        mask.
+        `source` is a dict of named sources; or it is a folder of arrays, and the options set `ids_field` or
+        `mask_field`.
         """
         counts, options = self.manifest.counts, self.options
         changed = options.pad_id is not None or counts["stripped"] or counts["bad_skipped"]
