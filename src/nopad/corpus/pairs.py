@@ -346,8 +346,8 @@ def _room(options: PairOptions) -> int:
 def _fitting(given: Sentences, options: PairOptions) -> tuple[Sentences, dict[str, int]]:
     """Handle sentences that are too long for a pair as `options.over_long` says; return ``(sentences, counts)``.
 
-    `sentences` are all that remain. The keys of `counts` are field names of `nopad.corpus.options.Counts`; it is empty
-    if no sentence is too long.
+    `sentences` are those that remain, the truncated ones and the pieces of split ones included. The keys of `counts`
+    are field names of `nopad.corpus.options.Counts`; it is empty if no sentence is too long.
     """
     most = _room(options) - 1
     over = int(np.count_nonzero(given.lengths > most))

@@ -81,7 +81,8 @@ class Part(NamedTuple):
     Attributes:
         block: the block.
         run: the records.
-        numbers: the number of each record in the source, as in `Gathered.record`; int64 ``[n]`` for n records.
+        numbers: the number of each of the n records, counted from 0 through all sources of a mixture, with the bad
+            records; int64 ``[n]``.
     """
 
     block: Block

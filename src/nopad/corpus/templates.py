@@ -166,7 +166,9 @@ class Template:
         number, for messages of errors.
 
         Raises:
-            RecordError, OptionError: as for `text`.
+            RecordError: the template refuses the chat, or the chat's options have an argument of `apply_chat_template`
+                that is not the template's.
+            OptionError: the tokenizer has no chat template.
         """
         found = self._applied(
             chat,

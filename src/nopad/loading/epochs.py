@@ -43,7 +43,8 @@ class Epochs:
     Attributes:
         feed: lists the units (packs, rows, single sequences or groups) of each epoch.
         cost: the cost model by which ranks are balanced.
-        last: what happens to units that are too few for a whole step: as in `PackedLoader`.
+        last: what happens to units that are too few for a whole step: "drop", "fill", "short" or "refuse"
+            (`PackedLoader`).
     """
 
     def __init__(self, feed: Feed, cost: CostModel, last: Last, shared: HostArrays | None = None) -> None:
@@ -113,7 +114,8 @@ class Epochs:
             OptionError: the units left do not make whole steps and `last` is "refuse"; or, in the first leg of an
                 epoch, they do not make a single step; or the balance would reorder units whose order must stay
                 (`Units.phased`).
-            BalanceError: the balance cannot draw or deal these units, or the cost model gives an invalid cost.
+            BalanceError: the balance cannot draw these units, a unit does not fit under the token cap, or the cost
+                model gives an invalid cost.
             FormatError: an earlier leg had a token cap, and cannot have taken its steps from the units of this epoch.
         """
         which = _which(at)
@@ -162,8 +164,8 @@ class Epochs:
         """Refuse a position that lies beyond the end of its epoch.
 
         Raises:
-            FormatError: the position counts more units or steps than the epoch has; or as in `course`.
-            OptionError, BalanceError: as in `course`.
+            FormatError: the position counts more units or steps than the epoch has.
+            FormatError, OptionError, BalanceError: the steps of the epoch cannot be made, as in `course`.
         """
         taken = sum(leg.steps * leg.shape.per_step for leg in at.past if leg.token_cap is None)
         if taken > len(self.units(at.epoch)):

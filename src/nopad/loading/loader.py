@@ -363,7 +363,7 @@ class PackedLoader:
             PlanMismatchError: the state is for other data, or another plan, cost model, seed or option; the message
                 names what differs.
             OptionError: `last` is "refuse", and the sequences left do not make whole steps for the new ranks.
-            BalanceError: the balance cannot deal the sequences left.
+            BalanceError: the balance cannot draw the units left, or `cost` gives an invalid cost.
         """
         self._cursor.go(self._supply.placed(state))
 
@@ -382,7 +382,8 @@ class PackedLoader:
                 any more.
             LengthError: the data are a stream of a task's records, and the task refuses a record.
             BatchError: a finite float64 in the data is too large for float32, or `collate` refuses the sequences.
-            BalanceError: the units of a step cannot be dealt to the ranks, or `cost` gives an invalid cost.
+            BalanceError: the balance cannot draw the units of an epoch; or `cost` gives an invalid cost, or costs whose
+                sum does not fit into 64 bits.
             PlanMismatchError: a sequence of an index-only dataset has other tokens than those that were packed.
             StorageError: a shard of a packed dataset cannot be read.
         """

@@ -218,7 +218,9 @@ class Mixture:
         has a column of this name.
 
         Raises:
-            SourceError, BatchError, PlanMismatchError: as in `TokenSource.gather`.
+            SourceError: the tokens changed since the sources were opened, or are damaged.
+            BatchError: a finite float64 is too large for float32.
+            PlanMismatchError: for an index-only dataset, a sequence has other tokens than those that were packed.
         """
         of = np.searchsorted(self._begin, numbers, side="right") - 1
         by_source = np.argsort(of, kind="stable")

@@ -35,7 +35,9 @@ def open_feed(
     """Return the feed of `data`: what a loader deals in an epoch.
 
     It deals packs, if a `capacity` is given; single sequences or groups, if `unpacked` is True; otherwise the rows of a
-    packed dataset, as they are stored. `groups`, `together`, `images` and `options` are as in `PackedLoader`.
+    packed dataset, as they are stored. `groups` says which sequences stay together, and `together` what they share.
+    `images` is the maximum number of images per pack. `options` are those of a plan (`nopad.plan`), or ``plan`` itself.
+    `PackedLoader` describes them all.
 
     Raises:
         OptionError: one of these:

@@ -173,8 +173,8 @@ class IndexTokens(TokenSource):
         """Return the lengths of all stored sequences, 0 or more; int32 ``[stored]``.
 
         Raises:
-            PlanMismatchError: the source has another number of records than the one that was packed, or a record of
-                another length.
+            PlanMismatchError: the source has another number of records than the one that was packed, a record of
+                another length, or another number of tokens beyond the capacity.
         """
         index, held, records = self._index, self._source.stored_lengths(), self._manifest.counts["records"]
         if held.size != records:
@@ -239,7 +239,7 @@ class IndexTokens(TokenSource):
         return self._manifest.tokenizer is None and self._manifest.counts["truncated"] > 0
 
     def located(self, numbers: NDArray[np.int64]) -> Located:
-        """Return where these sequences, which are parts of records, lie in the source; see `TokenSource.located`.
+        """Return the source's flat columns, and where these sequences (parts of records) begin in them (`Located`).
 
         Raises:
             PlanMismatchError: a record became shorter than the index says.

@@ -187,7 +187,7 @@ class MegatronTokens(TokenSource):
         return lengths_of(offsets[self._bounds.values], self.name)
 
     def located(self, numbers: NDArray[np.int64]) -> Located:
-        """Return where these stored sequences or documents lie in ``.bin``; see `TokenSource.located`."""
+        """Return the ids of the ``.bin``, and where these sequences or documents begin in them (`Located`)."""
         width, places, lengths = self._ids.dtype.itemsize, self._places.values, self._lengths_in.values
         if not self._documents:
             values = {} if self._modes is None else {"mode": self._modes.values[numbers]}

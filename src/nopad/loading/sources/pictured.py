@@ -75,7 +75,7 @@ class PicturedTokens(TokenSource):
         return self._tokens.seq_lengths
 
     def located(self, numbers: NDArray[np.int64]) -> Located:
-        """Return where these sequences lie in the flat columns, and their images; see `TokenSource.located`.
+        """Return the flat columns, where these sequences begin in them, and their images as columns (`Located`).
 
         Raises:
             SourceError: a record cannot be read, or has fewer or more pixel values than when it was opened.
