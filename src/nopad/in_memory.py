@@ -118,7 +118,7 @@ def pack_dataset(
         LengthError: a record is longer than `capacity`, and a task reads the records.
         OptionError: an option is invalid, or does not apply to these data; or they are texts, and there is no
             `tokenizer`.
-        FormatError: the tokenizer cannot be read.
+        FormatError: the tokenizer cannot be read, or cannot encode a text.
         OutputError: `output` has other content, another process is writing there, or the unfinished job there was
             started with other data or options.
         StorageError: the disk is full, or a write failed.

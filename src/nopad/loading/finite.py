@@ -96,8 +96,9 @@ class EpochSupply(Supply):
     def agreed(self, at: Position) -> dict[str, Any]:
         """Return, by name, what all ranks must agree on.
 
-        These are `facts`, the number of ranks and how many share a node, the size of a step, the `Balance`, the token
-        cap, `last`, the position `at`, and the earlier legs of the epoch (its parts with other ranks, step or balance).
+        These are what the method `facts` returns, the number of ranks and how many share a node, the size of a step,
+        the `Balance`, the token cap and `last`. The position `at` and the earlier legs of the epoch (its parts with
+        other ranks, step or balance) are among them, too.
         """
         leg = at.leg
         return {

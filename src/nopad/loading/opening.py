@@ -52,8 +52,8 @@ def open_feed(
         LengthError: a sequence or group is longer than `capacity`, or a sequence has no token.
         PlanMismatchError: the option `plan` is for other lengths or another capacity, or has a pack that does not fit
             with `align`.
-        SourceError, FormatError, CorruptError, RecordError, StorageError, MissingExtraError: as for `open_tokens` and
-            `open_packed`.
+        SourceError, FormatError, CorruptError, RecordError, StorageError, MissingExtraError: the data cannot be opened,
+            as for `open_tokens` and `open_packed`.
     """
     checked, _ = check_sizes(1 if capacity is None else capacity, None, seed)
     capacity, seed = None if capacity is None else checked, int(seed)

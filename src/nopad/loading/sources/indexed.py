@@ -49,9 +49,9 @@ class Reading:
         path: folder of the index-only dataset.
         manifest: its manifest.
         index: its content.
-        options: the options by which the source is read: those of the user, if there are any. None: those by which it
-            was read when it was packed; or the defaults, if nopad did not read ids then, but lengths, lists in memory
-            or texts.
+        options: the options by which the source is read: those of the user, if there are any; else those by which it
+            was read when it was packed. If nopad did not read ids then (but lengths, lists in memory, or texts), they
+            are the user's, or the defaults.
 
     Raises:
         SourceError: the dataset holds its tokens itself.
@@ -150,7 +150,10 @@ class IndexTokens(TokenSource):
     """
 
     def __init__(self, reading: Reading, source: TokenSource) -> None:
-        """Compare the number of records, all lengths, and the tokens of up to 64 evenly spread sequences."""
+        """Compare `source` with what was packed: the number of records, all lengths, and the tokens of some sequences.
+
+        These are up to 64 sequences, spread evenly. An index that was made of lengths alone has no tokens to compare.
+        """
         self._path, self._source, self._manifest = reading.path, source, reading.manifest
         self._index = reading.index
         self.left_out = source.left_out
@@ -257,6 +260,9 @@ class IndexTokens(TokenSource):
 
     def _compare(self, found: Sequences, chosen: NDArray[np.int64]) -> None:
         """Refuse gathered sequences whose tokens have another hash than those that were packed.
+
+        `found` are the sequences, and `chosen` their numbers in the index. Nothing is compared if the index was made of
+        lengths alone.
 
         Raises:
             PlanMismatchError: there is such a sequence; the message names the first one.
