@@ -373,9 +373,9 @@ class PackedLoader:
         Raises:
             OptionError: the ranks have different data, options or positions (checked at the first iteration, and again
                 after the position was set, if torch.distributed is in use); another iteration of this loader began
-                meanwhile, or the loader was set to another position; a stream
-                ended in the middle of a step, and `last` is "refuse"; a stream holds text, and no `tokenizer` was
-                given; or `collate` did not return a `PackedBatch` of at most `token_cap` tokens.
+                meanwhile, or the loader was set to another position; a stream ended in the middle of a step, and `last`
+                is "refuse"; a stream holds text, and no `tokenizer` was given; or `collate` did not return a
+                `PackedBatch` of at most `token_cap` tokens.
             CorruptError, SourceError: the data changed since the loader was made, or a stream cannot be read.
             RecordError: a record of a stream is bad, too long or empty, and the options do not allow it.
             FormatError: the tokenizer cannot encode a text of a stream; or the folder of a packed dataset holds none

@@ -54,7 +54,7 @@ class Flow:
         """Return the next `units` units (packs or single sequences), or fewer at the end of a stream.
 
         A unit is a tuple of the numbers of its sequences, which are numbered in the order in which they are packed.
-        Their sequences stay in memory at least until the method `given` is called with these units.
+        The sequences stay in memory at least until the method `given` is called with these units.
 
         Raises:
             SourceError: reading fails, the source changed, has no record or mixes text and ids; or the last passes over
