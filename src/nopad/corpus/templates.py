@@ -146,7 +146,7 @@ class Template:
         Args:
             chat: the chat.
             number: the record's number, for messages of errors.
-            until: the messages before the one with this number are written; None: all messages are.
+            until: only the first `until` messages are written; None: all messages are.
             prompt: whether the text that asks for the assistant's answer is added.
             tools: whether the chat's tools are passed to the template.
 
