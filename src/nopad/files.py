@@ -151,9 +151,11 @@ def preparing(path: Path) -> Iterator[Path]:
 def replacing(path: Path) -> Iterator[Path]:
     """Give a ``with`` block a temporary path to write to; after the block, fsync the file and rename it to `path`.
 
+    If the block raises an exception, or a write fails before the renaming, the temporary file is removed, and `path` is
+    unchanged.
+
     Raises:
-        StorageError: the disk is full, or a write failed. If that happened before the renaming, `path` is unchanged,
-            and the temporary file is removed.
+        StorageError: the block raised an OSError, or the file could not be forced to disk or renamed.
     """
     with preparing(path) as partial:
         yield partial

@@ -118,7 +118,7 @@ def pack_dataset(
         LengthError: a record is longer than `capacity`, and a task reads the records.
         OptionError: an option is invalid, or does not apply to these data; or they are texts, and there is no
             `tokenizer`.
-        FormatError: the tokenizer cannot be read.
+        FormatError: the tokenizer cannot be read, or cannot encode a text.
         OutputError: `output` has other content, another process is writing there, or the unfinished job there was
             started with other data or options.
         StorageError: the disk is full, or a write failed.
@@ -213,7 +213,7 @@ def _source(
 
     Raises:
         OptionError: an option does not apply to these data, or they are texts and there is no tokenizer.
-        SourceError: the data cannot be read; see `_seen` and `_of_task`.
+        SourceError: the data are a path, hold no record, or are of another kind that cannot be read.
         FormatError: the tokenizer cannot be read.
         MissingExtraError: a package that the data or the tokenizer need is not installed.
     """
@@ -363,7 +363,8 @@ def _limited(task: Task, corpus: CorpusOptions, tokenizer: Any) -> Task:
     The copy gets the capacity in `corpus` as its `max_length`, and `over_long` from `corpus`.
 
     Raises:
-        OptionError: `task` is not a task, does not have this `over_long`, or contradicts `tokenizer` or `corpus`.
+        OptionError: `task` is not a task; it does not allow the `over_long` in `corpus`; `tokenizer` is given, and is
+            not the task's; or the task's own `max_length` is above the capacity, or set with another `over_long`.
     """
     from nopad.tasks import Task
 

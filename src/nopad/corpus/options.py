@@ -207,7 +207,7 @@ class Counts:
         other_split, other_split_tokens: number of records that are not in this dataset but in the other one (training
             or held-out), and number of their tokens, special tokens included.
         documents, documents_empty: number of documents from which pre-training pairs were made, and of documents
-            without a sentence (`nopad.corpus.pretraining`, for which a record is one pair).
+            without a sentence that fits into a pair (`nopad.corpus.pretraining`, for which a record is one pair).
         long_sentences, long_sentences_tokens: number of sentences that were too long for a pair, and number of their
             tokens that were truncated or dropped.
         random_next: number of pairs whose side B comes from another document.

@@ -4,9 +4,9 @@ The two texts of a pair are called side A and side B. Sentences of a document ar
 number of tokens. The target is the number of tokens for which a pair has room beside the three special ones. For one
 document in ten (`short`), it is drawn at random from 2 to that number. The sentences are divided at a random point: the
 first ones become side A, the others side B. For half of the pairs (`random_next`), and if there is only one sentence,
-side B comes from another document instead, and begins at a random sentence. The sentences that it would have had are
-used in the next pair. A pair that is too long loses tokens one by one, from the longer side, at its beginning or end at
-random. Unlike in BERT's code, a random side B never comes from the document of side A.
+side B comes from another document instead, and begins at a random sentence. The sentences that were to become side B
+are used in the next pair. A pair that is too long loses tokens one by one, from the longer side, at its beginning or
+end at random. Unlike in BERT's code, a random side B never comes from the document of side A.
 
 The pairs of a document depend on the options, the tokenizer, the number of the copy, the document's number, and the
 documents that are read with it (a pool of `nopad.corpus.pretraining`), and on nothing else. One core makes some 350,000
@@ -216,11 +216,13 @@ class Sentences(NamedTuple):
 
 
 def sentences_in(texts: Sequence[str], tokenizer: Tokenizer, unit: SentenceUnit) -> Sentences:
-    """Divide documents into sentences, as `sentences_of` does with `unit`, and tokenise the sentences.
+    """Divide documents into sentences, as `sentences_of` does with `unit`; return the sentences as token ids.
 
-    A sentence without a token is left out.
+    Sentences without a token are left out. The name of a special token in a text, such as "[SEP]", is text like any
+    other, as in BERT's own code.
 
-    The name of a special token in a text, such as "[SEP]", is text like any other, as in BERT's own code.
+    Raises:
+        FormatError: the tokenizer cannot encode a text.
     """
     split = [sentences_of(text, unit) for text in texts]
     document = np.repeat(np.arange(len(split)), np.fromiter(map(len, split), np.int64, len(split)))
@@ -246,7 +248,8 @@ class Pairs(NamedTuple):
         sequences: the pairs. Columns per token: ``input_ids``, ``token_type_ids``, and ``labels`` if masks are static,
             else ``maskable``; per pair: ``next_sentence_label``.
         document: number of each pair's document among those given, from 0, ascending; int64 ``[n]``.
-        counts: counts by the field names of `nopad.corpus.options.Counts`.
+        counts: numbers of documents, of random sides B and so on, by name; the names are fields of
+            `nopad.corpus.options.Counts`, such as "random_next".
     """
 
     sequences: Sequences
@@ -343,8 +346,8 @@ def _room(options: PairOptions) -> int:
 def _fitting(given: Sentences, options: PairOptions) -> tuple[Sentences, dict[str, int]]:
     """Handle sentences that are too long for a pair as `options.over_long` says; return ``(sentences, counts)``.
 
-    `sentences` are all that remain. The keys of `counts` are field names of `nopad.corpus.options.Counts`; it is empty
-    if no sentence is too long.
+    `sentences` are those that remain, the truncated ones and the pieces of split ones included. The keys of `counts`
+    are field names of `nopad.corpus.options.Counts`; it is empty if no sentence is too long.
     """
     most = _room(options) - 1
     over = int(np.count_nonzero(given.lengths > most))
@@ -362,10 +365,11 @@ def _fitting(given: Sentences, options: PairOptions) -> tuple[Sentences, dict[st
 def _made(
     given: Sentences, first: NDArray[Any], numbers: NDArray[np.uint64], options: PairOptions
 ) -> NDArray[np.int64]:
-    """Make pairs of the sentences `given`; return a row of integers for each of n pairs, int64 ``[n, COLUMNS]``.
+    """Make pairs of the sentences `given`; return eight integers for each of n pairs, int64 ``[n, COLUMNS]``.
 
-    The comment at `COLUMNS` says what the columns are, such as where the two texts of a pair begin and end. The column
-    `NUMBER` counts the pairs of each document from 0, through all copies of the document.
+    The integers of a pair are, in this order: the index of its document among those that have sentences; the number of
+    the pair among all pairs of this document, from 0, through all copies; begin and end of side A in `given.tokens`;
+    begin and end of side B there; 1 if side B is of another document, else 0; and how many tokens were cut off.
 
     All sentences must fit into a pair. `first` has the index of the first sentence of each document that has sentences,
     then the number of all sentences. `numbers` are these documents' numbers, on which their random choices depend.
@@ -389,7 +393,7 @@ def _written(made: NDArray[np.int64], tokens: NDArray[np.int32], words: Vocabula
     """Return pairs as sequences, with the columns ``token_type_ids`` and ``next_sentence_label``.
 
     The latter has one value per pair: 0 if side B follows side A in its document, 1 if side B is from another document.
-    `made` has the pairs as rows, as `_made` returns them. `tokens` are the tokens of all sentences.
+    `made` has a row of integers for each pair, from `_made`. `tokens` are the tokens of all sentences.
     """
     from nopad.corpus import _pair_kernels
 

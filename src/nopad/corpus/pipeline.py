@@ -6,7 +6,7 @@ save it and a resumed job can continue after it. How records are divided into bl
 sequences.
 
 A thread tokenises one group of text ahead, so reading, decoding, cutting and the caller's work take no extra time while
-the tokenizer is busy. Memory: two groups. If reading fails, the group before the failure is not yielded either.
+the tokenizer is busy. Two groups are in memory. If reading fails, the group before the failure is not yielded either.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class Part(NamedTuple):
     Attributes:
         block: the block.
         run: the records.
-        numbers: the number of each record in the source, as in `Gathered.record`; int64 ``[n]`` for n records.
+        numbers: the number of each of the n records, counted from 0 through all sources of a mixture, with the bad
+            records; int64 ``[n]``.
     """
 
     block: Block
@@ -170,8 +171,8 @@ def sequences(
         OptionError: when called: no content token fits the capacity. While iterating: there is text, and no tokenizer
             was given; or the tokenizer cannot encode chats, for example because it has no chat template.
         RecordError: while iterating: a record is bad, empty or too long, and `options` say "error" for such records; or
-            as for `Source.blocks`.
-        LengthError: while iterating: as for `Source.blocks`.
+            a file is broken, so that nothing after that place can be read.
+        RecordError, LengthError: while iterating: a task that encodes the records refuses one.
         SourceError: while iterating: text and ids are mixed, or reading fails.
         FormatError: while iterating: the tokenizer cannot encode a text.
 
@@ -339,7 +340,7 @@ def _end_to_end(parts: Sequence[Sequences]) -> Sequences:
 def finish(gathered: Gathered, wait: Content, tokenizer: Tokenizer | None, options: CorpusOptions) -> Group:
     """Cut, leave out or refuse records as `options` say, add special tokens, and return the group.
 
-    `wait` is the function that `start_tokenising` returned. `tokenizer` is the one that it was given.
+    `start_tokenising` was called with the same `gathered` and `tokenizer`, and returned `wait`.
 
     Raises:
         RecordError: a record is refused: it is bad, too long or empty. The message names the first such record.

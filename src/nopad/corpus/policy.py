@@ -43,7 +43,9 @@ def cut(lengths: NDArray[np.int64], room: int, over_long: OverLong) -> Pieces:
 def cut_counts(lengths: NDArray[np.int64], room: int, over_long: OverLong) -> dict[str, int]:
     """Return how many records `cut` truncates, splits or drops, and how many tokens it loses.
 
-    The keys are field names of `Counts`. The arguments are those of `cut`.
+    The keys are field names of `Counts`, such as "truncated" and "truncated_tokens". `lengths` are the numbers of
+    tokens of the records, int64 ``[n]``; `room` is the maximum for a piece, and `over_long` says what is done with
+    longer records.
     """
     over = lengths[lengths > room]
     if over_long == "truncate":

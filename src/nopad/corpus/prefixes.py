@@ -28,8 +28,8 @@ def prefix_lengths(
     """Return the ids of a text, and for each of its prefixes how many of these ids belong to it.
 
     The number is None if the ids of the prefix alone are not the first ids of the text. `special` are the ids of tokens
-    at which a fast tokenizer splits a text: its special and added tokens. Only the part of a prefix after the last of
-    them is tokenised again, which saves time. A slow tokenizer does not use them.
+    at which a fast tokenizer splits a text: its special and added tokens. Only the part of a prefix after the last
+    such token is tokenised again, which saves time. With a slow tokenizer, `special` has no effect.
 
     In the example, the second prefix ends inside the token "house", so its number is None.
 

@@ -255,8 +255,8 @@ def _decode(
 ) -> Iterator[Records | BadRecord]:
     """Yield the bad documents of a pool (one block) as bad records, then all pairs of the others as one `Records`.
 
-    `data` and `first_line` are those of the block. `pool` has the place of each document, for messages; `words` is the
-    vocabulary.
+    `data` and `first_line` are those of the block. `pool` has the place of each document, for messages; `words` has
+    the token ids that are needed to make pairs.
 
     Raises:
         RecordError: a sentence is too long or a document is empty, and `options` make that an error; or no pairs can be

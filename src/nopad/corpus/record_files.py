@@ -157,8 +157,9 @@ def _chosen(
 ) -> tuple[pa.Schema, ReaderOptions]:
     """Return the schema of what is packed, and the options that choose its columns.
 
-    Without an encoder, these are `found`, the schema of the records, and `options`. `place` names the input in
-    messages.
+    `found` is the schema of the records. Without an encoder, `found` and `options` are returned as they are. With one,
+    the schema has the columns that the encoder makes, and those of the records that are packed along. `place` names the
+    input in messages.
 
     Raises:
         OptionError: an option has no effect beside the encoder, or a column to carry is one that the encoder makes.
@@ -195,8 +196,9 @@ def _decode(
     """Yield the records of a block, in order: runs of good records as `Records`, and bad ones between them.
 
     `data` has one JSON object per line if `lines` is True. Otherwise it is a JSON array, in which ``[reason]`` stands
-    for a bad record. `first` is the number of the block's first line or record. The other arguments are those of
-    `_made`.
+    for a bad record. `first` is the number of the block's first line or record. `encoder` makes the content of the
+    records of each object; None: the objects are the records. `chosen` says which columns are read, and `schema` has
+    their types.
     """
     items: list[Mapping[str, Any]] = []
     at: list[int] = []

@@ -122,11 +122,14 @@ class RecordStream:
     def each(self, *, after: int = 0) -> Iterator[dict[str, Any] | Bad]:
         """Yield the records from number `after` (counted from 0) on; bad ones are yielded too.
 
-        If `on_bad_record` is "skip", a bad record is yielded as a `nopad.corpus.runs.Bad`. If it is "error",
-        RecordError is raised there.
+        If `on_bad_record` is "skip", a bad record is yielded as a `nopad.corpus.runs.Bad`.
 
         Raises:
-            RecordError, FormatError, SourceError: as for `read`.
+            RecordError: a record is bad, and `on_bad_record` is "error"; or a CSV, TSV or JSON file is broken, so that
+                nothing after that place can be read.
+            FormatError: a SQuAD file is broken.
+            SourceError: the input cannot be read, changed since it was opened, has fewer records than `after`, or is an
+                iterator that was read before.
         """
         passed = 0
         try:
@@ -383,8 +386,9 @@ def opened_runs(
 ) -> tuple[str, _Runs]:
     """Return a file's format (as `RecordStream.kind`), and a function that yields its runs from the start.
 
-    A run is a group of consecutive records. The arguments besides `file` are those of `open_records`. Enough of the
-    file is read to tell its format. Parquet and Arrow files are opened here, so that a damaged footer or schema is
+    A run is a group of consecutive records. `strings` are names of columns of CSV and TSV files that are read as text.
+    `text_unit` is what a record of a text file is; with `paths`, such records have the column ``path`` too. Enough of
+    the file is read to tell its format. Parquet and Arrow files are opened here, so that a damaged footer or schema is
     found now.
 
     Raises:

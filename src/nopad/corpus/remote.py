@@ -39,7 +39,10 @@ class Remote:
         return self.filesystem.open_input_stream(self.path, compression=None)
 
     def now(self) -> tuple[int, tuple[int, int] | None]:
-        """Ask the store, and return the file's present size in bytes, and its present stamp (`_stamp_of`)."""
+        """Ask the store, and return ``(size, stamp)``: the file's present size in bytes, and its present stamp.
+
+        The stamp is (modification time in ns, 0), or None if the store has no such time.
+        """
         info = self.filesystem.get_file_info(self.path)
         return int(info.size or 0), _stamp_of(info)
 

@@ -58,7 +58,7 @@ class Selection:
     new: Literal["all", "mask", "none"] = "none"
 
     def unforeseen(self, record: Mapping[str, Any]) -> str | None:
-        """Return the reason why a record is bad if it has a column that must not appear later; None if it has none.
+        """Return why a record is bad because of a column that was not there when columns were chosen; else None.
 
         Such a column is not among the `known` ones; `new` says which of these columns make a record bad.
         """

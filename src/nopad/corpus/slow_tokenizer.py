@@ -19,7 +19,8 @@ class SlowEncoding:
 
     Attributes:
         ids: token ids.
-        special_tokens_mask: 1 for each special token, 0 for any other; empty if it was not computed.
+        special_tokens_mask: 1 for each special token that was added around the text, 0 for any other token; [] if it
+            was not computed.
     """
 
     ids: list[int]

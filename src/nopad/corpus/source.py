@@ -114,7 +114,7 @@ class Block:
 
         A record that cannot be decoded raises no error, but is yielded as a `BadRecord`.
 
-        Most blocks raise no error here. The exceptions are those of `PretrainingSource`, `LengthsFile` and chats.
+        Only the blocks of a `PretrainingSource`, of a `LengthsFile` and of chats raise errors here.
 
         Raises:
             RecordError: no pre-training pairs can be made of the documents in the block; or a document is empty, or has

@@ -119,10 +119,11 @@ def _part(size: int, first: int, rows: int, of: int) -> int:
 
 
 class ParquetFile(TableSource):
-    """One Parquet file as a source.
+    """One Parquet file as a source; `block_bytes` is about how many bytes a block has.
 
-    The footer is read when this object is made, so a truncated file raises SourceError then. `block_bytes` is about how
-    many bytes a block has.
+    Raises:
+        SourceError: the footer is damaged or cannot be read, or the columns are refused
+            (`nopad.corpus.selection.select`).
     """
 
     def __init__(self, file: InputFile, options: ReaderOptions, *, block_bytes: int = BLOCK_BYTES) -> None:
@@ -146,6 +147,10 @@ class ArrowFile(TableSource):
     """One Arrow (Feather) file as a source, or one file that holds an Arrow stream, as `datasets` saves it.
 
     `block_bytes` is about how many bytes a block has.
+
+    Raises:
+        SourceError: the schema is damaged or cannot be read, or the columns are refused
+            (`nopad.corpus.selection.select`).
     """
 
     def __init__(self, file: InputFile, options: ReaderOptions, *, block_bytes: int = BLOCK_BYTES) -> None:

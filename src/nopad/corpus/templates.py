@@ -146,7 +146,7 @@ class Template:
         Args:
             chat: the chat.
             number: the record's number, for messages of errors.
-            until: the messages before the one with this number are written; None: all messages are.
+            until: only the first `until` messages are written; None: all messages are.
             prompt: whether the text that asks for the assistant's answer is added.
             tools: whether the chat's tools are passed to the template.
 
@@ -166,7 +166,9 @@ class Template:
         number, for messages of errors.
 
         Raises:
-            RecordError, OptionError: as for `text`.
+            RecordError: the template refuses the chat, or the chat's options have an argument of `apply_chat_template`
+                that is not the template's.
+            OptionError: the tokenizer has no chat template.
         """
         found = self._applied(
             chat,
@@ -208,9 +210,10 @@ class Template:
     def _reads(self, what: str, changed: Conversation, number: int, whole: str, *, tools: bool = True) -> bool:
         """Return whether the template reads a part of a chat, which `what` names, such as "tools".
 
-        It does if, without this part, it writes another text than `whole`, or refuses the chat. `changed` is the chat
-        without the part; but tools are left out here, if `tools` is False. `number` is the record's number, for
-        messages of errors. If the answer is True, it is remembered, and the same `what` is not tried again.
+        The template reads the part if, without it, it writes another text than `whole`, or refuses the chat. `changed`
+        is the chat without the part. If the part is the tools, `changed` is the whole chat, and `tools` is False.
+        `number` is the record's number, for messages of errors. If the answer is True, it is remembered, and the same
+        `what` is not tried again.
         """
         if what not in self._read:
             try:

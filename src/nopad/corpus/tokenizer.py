@@ -85,7 +85,7 @@ class Tokenizer:
         """Return the token ids of each text, int32 ``[length]``, without special tokens.
 
         Raises:
-            FormatError: as for `encodings`.
+            FormatError: the tokenizer fails, for example because it has no token for a part of a text.
         """
         tokens, lengths = self.flatten(self.encodings(texts))
         return np.split(tokens, np.cumsum(lengths)[:-1]) if len(texts) else []
@@ -103,10 +103,12 @@ class Tokenizer:
         return self._encoded(self._inner, texts)
 
     def plain_encodings(self, texts: Sequence[str]) -> list[Any]:
-        """Return the same as `encodings`, but treat names of special tokens in the texts ("[SEP]") as plain text.
+        """Return one `tokenizers.Encoding` (or `SlowEncoding`) per text, without special tokens.
+
+        The name of a special token in a text, such as "[SEP]", is read as plain text.
 
         Raises:
-            FormatError: as for `encodings`.
+            FormatError: the tokenizer fails, for example because it has no token for a part of a text.
         """
         self._plain.encode_special_tokens = True  # each time, since it is lost when the copy is pickled
         return self._encoded(self._plain, texts)

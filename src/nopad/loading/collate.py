@@ -24,7 +24,9 @@ def plain(sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> Packe
         per_row: how many of the sequences lie in each row; int64 ``[rows]``.
 
     Raises:
-        BatchError, LengthError, OptionError: as in `PackedBatch.from_columns`.
+        BatchError: there is no sequence, or a column has values that cannot be used.
+        LengthError: a row has more tokens than the capacity of `form`.
+        OptionError: `form` does not fit `per_row`: it has fewer rows, or options that would move sequences.
     """
     return PackedBatch.from_columns(sequences, form, per_row=per_row)
 
@@ -43,7 +45,8 @@ def causal(sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> Pack
     Raises:
         BatchError: a column of labels has one value per sequence instead of one per token; or there is another reason,
             as in `PackedBatch.from_columns`.
-        LengthError, OptionError: as in `PackedBatch.from_columns`.
+        LengthError: a row has more tokens than the capacity of `form`.
+        OptionError: `form` does not fit `per_row`: it has fewer rows, or options that would move sequences.
 
     >>> import nopad
     >>> loader = nopad.PackedLoader([[7, 8, 9], [5, 6]], 5, rows=1, collate=nopad.loading.causal)

@@ -109,7 +109,8 @@ class PackCollator:
         If the rows say where each sequence comes from, the sequences have these columns too, such as ``seq_index``.
 
         Raises:
-            BatchError: as in `__call__`.
+            BatchError: the rows are not rows of a packed dataset, do not say where sequences begin, or have values that
+                cannot be used; or there is `masking`, and they have labels or lack ``seq_index``.
             LengthError: a sequence has no token, or the attention mask of a row is all 0.
         """
         if len(features) and all(isinstance(one, PackedRow) for one in features):

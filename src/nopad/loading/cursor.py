@@ -59,11 +59,25 @@ class Cursor:
         self._begin_again()
 
     def batches(self) -> Iterator[PackedBatch]:
-        """Iterate over the remaining batches of this epoch; see `PackedLoader.__iter__`."""
+        """Iterate over the remaining batches of this epoch, and advance the position batch by batch.
+
+        Errors of reading and building are those that `PackedLoader.__iter__` lists.
+
+        Raises:
+            OptionError: the ranks have different data, options or positions; or another iteration begins, or `go` is
+                called, while this one runs.
+        """
         return self._moved_on(self._supply.batches)
 
     def follow(self, batches: Callable[[], Iterator[PackedBatch]]) -> Iterator[PackedBatch]:
-        """Iterate over batches that other processes build, and advance the position; see `PackedLoader.follow`."""
+        """Iterate over batches that other processes build, and advance the position batch by batch.
+
+        ``batches()`` returns an iterator over the remaining batches of this epoch, in order.
+
+        Raises:
+            OptionError: there are too few batches; the ranks have different data, options or positions; or another
+                iteration begins, or `go` is called, while this one runs.
+        """
         return self._moved_on(lambda at: self._paired(at, batches()))
 
     def _paired(self, at: Place, batches: Iterator[PackedBatch]) -> Iterator[tuple[Place, PackedBatch]]:
@@ -79,6 +93,10 @@ class Cursor:
         ``batches(place)`` yields pairs (position after the batch, batch). The position is advanced before the batch is
         yielded. A batch of None ends the iteration. After the last batch, the position is the beginning of the next
         epoch.
+
+        Raises:
+            OptionError: the ranks have different data, options or positions; or, while this iteration runs, another one
+                begins, `go` is called, or the process is a fork of the one in which it began.
         """
         self._agree()
         self.at = self._supply.settled(self.at)  # the last loop may have stopped right after the last batch

@@ -43,7 +43,8 @@ class Epochs:
     Attributes:
         feed: lists the units (packs, rows, single sequences or groups) of each epoch.
         cost: the cost model by which ranks are balanced.
-        last: what happens to units that are too few for a whole step: as in `PackedLoader`.
+        last: what happens to units that are too few for a whole step: "drop", "fill", "short" or "refuse"
+            (`PackedLoader`).
     """
 
     def __init__(self, feed: Feed, cost: CostModel, last: Last, shared: HostArrays | None = None) -> None:
@@ -74,7 +75,7 @@ class Epochs:
         return {"feed": self.feed, "cost": self.cost, "last": self.last, "_shared": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore, with nothing dealt."""
+        """Restore the attributes in another process; no epoch is dealt there yet."""
         vars(self).update(state)
         self._forget()
 
@@ -113,7 +114,8 @@ class Epochs:
             OptionError: the units left do not make whole steps and `last` is "refuse"; or, in the first leg of an
                 epoch, they do not make a single step; or the balance would reorder units whose order must stay
                 (`Units.phased`).
-            BalanceError: the balance cannot draw or deal these units, or the cost model gives an invalid cost.
+            BalanceError: the balance cannot draw these units, a unit does not fit under the token cap, or the cost
+                model gives an invalid cost.
             FormatError: an earlier leg had a token cap, and cannot have taken its steps from the units of this epoch.
         """
         which = _which(at)
@@ -130,11 +132,10 @@ class Epochs:
         return Course(units, order, at.leg, cost=self.cost, last=self.last, resumed=bool(at.past))
 
     def _begun(self, at: Position) -> _Begun:
-        """Return ``(units, first)`` for the epoch that begins at `at`: its units and its first leg.
+        """Return ``(units, first)`` for the epoch that begins at `at`: its units, and the steps of its first leg.
 
-        Without a token cap, `first` is None, and the method `course` makes the steps when they are needed. With a token
-        cap, `first` is ``(key, course)``: the key from `_which`, and the steps of the first leg, which `course` finds
-        by this key.
+        With a token cap, `first` is ``(key, course)``: the steps, and the key (from `_which`) by which the method
+        `course` finds them. Without a token cap, `first` is None, and the steps are made when they are needed.
         """
         units = self._made(at.epoch)
         return units, None if at.leg.token_cap is None else (_which(at), self._dealt(units, at))
@@ -163,8 +164,8 @@ class Epochs:
         """Refuse a position that lies beyond the end of its epoch.
 
         Raises:
-            FormatError: the position counts more units or steps than the epoch has; or as in `course`.
-            OptionError, BalanceError: as in `course`.
+            FormatError: the position counts more units or steps than the epoch has.
+            FormatError, OptionError, BalanceError: the steps of the epoch cannot be made, as in `course`.
         """
         taken = sum(leg.steps * leg.shape.per_step for leg in at.past if leg.token_cap is None)
         if taken > len(self.units(at.epoch)):

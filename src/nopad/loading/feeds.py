@@ -107,7 +107,16 @@ class SourceFeed(Feed):
     _source: TokenSource
 
     def gather(self, taken: Taken) -> Sequences:
-        """Return the sequences of the units in `taken`, unit after unit, with ``seq_index``; see `Feed.gather`."""
+        """Return the sequences of the units in `taken`, unit after unit.
+
+        Their per-sequence columns include ``seq_index``: the column of that name in the data if there is one, else the
+        number of each sequence in the source.
+
+        Raises:
+            SourceError: the data changed since the source was opened, or are damaged.
+            BatchError: a finite float64 in the data is too large for float32.
+            PlanMismatchError: for an index-only dataset, a sequence has other tokens than those that were packed.
+        """
         found = self._source.gather(taken.sequences, wide=True)
         values = {"seq_index": taken.sequences.copy(), **found.values}  # copied, since the step keeps `taken`
         return Sequences(seq_lengths=found.seq_lengths, tokens=found.tokens, values=values, begin=found.begin)
@@ -180,7 +189,10 @@ class StoredTokens(SourceFeed):
         return found
 
     def units(self, epoch: int) -> Units:
-        """Return the packs of an epoch, with sequences chosen anew; without a plan, shuffled sequences or groups."""
+        """Return the packs of an epoch or, without a plan, its sequences or groups in random order.
+
+        Which sequences share a pack is chosen anew in each epoch.
+        """
         lengths, groups = self._source.seq_lengths, self._groups
         key = random.key(self.seed, random.STREAM_EPOCH, epoch)
         indptr = sequence = order = None

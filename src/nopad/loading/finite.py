@@ -96,8 +96,9 @@ class EpochSupply(Supply):
     def agreed(self, at: Position) -> dict[str, Any]:
         """Return, by name, what all ranks must agree on.
 
-        These are `facts`, the number of ranks and how many share a node, the size of a step, the `Balance`, the token
-        cap, `last`, the position `at`, and the earlier legs of the epoch (its parts with other ranks, step or balance).
+        These are what the method `facts` returns, the number of ranks and how many share a node, the size of a step,
+        the `Balance`, the token cap and `last`. The position `at` and the earlier legs of the epoch (its parts with
+        other ranks, step or balance) are among them, too.
         """
         leg = at.leg
         return {
@@ -167,7 +168,7 @@ class EpochSupply(Supply):
             FormatError: `state` is not a state of such a loader, or it does not fit the data.
             PlanMismatchError: the state is for other data or other options.
             OptionError: the units left do not make whole steps, and `last` is "refuse".
-            BalanceError: as in `Epochs.course`.
+            BalanceError: the balance cannot draw the units, or the cost model gives an invalid cost.
         """
         position, facts = read_state(state)
         check_same(facts, self.facts())
@@ -192,9 +193,12 @@ class EpochSupply(Supply):
 
         Raises:
             SourceError, CorruptError, FormatError: the data changed since they were opened, or are not there any more.
-            StorageError, BatchError, PlanMismatchError: as in `Feed.gather`.
-            OptionError: as in `Epochs.course` and `Serving.batch`.
-            BalanceError: as in `Epochs.course` and `Course.dealt`.
+            StorageError: the data cannot be read.
+            BatchError: a finite float64 in the data is too large for float32, or `collate` refuses the sequences.
+            PlanMismatchError: a sequence of an index-only dataset has other tokens than those that were packed.
+            OptionError: the units do not make whole steps, and `last` is "refuse"; or `collate` did not return a
+                `PackedBatch` of at most `token_cap` tokens.
+            BalanceError: the balance cannot draw the units, or the cost model gives an invalid cost.
         """
         self._epochs.feed.check_unchanged()
         pairs = islice(self._pairs(at, deal_ahead=workers == 1), worker, None, workers)

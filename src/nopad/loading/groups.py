@@ -115,10 +115,10 @@ class Groups:
         return sums
 
     def expanded(self, packs: Packs) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Turn packs of groups into packs of sequences; return ``(indptr, sequence)``, as in `nopad.Packs`.
+        """Turn packs of groups into packs of sequences; return ``(indptr, sequence)``.
 
-        The entries of ``packs.sequence`` are numbers of groups; each is replaced by the sequences of its group, in
-        order.
+        Pack p holds the sequences with the numbers ``sequence[indptr[p]:indptr[p + 1]]``. In `packs`, the entries of
+        `sequence` are numbers of groups; each is replaced by the sequences of its group, in order.
         """
         bounds, sequence = take_lists(self.indptr, self.sequence, packs.sequence.astype(np.int64))
         return bounds[packs.indptr], sequence

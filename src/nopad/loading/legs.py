@@ -66,7 +66,7 @@ class Course:
         steps: number of steps from the beginning of this leg to the end of the epoch.
         units_left: number of units that no earlier leg has taken.
         empty: number of places in the last step that get no unit, since there are too few units.
-        last: what happens to units that make no whole step, as in `PackedLoader`.
+        last: what happens to units that make no whole step: "drop", "fill", "short" or "refuse" (`PackedLoader`).
         token_cap: maximum number of tokens of a rank's micro-step; None: no limit.
     """
 
@@ -81,7 +81,7 @@ class Course:
                 in the order of their numbers.
             leg: shape, balance and token cap of the steps.
             cost: the cost model by which ranks are balanced.
-            last: what happens to units that make no whole step, as in `PackedLoader`.
+            last: what happens to units that make no whole step: "drop", "fill", "short" or "refuse" (`PackedLoader`).
             resumed: whether there were earlier legs in this epoch; if so, a leg without a step is not an error.
 
         Raises:
@@ -163,7 +163,7 @@ class Course:
 
         Raises:
             IndexError: there is no such step.
-            BalanceError: as in `dealt`.
+            BalanceError: the cost model gives an invalid cost, or costs whose sum does not fit into 64 bits.
         """
         if self.shape.per_step == self.shape.per_rank and not self._units.apart:  # a single rank, without accumulation
             return self.step(step)
@@ -183,8 +183,8 @@ class Course:
 
         Raises:
             IndexError: there is no such step.
-            BalanceError: the cost model gives an invalid cost, the sum of the costs of a pack or of the step does not
-                fit into 64 bits, or no way was found to deal the step under the token cap.
+            BalanceError: the cost model gives an invalid cost, or the sum of the costs of a pack or of the step does
+                not fit into 64 bits.
         """
         taken = self.step(step)
         if self._units.apart:
@@ -366,7 +366,7 @@ def _whole_steps(
     Args:
         units: number of units that are left when the leg begins.
         shape: the ranks and the number of units of a step.
-        last: what happens to units that make no whole step, as in `PackedLoader`.
+        last: what happens to units that make no whole step: "drop", "fill", "short" or "refuse" (`PackedLoader`).
         resumed: whether there were earlier legs in this epoch.
         cuts: the result of `_cuts`: where steps begin under a token cap; None: there is no cap. Under a cap, steps may
             have fewer units than ``shape.per_step``, but the last one counts as whole only if it has this many.

@@ -48,7 +48,7 @@ class PackedImages(SourceFeed):
 
         Raises:
             LengthError: a sequence has more tokens or images than a pack may hold.
-            OptionError: the sequences have no images, or an option other than ``effort`` is given.
+            OptionError: the sequences have no images, ``effort`` is invalid, or another option is given.
         """
         if source.images is None:
             raise OptionError(

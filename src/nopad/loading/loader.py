@@ -363,7 +363,7 @@ class PackedLoader:
             PlanMismatchError: the state is for other data, or another plan, cost model, seed or option; the message
                 names what differs.
             OptionError: `last` is "refuse", and the sequences left do not make whole steps for the new ranks.
-            BalanceError: the balance cannot deal the sequences left.
+            BalanceError: the balance cannot draw the units left, or `cost` gives an invalid cost.
         """
         self._cursor.go(self._supply.placed(state))
 
@@ -371,16 +371,20 @@ class PackedLoader:
         """Iterate over the remaining batches of this epoch.
 
         Raises:
-            OptionError: the ranks have different data or options (checked once, if torch.distributed is in use);
-                another iteration of this loader began meanwhile, or the loader was set to another position; a stream
-                ended in the middle of a step, and `last` is "refuse"; a stream holds text, and no `tokenizer` was
-                given; or `collate` did not return a `PackedBatch` of at most `token_cap` tokens.
+            OptionError: the ranks have different data, options or positions (checked at the first iteration, and again
+                after the position was set, if torch.distributed is in use); another iteration of this loader began
+                meanwhile, or the loader was set to another position; a stream ended in the middle of a step, and `last`
+                is "refuse"; a stream holds text, and no `tokenizer` was given; or `collate` did not return a
+                `PackedBatch` of at most `token_cap` tokens.
             CorruptError, SourceError: the data changed since the loader was made, or a stream cannot be read.
             RecordError: a record of a stream is bad, too long or empty, and the options do not allow it.
             FormatError: the tokenizer cannot encode a text of a stream; or the folder of a packed dataset holds none
                 any more.
             LengthError: the data are a stream of a task's records, and the task refuses a record.
             BatchError: a finite float64 in the data is too large for float32, or `collate` refuses the sequences.
+            BalanceError: the balance cannot draw the units of an epoch; or `cost` gives an invalid cost, or costs whose
+                sum does not fit into 64 bits.
+            PlanMismatchError: a sequence of an index-only dataset has other tokens than those that were packed.
             StorageError: a shard of a packed dataset cannot be read.
         """
         return self._cursor.batches()

@@ -93,7 +93,14 @@ class MixedTokens(Feed):
         return Units(seq_lengths=narrow(lengths), indptr=np.concatenate(bounds), sequence=sequence, phased=self.phased)
 
     def gather(self, taken: Taken) -> Sequences:
-        """Return the sequences of the units in `taken`, unit after unit; see `Feed.gather`."""
+        """Return the sequences of the units in `taken`, unit after unit.
+
+        Their per-sequence columns include ``seq_source``, the index of each sequence's source in the mixture, and
+        ``seq_index``, the sequence's number within its source, unless the source has a column of this name.
+
+        Raises:
+            SourceError, BatchError, PlanMismatchError: as in `Feed.gather`.
+        """
         return self._mixture.gather(taken.sequences)
 
     def check_unchanged(self) -> None:

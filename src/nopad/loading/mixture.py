@@ -212,12 +212,15 @@ class Mixture:
     def gather(self, numbers: NDArray[np.int64]) -> Sequences:
         """Return the sequences with these numbers, in this order; their values include ``seq_source``.
 
-        `numbers` are counted over all sources, as in `Chosen`. Columns have the types that batches need, as with
-        ``wide=True`` in `TokenSource.gather`. ``seq_source`` is the index of each sequence's source in `names`.
-        ``seq_index`` is the sequence's number within its source, unless the source has a column of this name.
+        `numbers` are counted over all sources, as in `Chosen`. Per-token integers become int64. Columns of float64
+        become float32, unless their source is `exact` (its arrays are the user's own). ``seq_source`` is the index of
+        each sequence's source in `names`. ``seq_index`` is the sequence's number within its source, unless the source
+        has a column of this name.
 
         Raises:
-            SourceError, BatchError, PlanMismatchError: as in `TokenSource.gather`.
+            SourceError: the tokens changed since the sources were opened, or are damaged.
+            BatchError: a finite float64 is too large for float32.
+            PlanMismatchError: for an index-only dataset, a sequence has other tokens than those that were packed.
         """
         of = np.searchsorted(self._begin, numbers, side="right") - 1
         by_source = np.argsort(of, kind="stable")

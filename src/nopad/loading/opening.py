@@ -35,7 +35,9 @@ def open_feed(
     """Return the feed of `data`: what a loader deals in an epoch.
 
     It deals packs, if a `capacity` is given; single sequences or groups, if `unpacked` is True; otherwise the rows of a
-    packed dataset, as they are stored. `groups`, `together`, `images` and `options` are as in `PackedLoader`.
+    packed dataset, as they are stored. `groups` says which sequences stay together, and `together` what they share.
+    `images` is the maximum number of images per pack. `options` are those of a plan (`nopad.plan`), or ``plan`` itself.
+    `PackedLoader` describes them all.
 
     Raises:
         OptionError: one of these:
@@ -48,9 +50,10 @@ def open_feed(
             * `images` is given with groups, `align` or a mixture, for data without images, or where nothing is packed
             * an option has an invalid value
         LengthError: a sequence or group is longer than `capacity`, or a sequence has no token.
-        PlanMismatchError: as for `nopad.loading.feeds.planned`.
-        SourceError, FormatError, CorruptError, RecordError, StorageError, MissingExtraError: as for `open_tokens` and
-            `open_packed`.
+        PlanMismatchError: the option `plan` is for other lengths or another capacity, or has a pack that does not fit
+            with `align`.
+        SourceError, FormatError, CorruptError, RecordError, StorageError, MissingExtraError: the data cannot be opened,
+            as for `open_tokens` and `open_packed`.
     """
     checked, _ = check_sizes(1 if capacity is None else capacity, None, seed)
     capacity, seed = None if capacity is None else checked, int(seed)

@@ -183,7 +183,7 @@ def shared(ranks: Ranks, feed: Feed, host_dir: str | os.PathLike[str] | None) ->
 
     Raises:
         OptionError: `host_dir` is not a path.
-        StorageError: as for `HostArrays`.
+        StorageError: the folder cannot be made, or `host_dir` is a symbolic link or belongs to somebody else.
     """
     if host_dir is not None and not isinstance(host_dir, str | os.PathLike):
         raise OptionError(f"host_dir is {host_dir!r}; it is the path of a folder")

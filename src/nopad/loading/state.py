@@ -100,9 +100,11 @@ def _written(leg: Leg) -> dict[str, Any]:
 
 
 def check_format(state: Any, form: str, version: int, names: set[str], of: str) -> None:
-    """Refuse a `state` unless it has the format `form`, the version `version`, and else exactly the keys `names`.
+    """Refuse a `state` that is not a dict of this format and version with these keys.
 
-    `of` says in messages whose state is expected, such as "a nopad.PackedLoader".
+    `form` is the value that its key ``format`` must have, and `version` that of ``format_version``. `names` are the
+    other keys, which must all be there, and no more. `of` says in messages whose state is expected, such as "a
+    nopad.PackedLoader".
 
     Raises:
         FormatError: it is not such a state.

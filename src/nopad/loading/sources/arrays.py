@@ -32,7 +32,7 @@ IDS = "input_ids"
 
 @dataclass(frozen=True)
 class _Held:
-    """An array that is in memory already, with the attributes of a `MappedArray` that `ArrayTokens` uses."""
+    """An array in memory; like a `MappedArray`, it has the attributes `values` and `dtype`."""
 
     values: NDArray[Any]
 
@@ -89,7 +89,7 @@ class ArrayTokens(TokenSource):
         return lengths_of(self._offsets.values, self.name)
 
     def located(self, numbers: NDArray[np.int64]) -> Located:
-        """Return where the stored sequences with these numbers lie in the flat columns; see `TokenSource.located`."""
+        """Return the flat columns, and where the stored sequences with these numbers begin in them (`Located`)."""
         begins, lengths = np.empty(numbers.size, np.int64), np.empty(numbers.size, np.int64)
         _kernels.between(self._offsets.values, numbers, begins, lengths)
         return Located(

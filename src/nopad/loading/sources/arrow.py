@@ -53,8 +53,8 @@ def dataset_tokens(dataset: Any, options: ReaderOptions, *, empty: str = "refuse
     `options` says which columns are read. The dataset and its format (``set_format``) are not changed.
 
     Raises:
-        SourceError: the dataset has a transform, is an iterable dataset or a dict of splits, or has no columns that can
-            be used; or there is another reason, as for `ArrowTokens`.
+        SourceError: the dataset has a transform, or is an iterable dataset or a dict of splits; or its rows cannot be
+            used: no ids, nulls, lists of unequal lengths in a row, or a ``pad_id`` in `options`.
         LengthError: a row has no token, and `empty` is "refuse".
     """
     name = "dataset"
@@ -72,8 +72,8 @@ def file_tokens(paths: Sequence[Path], options: ReaderOptions, *, empty: str = "
     `options` says which columns are read.
 
     Raises:
-        SourceError: a file is missing, damaged, or has other columns than the first; or there is another reason, as for
-            `ArrowTokens`.
+        SourceError: a file is missing, damaged, or has other columns than the first; or its rows cannot be used: no
+            ids, nulls, lists of unequal lengths in a row, or a ``pad_id`` in `options`.
         LengthError: a row has no token, and `empty` is "refuse".
     """
     name = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} Arrow files)"
@@ -186,7 +186,7 @@ class ArrowTokens(TokenSource):
         return lengths if rows is None else lengths[rows]
 
     def located(self, numbers: NDArray[np.int64]) -> Located:
-        """Return where these rows lie in the table's chunks; see `TokenSource.located`.
+        """Return flat views of the columns, and where the lists of the rows `numbers` begin in them (`Located`).
 
         Raises:
             SourceError: the lists of a row are no longer equally long, or lie beyond the values of their column.

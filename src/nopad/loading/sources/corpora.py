@@ -76,7 +76,11 @@ def corpus_tokens(
 
 
 def whole_records(**bad: Any) -> CorpusOptions:
-    """Return options by which every record stays whole; `bad` are those that say which records are bad."""
+    """Return options by which no record is cut, or refused for its length.
+
+    `bad` may have ``on_bad_record`` and ``vocab_size``, which say which records are bad and what happens to them
+    (`CorpusOptions`).
+    """
     return CorpusOptions(capacity=MAX_ID, **bad)
 
 

@@ -53,12 +53,14 @@ def open_tokens(
         options: which columns of tables and records are read; None: the defaults of `ReaderOptions`, and for an
             index-only dataset the options with which it was made.
         empty: what to do with sequences that have no token: "refuse" raises LengthError; "skip" leaves them out
-            (`TokenSource.skipped` counts them). An open source was asked before, and a packed dataset has none.
+            (`TokenSource.skipped` counts them), and is not allowed for an open `TokenSource` or a packed dataset.
         unit: for a Megatron pair, what counts as one sequence: each of its "sequences", or each of its "documents".
-        source: for an index-only packed dataset, what it was made from: a path, a dataset, records, a dict of named
-            ones, or what `nopad.open_source` opened with the same options; and if it was made of lengths, anything that
-            this function opens. It is read as it was when it was packed. If padding was cut off then, and of a dict,
-            tokens are copied (those of datasets and records to memory); otherwise they are used where they lie.
+        source: for an index-only packed dataset, what it was made from: a path, a dataset, records, a dict of several
+            of these by name, or what `nopad.open_source` opened with the same options. If the dataset was made of
+            lengths: anything that this function opens. The source is read as it was when it was packed. Its tokens are
+            copied if padding was cut off or bad records were left out then, if the source is a dict, or if it is a
+            folder of arrays of which columns were named. (Tokens of datasets and records in memory are copied to
+            memory.) Otherwise the source is opened as if it were `inputs`.
         spool: the folder for copies of files that cannot be read by number (Parquet, JSON Lines, a packed dataset).
             None: ``$XDG_CACHE_HOME/nopad/tokens``, or memory for up to 4 million tokens. If a folder is given, Arrow
             files are copied too, which removes their padding. Lists stay in memory.
@@ -91,10 +93,14 @@ def open_tokens(
 
 
 def _opened(inputs: Any, options: ReaderOptions, empty: str, unused: dict[str, Any]) -> TokenSource:
-    """Open an input that is not open yet; `unused` are the arguments of `open_tokens` that not every kind takes.
+    """Return a source for `inputs`, which are not a `TokenSource` yet.
 
-    Of these, the arguments that are not None are refused where this kind would ignore them. `options` and `empty` are
-    followed where the kind has a use for them.
+    `options` and `empty` are used for the kinds of input to which they apply. `unused` has the arguments of
+    `open_tokens` by name, except `inputs`; the value None stands for the default.
+
+    Raises:
+        OptionError: an argument in `unused` is not None, and does not apply to this kind of input.
+        SourceError, LengthError and other errors: as for `open_tokens`.
     """
     spool = unused["spool"]
     inputs = inputs.path if isinstance(inputs, PackedDataset) else inputs
@@ -152,7 +158,11 @@ def _at_path(given: str | os.PathLike[str], options: ReaderOptions, empty: str, 
 
 
 def _indexed(path: Path, unused: dict[str, Any]) -> IndexTokens:
-    """Open the index-only dataset at `path`, and its source as it was read when it was packed (`Reading`)."""
+    """Open the index-only dataset at `path`, together with its source, which is read as it was when it was packed.
+
+    `unused` has the arguments of `open_tokens` by name, such as `source`, `options` and `spool`; the value None stands
+    for the default.
+    """
     source, spool = unused["source"], unused["spool"]
     how = Reading(path, unused["options"])
     how.check(source)

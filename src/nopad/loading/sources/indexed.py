@@ -49,8 +49,9 @@ class Reading:
         path: folder of the index-only dataset.
         manifest: its manifest.
         index: its content.
-        options: the options by which the source is read: those by which it was read when it was packed. If nopad did
-            not read ids then (but lengths, lists in memory, or texts), they are the user's own.
+        options: the options by which the source is read: those of the user, if there are any; else those by which it
+            was read when it was packed. If nopad did not read ids then (but lengths, lists in memory, or texts), they
+            are the user's, or the defaults.
 
     Raises:
         SourceError: the dataset holds its tokens itself.
@@ -72,7 +73,10 @@ class Reading:
         self.options = given or (replace(self._packed, find_labels=False) if self._known else ReaderOptions())
 
     def _agree(self, given: ReaderOptions, what: str) -> None:
-        """Refuse options that choose other tokens than those of the manifest; `what` has them, for the message.
+        """Refuse options that choose other tokens than the options in the manifest.
+
+        `given` are the options. `what` is what the message calls them, such as "options", or the type of a source that
+        was opened with them.
 
         Raises:
             OptionError: an option differs that chooses tokens.
@@ -86,12 +90,14 @@ class Reading:
                 )
 
     def check(self, source: Any) -> None:
-        """Refuse an open source that was read otherwise than the one that was packed, or of which nobody knows that.
+        """Refuse a source that is open already, if it may have been read otherwise than when it was packed.
+
+        Other sources, such as a path or a dataset, are accepted without a check.
 
         Raises:
             OptionError: `source` is an open `TokenSource`, and the index was not made of lengths alone; or it is a
                 source of `nopad.open_source`, and its options contradict those of the manifest.
-            PlanMismatchError: its named sources are not those of the index.
+            PlanMismatchError: `source` consists of named sources, and the index was made of others.
         """
         if isinstance(source, TokenSource) and self.index.seq_hash is not None:
             raise OptionError(
@@ -110,8 +116,9 @@ class Reading:
     def must_copy(self, source: Any) -> bool:
         """Return whether this source must be read record by record, and copied, to get what was packed.
 
-        That is so if padding was cut off, if bad records were left out, for a dict of named sources, and for a folder
-        of arrays if columns of it were named. Other sources are used where they lie.
+        This is so in four cases: padding was cut off, or the options have a `pad_id`; bad records were left out;
+        `source` is a dict of named sources; or it is a folder of arrays, and the options set `ids_field` or
+        `mask_field`.
         """
         counts, options = self.manifest.counts, self.options
         changed = options.pad_id is not None or counts["stripped"] or counts["bad_skipped"]
@@ -120,7 +127,7 @@ class Reading:
 
     @property
     def records(self) -> CorpusOptions:
-        """The options by which bad records were left out; all others stay whole."""
+        """Options by which records stay whole, and bad ones are found and handled as when the source was packed."""
         return whole_records(**{name: self.manifest.options[name] for name in ("on_bad_record", "vocab_size")})
 
 
@@ -143,7 +150,10 @@ class IndexTokens(TokenSource):
     """
 
     def __init__(self, reading: Reading, source: TokenSource) -> None:
-        """Compare the number of records, all lengths, and the tokens of up to 64 evenly spread sequences."""
+        """Compare `source` with what was packed: the number of records, all lengths, and the tokens of some sequences.
+
+        These are up to 64 sequences, spread evenly. An index that was made of lengths alone has no tokens to compare.
+        """
         self._path, self._source, self._manifest = reading.path, source, reading.manifest
         self._index = reading.index
         self.left_out = source.left_out
@@ -166,8 +176,8 @@ class IndexTokens(TokenSource):
         """Return the lengths of all stored sequences, 0 or more; int32 ``[stored]``.
 
         Raises:
-            PlanMismatchError: the source has another number of records than the one that was packed, or a record of
-                another length.
+            PlanMismatchError: the source has another number of records than the one that was packed, a record of
+                another length, or another number of tokens beyond the capacity.
         """
         index, held, records = self._index, self._source.stored_lengths(), self._manifest.counts["records"]
         if held.size != records:
@@ -188,10 +198,14 @@ class IndexTokens(TokenSource):
         return lengths
 
     def _compare_lengths(self, packed: NDArray[np.int64], held: NDArray[np.int32], numbers: NDArray[np.int64]) -> None:
-        """Refuse records that are not as long as those that were packed; a truncated one may be longer.
+        """Refuse records that do not have the length that they had when they were packed.
 
-        `packed` are the lengths of the records of the sequences `numbers` as far as they were packed, `held` those of
-        the same records in the source; ``[n]``.
+        A record that was truncated then may be longer.
+
+        Args:
+            packed: for each of n sequences, how many tokens of its record were packed; int64 ``[n]``.
+            held: for each of these sequences, the number of tokens of its record in the source; int32 ``[n]``.
+            numbers: numbers of these sequences, for the message; int64 ``[n]``.
 
         Raises:
             PlanMismatchError: a record has another length.
@@ -206,7 +220,9 @@ class IndexTokens(TokenSource):
             )
 
     def _compare_truncated(self, held: NDArray[np.int32]) -> None:
-        """Refuse a source of which another number of tokens would be truncated; `held` are all its lengths.
+        """Refuse a source whose records have another number of tokens beyond the capacity than when it was packed.
+
+        `held` are the lengths of all its records. Nothing is checked if no record of ids was truncated then.
 
         Raises:
             PlanMismatchError: the number is another than the manifest states.
@@ -222,11 +238,11 @@ class IndexTokens(TokenSource):
 
     @property
     def _truncates(self) -> bool:
-        """Whether records were cut to the capacity; texts were cut before they got special tokens."""
+        """Whether records of ready-made ids were cut to the capacity when the source was packed; False for texts."""
         return self._manifest.tokenizer is None and self._manifest.counts["truncated"] > 0
 
     def located(self, numbers: NDArray[np.int64]) -> Located:
-        """Return where these sequences, which are parts of records, lie in the source; see `TokenSource.located`.
+        """Return the source's flat columns, and where these sequences (parts of records) begin in them (`Located`).
 
         Raises:
             PlanMismatchError: a record became shorter than the index says.
@@ -244,6 +260,9 @@ class IndexTokens(TokenSource):
 
     def _compare(self, found: Sequences, chosen: NDArray[np.int64]) -> None:
         """Refuse gathered sequences whose tokens have another hash than those that were packed.
+
+        `found` are the sequences, and `chosen` their numbers in the index. Nothing is compared if the index was made of
+        lengths alone.
 
         Raises:
             PlanMismatchError: there is such a sequence; the message names the first one.

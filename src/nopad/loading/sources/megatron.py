@@ -144,7 +144,7 @@ class MegatronTokens(TokenSource):
             self._check_documents()
 
     def _ends(self, here: slice) -> NDArray[np.int64]:
-        """Return where the sequences in the slice `here`, which were checked, end in the ``.bin``; int64 ``[k]``."""
+        """Return the byte of the ``.bin`` at which each checked sequence in the slice `here` ends; int64 ``[k]``."""
         width = np.int64(self._ids.dtype.itemsize)
         ends: NDArray[np.int64] = self._places.values[here] + self._lengths_in.values[here] * width
         return ends
@@ -187,7 +187,7 @@ class MegatronTokens(TokenSource):
         return lengths_of(offsets[self._bounds.values], self.name)
 
     def located(self, numbers: NDArray[np.int64]) -> Located:
-        """Return where these stored sequences or documents lie in ``.bin``; see `TokenSource.located`."""
+        """Return the ids of the ``.bin``, and where these sequences or documents begin in them (`Located`)."""
         width, places, lengths = self._ids.dtype.itemsize, self._places.values, self._lengths_in.values
         if not self._documents:
             values = {} if self._modes is None else {"mode": self._modes.values[numbers]}

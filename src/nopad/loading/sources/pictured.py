@@ -75,7 +75,7 @@ class PicturedTokens(TokenSource):
         return self._tokens.seq_lengths
 
     def located(self, numbers: NDArray[np.int64]) -> Located:
-        """Return where these sequences lie in the flat columns, and their images; see `TokenSource.located`.
+        """Return the flat columns, where these sequences begin in them, and their images as columns (`Located`).
 
         Raises:
             SourceError: a record cannot be read, or has fewer or more pixel values than when it was opened.
@@ -148,8 +148,8 @@ def pictured_tokens(inputs: Any, *, empty: str = "refuse") -> PicturedTokens:
     ``attention_mask`` is 0 are padding and are removed.
 
     Raises:
-        SourceError: a record cannot be used. Records are checked in parts of 256; the message names the first record of
-            the part, and counts from there.
+        SourceError: there is no record, records have different columns, or a record cannot be used. Records are checked
+            in parts of 256; the message names the first record of the part, and counts from there.
         OptionError: `empty` is "skip".
     """
     if empty != EMPTY.default:

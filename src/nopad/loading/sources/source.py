@@ -315,7 +315,10 @@ class TokenSource(ABC):
         return Sequences(seq_lengths=found.seq_lengths, tokens=tokens, values=found.values)
 
     def _compare(self, found: Sequences, chosen: NDArray[np.int64]) -> None:  # noqa: B027 - most sources know no hash
-        """Refuse gathered sequences that are not those which the source promises; `chosen` are their stored numbers."""
+        """Refuse gathered sequences that are not the expected ones; here nothing is checked, but a subclass may do so.
+
+        `found` are the sequences, and `chosen` their numbers among all stored sequences.
+        """
 
     @abstractmethod
     def stored_lengths(self) -> NDArray[np.int32]:

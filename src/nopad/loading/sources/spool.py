@@ -146,8 +146,8 @@ def _write(parts: Iterable[Sequences], partial: Path, place: Path, name: str) ->
 def _write_columns(parts: Iterable[Sequences], folder: Path, name: str) -> list[dict[str, Any]]:
     """Write the columns of `parts` to `folder`, one file each, and the offsets at which sequences begin to another.
 
-    Return a dict for each file: ``name`` of the column, ``per`` ("token", "sequence" or "offsets"), ``file`` name,
-    ``dtype`` and ``size`` (number of values).
+    Return a list with a dict for each file: ``name`` of the column, ``per`` ("token", "sequence" or "offsets"),
+    ``file`` name, ``dtype`` and ``size`` (number of values).
 
     Raises:
         SourceError: there is no sequence; the message calls the source `name`.
@@ -213,7 +213,9 @@ class _Column:
 def _opened(place: Path, name: str, empty: str, left_out: tuple[str, ...]) -> ArrayTokens:
     """Map the copy in the folder `place` as a source, after checking it.
 
-    The tokens must have the fingerprint that was written with them. The other arguments are as in `spooled`.
+    The tokens must have the fingerprint that was written with them. `name` is the source's name in messages. `empty`
+    says what to do with sequences that have no token: "refuse" or "skip". `left_out` are names of columns that are not
+    in the copy, for `TokenSource.left_out`.
 
     Raises:
         SourceError: the copy is damaged.
@@ -238,7 +240,9 @@ def _described(
 ) -> ArrayTokens:
     """Map the files of a copy in folder `place` as a source.
 
-    `columns` is from `_write_columns`; the other arguments are as in `spooled`.
+    `columns` is from `_write_columns`. `name` is the source's name in messages. `left_out` are names of columns that
+    are not in the copy, for `TokenSource.left_out`. `empty` says what to do with sequences that have no token: "refuse"
+    or "skip".
 
     Raises:
         SourceError: a file is missing or has another size than was written.

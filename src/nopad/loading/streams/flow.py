@@ -53,11 +53,16 @@ class Flow:
     def take(self, units: int) -> list[Pack]:
         """Return the next `units` units (packs or single sequences), or fewer at the end of a stream.
 
-        Their sequences stay in memory at least until the method `given` is called with these units.
+        A unit is a tuple of the numbers of its sequences, which are numbered in the order in which they are packed.
+        The sequences stay in memory at least until the method `given` is called with these units.
 
         Raises:
-            SourceError: as in `Reader.groups`; or the last passes over the source gave this rank no sequence.
-            RecordError, LengthError, OptionError, FormatError: as in `Reader.groups`.
+            SourceError: reading fails, the source changed, has no record or mixes text and ids; or the last passes over
+                the source gave this rank no sequence.
+            RecordError: a record is bad, too long or empty, and the options do not allow it.
+            LengthError: the source is a task's, and the task refuses a record.
+            OptionError: a record is text, and there is no tokenizer; or the tokenizer cannot encode chats.
+            FormatError: the tokenizer cannot encode a text.
         """
         while len(self._ready) < units and self._read():
             pass
@@ -70,8 +75,7 @@ class Flow:
         to read or to pack.
 
         Raises:
-            SourceError: the last passes over the source gave this rank no sequence; or as in `Reader.groups`.
-            RecordError, LengthError, OptionError, FormatError: as in `Reader.groups`.
+            SourceError, RecordError, LengthError, OptionError, FormatError: as in `take`.
         """
         read = next(self._groups, None)
         if read is None:

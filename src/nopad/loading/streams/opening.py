@@ -78,8 +78,9 @@ def open_stream(
             * sequences are not packed, and an option of packs is given
             * the data are texts and there is no tokenizer, or they are ready-made ids and there is one
             * `data` is an iterator, which can be read only once
-        SourceError, RecordError: as for `nopad.open_source`.
-        FormatError, MissingExtraError: as for `nopad.open_source` and `nopad.load_tokenizer`.
+        SourceError, RecordError: the data cannot be opened, as for `nopad.open_source`.
+        FormatError: a SQuAD file is broken, or the tokenizer cannot be read.
+        MissingExtraError: a package that the data or the tokenizer need is not installed.
     """
     unknown = [name for name in options if name not in (*_OWN, "depth")]
     if unknown:
