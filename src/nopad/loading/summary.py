@@ -38,7 +38,8 @@ class Summary:
         left_out: numbers of units, of sequences and of tokens that are in no step of this epoch, since they make no
             whole step.
         empty: number of places in the last step that get no unit, since there are too few units.
-        last: what happens to units that make no whole step, as in `PackedLoader`.
+        last: what happens to units that make no whole step: "drop", "fill" (the step is filled with empty rows),
+            "short" (the step takes fewer rows) or "refuse" (an error).
         balanced: how evenly the ranks share the work between two points where they wait for one another, measured over
             up to 32 steps.
         token_cap: maximum number of tokens per rank and micro-step; None: no limit.
@@ -136,11 +137,11 @@ def summarise(
     Args:
         course: the steps, at least one: which units each rank gets.
         units: the units of the epoch.
-        unit: what is dealt, as in `Summary`.
-        takes: what a rank takes in a micro-step, as in `Summary`.
+        unit: what is dealt: "pack", "sequence" or "group".
+        takes: what a rank takes in a micro-step, in words, such as "8 packs".
         cost: the cost model by which ranks are balanced.
         capacity: slots per row, if the loader was given `rows`; else None.
-        notes: further lines, as in `Summary`.
+        notes: further lines for the text of the summary, such as what each source of a mixture gives.
     """
     shape, places = course.shape, course.units_at(0, course.units_left)
     taken = places[: course.bounds(course.steps)[0]]
@@ -177,7 +178,8 @@ def _rows(course: Course, deals: dict[int, NDArray[np.int64]]) -> int:
     """Return the number of rows that all ranks take in all steps, including rows that stay empty in the last step.
 
     With `last` "short", the last step has no empty rows, but a micro-step of a rank without a unit counts one row.
-    `deals` holds the result of `Course.dealt` for some steps, by the step's number; the last step must be among them.
+    `deals` maps the numbers of some steps, the last one among them, to the units that each rank gets. These are unit
+    numbers, int64 ``[ranks, micro-steps, places]``, -1 in an empty place.
     """
     rows = course.steps * course.shape.per_step
     if course.last != "short" or not course.empty:
@@ -194,7 +196,7 @@ def _counts(units: Units, chosen: NDArray[np.int64]) -> tuple[int, int]:
 def _most_tokens(units: Units, dealt: NDArray[np.int64]) -> int:
     """Return the largest number of tokens that a rank takes in a micro-step of one step.
 
-    `dealt` is what `Course.dealt` returned for this step.
+    `dealt` has the numbers of the units of this step, int64 ``[ranks, micro-steps, places]``; -1: the place is empty.
     """
     tokens = np.zeros(dealt.shape, dtype=np.int64)
     _, numbers, sizes = units.taken(dealt[dealt >= 0])
@@ -221,8 +223,8 @@ class _Wait(NamedTuple):
 def _waits(course: Course, units: Units, cost: CostModel, step: int, dealt: NDArray[np.int64]) -> Iterator[_Wait]:
     """Yield a `_Wait` for step number `step`; or, if the balance has ``wait="micro"``, for each of its micro-steps.
 
-    A step or micro-step whose costs are all 0 is left out. `course` holds the steps and `units` the units of the epoch;
-    `dealt` is what `Course.dealt` returned for this step.
+    A step or micro-step whose costs are all 0 is left out. `course` holds the steps and `units` the units of the epoch.
+    `dealt` has the numbers of the units of this step, int64 ``[ranks, micro-steps, places]``; -1: the place is empty.
     """
     whole = not (course.empty and step == course.steps - 1)
     world_size, accumulation, per_rank = dealt.shape

@@ -71,7 +71,8 @@ class EpochCollate(ABC):
 class Place(Protocol):
     """How far a loader has come.
 
-    Its properties `epoch`, `steps_seen`, `sequences_seen` and `tokens_seen` are those of `PackedLoader`.
+    Properties: `epoch` is the number of the current epoch, from 0. `steps_seen`, `sequences_seen` and `tokens_seen`
+    count the optimiser steps taken so far, and the sequences and tokens in them.
     """
 
     @property

@@ -70,7 +70,11 @@ class TorchDataset(IterableDataset[PackedBatch]):
         yield from self.loader.share(worker.id, worker.num_workers)
 
     def __len__(self) -> int:
-        """Number of batches that a rank takes in a whole epoch."""
+        """Number of batches that a rank takes in a whole epoch.
+
+        Raises:
+            TypeError: the data are a stream, whose length is not known.
+        """
         return len(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
@@ -90,8 +94,8 @@ class TorchLoader(DataLoader[PackedBatch]):
         `options` are further options of the DataLoader, such as pin_memory and prefetch_factor.
 
         Raises:
-            OptionError: an option would change the batches or their order, or `num_workers` is not an integer of at
-                least 0.
+            OptionError: an option is set that the loader decides itself, such as `batch_size`, `shuffle`, `collate_fn`
+                or `persistent_workers`; `in_order` is False; or `num_workers` is not an integer from 0 to 65,536.
         """
         for name in (
             "batch_size",
@@ -122,7 +126,11 @@ class TorchLoader(DataLoader[PackedBatch]):
         return self.packed_loader.follow(super().__iter__)
 
     def __len__(self) -> int:
-        """Number of batches that a rank takes in a whole epoch."""
+        """Number of batches that a rank takes in a whole epoch.
+
+        Raises:
+            TypeError: the data are a stream, whose length is not known.
+        """
         return len(self.packed_loader)
 
     def set_epoch(self, epoch: int) -> None:

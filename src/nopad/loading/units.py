@@ -47,9 +47,10 @@ class Units:
             times, or not at all. None: unit u holds the sequences from ``indptr[u]`` to ``indptr[u + 1]`` (exclusive).
         order: unit numbers in the epoch's random order; in an epoch of a mixture, a unit may occur several times, or
             not at all. None: the units in the order of their numbers.
-        phased: whether units must stay in this order, since a source of a mixture runs out during the epoch.
         apart: whether the sequences of a unit are dealt to ranks one by one, so that they may go to different ranks of
             a step.
+        phased: whether steps must take the units exactly in the order that `order` gives, since a source of a mixture
+            runs out during the epoch.
 
     >>> lengths = np.array([5, 3, 4], np.int32)
     >>> units = Units(seq_lengths=lengths, indptr=np.array([0, 2, 3]), sequence=np.array([0, 2, 1]))
@@ -137,7 +138,8 @@ class Units:
         """Return the cost of each of the chosen units under `model`; int64 ``[chosen]``.
 
         Raises:
-            BalanceError: as in `CostModel.checked` and `CostModel.of_packs`.
+            BalanceError: `model` did not return one integer of at least 0 for each sequence, or costs are too large for
+                sums of 64 bits.
         """
         return self.costs_of(*self.members(chosen), model)
 
@@ -150,7 +152,8 @@ class Units:
             model: the cost model.
 
         Raises:
-            BalanceError: as in `CostModel.checked` and `CostModel.of_packs`.
+            BalanceError: `model` did not return one integer of at least 0 for each sequence, or costs are too large for
+                sums of 64 bits.
         """
         if numbers.size == sizes.size:  # one sequence each
             return model.checked(self.seq_lengths[numbers])

@@ -140,10 +140,15 @@ def _sum(vectors: Tensor, found: Pairs, contents: Tensor, wanted: Tensor, scale:
 def false_negatives(found: Pairs, contents: Tensor, wanted: Tensor) -> Tensor:
     """Return which candidates are false negatives of the n anchors `wanted`; bool ``[n, p + q]``.
 
-    `wanted` has indices into ``found.anchors``, int64 ``[n]``; the candidates are those of `Pairs.candidates`. A
-    candidate is a false negative if it has the same tokens as the anchor or its positive. If two anchors have the same
-    tokens, the positive of each is also a false negative of the other. An anchor's own positive is never one.
-    `contents` is that of `contrastive_sum`.
+    The candidates are all p positives, then all q hard negatives (`Pairs.candidates`). A candidate is a false negative
+    of an anchor if it has the same tokens as the anchor or as the anchor's positive. If two anchors have the same
+    tokens, the positive of each is also a false negative of the other. The anchor's own positive is never a false
+    negative.
+
+    Args:
+        found: which sequences are anchors, positives and hard negatives.
+        contents: a number per sequence, such as a hash, that is equal for sequences with equal tokens; int64 ``[S]``.
+        wanted: indices into ``found.anchors``; int64 ``[n]``.
     """
     own, other, candidates = contents[found.anchors], contents[found.positives], contents[found.candidates]
     equal = (candidates == own[wanted, None]) | (candidates == other[wanted, None])

@@ -110,14 +110,18 @@ def token_denominator(
 ) -> Tensor:
     """Return the denominator of `token_loss`: the number of labelled tokens; a float64 scalar on the labels' device.
 
-    The arguments and errors are those of `token_loss`, but the values of labels are not checked. With
+    Give the arguments that `token_loss` gets. `labels` are ``[R, L]``, -100 for tokens that the loss ignores. With
     ``per="sequence"``, the result is the number of sequences with a label. With `causal`, labels of first tokens do not
-    count. With `weights`, each token or sequence counts as the weight of its sequence instead of 1.
+    count. With `weights`, ``[S]``, each token or sequence counts as the weight of its sequence instead of 1.
 
     transformers calls this number ``num_items_in_batch``; here it is the number for one batch. For gradient
     accumulation and several ranks, sum the denominators of all batches of a step; `over_ranks` sums them over ranks.
     Pass the sum to every `token_loss` as `denominator`, and sum the losses. With DDP, which averages gradients,
     multiply the loss by the number of ranks.
+
+    Raises:
+        BatchError: the type, device or shape of an argument does not fit. The values of labels are not checked.
+        OptionError: `per` is neither "token" nor "sequence".
 
     >>> import nopad, torch
     >>> from nopad.losses import token_denominator
@@ -180,8 +184,8 @@ def sequence_loss(
 def sequence_denominator(labels: Tensor, *, weights: Tensor | None = None) -> Tensor:
     """Return the denominator of `sequence_loss`: the number of sequences with a label; a float64 scalar.
 
-    With `weights`, each sequence counts as its weight instead of 1. Every sequence has a label if labels are floats.
-    `labels` and `weights` are those of `sequence_loss`.
+    `labels` are integers ``[S]``, -100 for sequences without a label; or floats, and then every sequence has a label.
+    With `weights`, ``[S]``, each sequence counts as its weight instead of 1.
 
     Raises:
         BatchError: `labels` are not a tensor with at least one dimension, or `weights` do not fit them.
@@ -252,7 +256,8 @@ def span_loss(
 def span_denominator(starts: Tensor, ends: Tensor, batch: PackedBatch, *, weights: Tensor | None = None) -> Tensor:
     """Return the denominator of `span_loss`: the number of sequences that contain their answer; a float64 scalar.
 
-    With `weights`, each sequence counts as its weight instead of 1. The arguments are those of `span_loss`.
+    `starts` and `ends` are the positions of each answer's first and last token in its sequence, integers ``[S]``. With
+    `weights`, ``[S]``, each sequence counts as its weight instead of 1.
 
     Raises:
         BatchError: types, devices or shapes do not fit the batch.

@@ -150,7 +150,7 @@ class Confusion(_Counts):
         The F1 score of a class that is neither labelled nor predicted is 0.
 
         Raises:
-            OptionError: there is no such class.
+            OptionError: `label` is neither None nor a Python integer that is the number of a class.
         """
         if label is not None and not (type(label) is int and 0 <= label < len(self.counts)):
             raise OptionError(f"label is {label!r}; there are {len(self.counts)} classes, from 0")

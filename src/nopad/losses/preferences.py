@@ -173,9 +173,10 @@ def preference_loss(
 
 
 def check_preferences(beta: Any, kind: Any, label_smoothing: Any, name: str = "kind") -> tuple[float, float]:
-    """Check the options of `preference_loss`; return `beta` and `label_smoothing` as floats.
+    """Check three options of `preference_loss`; return `beta` and `label_smoothing` as floats.
 
-    Error messages call the kind `name`.
+    `beta` must be above 0, `kind` "sigmoid", "ipo" or "robust", and `label_smoothing` from 0 to below 0.5. `name` is
+    what error messages call the option `kind`.
 
     Raises:
         OptionError: an option is out of its range, or "ipo" gets a `label_smoothing`.

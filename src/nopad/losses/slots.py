@@ -65,8 +65,9 @@ def check_logits(logits: Tensor, labels: Tensor, batch: PackedBatch) -> None:
 def slot_weights(number: Tensor, wanted: Tensor, batch: PackedBatch, per: str, weights: Tensor | None) -> Tensor:
     """Return the weight of the loss of each slot (token or padding), float64 ``[slots]``; it is 0 without a label.
 
-    The sum of these weights is the denominator. `number` and `wanted` are each slot's sequence number and label, as
-    `labelled` returns them; `per` and `weights` are those of `token_loss`.
+    The sum of these weights is the denominator. `number` is the number of each slot's sequence, from 1, and 0 in
+    padding; `wanted` is each slot's label, or -100. With `per` "token", each label has the same weight; with
+    "sequence", the labels of each sequence have the weight 1 together. `weights`, ``[S]``, multiply these; None: all 1.
 
     Raises:
         OptionError: `per` is neither "token" nor "sequence".
@@ -90,8 +91,9 @@ def sparse(wanted: Tensor) -> Tensor | None:
     """Return the indices of the labelled slots, int64 ``[N]``, if a loss is faster on these slots alone; else None.
 
     In masked language models most slots have no label, and their logits would be read and written several times for
-    nothing. The result is None on other devices than the CPU, where the host would have to wait for the number of
-    labels. `wanted` are the labels of all slots, -100 where there is none.
+    nothing. The result is None if more than half of the slots have a label, and while compiling. It is also None on
+    other devices than the CPU, since the host would have to wait for the number of labels. `wanted` are the labels of
+    all slots, -100 where there is none.
     """
     if wanted.device.type != "cpu" or torch.compiler.is_compiling():
         return None

@@ -60,11 +60,17 @@ def check_call(
         layout: the batch's layout.
 
     Raises:
-        BatchError: the batch does not pass `check_inputs` or `check_layout`; attention weights are asked for; a cache
-            of earlier tokens is given; `inputs_embeds` have another dtype than the model; the weights are on the meta
-            device; mask tokens are given to a model that rescales embeddings by the share of mask tokens in a row
-            (`token_dropout`); or the batch has images or videos and the model takes none.
-        UnsupportedModelError: the model does not pass `check_layers` or `check_embeddings`.
+        BatchError: one of these:
+
+            * an argument has a wrong type, shape, device or value (`check_inputs`)
+            * the batch has too many sequences or too long ones (`check_layout`)
+            * attention weights are asked for, or a cache of earlier tokens is given
+            * `inputs_embeds` have another dtype than the model, or the weights are on the meta device
+            * mask tokens are given to a model that rescales embeddings by the share of mask tokens in a row
+              (`token_dropout`)
+            * the batch has images or videos, and the model takes none
+        UnsupportedModelError: a layer quantises a whole batch together or gets one value per row from PEFT
+            (`check_layers`); or NEFTune adds noise to the embeddings (`check_embeddings`).
     """
     check_layers(model)  # first: it removes hooks that PEFT leaves behind in a call with any error
     refuse_attentions(model, named)
@@ -120,9 +126,9 @@ def leave_columns(model: Any, takes: Sequence[str], named: dict[str, Any]) -> No
     the model, there is no warning, since that module may use these columns itself.
 
     Raises:
-        BatchError: the name of a removed column is probably misspelt: it resembles an argument of the model that was
-            not given. Or a column that the model accepts is a NumPy array, and so holds no numbers. Or `shift_labels`
-            (labels already shifted) are given, and the model has no such argument.
+        BatchError: the name of a column that the model does not accept resembles an argument that was not given, so it
+            is probably misspelt. Or a column that the model accepts is a NumPy array (of strings; columns of numbers
+            are tensors). Or `shift_labels` (labels already shifted) are given, and the model has no such argument.
     """
     if named.get("shift_labels") is not None and "shift_labels" not in takes:
         raise BatchError(

@@ -85,10 +85,10 @@ def _check_devices(model: Any, takes: Sequence[str], named: Mapping[str, Any]) -
 def _check_known(model: Any, stock: bool, name: str, value: Tensor, at: Layout | None, source: Layout) -> None:
     """Check that an argument has one value per slot; a value per row would hold for several sequences.
 
-    `name` and `value` are the argument. Its shape must begin with that of the layout `at`; None: nothing is checked.
-    Scalars, labels and `logits_to_keep` are not checked here. If the model's class is not transformers' own (`stock`
-    is False), the argument may also have a single value. It may also have one value per sequence of `source`, the
-    batch's layout, if there are not as many rows as sequences.
+    `name` and `value` are the argument. The shape of `value` must begin with the shape of the layout `at`; None:
+    nothing is checked. Scalars, labels and `logits_to_keep` are not checked here. `stock` says whether the model's
+    class is transformers' own. If it is not, `value` may also be a single number, or have one entry per sequence of the
+    batch, whose layout is `source`. One entry per sequence is refused if the batch has as many rows as sequences.
 
     Raises:
         BatchError: the argument has another shape.

@@ -99,7 +99,11 @@ class Bfloat16Linear(Scoped, nn.Linear):
         )
 
     def _packed(self, copies: dict[str, tuple[Tensor, Tensor, int, Tensor]]) -> Tensor:
-        """Return the weight in oneDNN's order: the copy of this scope, or a new one if the weight has changed since."""
+        """Return the weight in oneDNN's order: the copy in `copies`, or a new one if the weight has changed since.
+
+        A new copy is stored as ``copies["weight"]``: the parameter, the same without gradient, its version, and the
+        copy.
+        """
         weight, known = self.weight, copies.get("weight")
         if (
             known is None
@@ -150,7 +154,11 @@ def _lay_out(weight: Tensor) -> Tensor:
 
 
 def _by_onednn(states: Tensor, weight: Tensor, bias: Tensor | None, name: str, formula: str) -> Tensor:
-    """Return oneDNN's product with a weight in its own order, with the bias, and with the activation of this name."""
+    """Return ``activation(states @ weight.T + bias)``, computed by oneDNN.
+
+    `weight` is in oneDNN's own order. `name` and `formula` are oneDNN's names of the activation and of its
+    approximation, such as "gelu" and "tanh"; "none" and "" stand for no activation.
+    """
     out: Tensor = torch.ops.mkldnn._linear_pointwise(states, weight, bias, name, [], formula)
     return out
 
@@ -187,8 +195,9 @@ def _fuse_activation(module: nn.Module, made: _Fused) -> None:
     rounding. The module stays as it is in three cases: it has submodules besides `Bfloat16Linear` layers, one
     activation and dropout; the activation is not one of `FORMULAS`; or the results differ with every layer.
 
-    `made` holds the fused layers that were made for other modules of the model. If another module shares the layer and
-    has the same activation, its fused layer is used here too. New fused layers are added to `made`.
+    `made` holds the fused layers that were made for other modules of the model:
+    ``{(id of the layer, formula of the activation): (layer, fused layer)}``. If another module shares the layer and has
+    the same activation, its fused layer is used here too. New fused layers are added to `made`.
     """
     children = names_of_children(module)
     layers = [(names, child) for names, child in children if isinstance(child, Bfloat16Linear)]

@@ -50,10 +50,13 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
             filled end to end); there are too many sequences, or one is too long for the model; or a column of the batch
             does not fit the model (`nopad.model.arguments`).
         OptionError: the model is not pack-safe, or it gives results per sequence and has no `max_sequences`.
-        UnsupportedModelError: the model is a class of your own, is an encoder–decoder, takes images, has mixing modules
-            (state-space models, linear attention) or counts positions along the row, gets its mask inside the base
-            model (DeBERTa, MPNet, ESM), or has a head that averages states under the mask (ModernBERT, if so
-            configured).
+        UnsupportedModelError: the model is one of these:
+
+            * a class of your own, or an encoder–decoder
+            * a model that takes images, or counts positions along the row
+            * a model with mixing modules (state-space models, linear attention)
+            * a model that gets its mask inside the base model (DeBERTa, MPNet, ESM)
+            * a model whose head averages states under the mask (ModernBERT, if so configured)
 
     >>> import nopad, torch
     >>> from transformers import BertConfig, BertModel
@@ -97,7 +100,13 @@ def check_static_model(model: Any) -> None:
 
     Raises:
         OptionError: the model is not pack-safe, or it gives results per sequence and has no `max_sequences`.
-        UnsupportedModelError: the model cannot be compiled on packs, for one of the reasons that `static_inputs` names.
+        UnsupportedModelError: the model is one of these:
+
+            * a class of your own, or an encoder–decoder
+            * a model that takes images, or counts positions along the row
+            * a model with mixing modules (state-space models, linear attention)
+            * a model that gets its mask inside the base model (DeBERTa, MPNet, ESM)
+            * a model whose head averages states under the mask
     """
     state = state_of(model)
     name = type(state.model).__name__
@@ -146,8 +155,9 @@ class CompiledRows(nn.Module):
         model: a pack-safe model, compiled as a whole.
 
     Raises:
-        OptionError: as for `check_static_model`, or `config.return_dict` is off.
-        UnsupportedModelError: as for `check_static_model`.
+        OptionError: the model is not pack-safe, or it gives results per sequence and has no `max_sequences`; or
+            `config.return_dict` is off.
+        UnsupportedModelError: the model cannot be compiled on packs (`static_inputs` lists the reasons).
     """
 
     def __init__(self, model: Any) -> None:
@@ -169,7 +179,9 @@ class CompiledRows(nn.Module):
         """Run the model on a `PackedBatch` of rows, ``model(**batch)``; return its output.
 
         Raises:
-            BatchError, UnsupportedModelError: as for `static_inputs`.
+            BatchError: the batch is flat, has targets or does not fit the model, or a sequence may go on in the next
+                row.
+            UnsupportedModelError: the model was changed after it was made pack-safe.
         """
         packed = PackedBatch(batch)
         # Copies, since a graph is for tensors made in inference mode, or for others: a batch has some of both.
@@ -186,11 +198,11 @@ class CompiledRows(nn.Module):
         return found if not self._types else {TYPES: torch.zeros_like(batch["position_ids"]), **found}
 
     def _of_sequences(self, batch: PackedBatch, output: Any) -> Any:
-        """Return the output with results per sequence of the batch's own sequences only, as views.
+        """Return `output` with its results per sequence cut to the sequences of the batch, as views.
 
-        `output` is that of the compiled model: its results per sequence have `max_sequences` entries, of which the
-        first are real. The logits of a question-answering head are also cut to the length of the longest sequence.
-        Values that are None are left out.
+        `output` is what the compiled model returned. Its results per sequence have `max_sequences` entries, of which
+        the first belong to the batch's sequences. The logits of a question-answering head are also cut to the length of
+        the longest sequence. Values that are None are left out.
         """
         head, layout = state_of(self._orig_mod).head, batch.layout
         found = type(output)()

@@ -81,12 +81,12 @@ class Family:
             change what they compute.
         mixes: function of the configuration that returns how often tokens are mixed in one call, by registered
             attention and by mixing modules; None: `attends` times in each layer.
-        places: names of a mixing module's arguments that have one entry per position in a row (ALiBi, rotary angles),
-            each with the dimension along which the entries lie; a name is listed twice if they lie along two dimensions
-            (a table of pairs). A sequence of l tokens gets the first l entries; if the dimension is None, it gets the
-            whole argument, from which the module itself takes what it needs.
-        tables: names of the learned tables of position embeddings for which the model counts positions along the row
-            (``torch.arange``), each with the position of a sequence's first token.
+        places: (name, dimension) of a mixing module's arguments that have one entry per position in a row (ALiBi,
+            rotary angles); the entries lie along this dimension. A name is listed twice if they lie along two
+            dimensions (a table of pairs). A sequence of l tokens gets the first l entries; if the dimension is None, it
+            gets the whole argument, from which the module itself takes what it needs.
+        tables: (name, first) of each learned table of position embeddings for which the model counts positions along
+            the row (``torch.arange``). A sequence's first token has the position `first`.
         readers: class names of poolers and heads that are not transformers' own, but like these are given all states
             ``[R, L, H]`` and read those of one token.
         masked: whether the base model gets nopad's mask; False: it gets no mask, since it would compute ALiBi from it.

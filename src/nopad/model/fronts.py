@@ -30,7 +30,7 @@ class GiveStates(Hook):
     """Replaces the front end's output for the blank image by the states of the batch, ``[R, L, H]``.
 
     Attributes:
-        moment: "after": the hook runs after the front end.
+        moment: when PyTorch calls the hook; always "after", when the front end has returned.
     """
 
     moment: Literal["before", "after"] = "after"

@@ -1,9 +1,9 @@
 """`Activations`: inside `fast_linear`, oneDNN computes a linear layer's product together with the activation after it.
 
 An activation by itself reads and writes the layer's output once more: GELU takes half as long as the product before it.
-Which layers are followed by an activation is learnt while the model runs: if the next call of PyTorch after a layer's
-product is GELU or SiLU of its output, then the layer's next product is computed together with it, and the call of the
-activation only returns the result.
+Which layers are followed by an activation is learnt while the model runs. Suppose that the next call of PyTorch after a
+layer's product is GELU or SiLU of its output. Then the layer's next product is computed together with the activation,
+and the call of the activation only returns the result.
 
 That is a guess, so it is checked each time. If another call follows the layer, the output is computed again without the
 activation. The same happens if something still holds the layer's output when the call after the activation comes (a
@@ -56,7 +56,7 @@ class _Product:
 
     Attributes:
         layer: id of the layer's weight.
-        formula: the activation.
+        formula: the activation, by oneDNN's names of it and of its approximation, such as ``("gelu", "tanh")``.
         plain: function that computes the output without the activation.
         out: the output; None: the call of the activation has returned it already.
         ref: weak reference to the output, which shows whether something still holds it.
@@ -88,7 +88,8 @@ class Activations:
     def of(self, layer: int) -> Formula:
         """Return the activation with which the product of a layer should be computed; `PLAIN`: none.
 
-        `layer` is the id of the layer's weight.
+        `layer` is the id of the layer's weight. The result is a pair, such as ``("gelu", "tanh")``: oneDNN's names of
+        the activation and of its approximation.
         """
         return self.learnt.get(layer, PLAIN)
 
@@ -138,7 +139,11 @@ class Activations:
 
 
 def _formula_of(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Formula | None:
-    """Return the activation that a PyTorch call computes; None: oneDNN does not compute what this call computes."""
+    """Return the activation that a PyTorch call computes, such as ``("gelu", "tanh")``; None: it is not GELU or SiLU.
+
+    The pair has oneDNN's names of the activation and of its approximation. The result is also None if the call has
+    arguments that oneDNN does not support, such as ``inplace=True``.
+    """
     if function is nn.functional.gelu and len(args) == 1 and kwargs.keys() <= {"approximate"}:
         approximate = kwargs.get("approximate", "none")
         return ("gelu", approximate) if approximate in ("none", "tanh") else None

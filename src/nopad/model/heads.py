@@ -391,7 +391,9 @@ def head_of(model: Any, family: Family, given: str | None = None) -> Head:
     """Return the head of a model; `given` is the head's name, for a class that nopad does not know, else None.
 
     Raises:
-        OptionError, UnsupportedModelError: see `nopad.model.known.head_name`.
+        OptionError: no head is called `given`, or nopad knows that the class has another head.
+        UnsupportedModelError: nopad does not know the class, and `given` is None or the model is not a
+            `PreTrainedModel`. Or sequences cannot be kept apart with this head.
     """
     name = head_name(model, family, given)
     late = family.pooled == "config" and getattr(model.config, "classifier_pooling", None) == "late"
@@ -415,7 +417,8 @@ def _takes_last(scores: Tensor, call: Call, output: Any) -> bool:
 def _static_padded(values: Tensor, ids: Tensor, most: int) -> Tensor:
     """Turn logits ``[R, L]`` into ``[most, L]``: row i has the logits of sequence number i + 1, then minus infinity.
 
-    `ids` is the number of each slot's sequence, from 1, and 0 in padding; integers, with L as the last dimension.
+    `ids` ``[R, 1, 1, L]`` is the number of each slot's sequence, from 1, and 0 in padding. `most` is the number of rows
+    of the result; rows beyond the last sequence are all minus infinity.
     """
     owned = mine(ids, most)
     places = torch.arange(ids.shape[-1], device=ids.device) + owned.int().argmax(1)[:, None]

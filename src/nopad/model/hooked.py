@@ -114,7 +114,8 @@ class HookedModel:
         The model's attention is changed only with the route "interface" (`Family.route`).
 
         Raises:
-            UnsupportedModelError: as for `_hooks`; the model's attention is a function of the user's or of another
+            UnsupportedModelError: nopad does not know a module that it would have to hook; the head mixes the tokens of
+                a row; experts have a limited capacity; the model's attention is a function of the user's or of another
                 library; or the model, or a part of it, does not take nopad's attention.
         """
         attention.register()
@@ -177,8 +178,9 @@ class HookedModel:
         """Attach hooks to the model's modules, if modules were added, replaced or removed since this was last done.
 
         Raises:
-            UnsupportedModelError: as for `_hooks`, or a module of the user's own class was put into the model after it
-                was made pack-safe.
+            UnsupportedModelError: nopad does not know a module that it would have to hook; the head mixes the tokens of
+                a row; experts have a limited capacity; or a module of the user's own class was put into the model after
+                it was made pack-safe.
         """
         modules = tuple(walk(self.model))
         if len(modules) == len(self.modules) and all(map(is_, modules, self.modules)):
@@ -228,8 +230,8 @@ class HookedModel:
         """Yield (module, hook) pairs for the modules that the model uses now; one module may have several hooks.
 
         Raises:
-            UnsupportedModelError: a module cannot be hooked, since nopad does not know it; mixes the tokens of a row;
-                or has experts of limited capacity.
+            UnsupportedModelError: nopad does not know a module that it would have to hook; the head mixes the tokens of
+                a row; or experts have a limited capacity.
         """
         cell, model, family = self.cell, self.model, self.family
         check_rows(model, self.head.base, family.mixers)

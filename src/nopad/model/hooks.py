@@ -107,7 +107,8 @@ class Swap(Hook):
         """Return the module's arguments with the new mask, ``(args, kwargs)``; None outside of packed calls.
 
         Raises:
-            BatchError: as for `encoder_mask` and `dense_cross`.
+            BatchError: the attention backend cannot run this model; with a dense mask, a sequence may go on in the next
+                row; or in compiled layers, a sequence and its target are in different rows.
             UnsupportedModelError: a compiler traces the hook during a packed call.
         """
         self.cell.refuse_compiling()
@@ -174,7 +175,11 @@ class UnpackFirst(Hook):
     """
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the module's ``(args, kwargs)`` for the first group; None: they stay as they are (`unpack_first`)."""
+        """Return the module's ``(args, kwargs)`` for the first group; None: they stay as they are (`unpack_first`).
+
+        Raises:
+            UnsupportedModelError: the mask of a packed call reached the module without the batch's layout.
+        """
         return unpack_first(module, args, kwargs)
 
 
@@ -183,7 +188,7 @@ class PackAgain(Hook):
     """Runs an attention module on the groups that `UnpackFirst` left, and packs all outputs into the batch's rows.
 
     Attributes:
-        moment: "after": the hook runs after the module, which has then computed the first group.
+        moment: when PyTorch calls the hook; always "after", when the module has computed the first group.
     """
 
     moment: Literal["before", "after"] = "after"
@@ -212,7 +217,7 @@ class Positions(Hook):
     """Replaces the output of the position embeddings by embeddings of each token's position in its sequence.
 
     Attributes:
-        moment: "after": the hook runs after the module.
+        moment: when PyTorch calls the hook; always "after", when the module has returned.
     """
 
     moment: Literal["before", "after"] = "after"
@@ -251,7 +256,7 @@ class Lookup(Hook):
     """Replaces the output of a table of position embeddings by the embedding of each token's position in its sequence.
 
     Attributes:
-        moment: "after": the hook runs after the table.
+        moment: when PyTorch calls the hook; always "after", when the table has returned.
         offset: row of the table for a sequence's first token.
     """
 
@@ -287,7 +292,8 @@ class Feed(Hook):
         The result is None in ordinary calls, and in calls with static shapes without a limit of sequences.
 
         Raises:
-            UnsupportedModelError: as for `_states`.
+            UnsupportedModelError: in a packed call, the states to pool cannot be found or have another shape; or the
+                model's class is not transformers' own, and the module's input is not pooled from each row as expected.
         """
         call, static = self.cell.call, self.cell.static
         if call is not None:
@@ -306,8 +312,8 @@ class Feed(Hook):
 
         Raises:
             UnsupportedModelError: the states cannot be found or have another shape. Or `dims` is 2, the model's class
-                is not one of transformers' own, and the module's input is not the states of each row, pooled in the
-                way that `Head.pooling` names.
+                is not one of transformers' own, and the module's input is not what pooling each row gives
+                (`Head.pooling`).
         """
         given: Tensor | None = args[0] if args and isinstance(args[0], Tensor) else None
         states: Tensor | None = given if self.dims == 3 else call.seen.get("hidden")
@@ -367,7 +373,7 @@ class Keep(Hook):
     """Stores a module's output for the head: in `Call.seen`, or in a call with static shapes in `Static.kept`.
 
     Attributes:
-        moment: "after": the hook runs after the module.
+        moment: when PyTorch calls the hook; always "after", when the module has returned.
         name: key in `Call.seen`.
         first: whether the output is a tuple or mapping of which only the first entry is stored.
     """

@@ -23,7 +23,8 @@ __all__ = ["eos_tokens", "last_tokens", "static_last_tokens"]
 def last_tokens(config: Any, ids: Tensor | None, placed: Placement, pads_inside: bool = True) -> Tensor:
     """Return the index of the token from which each sequence's result is read; int64 ``[S]``.
 
-    The index is that in the concatenated rows.
+    This is the last token that is not the pad id, or the first token if there is none. Without ids or a pad id, it is
+    the last token. The index is that in the concatenated rows.
 
     Args:
         config: the model's configuration.
@@ -68,9 +69,10 @@ def eos_tokens(config: Any, ids: Tensor, placed: Placement) -> Tensor:
 
 
 def static_last_tokens(config: Any, ids: Tensor | None, sequence_ids: Tensor, most: int) -> Tensor:
-    """Return the indices of `last_tokens` in a shape that is the same for every batch, int64 ``[most]``.
+    """Return the index of the token from which each sequence's result is read; int64 ``[most]`` for every batch.
 
-    They say from which token each sequence's result is read, as indices into the concatenated rows.
+    This is the last token that is not the pad id, or the first token if there is none. Without ids or a pad id, it is
+    the last token. The index is that in the concatenated rows.
 
     Args:
         config: the model's configuration.

@@ -22,7 +22,9 @@ _lock = new_lock()
 class Scoped(nn.Module):
     """Base class of layers that keep a copy of their weights inside `laid_out`: in the dict `_copies`.
 
-    If `_copies` is None, the layer is in no scope, and must not keep anything. `_scopes` counts the open scopes.
+    If `_copies` is None, the layer is in no scope, and must not keep anything. Otherwise the dict maps the name of a
+    parameter to a tuple: the parameter, the same without gradient, its version, and the copy. `_scopes` counts the open
+    scopes.
     """
 
     _copies: dict[str, tuple[Tensor, Tensor, int, Tensor]] | None = None

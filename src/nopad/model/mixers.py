@@ -100,10 +100,14 @@ class Cut(Hook):
         Outside of packed calls and while compiling, the result is None: the arguments stay as they are.
 
         Raises:
-            UnsupportedModelError: as for `_pieces`; the module gets no tensor with at least two dimensions, to which
-                the other groups could be attached; the module may need several groups, but `fully_shard` was applied to
-                the module itself; or a compiler traces the hook during a packed call.
-            BatchError: as for `_pieces`.
+            UnsupportedModelError: one of these:
+
+                * the module gets a cache of earlier tokens, a tensor that is not per token, or no mask although it
+                  needs one
+                * the module gets no tensor with at least two dimensions, to which the other groups could be attached
+                * the module may need several groups, but `fully_shard` was applied to the module itself
+                * a compiler traces the hook during a packed call
+            BatchError: a sequence that goes on in the next row is longer than an argument with one entry per position.
         """
         self.cell.refuse_compiling()
         if torch.compiler.is_compiling():
@@ -138,7 +142,7 @@ class Join(Hook):
     """Runs a mixing module on the groups that `Cut` set aside, and puts all outputs into the batch's rows.
 
     Attributes:
-        moment: "after": the hook runs after the module.
+        moment: when PyTorch calls the hook; always "after", when the module has returned.
     """
 
     moment: Literal["before", "after"] = "after"
@@ -147,7 +151,8 @@ class Join(Hook):
         """Return the module's output for all groups, in the batch's rows; None if `Cut` did not cut its arguments.
 
         Raises:
-            UnsupportedModelError: as for `_joined`.
+            UnsupportedModelError: the module's output, or the first of several outputs, does not have one entry per
+                token.
         """
         for value in kwargs.values():
             pending: Pending | None = getattr(value, PENDING, None)

@@ -66,8 +66,9 @@ def foreign(model: Any) -> dict[str, type]:
 def is_own_call(call: Any, libraries: tuple[str, ...] = LIBRARIES) -> bool:
     """Return whether a hook, method or function is the user's own.
 
-    It is the user's own if the callable itself, or a function that it wraps, is defined neither in one of `libraries`
-    (names of top-level packages) nor in Python's standard library.
+    It is the user's own if it is defined neither in one of `libraries` (names of top-level packages) nor in Python's
+    standard library. This also holds if it wraps such a function, holds it in its closure, or gets it as an argument of
+    a ``partial``.
     """
     return any(not _is_of(libraries, name) for name in _names(call, DEEPEST))
 
@@ -110,9 +111,9 @@ def _is_of(libraries: tuple[str, ...], name: str) -> bool:
 def of_module(module: nn.Module, libraries: tuple[str, ...] = LIBRARIES) -> Iterator[tuple[str, Any]]:
     """Yield (description, callable) for the user's own hooks on a module, and for the user's own replaced methods.
 
-    A replaced method is one that was set on this module itself and not in its class. A description is a word for the
-    callable, such as "the hook" or "the forward method". A callable is the user's own if `is_own_call`, with these
-    `libraries`, says so. If the module's class is the user's own, only its forward method is looked at.
+    A replaced method is one that was set on this module itself and not in its class. If the module's class is the
+    user's own, only its forward method counts as replaced. A description is a word for the callable, such as "the hook"
+    or "the forward method". A callable is the user's own if `is_own_call`, with these `libraries`, says so.
     """
     stock = not is_own(class_of(module))
     for name, value in module.__dict__.items():

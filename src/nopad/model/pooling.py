@@ -75,10 +75,11 @@ def pool(states: Tensor, placed: Placement, how: str) -> Tensor:
 
 
 def static_pooled(states: Tensor, ids: Tensor, most: int, how: str) -> Tensor:
-    """Pool states ``[R, L, ...]`` as `pool` does; the result has the same shape for every batch, ``[most, ...]``.
+    """Pool states ``[R, L, ...]`` to one entry per sequence, ``[most, ...]``: the same shape for every batch.
 
-    `ids` is the number of each slot's sequence, from 1, and 0 in padding; ``[R, 1, 1, L]``. `most` is the largest
-    number of sequences that a batch may have; entries beyond the batch's last sequence are meaningless.
+    `how` is "first" or "last" for the state of that token, or "mean" for the mean over the tokens. `ids` is the number
+    of each slot's sequence, from 1, and 0 in padding; ``[R, 1, 1, L]``. `most` is the largest number of sequences that
+    a batch may have; entries beyond the batch's last sequence are meaningless.
     """
     flat = states.reshape(-1, *states.shape[2:])
     owned = mine(ids, most)

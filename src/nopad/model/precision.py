@@ -49,7 +49,7 @@ def lowered(model: Any, precision: Precision) -> Any:
         OptionError: one of these:
 
             * the precision is unknown
-            * the model is already pack-safe, or is not a transformers model
+            * the model is already pack-safe, or neither is nor holds a transformers model
             * a parameter of the model is not in float32 ("bfloat16" also accepts float64)
             * for "int8": the model has no linear layer, or has a parameter that is not on a CPU
         UnsupportedModelError: "int8" is asked for, and PyTorch does not multiply 8-bit integers exactly on this CPU. Or
@@ -83,10 +83,9 @@ def lowered(model: Any, precision: Precision) -> Any:
 def agreement(model: Any, other: Any) -> float:
     """Return the cosine similarity of the outputs of two models: 1 if they are equal up to a factor.
 
-    Both models run on the same four sequences of 32 random tokens, in evaluation mode. For each sequence, the cosine is
-    taken between the first output of `model` and the first output of `other` (hidden states or logits), over all values
-    of the sequence. The smallest of the four cosines is returned. The result is NaN if a model raises an
-    exception when it gets ``input_ids`` only.
+    Both models run on the same four sequences of 32 random tokens, in evaluation mode. For each sequence, the first
+    outputs of both models (hidden states or logits) are compared, over all values of the sequence. The smallest of the
+    four cosines is returned. The result is NaN if a model raises an exception when it gets ``input_ids`` only.
 
     >>> from transformers import BertConfig, BertModel
     >>> from nopad.model.precision import agreement, lowered

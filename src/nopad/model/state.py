@@ -57,8 +57,9 @@ class State(HookedModel):
 
         Raises:
             BatchError: the batch does not fit the model, or was given as one argument. An ordinary call raises this if
-                it asks for attention weights, which nopad's attention never returns. It also raises this if it gets
-                tensors of a packed batch, unless the model is called inside another pack-safe model.
+                it asks for attention weights and the model uses nopad's attention, which never returns them. It also
+                raises this if it gets tensors of a packed batch, unless the model is called inside another pack-safe
+                model.
             UnsupportedModelError: the model cannot run this batch, or was changed after it was made pack-safe.
         """
         if torch.compiler.is_compiling():

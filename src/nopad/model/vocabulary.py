@@ -34,8 +34,8 @@ class LabelledOnly(Hook):
     library or of the user.
 
     Attributes:
-        moment: "after": the hook runs after the layer.
-        harmless: True: the layer gives the same results without this hook.
+        moment: when PyTorch calls the hook; always "after", when the layer has returned.
+        harmless: whether the layer gives the same results without this hook; always True.
     """
 
     harmless: ClassVar[bool] = True
@@ -59,9 +59,9 @@ def output_embeddings(model: Any) -> nn.Module | None:
 def _is_plain(module: nn.Module, args: Any, kwargs: Any, output: Any) -> bool:
     """Return whether `_Linear` can replace the backward pass of a call of `module`, and is worth it.
 
-    The module must be a `torch.nn.Linear` on a CPU that computed `output` from its only argument and its own weights,
-    all of one dtype, without hooks of the user or of other libraries. The result is also False if no gradient is
-    needed, or if the layer has too few outputs to gain. `args` and `kwargs` are the arguments of the call.
+    It can if `module` is a `torch.nn.Linear` on a CPU with a single argument. Argument, weights and `output` must have
+    one dtype, and the module no hooks of the user or of other libraries. It is worth it if a gradient is needed and the
+    layer has at least 1,024 outputs. `args` and `kwargs` are the arguments of the call.
     """
     if type(module) is not nn.Linear or module.out_features < SMALLEST or "forward" in module.__dict__:
         return False

@@ -229,9 +229,16 @@ def stream_pack(
     """Pack the items of any iterable; return an iterator over the packs.
 
     Each pack is a list of its items, in order of arrival. The iterator is lazy, so `items` may be endless: at most
-    `buffer` items are held back, besides the 256 items that were just read and the packs made from them. `length` is a
-    function that returns an item's number of tokens (by default, ``len``). The other options are those of
-    `StreamPacker`.
+    `buffer` items are held back, besides the 256 items that were just read and the packs made from them.
+
+    Args:
+        items: the items, such as lists of token ids.
+        capacity: most tokens a pack may hold, up to 2^24.
+        length: function that returns an item's number of tokens.
+        depth: most items a pack may hold; None: unlimited.
+        buffer: most items held back, up to 2^24; a larger buffer gives fuller packs, up to a point.
+        patience: most items that may arrive after an item before it is put into a pack; None: 64 times `buffer`.
+        buffer_tokens: the items held back have fewer tokens than this in total; None: no limit.
 
     Raises:
         LengthError: an item's length is below 1, not an integer, or above the capacity; raised by the iterator.

@@ -32,9 +32,10 @@ def most_valuable(lengths: NDArray[Any], values: NDArray[Any], capacity: int) ->
 
 @njit(cache=True, nogil=True)
 def most_valuable_within(lengths: NDArray[Any], values: NDArray[Any], capacity: int, depth: int) -> int:
-    """Return the highest total value of at most `depth` lengths that together fit into `capacity`.
+    """Return the highest total value of at most `depth` lengths that together fit into `capacity`; an exact integer.
 
-    The other arguments are as for `most_valuable`.
+    A sequence of the length ``lengths[i]`` is worth ``values[i]``, and each length may be used repeatedly. Both arrays
+    are int64 ``[m]``.
     """
     worth = np.zeros(capacity + 1, dtype=np.int64)  # worth[room]: highest total value of the lengths placed so far
     following = np.zeros(capacity + 1, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Compiled best-fit and worst-fit decreasing; equal packs are handled as one class, as in `nopad.planning.open_packs`.
+"""Compiled best-fit and worst-fit decreasing; packs with the same content are handled together, as one class.
 
 Arguments are plain arrays, and callers validate them. There are two tables; the caller chooses their numbers of rows.
 
@@ -95,9 +95,10 @@ def place_classes(
 
 @njit(cache=True, nogil=True)
 def flatten(kept: NDArray[Any], classes: NDArray[Any], contents: NDArray[Any], out: NDArray[Any]) -> None:
-    """Write the content of one pack of each class to `out`, class after class: its lengths, longest first.
+    """Write the lengths in one pack of each class to `out`, class after class; within a pack, the longest comes first.
 
-    `kept` lists the rows of the classes to write. The module describes `classes` and `contents`.
+    `kept` has the rows of the classes to write, int64 ``[k]``. `out` must have one entry for each length written. The
+    module describes `classes` and `contents`.
     """
     end = 0
     for k in range(kept.shape[0]):

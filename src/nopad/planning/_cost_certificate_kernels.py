@@ -1,8 +1,9 @@
 """Compiled loops that check a cost certificate (`nopad.planning.cost_certificate`).
 
-A pack holds steps: step i stands for sequences of at least ``tokens[i]`` tokens and a square of at least
-``squares[i]``, each worth at most ``values[i]``. All three arrays are int64 ``[m]`` and ascend. A pack is named by its
-longest step. The loops share no code with the solver that finds the values, so they cannot share its mistakes.
+A pack has a limit on its tokens and one on the sum of its squared lengths. A certificate groups lengths into *steps*. A
+sequence of step i has at least ``tokens[i]`` tokens and a squared length of at least ``squares[i]``, and is worth at
+most ``values[i]``. All three arrays are int64 ``[m]`` and ascend. The loops share no code with the solver that finds
+the values, so they cannot share its mistakes.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ def _spread(table: NDArray[Any]) -> None:
 def pairs(
     tokens: NDArray[Any], squares: NDArray[Any], values: NDArray[Any], most: tuple[int, int], parts: tuple[int, int]
 ) -> NDArray[Any]:
-    """Return a table of upper bounds on the value of two steps that share a free room; an entry of 0 means no pair.
+    """Return a table of upper bounds on the total value of two sequences that fit together into a free room; int64.
 
-    For a room of t tokens and s squares, the bound is ``table[t // parts[0], s // parts[1]]``; int64. `parts` are the
-    numbers of tokens and of squares between neighbouring entries. The table covers rooms of up to ``most[0]`` tokens
-    and ``most[1]`` squares.
+    For a room of t tokens and a sum of squares of s, the bound is ``table[t // parts[0], s // parts[1]]``; 0: no two
+    fit. The table covers rooms of up to ``most[0]`` tokens and ``most[1]`` squares. The module describes `tokens`,
+    `squares` and `values`.
     """
     table = np.zeros((most[0] // parts[0] + 1, most[1] // parts[1] + 1), dtype=np.int64)
     for i in range(tokens.shape[0]):
@@ -52,12 +53,12 @@ def pairs(
 
 @njit(cache=True, nogil=True)
 def _add_one(sizes: NDArray[Any], values: NDArray[Any], before: NDArray[Any], table: NDArray[Any], again: bool) -> None:
-    """Raise the entries of `table` to the values of the sets in `before` with one more item added to each; in place.
+    """Add one item to each set of items in `before`; raise the entries of `table` to the values of these larger sets.
 
-    ``before[r, q]`` is the value of a set of items of total sizes up to r and q; 0 means that there is no such set.
-    ``table[r, q]`` has the same meaning for the larger sets. Item i has the sizes ``sizes[i]`` and the value
-    ``values[i]``. With `again`, items are added to the sets in `table` too, any number of times. In that case, no item
-    may have the sizes (0, 0), and the first sizes must ascend.
+    ``before[r, q]`` is the highest value of a set of items whose sizes add up to at most r and q; 0: there is no such
+    set. ``table[r, q]`` is the same for the larger sets, and is changed in place. Item i has the two sizes ``sizes[i]``
+    and the value ``values[i]``. With `again`, items are added to the sets in `table` too, any number of times. In that
+    case, no item may have the sizes (0, 0), and the first sizes must ascend.
     """
     rows, columns = table.shape
     for r in range(rows):
@@ -76,10 +77,12 @@ def _add_one(sizes: NDArray[Any], values: NDArray[Any], before: NDArray[Any], ta
 
 @njit(cache=True, nogil=True)
 def three_or_more(table: NDArray[Any], sizes: NDArray[Any], values: NDArray[Any], depth: int) -> NDArray[Any]:
-    """Return a table like that of `pairs`, with upper bounds on the value of three items or more that share a room.
+    """Return a table of upper bounds on the total value of three or more items that fit together into a free room.
 
-    `table` is the table of `pairs`. At most `depth` items share the room (0: unlimited). Item i is worth ``values[i]``.
-    Its sizes ``sizes[i]`` are in the parts of `pairs`, rounded down; int64 ``[k, 2]``.
+    Both tables are int64 and of one shape. Entry ``[r, q]`` is the bound for a room of r units of tokens and q units of
+    squares; 0: no such items fit. `table` has the bounds for two items (from `pairs`). Item i is worth ``values[i]``,
+    and has the sizes ``sizes[i]``, in these units and rounded down; int64 ``[k, 2]``. At most `depth` items share a
+    room (0: unlimited).
     """
     found = np.zeros_like(table)
     if depth == 0:
@@ -105,11 +108,13 @@ def worth_by_pairs(
 ) -> NDArray[Any]:
     """Return for each step an upper bound on the value of a pack whose longest step it is; int64 ``[m]``.
 
-    The two longest sequences of a pack count with their exact sizes. So does the third in a pack of three. In a pack of
-    four, the value of the other two is looked up in `fine`; in a larger pack, the value of all others in `coarse`.
-    `fine` is a table of `pairs` and its two parts: ``(table, tokens, squares)``. `coarse` is the same for
-    `three_or_more`. A pack has at most ``limits[0]`` tokens, ``limits[1]`` squares, and `depth` sequences (0:
-    unlimited).
+    The module describes `tokens`, `squares` and `values`. The two longest sequences of a pack count with their exact
+    sizes. So does the third in a pack of three. In a pack of four, the value of the other two is looked up in `fine`;
+    in a larger pack, the value of all others in `coarse`.
+
+    Both are tuples ``(table, t, s)``. In a free room of x tokens and y squares, the value of the others is at most
+    ``table[x // t, y // s]``. The table in `fine` comes from `pairs`, that in `coarse` from `three_or_more`. A pack has
+    at most ``limits[0]`` tokens, ``limits[1]`` squares, and `depth` sequences (0: unlimited).
     """
     m = tokens.shape[0]
     worth = values.copy()
@@ -150,11 +155,12 @@ def worth_by_rates(
 ) -> NDArray[Any]:
     """Return for each step an upper bound on the value of a pack whose longest step it is; float64 ``[m]``.
 
-    The longest sequence counts exactly. The others are valued by three rates: t per token, s per square and p per
-    sequence. ``rates[k] = s, p`` are given; float64 ``[n, 2]``. For these, t is the lowest rate at which every step
-    that fits beside the longest one is worth at most what its tokens, its square and its place are worth at the rates.
-    So all the other sequences together are worth at most what the free room is worth. Of all given rates, those that
-    give the lowest bound are used. The bound is not rounded.
+    The module describes `tokens`, `squares` and `values`. The longest sequence counts with its exact value. For the
+    others, there are three rates: a value t per token, s per square and p per sequence. Each row of `rates`, float64
+    ``[n, 2]``, gives s and p. Then t is the lowest rate, at least 0, with this property: no step that fits beside the
+    longest one is worth more than its tokens, its square and its place at these rates. So all the others together are
+    worth at most what the free room is worth at these rates. The row with the lowest bound counts. The bound is not
+    rounded.
 
     A pack has at most ``limits[0]`` tokens, ``limits[1]`` squares and `depth` sequences (0: unlimited; then every p
     must be 0).

@@ -23,13 +23,16 @@ class Packing:
     """Settings by which the sequences of a stream are packed.
 
     Attributes:
-        capacity: maximum number of tokens per pack; None: each sequence is a unit by itself.
-        depth, buffer, patience: as in `StreamPacker`.
-        buffer_tokens: as in `StreamPacker`, but None stands for ``max(16 * capacity, 65536)``. This limits how much is
-            read before the first batch.
+        capacity: maximum number of tokens per pack; None: each sequence is a unit by itself, and the other settings
+            have no effect.
+        depth: maximum number of sequences per pack; None: no limit.
+        buffer: maximum number of sequences that wait to be packed.
+        patience: how many sequences may arrive after a sequence before it is packed; None: 64 times `buffer`.
+        buffer_tokens: the sequences that wait have fewer tokens than this in total; None:
+            ``max(16 * capacity, 65536)``. This limits how much is read before the first batch.
 
     Raises:
-        OptionError: an option has an invalid value.
+        OptionError: `capacity` is given, and a setting has an invalid value.
     """
 
     capacity: int | None

@@ -129,9 +129,9 @@ class StreamPlace:
 
     @property
     def epoch(self) -> int:
-        """Number of passes over the source that this rank has finished.
+        """Number of the pass over the source that this rank reads, from 0.
 
-        With `exhausted` "stop", all ranks finish a pass together, so the number is the same on all of them.
+        If the stream stops at the end of its source (`exhausted` "stop"), this number is the same on all ranks.
         """
         return self.cursor.passes
 

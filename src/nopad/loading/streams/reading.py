@@ -50,8 +50,8 @@ class Cursor:
     """The place in a source from which reading goes on.
 
     Attributes:
-        passes: number of passes over the source that were finished.
-        began: number of the first record of this pass, counted over all passes.
+        passes: number of this pass over the source, from 0.
+        began: number of records in all earlier passes, if the source is read again and again; else 0.
         at: the place of the block (consecutive records of one file) that holds the next record. This is its `Block.at`
             or, if that is empty, ``(number,)`` with the number of the block. (): the first block.
         first: number, in this pass, of the first record of that block.
@@ -74,7 +74,7 @@ class Cursor:
 
     @property
     def reached(self) -> int:
-        """Number of the next record, counted over all passes."""
+        """Number of the next record, ``began + record``, which counts the records of earlier passes too."""
         return self.began + self.record
 
 
@@ -266,7 +266,7 @@ class _Pass:
         return not mine.size
 
     def _lines(self, block: Block, lines: Lines, first: int) -> Iterator[tuple[Gathered, Cursor]]:
-        """Add this rank's records of a block of lines, decoding no others; yield the groups that end here.
+        """Add this rank's records of a block of lines to the current group, decoding no others; yield each full group.
 
         A group is about 128 KiB of this rank's records; each comes with the cursor after it. `first` is the number, in
         the pass, of the block's first record.
@@ -286,7 +286,7 @@ class _Pass:
         self._cursor = replace(self._cursor, record=end, deal=deal)
 
     def _run(self, run: Records | BadRecord, first: int) -> Iterator[tuple[Gathered, Cursor]]:
-        """Add this rank's records of a run; yield the groups that end here, each with the cursor after it.
+        """Add this rank's records of a run to the current group; yield each full group with the cursor after it.
 
         A group is about 128 KiB of this rank's records. A run is consecutive records that were decoded together, or one
         bad record. `first` is the number, in the pass, of its first record.
@@ -301,10 +301,10 @@ class _Pass:
     def _fill(
         self, run: Records | BadRecord, mine: NDArray[np.int64], numbers: NDArray[np.int64]
     ) -> Iterator[tuple[Gathered, Cursor]]:
-        """Add the records with indices `mine` in a run; yield the groups that end here, each with the cursor after it.
+        """Add some records of a run to the current group; yield each full group with the cursor after it.
 
-        A group ends when it has about 128 KiB, or at a bad record that the options do not allow. `numbers` are the
-        numbers of the chosen records in the pass.
+        A group is full when it has about 128 KiB, or ends with a bad record that the options do not allow. `mine` are
+        the indices of the added records in the run, and `numbers` their numbers in the pass.
         """
         sizes = np.cumsum(_bytes_of(run, mine))
         at = 0
@@ -379,7 +379,10 @@ def _mark(block: Block) -> str:
 
 
 def _numbers_of(values: Any) -> dict[str, NDArray[Any]]:
-    """Return those per-sequence columns that hold numbers or booleans, as NumPy arrays, by name."""
+    """Return the columns in `values` that hold numbers or booleans, by name, as NumPy arrays.
+
+    `values` maps names to columns with one entry per sequence: NumPy arrays or Arrow arrays.
+    """
     arrays = {
         name: column if isinstance(column, np.ndarray) else column.to_numpy(zero_copy_only=False)
         for name, column in values.items()

@@ -99,7 +99,10 @@ def _packed(column: NDArray[Any]) -> dict[str, str]:
 
 
 def read_state(state: Any, packing: Packing) -> tuple[StreamPlace, dict[str, Any]]:
-    """Return ``(place, facts)`` from a state, as `written` returns it.
+    """Return ``(place, facts)`` from the state of a rank, a dict that `written` returned.
+
+    The place says how far the rank had come, and the facts are settings by name. `packing` says how the resumed run
+    packs.
 
     Raises:
         FormatError: `state` is not a state of a loader over a stream, is of another format version, or has impossible

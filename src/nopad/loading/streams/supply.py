@@ -45,8 +45,8 @@ class _Begun(NamedTuple):
 
     Attributes:
         units: number of units (packs or single sequences) that this rank has for the step.
-        left: how far this rank has come if the step is not taken, since the stream ends here. The sequences that the
-            rank still holds there are then left out.
+        left: the place of this rank if the stream ends before this step. The sequences that it holds there are then
+            left out.
     """
 
     units: int
@@ -71,8 +71,8 @@ class StreamSupply(Supply):
         packing: how sequences become units.
         shuffling: how sequences wait for a random turn before they are packed.
         serving: the rank for which batches are built, and how.
-        last: what happens to units that are too few for a whole step when ranks stop at the end of the source, as in
-            `PackedLoader`.
+        last: what happens to units that are too few for a whole step when ranks stop at the end of the source. "drop"
+            leaves them out; "fill" and "short" take a last step with fewer units; "refuse" raises OptionError.
     """
 
     reader: Reader
@@ -258,14 +258,18 @@ class StreamSupply(Supply):
     def batches(
         self, at: StreamPlace, worker: int = 0, workers: int = 1
     ) -> Iterator[tuple[StreamPlace, PackedBatch | None]]:
-        """Yield (place after the batch, batch) for each batch from place `at` on, as in `Supply.batches`.
+        """Yield (place after the batch, batch) for each micro-batch of this rank from place `at` on.
 
         If the stream stops at the end of its source, the last item is (place where the next pass begins, None).
 
         Raises:
-            OptionError: `workers` is above 1; the stream ended in the middle of a step, and `last` is "refuse"; or as
-                in `Flow.take` or `Serving.batch`.
-            SourceError, RecordError, LengthError, FormatError: as in `Flow.take`.
+            OptionError: `workers` is above 1; the stream ended in the middle of a step, and `last` is "refuse"; a
+                record is text, and there is no tokenizer; the tokenizer cannot encode chats; or `collate` did not
+                return a `PackedBatch`.
+            SourceError: reading fails, the source has changed, or its last passes gave this rank no sequence.
+            RecordError: a record is bad, too long or empty, and the options do not allow it.
+            LengthError: the source is a task's, and the task refuses a record.
+            FormatError: the tokenizer cannot encode a text.
             BatchError: a finite float64 of a column is too large for float32.
         """
         if workers > 1:

@@ -102,7 +102,7 @@ def _pieces(placed: Placement, together: bool) -> _Pieces:
 def _split(states: Tensor, placed: Placement, pieces: _Pieces) -> list[Tensor]:
     """Split states ``[R, H, L, D]`` into one ``[n, H, length, D]`` per run of n sequences, in stream order.
 
-    `pieces` lists the runs (`_pieces`).
+    `pieces` says how many sequences each run has, how long they are, and where padding lies.
     """
     by_token = states.transpose(1, 2)
     if pieces.gaps is None:
@@ -124,7 +124,7 @@ def _split(states: Tensor, placed: Placement, pieces: _Pieces) -> list[Tensor]:
 def _joined(out: list[Tensor], placed: Placement, pieces: _Pieces) -> Tensor:
     """Join the results of all runs, each ``[n * length, H, D]``, into rows ``[R, L, H, D]`` with 0 in padding.
 
-    The runs are those of `_split`.
+    `pieces` says how many sequences each run has, how long they are, and where padding lies.
     """
     if pieces.gaps is None:
         return placed.rows(torch.cat(out))

@@ -38,9 +38,9 @@ def takes(query: Tensor, key: Tensor, value: Tensor, heads: Heads) -> bool:
     """Return whether `tiled` can compute this attention, and is faster than PyTorch's kernel.
 
     It can compute attention in inference on a CPU, in float32 or bfloat16, without gradients, autocast or compilation,
-    and outside of PyTorch's modes and `torch.func` transforms. `heads` may only set the scale and causality: with a
-    window, dropout, position bias, softcap or sinks, the result is False. It is False too if PyTorch uses more than
-    `MOST_THREADS` threads.
+    and outside of PyTorch's modes and `torch.func` transforms. `query` and `value` must have heads of the same size.
+    `heads` may only set the scale and causality: with a window, dropout, position bias, softcap or sinks, the result is
+    False. It is False too if PyTorch uses more than 2 threads (`MOST_THREADS`).
     """
     tracing: Any = torch.jit._trace.is_tracing
     return (
@@ -63,7 +63,7 @@ def tiled(query: Tensor, key: Tensor, value: Tensor, placed: Placement, heads: H
     """Compute attention of all sequences; return ``[R, L, H, D]``, 0 in padding.
 
     `query` is ``[R, H, L, D]``; `key` and `value` are ``[R, G, L, D]``, where H is a multiple of G. `placed` is the
-    batch's layout. Call this only if `takes` returns True for the other arguments.
+    batch's layout, and `heads` are the layer's settings. Call this only if ``takes(query, key, value, heads)`` is True.
     """
     starts, lengths, in_rows = placed.keep("tiles", lambda: _places(placed))
 
