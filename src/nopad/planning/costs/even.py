@@ -125,7 +125,7 @@ class _Search:
 
         The result is None if no such plan is found, or if the programs would take too much memory or budget. `load` has
         `most` and `depth` as limits. If `most` is at least the squared capacity, it limits no pack, and `by_tokens`
-        makes the plan. `slow` is lowered by 1 if a plan is tried.
+        makes the plan. If such an attempt begins, `slow` is lowered by 1.
         """
         if most >= load.limits[0] ** 2:
             self.slow -= 1

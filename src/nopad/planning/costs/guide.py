@@ -243,9 +243,9 @@ def _filled(
 ) -> tuple[int, int]:
     """Fill the slots of `plan` with real lengths; return the numbers of packs and links made.
 
-    The slots are the rounded lengths of `plan`. The packs are written from the start of `classes`, and the links from
-    the start of `links`, in the format of `nopad.planning.costs._kernels`. ``left[i]`` sequences of the length
-    ``load.lengths[i]`` are left to place; those used are subtracted, in place.
+    The slots are the rounded lengths of `plan`. ``left[i]`` sequences of the length ``load.lengths[i]`` are left to
+    place; those used are subtracted, in place. The packs are written from the start of `classes`, and the links from
+    the start of `links`, as the rows that `Packed` describes.
     """
     from nopad.planning.costs import _guide_kernels
 

@@ -29,10 +29,10 @@ _LEAST = 2 * 10**8  # operations of a usual program: it is not begun with fewer
 def liquid(load: Load, budget: Budget, *, exact: bool) -> NDArray[np.float64] | None:
     """Return a value for each length of `load`, float64 ``[k]``; or None if the budget ends first, or the solver fails.
 
-    The values of the sequences in a pack add up to at most about 1. With `exact`, more knots are used (`Knots.of` with
-    `bends`), and values between knots are lowered to the limits of `_beside`; such values prove the highest bounds.
-    Without `exact`, the values of lengths near the longest may be too high; `gather` finds better plans with them. If
-    the solver failed, `Budget.trouble` says why.
+    The values of the sequences in a pack add up to at most about 1. With `exact`, there are more knots, some of them
+    dense near the shortest and the longest length, and values between knots are lowered to the limits of `_beside`.
+    Such values prove the highest bounds. Without `exact`, the values of lengths near the longest may be too high;
+    `gather` finds better plans with them. If the solver failed, `Budget.trouble` says why.
     """
     from nopad.planning.optimal.solver import SolverError
 
@@ -48,7 +48,7 @@ def liquid(load: Load, budget: Budget, *, exact: bool) -> NDArray[np.float64] | 
 def _solved(load: Load, knots: Knots, budget: Budget, *, exact: bool) -> NDArray[np.float64] | None:
     """Solve the linear program with these knots; return a value for each length, or None if the budget ends first.
 
-    `exact` is as for `liquid`.
+    With `exact`, values between knots are lowered to the limits of `_beside`.
 
     Raises:
         SolverError: HiGHS ended without an optimum.
