@@ -58,17 +58,18 @@ class State(NamedTuple):
         dead: whether each pattern is dead; bool ``[patterns]``.
         trail: the dead patterns, in the order in which they became dead; ``[patterns]``.
         chosen: the patterns used so far, in order; ``[n]`` for n sequences.
-        marks: number of dead patterns before each of these uses; ``[n]``.
-        gone: ``at[GONE]`` before each of these uses; ``[n]``.
+        marks: number of dead patterns just before each of these uses; ``[n]``.
+        gone: the number ``at[GONE]`` just before each of these uses; ``[n]``.
         at: five numbers: dead patterns (`TRAIL`); loss that is still allowed (`LOSS`); patterns whose loss is above
             that, which come first in `Patterns` (`GONE`); steps taken (`STEPS`); random numbers drawn (`DRAWS`).
         message: the message from each entry's item to its pattern: the odds that this item needs the pattern once more;
             float64 ``[entries]``.
-        odds: the odds of each entry's pattern by its `prior` and the messages of its other items; float64
-            ``[entries]``. Negative if the pattern can be used just once.
+        odds: the odds of each entry's pattern: its prior (the odds by its loss alone) times the messages of its other
+            items; float64 ``[entries]``. Negative if the pattern can be used just once.
         ahead: ``ahead[j, t]`` is the weight of all ways in which the first j patterns of an item hold t copies of it;
             float64 ``[most patterns of an item + 1, c + 1]``.
-        behind: ``behind[t]`` is the same for the last patterns of the item; float64 ``[c + 1]``.
+        behind: ``behind[t]`` is the weight of all ways in which the last patterns of the item hold t copies of it;
+            float64 ``[c + 1]``.
     """
 
     left: NDArray[Any]

@@ -1,5 +1,7 @@
 """Remove the last packs that a plan has above its lower bound, by choosing among all patterns that are good enough.
 
+A packing maps each pattern (a tuple of item numbers, largest first) to its number of packs.
+
 An item stands for all sequences of one length, and a pattern is a multiset of items that fits into a pack. The dual
 values of the linear program give every item a value. A pattern is worth the sum of its items' values. Let M be an upper
 bound on the value of any pattern, W the sum of the values of all items, and T the number of packs that is wanted. The
@@ -93,7 +95,8 @@ def _covered(
 ) -> Packing | None:
     """Return a packing of all items into at most `target` packs by `times_of` or `cover`; None if none was found.
 
-    ``values[i]`` is the value of item i, int64 ``[k]``; no pattern is worth more than `most`. `turn` is as in `cover`.
+    ``values[i]`` is the value of item i, int64 ``[k]``; no pattern is worth more than `most`. Another `turn`, >= 0,
+    makes other random choices.
     """
     loss = _loss(items, target, values, most)
     patterns = patterns_above(items, values, most - loss, budget)

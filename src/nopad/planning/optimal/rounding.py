@@ -1,5 +1,7 @@
 """Round a linear program to whole packs by diving: fix some packs, solve the program for the remaining items, repeat.
 
+A packing maps each pattern (a tuple of item numbers, largest first) to its number of packs.
+
 An item stands for all sequences of one size. A linear program says how often to use each pattern (a multiset of items
 that fits into a pack), in fractions. Each step of a dive makes some packs: of each pattern, as many as the whole part
 of its number. If all whole parts are 0, the step makes one pack of each of the patterns with the largest fractions. The
@@ -109,7 +111,7 @@ def _dive(
 
 
 def fill_demand(patterns: list[Pattern], times: NDArray[np.int64], demand: NDArray[np.int64]) -> Packing:
-    """Return ``times[p]`` packs of each pattern p in turn, or fewer once all slots of a pattern would stay empty.
+    """Return a packing: up to ``times[p]`` packs of each pattern p in turn, as long as at least one slot is filled.
 
     There are ``demand[i]`` of item i; int64 ``[k]``. The slot of an item that has run out takes the next smaller item
     that is left, or stays empty.
