@@ -170,7 +170,8 @@ class PriceCertificate:
         `sizes` are int64 ``[k, 2]``.
 
         Raises:
-            FormatError: as for `worth`.
+            FormatError: extras depend on the second size too, and there are more than `MAX_WORK` combinations of an
+                extra and a pair of sizes to check.
         """
         extra = np.zeros(len(sizes), dtype=np.int64)
         begins = np.array(self.extras, dtype=np.int64).reshape(-1, 3)

@@ -67,8 +67,8 @@ class Relaxed:
 class Master:
     """The linear program over the columns added so far.
 
-    A column is a capacity, and the classes of sequences that share a pack of this capacity. The room left in the pack
-    holds sand: what sequences have beyond the corners of their classes (`nopad.planning.several.classes`).
+    A column is a pair: the index of a capacity, and the classes of sequences that share a pack of it. The room left in
+    the pack holds sand: what sequences have beyond the corners of their classes (`nopad.planning.several.classes`).
     """
 
     def __init__(self, task: Task, classes: Classes) -> None:
