@@ -39,8 +39,8 @@ def compare(
     planning took, and the plan's ``notes``. In each row, ``lower_bound`` is the highest that any of the algorithms
     proved at that depth.
 
-    The seconds measure planning alone: every algorithm first plans a tiny input, so that its modules are imported, and
-    the time in which loops are compiled or loaded does not count (`nopad.planning.stopwatch`).
+    The seconds measure planning alone. Every algorithm first plans a tiny input, so that its modules are imported. The
+    time in which loops are compiled or loaded does not count (`nopad.planning.stopwatch`).
 
     Args:
         given: what arrival-order algorithms plan: lengths in order of arrival, or `histogram` if the order is not

@@ -11,9 +11,9 @@ together. It computes two upper bounds on their value, and the lower one counts:
   are tried. This is nearly exact if a pack has one long sequence and many short ones.
 * *By pairs*, if the certificate has units ``(T, S)``: the two longest sequences count exactly. So does the third in a
   pack of three. In a pack of four, the sizes of the other two are added and rounded down to 1/4,096 of each limit. In a
-  larger pack, the sizes of all the others are rounded down to T units of tokens and S units of squares. Sizes that are
-  rounded down fit wherever the real ones fit, so the highest value that tables and a knapsack with two limits find is
-  an upper bound. This is nearly exact if few sequences share a pack.
+  larger pack, the sizes of all the others are rounded down to T units of tokens and S units of squares. Wherever the
+  real sizes fit, sizes rounded down fit too. So the highest value that the tables and a knapsack with two limits find
+  is an upper bound. This is nearly exact if few sequences share a pack.
 
 With `CostCertificate.by_depth`, a depth limit that can restrict a pack counts too. The check by rates then has a rate
 per sequence, and the check by pairs limits the number of lengths in the knapsack. If there are more than `MAX_PAIRED`

@@ -150,8 +150,8 @@ def _give(s: State, p: int, depth: int) -> bool:
     """Move one sequence of pack `p` to another pack that has room for it; return whether such a pack was found.
 
     It is the first sequence of `p` for which a pack is found. It goes to the pack with the smallest space that has room
-    and holds fewer than `depth` sequences; but no more than 8 packs of each of 8 different spaces are looked at. Pack
-    `p` must be out of the indices (`_hide`).
+    and holds fewer than `depth` sequences. No more than 8 packs of each of 8 different spaces are looked at. Pack `p`
+    must be out of the indices (`_hide`).
     """
     longest = s.spaces.first.size - 1
     i = s.first[p]
@@ -276,9 +276,10 @@ def _shake(s: State, tight: int, seed: int, most: int) -> int:
     """Exchange sequences so that free space moves from packs that are not tight to random packs; return the next seed.
 
     The packs with free space often hold lengths of one kind, so that no exchange between them helps; afterwards other
-    packs have the free space. A pack is tight if it is worth at least `tight`. A longer sequence of a random pack is
-    exchanged for a shorter one of a pack that is not tight: the first, second, third or fourth possible exchange. This
-    ends when `State.steps` reaches `most`. Packs that change stay out of the indices until the end.
+    packs have the free space. A pack is tight if it is worth at least `tight`. In an exchange, a longer sequence of a
+    random pack and a shorter one of a pack that is not tight change places. Of the possible exchanges between two
+    packs, one of the first four is made, at random. This ends after four attempts for each pack that is not tight, or
+    when `State.steps` reaches `most`. Packs that change stay out of the indices until the end.
     """
     loose = np.flatnonzero((s.worth < tight) & (s.first >= 0))
     if loose.size == 0:

@@ -104,7 +104,7 @@ def prove(
     """Return ``(bound, certificate)``: a proven lower bound on the number of packs, and the certificate that proves it.
 
     Values prove a bound if no pack is worth more than 1; a pack is worth the sum of the values of its lengths. The
-    interpolated `values` may break this slightly, so they are corrected here: if a pack may be worth more than 1, the
+    interpolated `values` may break this slightly, so they are corrected here. If a pack may be worth more than 1, the
     value of its longest length is lowered by the excess. Then each length with a higher value than a longer one is
     lowered to the value of the longer one.
 

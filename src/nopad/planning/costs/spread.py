@@ -49,7 +49,8 @@ class Load:
             int64 ``[k]``.
         costs: cost of a sequence of each length, ascending; int64 ``[k]``.
         counts: number of sequences of each length, >= 0; int64 ``[k]``.
-        limits: most tokens, most cost and most sequences of a pack; int64 ``[3]``.
+        limits: most tokens, most cost and most sequences of a pack; int64 ``[3]``. 2^31 - 1 sequences mean that there
+            is no depth limit.
 
     `nopad.planning.several.both` uses this class for two kinds of size: there, `lengths` are indices, and `sizes` and
     `costs` are the two sizes, which do not ascend.

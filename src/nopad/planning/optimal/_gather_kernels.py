@@ -137,8 +137,8 @@ def _give(s: State, p: int, depth: int) -> bool:
     """Move one sequence of pack `p` to another pack that has room for it; return whether such a pack was found.
 
     It is the first sequence of `p` for which a pack is found. It goes to the fullest pack that has room and holds fewer
-    than `depth` sequences; but only a few packs of each of 8 different free spaces are looked at. Pack `p` must be
-    out of the indices (`_hide`).
+    than `depth` sequences. Only a few packs of each of 8 different free spaces are looked at. Pack `p` must be out of
+    the indices (`_hide`).
     """
     capacity = s.spaces.first.size - 1
     i = s.first[p]

@@ -144,11 +144,11 @@ def fill_slots(
     """Fill ``copies[p]`` packs by each pattern p, with a real length for each item; return the number of packs.
 
     Packs for which no sequence is left are not counted. The items of pattern p are ``slots[indptr[p]:indptr[p + 1]]``,
-    largest first. Item u stands for the lengths from ``edges[u]`` up to ``edges[u + 1]`` (exclusive), its range, and
-    is planned as ``middle[u]`` tokens, about the middle of the range. The planned sum of a pack is the sum of these
+    largest first. Item u stands for the lengths from ``edges[u]`` up to ``edges[u + 1]`` (exclusive), its range, and is
+    planned as ``middle[u]`` tokens, about the middle of the range. The planned sum of a pack is the sum of these
     numbers over its items so far. Each item but the last takes the length of its range that brings the pack nearest to
-    its planned sum; if the range has no available length, `near` takes one outside it. The last item takes the longest
-    length that fits. An item for which no length fits is left out.
+    its planned sum. If the range has no available length, a length outside it is taken (`near`). The last item takes
+    the longest length that fits. An item for which no length fits is left out.
 
     ``available[l]`` is the number of sequences of length l left. It is changed, and so are the links `below` and
     `above` (see the module). Pack k has the lengths ``out[packs[k]:packs[k + 1]]``.

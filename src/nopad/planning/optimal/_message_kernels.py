@@ -1,7 +1,9 @@
 """Compiled loops of belief propagation: items send messages to their patterns, which say how wanted each pattern is.
 
-``prior[p]`` are the odds of pattern p, estimated from its loss alone. A pattern is dead if it cannot be used now
-(`State`).
+``prior[p]`` are the odds of pattern p, estimated from its loss alone. A pattern is dead if it cannot be used now. An
+entry is one item of one pattern, with the number of times that the pattern holds it. For one item, ``ahead[j, t]`` is
+the weight of all ways in which its first j patterns hold t copies of it, and ``behind[t]`` the same for its last
+patterns (`State`).
 
 Floating-point arithmetic is limited to operations that IEEE 754 rounds exactly (no logarithms, no powers), so that
 every machine makes the same choices. `nopad.planning.optimal.cover` names the source.
@@ -71,7 +73,7 @@ def scale_odds(patterns: Patterns, state: State, i: int) -> float:
 
 @inner
 def add_ahead(state: State, j: int, odds: float, amount: int, left: int) -> None:
-    """Compute ``ahead[j + 1]`` of an item (see `State`) from ``ahead[j]`` and one more pattern with this item.
+    """Compute the weights ``ahead[j + 1]`` of an item (see the module) from ``ahead[j]`` and one more of its patterns.
 
     The pattern holds `amount` copies of the item. `odds` are those of the pattern, negative if it can be used just
     once. `left` is the number of copies of the item left. The new weights are scaled to a sum of 1.
@@ -89,7 +91,7 @@ def add_ahead(state: State, j: int, odds: float, amount: int, left: int) -> None
 
 @inner
 def add_behind(state: State, odds: float, amount: int, left: int) -> None:
-    """Add one more pattern of an item to the weights ``behind`` (see `State`), in place.
+    """Add one more pattern of an item to the weights ``behind`` (see the module), in place.
 
     The pattern holds `amount` copies of the item. `odds` are those of the pattern, negative if it can be used just
     once. `left` is the number of copies of the item left. The new weights are scaled to a sum of 1.

@@ -11,8 +11,8 @@ If a plan made for the tighter kind is not near its bound, `nopad.planning.costs
 both kinds from the start.
 
 A `Packing` maps each pack, a tuple of indices of sizes in the task, to its number of copies. While packs are made, they
-are a `Packed` of `nopad.planning.costs.spread`: its item i is the size ``order[i]`` of the task, where `order` sorts
-sizes by the larger of their two shares of the limits.
+are a `Packed` of `nopad.planning.costs.spread`. Its item i is the size ``order[i]`` of the task; `order` sorts sizes by
+the larger of their two shares of the limits.
 """
 
 from __future__ import annotations
