@@ -122,7 +122,7 @@ class CostCertificate:
         step. `units` and `by_depth` are those of the class.
 
         Raises:
-            ValueError: as for the class.
+            ValueError: a number is not an integer or is out of range, or the lengths of the steps do not rise.
         """
         steps: list[tuple[int, int]] = []
         for length, value in values:

@@ -114,7 +114,7 @@ class _Search:
         load: the sequences, and the limits of a pack.
         align: lengths are padded to multiples of this.
         budget: limits the search.
-        exact: as in `within`.
+        exact: whether the search ends early only when a plan has no more packs than the bound.
         bound: the lower bound on the number of packs; `certificate` proves it, if it is not None.
         best: the best plan, with `packs` packs; `method` names what made it.
         values: value of each length, float64 ``[k]``, for `gather`; None before a linear program is solved.
@@ -136,7 +136,10 @@ class _Search:
         self.bound = bound_of(self.load)
 
     def run(self, by_tokens: Callable[[], Strategies] | None) -> None:
-        """Try the methods of `within` in turn, and keep the best plan in `best`; `by_tokens` is as in `within`."""
+        """Try the methods of `within` in turn, and store the best plan in `best`.
+
+        `by_tokens` plans without the limit on squares, then divides packs above it. None: this method is not tried.
+        """
         self._spread()
         cost = sum(a * b for a, b in zip(self.load.costs.tolist(), self.load.counts.tolist(), strict=True))
         loose = int(self.load.limits[1]) * self.bound >= _LOOSE * cost

@@ -61,7 +61,9 @@ def dive(master: Master, times: NDArray[np.float64], bound: int, budget: Budget)
 def dive_through(
     master: Master, times: NDArray[np.float64], bound: int, budget: Budget, *, parts: int = _PARTS
 ) -> tuple[Packing, list[tuple[Packing, NDArray[np.int64]]]]:
-    """Turn a solved linear program into a packing, as `dive` does; return ``(packing, stages)``.
+    """Turn a solved linear program into a packing of all its items by one dive; return ``(packing, stages)``.
+
+    The solution uses pattern p ``times[p]`` times. The dive ends early at a packing of at most `bound` packs.
 
     If all whole parts are 0 in a step, let n be the number of patterns with a fraction above 0. The ``1 + n // parts``
     patterns with the largest fractions are then used once each.
