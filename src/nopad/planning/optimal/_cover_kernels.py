@@ -1,10 +1,10 @@
 """Compiled loops of `nopad.planning.optimal.cover`: choose patterns that hold each item exactly as often as demanded.
 
-``prior[p]`` are the odds of pattern p, estimated from its loss alone. Random numbers follow from `key`. A pattern is
-dead if it cannot be used now (`State`).
-
 Floating-point arithmetic is limited to operations that IEEE 754 rounds exactly (no logarithms, no powers), so that
 every machine makes the same choices.
+
+``prior[p]`` are the odds of pattern p, estimated from its loss alone. Random numbers follow from `key`. A pattern is
+dead if it cannot be used now (`State`).
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def kill(patterns: Patterns, state: State, p: int) -> None:
 
 @inner
 def drop_lossy(patterns: Patterns, state: State) -> None:
-    """Mark all patterns as dead whose loss is above the loss that is still allowed."""
+    """Mark as dead all patterns whose loss is above the loss that is still allowed."""
     while state.at[GONE] < patterns.loss.size and patterns.loss[state.at[GONE]] > state.at[LOSS]:
         if not state.dead[state.at[GONE]]:
             kill(patterns, state, state.at[GONE])
@@ -124,7 +124,7 @@ def drop_lossy(patterns: Patterns, state: State) -> None:
 
 @inner
 def use(patterns: Patterns, state: State, p: int, depth: int) -> None:
-    """Use pattern `p` once, as choice number `depth`, and mark the patterns that can no longer be used as dead."""
+    """Use pattern `p` once, as choice number `depth`; mark as dead all patterns that cannot be used any more."""
     state.chosen[depth], state.marks[depth], state.gone[depth] = p, state.at[TRAIL], state.at[GONE]
     state.at[LOSS] -= patterns.loss[p]
     for e in range(patterns.starts[p], patterns.starts[p + 1]):
@@ -140,7 +140,10 @@ def use(patterns: Patterns, state: State, p: int, depth: int) -> None:
 
 @inner
 def undo(patterns: Patterns, state: State, depth: int) -> None:
-    """Take back the last choice, number `depth`, and mark its pattern as dead, so that it is not tried again here."""
+    """Take back the last choice, number `depth`, and mark its pattern as dead, so that it is not tried again here.
+
+    Patterns that became dead by this choice or after it can be used again.
+    """
     while state.at[TRAIL] > state.marks[depth]:
         state.at[TRAIL] -= 1
         p = state.trail[state.at[TRAIL]]

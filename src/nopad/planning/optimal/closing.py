@@ -1,7 +1,5 @@
 """Remove the last packs that a plan has above its lower bound, by choosing among all patterns that are good enough.
 
-A packing maps each pattern (a tuple of item numbers, largest first) to its number of packs.
-
 An item stands for all sequences of one length, and a pattern is a multiset of items that fits into a pack. The dual
 values of the linear program give every item a value. A pattern is worth the sum of its items' values. Let M be an upper
 bound on the value of any pattern, W the sum of the values of all items, and T the number of packs that is wanted. The
@@ -9,6 +7,8 @@ loss of a pattern is M less its value. In a plan of T packs, the losses add up t
 pack is at most L. If only few patterns have so small a loss, all of them are listed, and `times_of` or `cover`
 looks for a choice that holds all items, with a total loss of at most L. In a large plan only some packs are packed
 again in this way: those with free space and some full ones (`residuals`).
+
+A packing maps each pattern (a tuple of item numbers, largest first) to its number of packs.
 
 Source: reduced-cost fixing, as in Belov and Scheithauer, "A branch-and-cut-and-price algorithm for one-dimensional
 stock cutting", 2006.

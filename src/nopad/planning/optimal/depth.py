@@ -407,7 +407,7 @@ class Search:
     def _gather_in_part(self) -> None:
         """Run `_gather` with half of the budget, so that the other half is left for the exact program.
 
-        All of it is used if the exact program in a bad case takes at least three times the budget.
+        The whole budget is used if the exact program in a bad case takes at least three times as much.
         """
         bad = _LENGTH_STEPS * self.histogram.lengths.size**2
         with self.budget.part(_GATHERING if bad < 3 * self.budget.left else 1):

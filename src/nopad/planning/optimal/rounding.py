@@ -1,7 +1,5 @@
 """Round a linear program to whole packs by diving: fix some packs, solve the program for the remaining items, repeat.
 
-A packing maps each pattern (a tuple of item numbers, largest first) to its number of packs.
-
 An item stands for all sequences of one size. A linear program says how often to use each pattern (a multiset of items
 that fits into a pack), in fractions. Each step of a dive makes some packs: of each pattern, as many as the whole part
 of its number. If all whole parts are 0, the step makes one pack of each of the patterns with the largest fractions. The
@@ -12,6 +10,8 @@ remaining items are also packed by best-fit, and the best complete packing is ke
 * no item is left
 * the dive has made as many packs as the best complete packing has
 * the budget is spent, or the solver fails
+
+A packing maps each pattern (a tuple of item numbers, largest first) to its number of packs.
 """
 
 from __future__ import annotations

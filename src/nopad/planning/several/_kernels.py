@@ -82,7 +82,8 @@ def patterns_with(
     out: NDArray[Any],
     used: NDArray[Any],
 ) -> None:
-    """For each p, write to ``out[p]`` the best pattern within ``limits[p]`` that contains class ``first[p]``.
+    """For each p, write to ``out[p]`` the best pattern within the two limits ``limits[p]`` that contains class
+    ``first[p]``.
 
     The best pattern is the multiset of classes with the highest total value; ``used[p]`` gets its number of classes. If
     ``first[p]`` is negative, the pattern need not contain a certain class. `table` is what `knapsack` made from the
