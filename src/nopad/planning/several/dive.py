@@ -41,8 +41,8 @@ _NODE_STEPS = 300  # operations of each node, per row and column
 def pack_rest(task: Task, left: NDArray[np.int64]) -> Packing:
     """Return a packing of ``left[i]`` sequences of each size i, made in a quick way; `left` is int64 ``[k]``.
 
-    Up to `MOST_FITTED` sequences are packed by best-fit into all capacities at once; if there are more, `pack_each` is
-    used.
+    Up to `MOST_FITTED` (3,000) sequences are packed by best-fit into all capacities at once. If there are more, each
+    goes to the cheapest capacity that holds it, and each capacity is packed by itself (`pack_each`).
     """
     chosen = np.flatnonzero(left)
     if not chosen.size:
