@@ -134,7 +134,7 @@ def pack_several(
         capacities: the most that a pack of each capacity may hold; integers ``[K]``, or ``[K, 2]`` for two kinds of
             size.
         prices: what one pack of each capacity costs; numbers ``[K]``. None: a single capacity costs 1; several
-            capacities cost their number of tokens each.
+            capacities cost their number of tokens each. With two kinds of size, several capacities need prices.
         depth: most sequences that a pack may hold; None: unlimited. Only for one kind of size.
         effort: the budget of the search, in seconds of an ordinary core; an integer >= 0.
         seed: seed of the random choices of `SeveralPlan.assign`, from 0 to 2^64 - 1.
