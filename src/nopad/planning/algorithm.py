@@ -55,7 +55,7 @@ class Algorithm:
             `Planned`; or for an arrival-order algorithm ``run(lengths, capacity, depth, **options)``, which returns
             `Packs`.
         help: what the algorithm does, in one line.
-        options: its further options, by name.
+        options: the algorithm's own options, by name; conditions, which all algorithms share, are not among them.
     """
 
     run: Callable[..., Any]

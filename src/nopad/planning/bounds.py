@@ -37,8 +37,8 @@ class Bound:
         packs: the bound; no plan has fewer packs than this.
         proof: name of the bound: "tokens", "big lengths", "depth", "pairs" or "certificate" (see the module); or, under
             conditions (`nopad.planning.conditions`), "max_squares", "cost certificate" or "pack_multiple".
-        certificate: the values of lengths that prove the bound; None if no values are used. If `proof` is "max_squares"
-            or "pack_multiple", the certificate proves a smaller bound.
+        certificate: the values of lengths that prove the bound; None if it is proven without values. If `proof` is
+            "max_squares" or "pack_multiple", a certificate proves a smaller bound.
 
     >>> import nopad
     >>> bound = nopad.plan([5, 5, 5], capacity=8).bound

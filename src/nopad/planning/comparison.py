@@ -39,8 +39,8 @@ def compare(
     planning took, and the plan's ``notes``. In each row, ``lower_bound`` is the highest that any of the algorithms
     proved at that depth.
 
-    The seconds measure planning alone: every algorithm first plans a tiny input, so that its modules are imported, and
-    the time in which loops are compiled or loaded does not count (`nopad.planning.stopwatch`).
+    The seconds measure planning alone. Every algorithm first plans a tiny input, so that its modules are imported. The
+    time in which loops are compiled or loaded does not count (`nopad.planning.stopwatch`).
 
     Args:
         given: what arrival-order algorithms plan: lengths in order of arrival, or `histogram` if the order is not
@@ -55,7 +55,10 @@ def compare(
         on_plan: called with each plan, as soon as it is made.
 
     Raises:
-        OptionError, LengthError: as for `plan`.
+        OptionError: an argument or option has an invalid value, an algorithm lacks one of `options`, or it cannot plan
+            these lengths.
+        LengthError: a length is not an integer, is below 1, or is too long for `capacity` and `options`; or there are
+            too many sequences.
 
     >>> rows = compare([5, 3, 4], Histogram.from_lengths([5, 3, 4]), 8, ["lpfhp"], [1, None])
     >>> [(row["depth"], row["packs"]) for row in rows]

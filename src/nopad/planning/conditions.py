@@ -149,9 +149,9 @@ def unchecked(
 def even_limits(options: Mapping[str, Any], capacity: int) -> tuple[int, int]:
     """Return ``(squares, align)``, the limits with which the search for the condition `even` begins.
 
-    `squares` is the limit on a pack's sum of squared lengths, which this search then lowers. It is `max_squares`, but
-    at most ``capacity ** 2``, which no pack exceeds. `align` is the condition of this name. Both are read from
-    `options`.
+    `squares` is the limit on a pack's sum of squared lengths, which this search then lowers. It is ``capacity ** 2``,
+    which no pack exceeds, or `max_squares` if that is given and lower. `align` is the condition of this name. Both are
+    read from `options`.
     """
     align, squares, _ = _values(options)
     return capacity**2 if squares is None else min(squares, capacity**2), align

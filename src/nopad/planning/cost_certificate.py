@@ -6,18 +6,19 @@ least the total value of all sequences, divided by `best`. The check handles the
 together. It computes two upper bounds on their value, and the lower one counts:
 
 * *By rates*: the longest sequence counts exactly, and all others as if they could be divided. A rate is a value per
-  token, per square or per sequence. If no length that fits beside the longest one is worth more than its tokens and
-  square at given rates, then all of them together are worth at most the free room at these rates. Many rates are tried.
-  This is nearly exact if a pack has one long sequence and many short ones.
+  token, per square or per sequence. Suppose that no length that fits beside the longest one is worth more than its own
+  tokens and square at some rates. Then all others together are worth at most the free room at these rates. Many rates
+  are tried. This is nearly exact if a pack has one long sequence and many short ones.
 * *By pairs*, if the certificate has units ``(T, S)``: the two longest sequences count exactly. So does the third in a
   pack of three. In a pack of four, the sizes of the other two are added and rounded down to 1/4,096 of each limit. In a
-  larger pack, the sizes of all the others are rounded down to T units of tokens and S units of squares. Sizes that are
-  rounded down fit wherever the real ones fit, so the highest value that tables and a knapsack with two limits find is
-  an upper bound. This is nearly exact if few sequences share a pack.
+  larger pack, the sizes of all the others are rounded down to T units of tokens and S units of squares. Wherever the
+  real sizes fit, sizes rounded down fit too. So the highest value that the tables and a knapsack with two limits find
+  is an upper bound. This is nearly exact if few sequences share a pack.
 
-If the certificate says so, a depth that can limit a pack counts too: as a rate per sequence, and as the number of
-lengths that the knapsack takes. With more than `MAX_PAIRED` steps, pairs treat steps of equal units as one. Checking
-takes O(steps x rates), and for pairs O(steps^2 + weights x T x S), times the depth if it counts.
+With `CostCertificate.by_depth`, a depth limit that can restrict a pack counts too. The check by rates then has a rate
+per sequence, and the check by pairs limits the number of lengths in the knapsack. If there are more than `MAX_PAIRED`
+steps, the check by pairs treats steps of equal units as one. The check by rates takes O(steps x rates). For k steps of
+different units, the check by pairs takes O(steps^2 + k x T x S), times the depth if it counts.
 
 A certificate is refused in these cases:
 
@@ -64,14 +65,18 @@ _SURE, _SURE_PER_TOKEN = 1e-9, 1e-14
 class CostCertificate:
     """Values of lengths that prove a lower bound on the number of packs, under limits on tokens and squared lengths.
 
+    The methods take the limits of a pack. It holds at most `capacity` tokens, where each length is rounded up to a
+    multiple of `align`, and at most `depth` sequences (None: unlimited). Its squared lengths add up to at most
+    `squares`.
+
     Attributes:
         steps: pairs ``(from length, value)``; lengths and values both rise. A length has the value of the last step
             that begins at or below it, and 0 if there is none.
-        units: ``(T, S)``: the numbers of units into which a pack's limits on tokens and on squared lengths are divided.
-            The check by pairs counts the weights of lengths in these units, rounded down. None: there is no check by
-            pairs.
-        by_depth: whether the check counts a depth limit too, which takes as many times as long; otherwise the bound
-            holds for any depth.
+        units: ``(T, S)``: the limit of a pack on tokens is divided into T units, and its limit on squared lengths into
+            S units. The check by pairs counts the tokens and the square of each length in these units, rounded down.
+            None: there is no check by pairs.
+        by_depth: whether the check counts a depth limit too, which takes many times as long. If False, the bound holds
+            for any depth.
 
     Raises:
         ValueError: a number is not an integer; a length is below 1; a value is outside 1 to 2^40; lengths or values do
@@ -117,7 +122,7 @@ class CostCertificate:
         step. `units` and `by_depth` are those of the class.
 
         Raises:
-            ValueError: as for the class.
+            ValueError: a number is not an integer or is out of range, or the lengths of the steps do not rise.
         """
         steps: list[tuple[int, int]] = []
         for length, value in values:
@@ -139,7 +144,7 @@ class CostCertificate:
     def _weights(self, capacity: int, squares: int, align: int) -> list[tuple[int, int, int]]:
         """Return ``(units of tokens, units of squares, value)`` of the steps whose first length fits into a pack.
 
-        Of the steps with the same weights, only the last one, which has the highest value, is returned. The certificate
+        Of the steps with the same units, only the last one, which has the highest value, is returned. The certificate
         must have units.
         """
         one, other = self._parts(capacity, squares)
@@ -149,7 +154,7 @@ class CostCertificate:
         return [(*weights, value) for weights, value in heaviest.items()]
 
     def _parts(self, capacity: int, squares: int) -> tuple[int, int]:
-        """Return the tokens of a unit of tokens, and the squares of a unit of squares; both are rounded up."""
+        """Return the tokens of one unit of tokens and the squares of one unit of squares, both rounded up."""
         room, most = self.units or (1, 1)
         return -(-capacity // room), -(-squares // most)
 
@@ -161,9 +166,9 @@ class CostCertificate:
         return 0 if not self.by_depth or depth is None or depth >= capacity // shortest else depth
 
     def work(self, capacity: int, squares: int, align: int = 1, depth: int | None = None) -> int:
-        """Return the number of comparisons that `best` makes, about a third of a nanosecond each.
+        """Return the number of comparisons that `best` makes under these limits of a pack (see the class).
 
-        The limits of a pack are as for `problem`.
+        A comparison takes about a third of a nanosecond.
         """
         fitting = self._fitting(capacity, squares, align)
         if not fitting:
@@ -181,8 +186,7 @@ class CostCertificate:
     def problem(self, capacity: int, squares: int, align: int = 1, depth: int | None = None) -> str | None:
         """Return why this certificate cannot be checked under these limits, as text; None if it can be checked.
 
-        A pack holds at most `capacity` tokens, with each length rounded up to a multiple of `align`, and at most
-        `depth` sequences (None: unlimited). Its squared lengths add up to at most `squares`.
+        The class describes the limits of a pack.
         """
         fitting = self._fitting(capacity, squares, align)
         if not fitting:
@@ -212,7 +216,7 @@ class CostCertificate:
         return None
 
     def best(self, capacity: int, squares: int, align: int = 1, depth: int | None = None) -> int:
-        """Return an upper bound on the total value of one pack, an integer; the limits of a pack are as for `problem`.
+        """Return an upper bound on the total value of one pack under these limits (see the class); an integer.
 
         Raises:
             FormatError: the certificate cannot be checked; `problem` says why.
@@ -222,8 +226,8 @@ class CostCertificate:
     def worths(self, capacity: int, squares: int, align: int = 1, depth: int | None = None) -> NDArray[np.int64]:
         """Return, for each step, an upper bound on the total value of a pack whose longest length has this step.
 
-        The result is int64 ``[m]``, for the m steps whose first length fits into a pack. The limits of a pack are as
-        for `problem`.
+        The result is int64 ``[m]``, for the m steps whose first length fits into a pack. The class describes the limits
+        of a pack.
 
         Raises:
             FormatError: the certificate cannot be checked; `problem` says why.
@@ -254,10 +258,11 @@ class CostCertificate:
         limits: tuple[int, int],
         layers: int,
     ) -> NDArray[np.int64]:
-        """Return for each step an upper bound on the value of a pack whose longest step it is; int64 ``[m]``.
+        """Return, for each step, an upper bound on the value of a pack whose longest length has this step.
 
         The bounds are computed by pairs, as the module describes. `tokens`, `square` and `values` are those of each
-        step; int64 ``[m]``. `limits` are the most tokens and squares of a pack. `layers` is what `_layers` returns.
+        step. These arrays and the result are int64 ``[m]``. `limits` are the most tokens and squares of a pack.
+        `layers` is the depth if it counts and can limit a pack, otherwise 0.
         """
         from nopad.planning import _cost_certificate_kernels as kernels
 
@@ -282,7 +287,7 @@ class CostCertificate:
     def bound(self, histogram: Histogram, capacity: int, squares: int, align: int = 1, depth: int | None = None) -> int:
         """Return the number of packs that this certificate proves to be necessary for the sequences of `histogram`.
 
-        The limits of a pack are as for `problem`. The result is 0 if no length that fits into a pack has a value.
+        The class describes the limits of a pack. The result is 0 if no length that fits into a pack has a value.
 
         Raises:
             FormatError: the certificate cannot be checked; `problem` says why.

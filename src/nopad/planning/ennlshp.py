@@ -43,7 +43,14 @@ def ennlshp(
 ) -> Planned:
     """Return packs that cover `histogram` exactly.
 
-    Arguments, errors and the facts of the result are as for `nnlshp`.
+    `rounding` ("nearest", "ceil" or "floor") says how a fractional number of packs becomes whole. `remainder` says
+    where sequences without a slot go: "pad" into packs of their own, "best_fit" into the fullest packs with room.
+    Lengths are rounded up to multiples of `granularity`. A `depth` of None is unlimited. The result's `facts` are
+    figures of the solution and its repair.
+
+    Raises:
+        OptionError: there are too many strategies at this capacity, depth and granularity: the matrix would take more
+            than 1 GiB.
 
     >>> ennlshp(Histogram.from_lengths([5, 4, 3, 2, 2]), 8, 3).strategies
     [(1, (4, 2, 2)), (1, (5, 3))]

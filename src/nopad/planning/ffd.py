@@ -25,7 +25,8 @@ _BLOCK = 256
 class _Class:
     """`count` equal packs, opened one after the other; each has `room` free tokens and holds `used` sequences.
 
-    `content` is what one of these packs holds, as in `nopad.planning.open_packs`.
+    `content` is what one of these packs holds, a chain ``(below, length, copies)``: `copies` sequences of `length`, on
+    top of the longer lengths in `below`, which is such a chain too, or None.
     """
 
     room: int

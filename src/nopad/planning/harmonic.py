@@ -5,7 +5,7 @@ packs hold j sequences each. The last pack may hold fewer, and a depth limit bel
 all shorter lengths, and is packed by next-fit. One pack of each class is open at a time: O(n) time, O(k) memory beyond
 the result.
 
-Without a depth limit, Harmonic-k needs at most about 1.692 times as many packs as the optimum, plus a constant, at the
+Without a depth limit, Harmonic-k needs at most about 1.693 times as many packs as the optimum, plus a constant, at the
 default k = 12 (1.691 times for large k). It is poor where many lengths are above half the capacity, since each of these
 gets a pack alone: it needs 14.6 % more packs than LPFHP on Wikipedia-512, and 31 % more on SQuAD.
 

@@ -76,10 +76,11 @@ def least_squares(
 ) -> Planned:
     """Return a plan by non-negative least squares, with facts on the solution and its repair.
 
-    `system` is a function that makes the equations. Its arguments are the packing matrix (`packing_matrix`), and the
-    number of sequences of each length. It returns two arrays: the matrix for the solver, with `copies` times as many
-    rows as the packing matrix, and the target. The first unknowns of the equations are how often each strategy is used;
-    others may follow. `name` is the algorithm's name, for messages. A `depth` of None is unlimited.
+    `system` is a function that makes the equations. Its arguments are the packing matrix, and the number of sequences
+    of each length, float64 ``[units]``. The packing matrix, float64 ``[units, strategies]``, says how often each
+    strategy holds each length. The function returns two arrays: the matrix for the solver, with ``copies * units``
+    rows, and the target. The first unknowns of the equations are how often each strategy is used; others may follow.
+    `name` is the algorithm's name, for messages. A `depth` of None is unlimited.
 
     Raises:
         OptionError: the matrix would be too large, since there are too many strategies (`check_size`).
@@ -123,8 +124,8 @@ def _solve(
 
     A row of `strategies`, int32 ``[n, d]``, holds the lengths of one pack in tokens, ascending, then zeros; d is the
     smaller of `depth` and the capacity in multiples of `granularity`. `mixture` is float64 ``[n]``. If the solver
-    failed, a note says so, and every strategy is used 0 times. `rounded` has the rounded lengths; `name` and `system`
-    are as in `least_squares`.
+    failed, a note says so, and every strategy is used 0 times. `rounded` has the rounded lengths. `system` makes the
+    equations (see `least_squares`), and `name` is the algorithm's name, for the note.
     """
     units = capacity // granularity
     strategies = full_strategies(units, min(depth, units))
@@ -164,7 +165,7 @@ def _whole(
     """Yield ``(count, slots longest first)`` for each strategy that is used at least once after rounding.
 
     `mixture` is how often each strategy is used, a float64 array; the slots of strategy s are the lengths in
-    ``slots[s]`` that are not 0. `rounding` is as in `Choices`.
+    ``slots[s]`` that are not 0. `rounding` is "nearest", "ceil" or "floor".
     """
     shift = {"nearest": 0.5 + MARGIN, "floor": MARGIN, "ceil": 1 - MARGIN}[rounding]
     for strategy in np.flatnonzero(mixture + shift >= 1):

@@ -53,10 +53,11 @@ def best_fit_decreasing_few(
 ) -> list[tuple[int, tuple[int, ...]]]:
     """Run best-fit decreasing without compiled code; return ``(count, sizes largest first)`` pairs.
 
-    `counts` maps each size to its number of sequences; `distribute` is as for `lpfhp`. If it is True, the plans are
-    those of `best_fit_decreasing`. The compiled code of that function takes half a second to load: too long for the
-    first batch of a process. For 16 sizes, this function takes 20 microseconds and the compiled code 11; for 22,000
-    sizes, this function takes 63 ms and the compiled code 13.
+    `counts` maps each size to its number of sequences; a `depth` of None is unlimited. With ``distribute=False``, each
+    open pack takes only one sequence of a size at a time. Otherwise, the plans are those of `best_fit_decreasing`,
+    whose compiled code takes half a second to load: too long for the first batch of a process. For 16 sizes, this
+    function takes 20 microseconds and the compiled code 11; for 22,000 sizes, this function takes 63 ms and the
+    compiled code 13.
 
     >>> best_fit_decreasing_few({3: 2, 4: 2, 1: 1}, 8, None)
     [(1, (4, 4)), (1, (3, 3, 1))]

@@ -36,7 +36,8 @@ __all__ = ["mffd"]
 class _Class:
     """`count` equal packs that follow one another; each has `room` free tokens and holds `used` sequences.
 
-    `content` is what one of these packs holds, as in `nopad.planning.open_packs`.
+    `content` is what one of these packs holds, a chain ``(below, length, copies)``: `copies` sequences of `length`, on
+    top of the longer lengths in `below`, which is such a chain too, or None.
     """
 
     room: int

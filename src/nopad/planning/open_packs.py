@@ -1,8 +1,8 @@
 """`OpenPacks`: an index by free room that quickly finds the fullest open pack with room for a length, or the emptiest.
 
-Packs with equal contents are stored as one entry ``(count, content, used)``: `count` packs, each of which holds
-`content`, which is `used` sequences. Entries with the same free room are on one stack, and the one added last is taken
-first, as in Krell et al., arXiv 2107.02027.
+Packs with equal contents are stored as one entry ``(count, content, used)``: `count` packs, each of which holds the
+same `used` sequences. `content` lists these (`lengths_of`). Entries with the same free room are on one stack, and the
+one added last is taken first, as in Krell et al., arXiv 2107.02027.
 
 No stack is searched to find a room. Each possible room has one bit, set if its stack holds an entry; these bits are
 stored in integers of 512 bits. Another integer, the summary, has one bit for each of these integers, set if that

@@ -57,10 +57,10 @@ def within(
 ) -> Planned:
     """Return the best plan found under limits on a pack's tokens (`capacity`) and sum of squared lengths (`squares`).
 
-    Several methods are tried in turn until a plan is good. The plan with the fewest packs is returned; its fact
-    ``method`` names the methods that made it. Below, `bound` is a lower bound on the number of packs. With `exact`, a
-    plan is good if it has no more packs than the bound. Otherwise a good plan may have more: ``bound // 2,000`` or ``1
-    + bound // 10,000``, whichever is larger. The methods are:
+    Several methods are tried in turn until a plan is good. The plan with the fewest packs is returned;
+    ``facts["method"]`` names the methods that made it. Below, `bound` is a lower bound on the number of packs. With
+    `exact`, a plan is good if it has no more packs than the bound. Otherwise it may have up to ``max(bound // 2_000, 1
+    + bound // 10_000)`` packs more than the bound. The methods are:
 
     1. `spread` opens all packs at the start. It ends when its plan is at most ``1 + bound // 10,000`` packs above the
        bound; with `exact`, when it meets the bound.
@@ -114,7 +114,7 @@ class _Search:
         load: the sequences, and the limits of a pack.
         align: lengths are padded to multiples of this.
         budget: limits the search.
-        exact: as in `within`.
+        exact: whether the search ends early only when a plan has no more packs than the bound.
         bound: the lower bound on the number of packs; `certificate` proves it, if it is not None.
         best: the best plan, with `packs` packs; `method` names what made it.
         values: value of each length, float64 ``[k]``, for `gather`; None before a linear program is solved.
@@ -136,7 +136,10 @@ class _Search:
         self.bound = bound_of(self.load)
 
     def run(self, by_tokens: Callable[[], Strategies] | None) -> None:
-        """Try the methods of `within` in turn, and keep the best plan in `best`; `by_tokens` is as in `within`."""
+        """Try the methods of `within` in turn, and store the best plan in `best`.
+
+        `by_tokens` plans without the limit on squares, then divides packs above it. None: this method is not tried.
+        """
         self._spread()
         cost = sum(a * b for a, b in zip(self.load.costs.tolist(), self.load.counts.tolist(), strict=True))
         loose = int(self.load.limits[1]) * self.bound >= _LOOSE * cost
@@ -164,7 +167,10 @@ class _Search:
             self.notes.append("no better plan within its budget: a larger one (effort) may find one, or a better bound")
 
     def _near(self) -> int:
-        """Return the number of packs at which a plan is near the bound, so that `spread` and `gather` end."""
+        """Return the most packs that a plan near the bound has; `spread` and `gather` end at such a plan.
+
+        This is the bound itself if `exact`, otherwise ``bound + 1 + bound // 10_000``.
+        """
         return self.bound if self.exact else self.bound + 1 + self.bound // _NEAR
 
     def _good(self) -> bool:
@@ -188,7 +194,7 @@ class _Search:
                 self._offer(by_tokens(), "by tokens, then cut")
 
     def _relax(self) -> None:
-        """Solve a linear program: it gives `values`, perhaps a higher bound, and perhaps a better plan."""
+        """Solve linear programs: they set `values`, and may give a higher bound and a better plan."""
         from nopad.planning.costs.few import few
         from nopad.planning.costs.knots import prove
         from nopad.planning.costs.liquid import liquid

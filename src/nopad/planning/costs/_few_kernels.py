@@ -3,6 +3,10 @@
 Item i stands for all sequences of the length ``lengths[i]``, ascending. Such a sequence takes ``sizes[i]`` tokens, a
 multiple of `align`, costs its squared length, and is worth ``values[i]``. ``upto[n]`` is the number of items whose
 length is at most n. `limits` are a pack's most tokens, cost and sequences.
+
+Position i + 1 stands for item i in the arrays `below` and `above`, which link positions. The position of an available
+item, of which sequences are left, links to itself. Any other position links towards the next shorter available item
+(`below`) or the next longer one (`above`). For k items, positions 0 and k + 1 mean that there is none.
 """
 
 from __future__ import annotations
@@ -97,7 +101,7 @@ def _nearest(
 ) -> int:
     """Return the position of the available item whose length is nearest to `wanted`; 0 if no item is available.
 
-    Only positions up to `most` count. Positions, `below` and `above` are those of `fill`.
+    Only positions up to `most` count. The module describes positions, `below` and `above`.
     """
     at = min(most, upto[min(max(wanted, 0), upto.size - 1)])
     shorter, longer = linked(below, at), linked(above, at + 1)
@@ -125,7 +129,8 @@ def _last_two(
 
     The pack has `room` free tokens and a free cost of `space`. The candidates are the `width` available items on each
     side of the length `wanted`. Each is valued together with the longest available item that then fits into the last
-    slot, and the best is returned. Positions and the other arguments are those of `fill`.
+    slot, and the best is returned. ``left[i]`` is the number of sequences of item i that are left; the module describes
+    positions and the other arguments.
     """
     most = _fitting(room, space, upto, align)
     shorter = _nearest(wanted, most, upto, lengths, below, above)
@@ -173,12 +178,10 @@ def fill(
     Pattern p has slots for the items ``slots[indptr[p]:indptr[p + 1]]``, longest first. A slot takes the available item
     nearest in length. If this item is longer than planned, the next slot looks for a shorter one, and the other way
     round. The last two slots are filled together, by items that are worth much together: `width` candidates on each
-    side are tried. Packs of a pattern end when a pack would be worth less than `least`, or would be empty.
+    side are tried. No more packs are made like a pattern once the next one would be empty or worth less than `least`.
 
     Pack n holds the items ``held[ends[n]:ends[n + 1]]``. ``left[i]`` is the number of sequences of item i that are
-    left. Position i + 1 stands for item i in `below` and `above`. An available item links to itself; any other position
-    links towards the next shorter item (`below`) or the next longer one (`above`). Positions 0 and k + 1, for k items,
-    mean that there is none. The arrays `held`, `ends`, `left`, `below` and `above` are changed.
+    left. The module describes the other arguments. The arrays `held`, `ends`, `left`, `below` and `above` are changed.
     """
     packs = at = 0
     ends[0] = 0

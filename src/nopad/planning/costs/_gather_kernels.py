@@ -41,16 +41,17 @@ class State(NamedTuple):
         size: tokens that each sequence takes; int32 ``[n]``.
         value: value of each sequence; int64 ``[n]``.
         pack: the pack of each sequence; int32 ``[n]``.
-        first: one sequence of each pack, -1 if it is empty; int32 ``[packs]``.
+        first: one sequence of each pack, -1 for an empty pack; int32 ``[packs]``.
         after: the next sequence of the same pack, -1 at the end; int32 ``[n]``.
         tokens: free tokens of each pack; int64 ``[packs]``.
         cost: free cost of each pack; int64 ``[packs]``.
         used: number of sequences in each pack; int32 ``[packs]``.
         worth: sum of the values in each pack; int64 ``[packs]``.
-        reach: reach of each sequence, as it is in `reaches`; int32 ``[n]``.
-        space: space of each pack, as it is in `spaces`, and -1 for a pack out of the indices; int32 ``[packs]``.
-        reaches: list r holds the sequences with the reach r, if that is above their length.
-        spaces: list s holds the packs with the space s, s > 0.
+        reach: reach of each sequence, computed when its pack was last entered into `reaches`; int32 ``[n]``.
+        space: space of each pack, computed when it was last entered into `spaces`; -1 for a pack that is in no index
+            now; int32 ``[packs]``.
+        reaches: linked lists of sequences: list r holds those with the reach r, if r is above their own length.
+        spaces: linked lists of packs: list s holds those with the space s, for s > 0.
         present: the bit set (`nopad._bit_kernels`) of all s for which the list in `spaces` is not empty.
         steps: how much work the search has done; int64 ``[1]``.
     """
@@ -105,7 +106,7 @@ def _show(s: State, p: int) -> None:
 
 @njit(cache=True, nogil=True)
 def _hide(s: State, p: int) -> None:
-    """Take pack `p` out of the indices `reaches` and `spaces`; this comes before every change of its content."""
+    """Take pack `p` out of the indices `reaches` and `spaces`; this must be done before its content changes."""
     i = s.first[p]
     while i >= 0:
         if s.reach[i] > s.length[i]:
@@ -149,8 +150,8 @@ def _give(s: State, p: int, depth: int) -> bool:
     """Move one sequence of pack `p` to another pack that has room for it; return whether such a pack was found.
 
     It is the first sequence of `p` for which a pack is found. It goes to the pack with the smallest space that has room
-    and holds fewer than `depth` sequences; but no more than 8 packs of each of 8 different spaces are looked at. Pack
-    `p` must be out of the indices (`_hide`).
+    and holds fewer than `depth` sequences. No more than 8 packs of each of 8 different spaces are looked at. Pack `p`
+    must be out of the indices (`_hide`).
     """
     longest = s.spaces.first.size - 1
     i = s.first[p]
@@ -177,9 +178,10 @@ def _give(s: State, p: int, depth: int) -> bool:
 def _exchange(s: State, p: int) -> bool:
     """Exchange a sequence of pack `p` for a shorter one of another pack; return whether such an exchange was found.
 
-    The longer sequence is at most as long as the reach of the shorter one, and less than `_SHORTER` tokens below it.
-    Pairs with the smallest difference are looked for first. Pack `p` ends with a lower worth than the other pack had
-    before, so that exchanges cannot go round in circles. Pack `p` must be out of the indices (`_hide`).
+    The longer sequence must not be above the reach of the shorter one, and must be less than `_SHORTER` tokens below
+    this reach. Pairs in which it is nearest to the reach are looked for first. Pack `p` ends with a lower worth than
+    the other pack had before, so that exchanges cannot go round in circles. Pack `p` must be out of the indices
+    (`_hide`).
     """
     longest = s.spaces.first.size - 1
     for more in range(_SHORTER):
@@ -274,9 +276,10 @@ def _shake(s: State, tight: int, seed: int, most: int) -> int:
     """Exchange sequences so that free space moves from packs that are not tight to random packs; return the next seed.
 
     The packs with free space often hold lengths of one kind, so that no exchange between them helps; afterwards other
-    packs have the free space. A pack is tight if it is worth at least `tight`. A longer sequence of a random pack is
-    exchanged for a shorter one of a pack that is not tight: the first, second, third or fourth possible exchange. This
-    ends when `State.steps` reaches `most`. Packs that change stay out of the indices until the end.
+    packs have the free space. A pack is tight if it is worth at least `tight`. In an exchange, a longer sequence of a
+    random pack and a shorter one of a pack that is not tight change places. Of the possible exchanges between two
+    packs, one of the first four is made, at random. This ends after four attempts for each pack that is not tight, or
+    when `State.steps` reaches `most`. Packs that change stay out of the indices until the end.
     """
     loose = np.flatnonzero((s.worth < tight) & (s.first >= 0))
     if loose.size == 0:
@@ -316,7 +319,13 @@ def opened(
     words: NDArray[Any],
     pack: NDArray[Any],
 ) -> State:
-    """Return the state with which `gather` begins, with every pack in both indices; arguments are those of `gather`."""
+    """Return the state with which `gather` begins; every pack is in both indices.
+
+    Sequence i has the length ``length[i]``, takes ``size[i]`` tokens, and is worth ``value[i]``. Pack p holds the
+    sequences from ``indptr[p]`` up to ``indptr[p + 1]`` (exclusive); ``pack[i]`` is set to the pack of sequence i.
+    `limits` are the most tokens, cost and sequences of a pack. `words` is an empty bit set, which becomes
+    `State.present`.
+    """
     n, packs, longest = length.size, indptr.size - 1, length.max()
     s = State(
         length,

@@ -103,11 +103,19 @@ def fill_slots(
 ) -> tuple[int, int]:
     """Make ``copies[p]`` packs of real lengths from each pattern p; return ``(number of packs, number of links)``.
 
-    Packs for which no sequence is left are not made. Arguments are as in
-    `nopad.planning.optimal._kernels.fill_slots`, except for these. `limits` are a pack's most tokens (where every
-    length counts rounded up to a multiple of `align`), largest sum of squared lengths, and most sequences. Packs are
-    written to `packs` and `links`, in the format of `nopad.planning.costs._kernels`: each pack is a class of its own,
-    and links hold lengths instead of items.
+    Packs for which no sequence is left are not made. The items of pattern p are ``slots[indptr[p]:indptr[p + 1]]``,
+    largest first. Item u stands for the lengths from ``edges[u]`` up to ``edges[u + 1]`` (exclusive), its range, and is
+    planned as ``middle[u]`` tokens. The planned sum of a pack is the sum of these numbers over its items so far. Each
+    item but the last takes the length of its range that brings the pack nearest to its planned sum. The last item takes
+    the longest length that fits. An item for which no length fits is left out.
+
+    `limits` are a pack's most tokens (where every length counts rounded up to a multiple of `align`), largest sum of
+    squared lengths, and most sequences. ``available[l]`` is the number of sequences of length l left. `below` and
+    `above` link each length towards the next shorter and the next longer available length. These three arrays are
+    changed.
+
+    Each pack is written as a row of `packs`: free tokens, free cost, free places, 1, and the row of its last link. A
+    link is a row of `links`: the row of the link before it (-1: none), a length, and 1.
     """
     filled, at = 0, 0
     for p in range(copies.shape[0]):

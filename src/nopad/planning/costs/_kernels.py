@@ -17,6 +17,11 @@ item, and the number of copies of this item. If a class is divided, its parts sh
 
 The score of a class says how empty its packs are (`score`). It is a float that every machine rounds alike. If two
 classes have the same score, the one with the lower row is chosen.
+
+To find a class quickly, best-fit puts classes on shelves. Shelf s is a linked list of the classes with ``free tokens //
+2**shift == s``. The array `peaks` is a binary tree over all shelves: node 1 is the root, node n has the nodes 2n and 2n
++ 1 below it, and the last half of all nodes are the shelves. The number at a shelf is an upper bound on the free cost
+of its classes; the number at any other node is the highest one below it.
 """
 
 from __future__ import annotations
@@ -162,7 +167,10 @@ def spread_out(
 
 @njit(cache=True, nogil=True)
 def raise_peak(peaks: NDArray[Any], at: int, cost: int) -> None:
-    """Raise the highest free cost of shelf `at` in the tree `peaks` to at least `cost` (see `first_shelf`)."""
+    """Raise the number of shelf `at` in the tree `peaks` (see the module) to at least `cost`.
+
+    The nodes above the shelf are updated.
+    """
     node = peaks.shape[0] // 2 + at
     while node > 0 and peaks[node] < cost:
         peaks[node] = cost
@@ -171,7 +179,10 @@ def raise_peak(peaks: NDArray[Any], at: int, cost: int) -> None:
 
 @njit(cache=True, nogil=True)
 def lower_peak(peaks: NDArray[Any], at: int, cost: int) -> None:
-    """Lower the highest free cost of shelf `at` in the tree `peaks` to `cost` (see `first_shelf`)."""
+    """Lower the number of shelf `at` in the tree `peaks` (see the module) to `cost`.
+
+    The nodes above the shelf are updated.
+    """
     node = peaks.shape[0] // 2 + at
     peaks[node] = cost
     while node > 1:
@@ -183,9 +194,7 @@ def lower_peak(peaks: NDArray[Any], at: int, cost: int) -> None:
 def first_shelf(peaks: NDArray[Any], first: int, cost: int) -> int:
     """Return the first shelf, from shelf `first` on, that may hold a class with a free cost of `cost` or more.
 
-    The result is -1 if there is none. A shelf is a list of classes (`tightest`). `peaks` is a binary tree: node 1 is
-    the root, node n has the nodes 2n and 2n + 1 below it, and the last half of all nodes are the shelves. The number at
-    a shelf is an upper bound on the free cost of its classes; the number at any other node is the highest one below it.
+    This is the first shelf with a number of at least `cost` in the tree `peaks` (see the module); -1 if there is none.
     """
     shelves = peaks.shape[0] // 2
     node = shelves + first
@@ -212,10 +221,9 @@ def tightest(
 ) -> tuple[int, int, int, int]:
     """Find the fullest class that a sequence fits into; return ``(class, before, shelf, looks)``.
 
-    The fullest class has the fewest free tokens. The sequence has `size` tokens and the cost `cost`. Shelf s is a
-    linked list of the classes with ``free tokens // 2**shift == s``. It begins with the class ``heads[s]``, and
-    ``after[c]`` is the class after class c (-1: none). `peaks` is the tree of `first_shelf`; a number found to be too
-    high is lowered.
+    The fullest class has the fewest free tokens. The sequence has `size` tokens and the cost `cost`. Shelf s (see the
+    module) begins with the class ``heads[s]``, and ``after[c]`` is the class after class c (-1: none). If a number in
+    the tree `peaks` is found to be too high, it is lowered.
 
     ``before`` is the class before the found one on its shelf (-1: none). ``looks`` measures the work: one for each
     class that was examined, and more for each shelf without a fitting class. If the sequence fits into no class, the
@@ -246,7 +254,10 @@ def tightest(
 def put(
     packs: NDArray[Any], heads: NDArray[Any], after: NDArray[Any], peaks: NDArray[Any], number: int, shift: int
 ) -> None:
-    """Put class `number` on its shelf (see `tightest`), unless its packs have no free place for a sequence."""
+    """Put class `number` on its shelf (see the module), unless its packs have no free place for a sequence.
+
+    Shelf s begins with the class ``heads[s]``, and ``after[c]`` is the class after class c (-1: none).
+    """
     if packs[number, PLACES] > 0:
         at = packs[number, TOKENS] >> shift
         after[number], heads[at] = heads[at], number
@@ -267,9 +278,13 @@ def best_fit(
 ) -> tuple[NDArray[Any], int, NDArray[Any], int, int]:
     """Place all sequences, those of the last item first, into the fullest class of packs that has room, or new packs.
 
-    The fullest class has the fewest free tokens. Arguments and results are those of `spread_out`. The last result,
-    ``steps``, counts the work of searching: 8 for each search, and the ``looks`` of `tightest`. After `most` steps no
-    class is searched for any more: all other sequences go to new packs, which hold sequences of one item only.
+    The fullest class has the fewest free tokens. ``left[i]`` is the number of sequences of item i to place; those
+    placed are subtracted, in place. `limits` are the most tokens, cost and sequences of a pack.
+
+    The rows in use are ``packs[:classes]`` and ``links[:linked]``. Returns ``(packs, classes, links, linked, steps)``
+    after placing; the two arrays are those given, changed in place, or larger copies. `steps` counts the work of
+    searching: 8 for each search, and the ``looks`` of `tightest`. After `most` steps no class is searched for any more:
+    all other sequences go to new packs, which hold sequences of one item only.
     """
     items, shift, shelves = left.shape[0], 0, 1
     while limits[TOKENS] >> shift >= SHELVES:

@@ -121,11 +121,11 @@ class _Search:
             return self._by_programs(load, most, depth)
 
     def _by_programs(self, load: Load, most: int, depth: int) -> Strategies | None:
-        """Return a plan as `attempt` does, found by linear programs.
+        """Return a plan of at most `packs` packs within the limits of `load`, found by linear programs.
 
         The result is None if no such plan is found, or if the programs would take too much memory or budget. `load` has
         `most` and `depth` as limits. If `most` is at least the squared capacity, it limits no pack, and `by_tokens`
-        makes the plan. `slow` is lowered by 1 if a plan is tried.
+        makes the plan. If such an attempt begins, `slow` is lowered by 1.
         """
         if most >= load.limits[0] ** 2:
             self.slow -= 1
@@ -234,7 +234,7 @@ def _to_mean(packs: int, cap: int, depth: int, cost: int, sequences: int) -> dic
 def described(facts: Mapping[str, Any]) -> str:
     """Return a note on evenness for the user, as text.
 
-    `facts` are those of `even_out`, with the `spreads` of the final plan as ``after``.
+    `facts` are the facts that `even_out` returns, and the `spreads` of the final plan as ``after``.
     """
     before, after = facts["before"], facts["after"]
     least = max(1.0, after["cost_to_mean"] * facts["least_cap"] / after["cap"])

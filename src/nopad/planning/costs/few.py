@@ -1,10 +1,10 @@
 """Plans with limits on tokens and cost where few sequences share a pack: column generation with real lengths.
 
 Where three or four sequences fill a pack, a difference of one token may decide whether they fit, so lengths and costs
-must not be rounded. The patterns of the linear program hold real lengths, and keep to the limits exactly. For each
-longest length, a valuable pattern is found by trying every second length with one or two further ones: the longest that
-fits, or a pair from a table. The program has few rows, since each length counts as shares of two chosen lengths, the
-knots (`nopad.planning.costs.knots`).
+must not be rounded. The patterns of the linear program hold real lengths, and keep to the limits exactly. The program
+has few rows, since each length counts as shares of two chosen lengths, the knots (`nopad.planning.costs.knots`). For
+each knot, a valuable pattern is found in which it is the longest length. Each knot that is not longer is tried as the
+second length. It is followed by one or two further lengths: the longest that fits, or a pair from a table.
 
 The whole parts of the solution are filled with sequences of nearly the planned lengths, so that packs stay as valuable
 as planned. Then the program is solved again for what is left. The dual values prove a bound (`prove`).
@@ -60,7 +60,10 @@ class Few:
 
 
 class _KnotMaster(Master):
-    """A `Master` with a row for each knot; a pattern is a tuple of indices of lengths in the load."""
+    """The linear program (`Master`), with a row for each knot instead of each item.
+
+    A pattern is a tuple of indices of lengths in the load.
+    """
 
     def __init__(self, load: Load, knots: Knots) -> None:
         self.load, self.knots = load, knots
@@ -72,7 +75,7 @@ class _KnotMaster(Master):
         self.demand(knots.demand(load.lengths, load.counts))
 
     def column(self, pattern: Pattern) -> dict[int, float]:
-        """Return how much of each knot a pattern holds; see `Master.column`."""
+        """Return ``{knot: share}``: how much of each knot the lengths in a pattern count as (`Knots.shares`)."""
         found: dict[int, float] = {}
         for item in pattern:
             at, share = self._shares[item]
@@ -97,7 +100,7 @@ def few(load: Load, align: int, budget: Budget) -> Few | None:
 
 
 class _Search:
-    """A search for a plan: the linear program, the sequences left, and the packs made so far."""
+    """A search for a plan: the linear program, the sequences left, the packs made so far, and the values of lengths."""
 
     def __init__(self, load: Load, align: int, budget: Budget) -> None:
         self.load, self.align, self.budget = load, align, budget
@@ -109,10 +112,13 @@ class _Search:
         self.work = _PAIR * self.knots.lengths.size**2 + _TABLE
 
     def run(self) -> Few | None:
-        """Solve the linear program, fill its patterns, and go on with what is left. See `few`.
+        """Solve the linear program, fill its patterns, and go on with what is left; return the plan.
+
+        The result is None if the budget ends before the first linear program is solved. If the solver fails at a later
+        one, the sequences left are packed by best-fit.
 
         Raises:
-            SolverError: HiGHS ended without an optimum.
+            SolverError: HiGHS ended without an optimum of the first linear program.
         """
         if self.budget.most < 3 * self.work:
             return None
@@ -144,7 +150,7 @@ class _Search:
     def _solve(self, master: _KnotMaster, rounds: int) -> Optimum | None:
         """Return the optimum after up to `rounds` rounds of pricing; None if the budget ends before the first one.
 
-        The first call also sets `values`.
+        The first call also sets `values`, the value of each length.
 
         Raises:
             SolverError: HiGHS ended without an optimum.
@@ -178,9 +184,10 @@ class _Search:
         ]
 
     def _take(self, master: _KnotMaster, solved: Optimum) -> int:
-        """Fill the whole parts of a solution with real lengths; return the number of packs made.
+        """Make packs of real lengths from the whole parts of a solution; return the number of packs made.
 
-        If the program needs few packs, some of the largest fractions are rounded up too.
+        The whole part of ``solved.times[p]`` is the number of packs to make like pattern p. Some of the largest
+        fractions are rounded up too, if all whole parts are 0 or the program needs few packs.
         """
         from nopad.planning.costs import _few_kernels
 

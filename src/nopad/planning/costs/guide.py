@@ -108,8 +108,8 @@ class Units:
 
         A pattern is a tuple of item numbers, largest first. Its value is the sum of its items' values; a pack is worth
         1. The value of an item is its entry in `duals` (float64 ``[k]``), limited to 0..1, and raised to at least the
-        value of each smaller item. The same pattern may occur twice. `table` is working memory as for the kernel
-        `knapsack`, and is overwritten.
+        value of each smaller item. The same pattern may occur twice. `table` is working memory, int64 ``[layers, tokens
+        + 1, cost + 1]`` for the three numbers of `room`; it is overwritten.
         """
         from nopad.planning.costs import _guide_kernels
 
@@ -243,9 +243,9 @@ def _filled(
 ) -> tuple[int, int]:
     """Fill the slots of `plan` with real lengths; return the numbers of packs and links made.
 
-    The slots are the rounded lengths of `plan`. The packs are written from the start of `classes`, and the links from
-    the start of `links`, in the format of `nopad.planning.costs._kernels`. ``left[i]`` sequences of the length
-    ``load.lengths[i]`` are left to place; those used are subtracted, in place.
+    The slots are the rounded lengths of `plan`. ``left[i]`` sequences of the length ``load.lengths[i]`` are left to
+    place; those used are subtracted, in place. The packs are written from the start of `classes`, and the links from
+    the start of `links`, as the rows that `Packed` describes.
     """
     from nopad.planning.costs import _guide_kernels
 

@@ -104,7 +104,7 @@ def prove(
     """Return ``(bound, certificate)``: a proven lower bound on the number of packs, and the certificate that proves it.
 
     Values prove a bound if no pack is worth more than 1; a pack is worth the sum of the values of its lengths. The
-    interpolated `values` may break this slightly, so they are corrected here: if a pack may be worth more than 1, the
+    interpolated `values` may break this slightly, so they are corrected here. If a pack may be worth more than 1, the
     value of its longest length is lowered by the excess. Then each length with a higher value than a longer one is
     lowered to the value of the longer one.
 
@@ -116,9 +116,9 @@ def prove(
         align: lengths are rounded up to multiples of this in a pack.
         values: ``values[i]`` is the value of the length ``load.lengths[i]``; float64 ``[k]``. A length with a lower
             value than a shorter one is first raised to the value of the shorter one.
-        units: as in `CostCertificate`: ``(T, S)`` or None. If given, a length that takes less than 1/T of the capacity
+        units: ``(T, S)`` or None, as in `CostCertificate`. If given, a length that takes less than 1/T of the capacity
             gets the value 0.
-        by_depth: as in `CostCertificate`.
+        by_depth: whether the certificate counts the depth limit too; otherwise the bound holds for any depth.
         budget: what the checks may take.
     """
     limits, whole = _limits(load, align), _whole(load, values, units)
@@ -147,7 +147,8 @@ def _limits(load: Load, align: int) -> tuple[int, int, int, int | None]:
 def _whole(load: Load, values: NDArray[np.float64], units: tuple[int, int] | None) -> NDArray[np.int64]:
     """Return the values of lengths, rounded down to integers that do not fall with length; int64 ``[k]``.
 
-    A value of 1 becomes 2^30. `values` and `units` are those of `prove`.
+    A value of 1 becomes 2^30. `values` are float64 ``[k]``. With `units` of ``(T, S)``, a length that takes less than
+    1/T of the capacity gets the value 0.
     """
     whole = np.floor(values * _ONE).astype(np.int64)
     if units is not None:

@@ -29,10 +29,10 @@ _LEAST = 2 * 10**8  # operations of a usual program: it is not begun with fewer
 def liquid(load: Load, budget: Budget, *, exact: bool) -> NDArray[np.float64] | None:
     """Return a value for each length of `load`, float64 ``[k]``; or None if the budget ends first, or the solver fails.
 
-    The values of the sequences in a pack add up to at most about 1. With `exact`, more knots are used (`Knots.of` with
-    `bends`), and values between knots are lowered to the limits of `_beside`; such values prove the highest bounds.
-    Without `exact`, the values of lengths near the longest may be too high; `gather` finds better plans with them. If
-    the solver failed, `Budget.trouble` says why.
+    The values of the sequences in a pack add up to at most about 1. With `exact`, there are more knots, and some of
+    them are dense near the shortest and the longest length. Values between knots are then lowered to the limits of
+    `_beside`. Such values prove the highest bounds. Without `exact`, the values of lengths near the longest may be too
+    high; `gather` finds better plans with them. If the solver failed, `Budget.trouble` says why.
     """
     from nopad.planning.optimal.solver import SolverError
 
@@ -48,7 +48,7 @@ def liquid(load: Load, budget: Budget, *, exact: bool) -> NDArray[np.float64] | 
 def _solved(load: Load, knots: Knots, budget: Budget, *, exact: bool) -> NDArray[np.float64] | None:
     """Solve the linear program with these knots; return a value for each length, or None if the budget ends first.
 
-    `exact` is as for `liquid`.
+    With `exact`, values between knots are lowered to the limits of `_beside`.
 
     Raises:
         SolverError: HiGHS ended without an optimum.
@@ -76,11 +76,11 @@ def _solved(load: Load, knots: Knots, budget: Budget, *, exact: bool) -> NDArray
 def _beside(load: Load, knots: Knots, rates: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return an upper limit on the value of each length, at most 1; float64 ``[k]``.
 
-    Consider a pack whose longest sequence is knot x. In this pack, ``rates[0, x]`` is the value of `capacity` tokens,
-    ``rates[1, x]`` that of the whole limit on cost and, if there is a third row, ``rates[2, x]`` that of one place.
-    Beside knot x, a length is worth its tokens, its cost and its place at these rates. The limit is the lowest of these
-    values over all knots beside which the length fits. Between two knots it is below the interpolated value, since cost
-    is a square.
+    Consider a pack whose longest sequence is knot x. In this pack, ``rates[0, x]`` is the value of the whole limit on
+    tokens, and ``rates[1, x]`` the value of the whole limit on cost. If there is a third row, ``rates[2, x]`` is the
+    value of one place. Beside knot x, a length is worth its tokens, its cost and its place at these rates. The limit is
+    the lowest of these values over all knots beside which the length fits. Between two knots it is below the
+    interpolated value, since cost is a square.
     """
     capacity, most, _ = load.limits.tolist()
     found = np.ones(load.lengths.size)
@@ -100,7 +100,7 @@ def _columns(
     """Return the columns of the linear program: ``(starts, rows, amounts, packs)``.
 
     First there is a row for each of the k knots. Then there are k rows for free tokens, k for free cost and, if
-    `limited`, k for free places: row x of these is for the packs whose longest sequence is knot x. There are three
+    `limited`, k for free places. Row x of each kind is for the packs whose longest sequence is knot x. There are three
     kinds of columns, in this order:
 
     * a pack with a longest sequence gives free tokens, cost and places

@@ -49,7 +49,8 @@ class Load:
             int64 ``[k]``.
         costs: cost of a sequence of each length, ascending; int64 ``[k]``.
         counts: number of sequences of each length, >= 0; int64 ``[k]``.
-        limits: most tokens, most cost and most sequences of a pack; int64 ``[3]``.
+        limits: most tokens, most cost and most sequences of a pack; int64 ``[3]``. 2^31 - 1 sequences mean that there
+            is no depth limit.
 
     `nopad.planning.several.both` uses this class for two kinds of size: there, `lengths` are indices, and `sizes` and
     `costs` are the two sizes, which do not ascend.
@@ -96,11 +97,11 @@ def is_few(load: Load) -> bool:
 class Packed:
     """A plan as classes of equal packs, and links that say what each class holds.
 
-    The columns of both arrays are described in `nopad.planning.costs._kernels`.
-
     Attributes:
-        classes: int64 ``[classes, 5]``.
-        links: int64 ``[links, 3]``.
+        classes: int64 ``[classes, 5]``. The columns are the free tokens, free cost and free places of
+            each pack, the number of packs, and the row of their last link (-1: the packs are empty).
+        links: int64 ``[links, 3]``. The columns are the row of the link before (-1: none), an item, and its number of
+            copies. A pack holds the items of its last link and of all links before that one.
     """
 
     classes: NDArray[np.int64]
@@ -173,9 +174,10 @@ class _Tries:
     def deal(self, packs: int, way: tuple[int, int, float], *, patient: bool = False) -> int:
         """Open `packs` packs and pack all sequences in one way; return the number of packs that this takes.
 
-        The plan is kept if it is the best so far. A `way` is the index of the shortest length to be dealt out, and the
-        kind and weight of the score. If many sequences to be dealt out fit nowhere, the plan is finished only if
-        `patient`; otherwise no plan is made, and the number returned is an estimate.
+        The plan is kept if it is the best so far. A `way` is ``(first, kind, weight)``: the index of the shortest
+        length to be dealt out, and the kind and weight of the score (`nopad.planning.costs._kernels.score`). If many
+        sequences to be dealt out fit nowhere, the plan is finished only if `patient`; otherwise no plan is made, and
+        the number returned is an estimate.
         """
         from nopad.planning.costs import _kernels
 

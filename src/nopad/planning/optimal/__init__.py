@@ -74,8 +74,10 @@ def auto(
 ) -> Planned:
     """Return a plan as `optimal` does, but end the main search at the first plan within one pack of its lower bound.
 
-    With what is left of the budget, smaller depths and `closing` may still remove that pack. `effort`, `seconds` and
-    `budget` are those of `optimal`.
+    With what is left of the budget, smaller depths and `closing` may still remove that pack. A `depth` of None is
+    unlimited. The budget is `effort` seconds of an ordinary core, counted as 10^9 operations each. No new step begins
+    after `seconds` on the clock (None: no time limit). A `budget` shared with other steps of planning replaces both;
+    but `effort` still limits each search at a smaller depth.
 
     In the example, best-fit already meets the lower bound, so no linear program is solved:
 
@@ -111,8 +113,8 @@ def _planned(
 ) -> Planned:
     """Return the best plan found at the given depth and, if that plan is above its bound, at smaller depths.
 
-    The main search ends at a plan of at most `within` packs above the bound; the other arguments are those of
-    `optimal`.
+    The main search ends at a plan of at most `within` packs above the bound. Each search at a smaller depth, which
+    follows if the plan is above its bound, gets at most `effort` seconds of `budget`.
     """
     search = Search(histogram, capacity, depth, budget, within)
     _run(search)
@@ -152,7 +154,7 @@ def _run(search: Search, *, less: bool = True) -> None:
 
 
 def _at_less(search: Search, effort: float) -> None:
-    """Search at smaller depths, and offer each plan found to `search`; a plan of smaller depth satisfies its limit too.
+    """Search at smaller depths, and offer each plan found to `search`; such a plan keeps to the larger depth too.
 
     So a plan of a large depth should not need more packs than one of a small depth. The depths are those of
     `shallower`: 2, 3, 4, 8, 16, ... Each search has a budget of `effort` seconds, but at most what is left of the

@@ -2,6 +2,9 @@
 
 Floating-point arithmetic is limited to operations that IEEE 754 rounds exactly (no logarithms, no powers), so that
 every machine makes the same choices.
+
+``prior[p]`` are the odds of pattern p, estimated from its loss alone. Random numbers follow from `key`. A pattern is
+dead if it cannot be used now (`State`).
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ _FIRST_ROUNDS, _ROUNDS = 100, 5  # rounds of messages before the first choice of
 def scarcest(state: State) -> int:
     """Return the item with the fewest patterns for each of its copies left; -1 if no copy of any item is left.
 
-    Dead patterns (`State`) do not count. An item without any pattern comes first, then an item with a single one.
+    Dead patterns do not count. An item without any pattern comes first, then an item with a single one.
     """
     best, least = -1, np.inf
     state.at[STEPS] += state.left.size
@@ -81,8 +84,8 @@ def descend(
     At a dead end the last choice is taken back. The result is `NONE` if all choices were tried without success, and
     `UNKNOWN` if the search ended after more than `fails` dead ends or after `limit` steps. An item that occurs in a
     single pattern is packed first, by that pattern. If there is no such item, the next pattern is chosen by
-    `likeliest`, after new messages, if `guided`; otherwise by `least_wanted` for the `scarcest` item. The functions
-    `likeliest` and `least_wanted` get `prior`, `noise` and `key`.
+    `likeliest`, after new messages, if `guided`; otherwise by `least_wanted` for the `scarcest` item. Both functions
+    raise their scores at random, by at most the share `noise`.
     """
     depth, fresh = 0, True
     while state.at[STEPS] < limit:
@@ -122,9 +125,8 @@ def cover(
     """Choose patterns that hold item i ``demand[i]`` times and lose at most `most_loss` together; return their number.
 
     The n chosen patterns are ``state.chosen[:n]``. The result is `NONE` if there is no such choice, and `UNKNOWN` if
-    none is found in about `limit` steps. ``prior[p]`` are the odds of pattern p, estimated from its loss alone; float64
-    ``[patterns]``, above 0. Many short descents (`descend`) are made. Each begins anew, with other random numbers that
-    follow from `key`.
+    none is found in about `limit` steps. `prior` is float64 ``[patterns]``, above 0. Many short descents (`descend`)
+    are made. Each begins anew, with other random numbers.
     """
     turn = 0
     while state.at[STEPS] < limit:

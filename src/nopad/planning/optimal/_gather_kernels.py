@@ -34,12 +34,12 @@ class State(NamedTuple):
     Attributes:
         length: tokens of each sequence; int32 ``[n]``.
         pack: the pack of each sequence; int32 ``[n]``.
-        first: one sequence of each pack, -1 if it is empty; int32 ``[packs]``.
+        first: one sequence of each pack, -1 for an empty pack; int32 ``[packs]``.
         after: the next sequence of the same pack, -1 at the end; int32 ``[n]``.
         free: free tokens of each pack; int32 ``[packs]``.
         used: number of sequences in each pack; int32 ``[packs]``.
-        sums: list s holds the sequences for which length plus free tokens of their pack is s.
-        spaces: list f holds the packs with f free tokens, f > 0.
+        sums: linked lists of sequences: list s holds those whose length plus the free tokens of their pack is s.
+        spaces: linked lists of packs: list f holds those with f free tokens, for f > 0.
         present: the bit set (`nopad._bit_kernels`) of all f for which the list in `spaces` is not empty.
         steps: how much work the search has done; int64 ``[1]``.
     """
@@ -101,7 +101,7 @@ def _show(s: State, p: int) -> None:
 
 @njit(cache=True, nogil=True)
 def _hide(s: State, p: int) -> None:
-    """Take pack `p` out of the indices `sums` and `spaces`; this comes before every change of its content."""
+    """Take pack `p` out of the indices `sums` and `spaces`; this must be done before its content changes."""
     if s.free[p] > 0 and s.first[p] >= 0:
         i = s.first[p]
         while i >= 0:
@@ -137,8 +137,8 @@ def _give(s: State, p: int, depth: int) -> bool:
     """Move one sequence of pack `p` to another pack that has room for it; return whether such a pack was found.
 
     It is the first sequence of `p` for which a pack is found. It goes to the fullest pack that has room and holds fewer
-    than `depth` sequences; but only a few packs of each of 8 different free spaces are looked at. Pack `p` must be
-    out of the indices (`_hide`).
+    than `depth` sequences. Only a few packs of each of 8 different free spaces are looked at. Pack `p` must be out of
+    the indices (`_hide`).
     """
     capacity = s.spaces.first.size - 1
     i = s.first[p]

@@ -2,6 +2,10 @@
 
 All values and sizes are int64, so results are exact. An item stands for all sequences of one size. A pattern is a
 multiset of item numbers that fits into a pack; each of its items is a slot for one sequence.
+
+The arrays `below` and `above` link lengths. An available length, of which sequences are left, links to itself. Any
+other length links towards the next shorter available length (`below`) or the next longer one (`above`). Lengths 0 and
+capacity + 1 link to themselves, and mean that there is none.
 """
 
 from __future__ import annotations
@@ -99,7 +103,7 @@ def near(planned: float, low: int, high: int, most: int, below: NDArray[Any], ab
     """Return the available length from `low` up to `high` (exclusive) that is nearest to `planned`, and at most `most`.
 
     If there is none in this range, return the next shorter available length, or else the next longer one up to `most`;
-    0 if no available length is at most `most`. `below` and `above` are those of `fill_slots`.
+    0 if no available length is at most `most`. The module describes `below` and `above`.
     """
     wanted: Any = min(max(np.int64(planned + 0.5), low), high - 1, most)
     shorter, longer = linked(below, wanted), linked(above, wanted)
@@ -115,7 +119,7 @@ def use(length: int, available: NDArray[Any], below: NDArray[Any], above: NDArra
     """Take one sequence of `length` from `available`.
 
     If none of this length is left, `below` then links the length to the next shorter one, and `above` to the next
-    longer one. These two are the links of `fill_slots`; all three arrays are changed.
+    longer one (see the module). All three arrays are changed.
     """
     available[length] -= 1
     if available[length] == 0:
@@ -140,15 +144,14 @@ def fill_slots(
     """Fill ``copies[p]`` packs by each pattern p, with a real length for each item; return the number of packs.
 
     Packs for which no sequence is left are not counted. The items of pattern p are ``slots[indptr[p]:indptr[p + 1]]``,
-    largest first. Item u stands for the lengths from ``edges[u]`` up to ``edges[u + 1]`` (exclusive), its range, and
-    is planned as ``middle[u]`` tokens, about the middle of the range. The planned sum of a pack is the sum of these
+    largest first. Item u stands for the lengths from ``edges[u]`` up to ``edges[u + 1]`` (exclusive), its range, and is
+    planned as ``middle[u]`` tokens, about the middle of the range. The planned sum of a pack is the sum of these
     numbers over its items so far. Each item but the last takes the length of its range that brings the pack nearest to
-    its planned sum; if the range has no available length, `near` takes one outside it. The last item takes the longest
-    length that fits. An item for which no length fits is left out.
+    its planned sum. If the range has no available length, a length outside it is taken (`near`). The last item takes
+    the longest length that fits. An item for which no length fits is left out.
 
-    ``available[l]`` is the number of sequences of length l left; `below` and `above` link each length towards the next
-    shorter and the next longer available length (0 and capacity + 1 link to themselves); all three are changed. Pack k
-    has the lengths ``out[packs[k]:packs[k + 1]]``.
+    ``available[l]`` is the number of sequences of length l left. It is changed, and so are the links `below` and
+    `above` (see the module). Pack k has the lengths ``out[packs[k]:packs[k + 1]]``.
     """
     filled, at = 0, 0
     packs[0] = 0

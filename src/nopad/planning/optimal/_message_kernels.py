@@ -1,5 +1,10 @@
 """Compiled loops of belief propagation: items send messages to their patterns, which say how wanted each pattern is.
 
+``prior[p]`` are the odds of pattern p, estimated from its loss alone. A pattern is dead if it cannot be used now. An
+entry is one item of one pattern, with the number of times that the pattern holds it. For one item, ``ahead[j, t]`` is
+the weight of all ways in which its first j patterns hold t copies of it, and ``behind[t]`` the same for its last
+patterns (`State`).
+
 Floating-point arithmetic is limited to operations that IEEE 754 rounds exactly (no logarithms, no powers), so that
 every machine makes the same choices. `nopad.planning.optimal.cover` names the source.
 """
@@ -21,10 +26,10 @@ MOST_LEFT = 64  # an item of which more are left sends no messages
 
 @inner
 def weigh(patterns: Patterns, state: State, prior: NDArray[Any], i: int) -> None:
-    """Set `State.odds` for item `i` in each pattern that is not dead.
+    """Set `State.odds` of item `i` for each of its patterns that is not dead.
 
-    The odds are the pattern's `prior` times the messages of its other items, limited to 1e-12 up to 1e12. They are
-    stored as a negative number if the pattern can be used just once.
+    The odds are the prior of the pattern times the messages that its other items send to it, limited to 1e-12 up to
+    1e12. They are stored as a negative number if the pattern can be used just once.
     """
     for q in range(patterns.first[i], patterns.first[i + 1]):
         entry = patterns.entries[q]
@@ -68,7 +73,7 @@ def scale_odds(patterns: Patterns, state: State, i: int) -> float:
 
 @inner
 def add_ahead(state: State, j: int, odds: float, amount: int, left: int) -> None:
-    """Compute ``ahead[j + 1]`` of an item (see `State`) from ``ahead[j]`` and one more pattern with this item.
+    """Compute the weights ``ahead[j + 1]`` of an item (see the module) from ``ahead[j]`` and one more of its patterns.
 
     The pattern holds `amount` copies of the item. `odds` are those of the pattern, negative if it can be used just
     once. `left` is the number of copies of the item left. The new weights are scaled to a sum of 1.
@@ -86,7 +91,11 @@ def add_ahead(state: State, j: int, odds: float, amount: int, left: int) -> None
 
 @inner
 def add_behind(state: State, odds: float, amount: int, left: int) -> None:
-    """Add one more pattern to ``behind``, in place; the arguments are those of `add_ahead`."""
+    """Add one more pattern of an item to the weights ``behind`` (see the module), in place.
+
+    The pattern holds `amount` copies of the item. `odds` are those of the pattern, negative if it can be used just
+    once. `left` is the number of copies of the item left. The new weights are scaled to a sum of 1.
+    """
     total = 0.0
     for k in range(left + 1):
         t = left - k if odds < 0 else k
@@ -152,7 +161,7 @@ def exchange_messages(patterns: Patterns, state: State, prior: NDArray[Any], rou
 
 @inner
 def likeliest(patterns: Patterns, state: State, prior: NDArray[Any], noise: float, key: np.uint64) -> int:
-    """Return the pattern with the highest odds: its `prior` times the messages of all its items.
+    """Return the pattern with the highest odds: its prior times the messages of all its items.
 
     Dead patterns are left out; the result is -1 if all are dead. `noise` is the largest random increase of the odds,
     relative to them.

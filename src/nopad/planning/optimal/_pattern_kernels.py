@@ -58,17 +58,18 @@ class State(NamedTuple):
         dead: whether each pattern is dead; bool ``[patterns]``.
         trail: the dead patterns, in the order in which they became dead; ``[patterns]``.
         chosen: the patterns used so far, in order; ``[n]`` for n sequences.
-        marks: number of dead patterns before each of these uses; ``[n]``.
-        gone: ``at[GONE]`` before each of these uses; ``[n]``.
+        marks: number of dead patterns just before each of these uses; ``[n]``.
+        gone: the number ``at[GONE]`` just before each of these uses; ``[n]``.
         at: five numbers: dead patterns (`TRAIL`); loss that is still allowed (`LOSS`); patterns whose loss is above
             that, which come first in `Patterns` (`GONE`); steps taken (`STEPS`); random numbers drawn (`DRAWS`).
         message: the message from each entry's item to its pattern: the odds that this item needs the pattern once more;
             float64 ``[entries]``.
-        odds: the odds of each entry's pattern by its `prior` and the messages of its other items; float64
-            ``[entries]``. Negative if the pattern can be used just once.
+        odds: the odds of each entry's pattern: its prior (the odds by its loss alone) times the messages of its other
+            items; float64 ``[entries]``. Negative if the pattern can be used just once.
         ahead: ``ahead[j, t]`` is the weight of all ways in which the first j patterns of an item hold t copies of it;
             float64 ``[most patterns of an item + 1, c + 1]``.
-        behind: ``behind[t]`` is the same for the last patterns of the item; float64 ``[c + 1]``.
+        behind: ``behind[t]`` is the weight of all ways in which the last patterns of the item hold t copies of it;
+            float64 ``[c + 1]``.
     """
 
     left: NDArray[Any]
@@ -114,7 +115,7 @@ def kill(patterns: Patterns, state: State, p: int) -> None:
 
 @inner
 def drop_lossy(patterns: Patterns, state: State) -> None:
-    """Mark all patterns as dead whose loss is above the loss that is still allowed."""
+    """Mark as dead all patterns whose loss is above the loss that is still allowed."""
     while state.at[GONE] < patterns.loss.size and patterns.loss[state.at[GONE]] > state.at[LOSS]:
         if not state.dead[state.at[GONE]]:
             kill(patterns, state, state.at[GONE])
@@ -123,7 +124,7 @@ def drop_lossy(patterns: Patterns, state: State) -> None:
 
 @inner
 def use(patterns: Patterns, state: State, p: int, depth: int) -> None:
-    """Use pattern `p` once, as choice number `depth`, and mark the patterns that can no longer be used as dead."""
+    """Use pattern `p` once, as choice number `depth`; mark as dead all patterns that cannot be used any more."""
     state.chosen[depth], state.marks[depth], state.gone[depth] = p, state.at[TRAIL], state.at[GONE]
     state.at[LOSS] -= patterns.loss[p]
     for e in range(patterns.starts[p], patterns.starts[p + 1]):
@@ -139,7 +140,10 @@ def use(patterns: Patterns, state: State, p: int, depth: int) -> None:
 
 @inner
 def undo(patterns: Patterns, state: State, depth: int) -> None:
-    """Take back the last choice, number `depth`, and mark its pattern as dead, so that it is not tried again here."""
+    """Take back the last choice, number `depth`, and mark its pattern as dead, so that it is not tried again here.
+
+    Patterns that became dead by this choice or after it can be used again.
+    """
     while state.at[TRAIL] > state.marks[depth]:
         state.at[TRAIL] -= 1
         p = state.trail[state.at[TRAIL]]

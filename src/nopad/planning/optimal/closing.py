@@ -8,6 +8,8 @@ pack is at most L. If only few patterns have so small a loss, all of them are li
 looks for a choice that holds all items, with a total loss of at most L. In a large plan only some packs are packed
 again in this way: those with free space and some full ones (`residuals`).
 
+A packing maps each pattern (a tuple of item numbers, largest first) to its number of packs.
+
 Source: reduced-cost fixing, as in Belov and Scheithauer, "A branch-and-cut-and-price algorithm for one-dimensional
 stock cutting", 2006.
 """
@@ -93,7 +95,8 @@ def _covered(
 ) -> Packing | None:
     """Return a packing of all items into at most `target` packs by `times_of` or `cover`; None if none was found.
 
-    ``values[i]`` is the value of item i, int64 ``[k]``; no pattern is worth more than `most`. `turn` is as in `cover`.
+    ``values[i]`` is the value of item i, int64 ``[k]``; no pattern is worth more than `most`. Another `turn`, >= 0,
+    makes other random choices.
     """
     loss = _loss(items, target, values, most)
     patterns = patterns_above(items, values, most - loss, budget)

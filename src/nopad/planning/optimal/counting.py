@@ -28,12 +28,15 @@ _ROOT_STEPS, _NODE_STEPS = 10_000, 1_000  # operations per item and pattern: of 
 def times_of(
     patterns: Sequence[Pattern], losses: NDArray[np.int64], demand: NDArray[np.int64], most_loss: int, budget: Budget
 ) -> tuple[Packing | None, bool]:
-    """Return ``(packing, decided)`` for the problem of `cover`; the arguments are those of `cover`.
+    """Search for a packing that holds item i exactly ``demand[i]`` times, and return ``(packing, decided)``.
+
+    Each of `patterns`, tuples of item numbers, may be used any number of times. ``losses[p]`` is the loss of one use of
+    pattern p. The losses of all packs together may be at most `most_loss`.
 
     The result is one of these:
 
-    * ``(packing, True)``: a packing as `cover` returns it
-    * ``(None, True)``: no packing exists
+    * ``(packing, True)``: such a packing, ``{pattern: number of packs}``
+    * ``(None, True)``: no such packing exists
     * ``(None, False)``: nothing is known, since the program was too large for this method or for the budget, was given
       up after at most 100 nodes, or has a solution that is wrong by rounding
     """
@@ -65,7 +68,7 @@ def times_of(
 
 
 def _holds(packing: Packing, demand: NDArray[np.int64]) -> bool:
-    """Return whether a packing holds item i exactly ``demand[i]`` times."""
+    """Return whether a packing, ``{pattern: number of packs}``, holds item i exactly ``demand[i]`` times."""
     held: Counter[int] = Counter()
     for pattern, count in packing.items():
         for item in pattern:

@@ -56,7 +56,8 @@ def cover(
 ) -> Packing | None:
     """Return a packing that holds item i exactly ``demand[i]`` times, made of `patterns`; None if none is found.
 
-    If nothing is found, the search usually takes about as many operations as the budget allows.
+    The packing maps each pattern used to its number of packs. If nothing is found, the search usually takes about as
+    many operations as the budget allows.
 
     Args:
         patterns: the patterns that may be used, each any number of times; none holds an item more often than demanded.

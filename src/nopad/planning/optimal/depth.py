@@ -243,10 +243,10 @@ class Search:
     def _steps(self) -> None:
         """Take the steps of the search in their order, until a plan is good or the budget is spent.
 
-        The exact program is tried after the program over rounded lengths. It is also tried before it in two cases: the
-        plan is at most 64 packs above the bound, or the budget left is more than twice what the exact program takes in
-        a bad case. The first call of this method allows one dive from the exact program. A call after dives were made
-        allows one for each value of `_PARTS` that is left.
+        The program over rounded lengths comes before the exact program. But the exact program is also tried first in
+        two cases: the plan is at most 64 packs above the bound, or the budget left is more than twice what the exact
+        program takes in a bad case. Until a dive from the exact program is made, each call of this method allows one. A
+        later call allows one for each value of `_PARTS` that is left.
         """
         self.dives = 1 if not self.dived else len(_PARTS) - self.dived
         close, gather, first = self._close_in_part, self._gather, self._gather_in_part
@@ -407,7 +407,7 @@ class Search:
     def _gather_in_part(self) -> None:
         """Run `_gather` with half of the budget, so that the other half is left for the exact program.
 
-        All of it is used if the exact program in a bad case takes at least three times the budget.
+        The whole budget is used if the exact program in a bad case takes at least three times as much.
         """
         bad = _LENGTH_STEPS * self.histogram.lengths.size**2
         with self.budget.part(_GATHERING if bad < 3 * self.budget.left else 1):
@@ -430,6 +430,8 @@ class Search:
         """Plan with lengths rounded to few sizes (see `units`), then to more sizes as long as this takes little budget.
 
         If the plan is not good then, also try to prove a bound from the last program that `plan_in_units` returned.
+
+        Nothing is done if the exact program was solved to optimality.
         """
         if self.solved:
             return

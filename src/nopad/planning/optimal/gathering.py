@@ -40,10 +40,10 @@ def gather(packs: Listed, capacity: int, depth: int | None, goal: int, budget: B
     A pack holds at most `capacity` tokens and `depth` sequences (None: unlimited). The operations of the search are
     charged to `budget`.
 
-    Packs with many copies are searched first: c of their copies are handled as one, and the result is used c times.
-    Packs that still have free space are then searched again with a smaller c, together with packs that have fewer
-    copies; the search with one value of c is a level. The search ends after the level with c = 1, when a level removes
-    less than 30 % of its packs above its goal, or when the budget is spent.
+    Packs with many copies are searched first: c of their copies are handled as one pack, and the result is used c
+    times. The search with one value of c is a level. At the next level, c is smaller: packs that still have free space
+    are searched again, together with packs that have fewer copies. The search ends after the level with c = 1, or when
+    the budget is spent. It also ends when a level removes less than 30 % of its packs above its goal.
     """
     level = int(packs.copies[packs.tokens < capacity].max(initial=1))
     while packs.packs > goal and not budget.spent():

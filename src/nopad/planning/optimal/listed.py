@@ -78,9 +78,9 @@ class Listed:
         return np.add.reduceat(self.lengths, self.indptr[:-1], dtype=np.int64)
 
     def take(self, chosen: NDArray[np.int64], copies: NDArray[np.int64] | int = 1) -> Listed:
-        """Return the entries with the indices `chosen`, in this order; `copies` replaces their numbers of copies.
+        """Return the entries with the indices `chosen`, in this order; `copies` replaces their own numbers of copies.
 
-        `copies` is one number for all, or int64 ``[chosen]``.
+        `copies` is one number for all entries, or int64 ``[chosen]``.
         """
         indptr, lengths = take_lists(self.indptr, self.lengths, chosen)
         return Listed(lengths, indptr, np.broadcast_to(copies, chosen.shape).astype(np.int64))

@@ -120,7 +120,7 @@ class Master:
 
     @property
     def pricing(self) -> int:
-        """Number of operations of the first pricing in the next call of `improve`, with or without the depth limit."""
+        """Number of operations of the first pricing in the next call of `improve`."""
         return self.items.steps(loose=self._loose)
 
     def improve(self, values: NDArray[np.int64], most: int, budget: Budget, *, strict: bool = True) -> tuple[int, int]:

@@ -10,6 +10,8 @@ remaining items are also packed by best-fit, and the best complete packing is ke
 * no item is left
 * the dive has made as many packs as the best complete packing has
 * the budget is spent, or the solver fails
+
+A packing maps each pattern (a tuple of item numbers, largest first) to its number of packs.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ def dive(master: Master, times: NDArray[np.float64], bound: int, budget: Budget)
 def dive_through(
     master: Master, times: NDArray[np.float64], bound: int, budget: Budget, *, parts: int = _PARTS
 ) -> tuple[Packing, list[tuple[Packing, NDArray[np.int64]]]]:
-    """Turn a solved linear program into a packing, as `dive` does; return ``(packing, stages)``.
+    """Turn a solved linear program into a packing of all its items by one dive; return ``(packing, stages)``.
+
+    The solution uses pattern p ``times[p]`` times. The dive ends early at a packing of at most `bound` packs.
 
     If all whole parts are 0 in a step, let n be the number of patterns with a fraction above 0. The ``1 + n // parts``
     patterns with the largest fractions are then used once each.
@@ -109,7 +113,7 @@ def _dive(
 
 
 def fill_demand(patterns: list[Pattern], times: NDArray[np.int64], demand: NDArray[np.int64]) -> Packing:
-    """Return ``times[p]`` packs of each pattern p in turn, or fewer once all slots of a pattern would stay empty.
+    """Return a packing: up to ``times[p]`` packs of each pattern p in turn, as long as at least one slot is filled.
 
     There are ``demand[i]`` of item i; int64 ``[k]``. The slot of an item that has run out takes the next smaller item
     that is left, or stays empty.

@@ -59,7 +59,7 @@ class Solved:
         bound: the lower bound, in packs.
         values: the dual values of the items as integers, which prove the bound (`as_values`); int64 ``[k]``.
         master: the linear program from which the packing was rounded.
-        stages: the stages of the rounding, as `dive_through` returns them.
+        stages: pairs ``(packs made so far, demand left)`` after steps of the rounding (`dive_through`).
     """
 
     packing: Packing
@@ -93,7 +93,8 @@ def solve(items: Items, budget: Budget, *, within: float = 0.0, seeds: Iterable[
 def round_off(master: Master, relaxed: Relaxed, goal: int, budget: Budget, *, parts: int = 10) -> Solved:
     """Round a solved linear program to whole packs, and return the result; end early at `goal` packs or fewer.
 
-    Unused patterns with a high reduced cost are removed from `master` first. `parts` is as for `dive_through`.
+    Unused patterns with a high reduced cost are removed from `master` first. In a step without whole parts,
+    `dive_through` uses ``1 + n // parts`` of the n patterns with a fraction above 0 once each.
     """
     times = master.trim(relaxed.times, _SLACK)
     packing, stages = dive_through(master, times, goal, budget, parts=parts)

@@ -70,7 +70,7 @@ class Units:
 
 
 def patterns_of(packing: Packing, before: Units, units: Units) -> Iterator[Pattern]:
-    """Yield the patterns of `packing`, with item numbers of `before`, converted to the item numbers of `units`.
+    """Yield the patterns of `packing`, converted from the item numbers of `before` to those of `units`.
 
     A pattern is left out if one of its sizes is not a size of `units`. Nothing is yielded if a pack does not have the
     same number of units in `before` and in `units`.
@@ -142,12 +142,13 @@ def fill(packing: Packing, units: Units, histogram: Histogram, capacity: int, de
 def plan_in_units(
     histogram: Histogram, capacity: int, depth: int | None, budget: Budget, finest: int
 ) -> tuple[Listed, tuple[Solved, Units] | None]:
-    """Plan in rounded lengths (`Units`); return the packs of real lengths, and what `certify` needs.
+    """Plan in rounded lengths (`Units`); return ``(packs of real lengths, guide)``.
 
-    The second result is the first solved linear program and its `Units`. A pack has at most `finest` units.
+    `guide` is the first solved linear program and its `Units`, as `certify` needs them. A pack has at most `finest`
+    units.
 
     A large histogram is planned in parts (`divide`), and each remainder is divided again. Parts for which the budget
-    allows no linear program are packed by best-fit; if these are all parts, the second result is None.
+    allows no linear program are packed by best-fit; if these are all parts, `guide` is None.
 
     Raises:
         SolverError: HiGHS did not reach an optimum.

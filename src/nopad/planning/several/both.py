@@ -3,12 +3,16 @@
 The tighter kind of size is the one that needs more packs by itself. Patterns come from a plan for this kind alone, or
 from the linear program. A slot is a place for one sequence in a pack. It has a label, and takes sequences with the same
 label: a size of the tighter kind, or a class of the program. Of the sequences with one label, the largest go to the
-packs that are furthest below what was planned for them. Packs that are then over a limit swap sequences with other
-packs, or give sequences away. Sequences that were given away, or had no slot, go to the fullest or the emptiest pack
-that has room for them.
+packs whose sequences so far are furthest below their planned size. Packs that are then over a limit swap sequences with
+other packs, or give sequences away. Sequences that were given away, or had no slot, go to the fullest or the emptiest
+pack that has room for them.
 
 If a plan made for the tighter kind is not near its bound, `nopad.planning.costs.spread` is tried too, which considers
 both kinds from the start.
+
+A `Packing` maps each pack, a tuple of indices of sizes in the task, to its number of copies. While packs are made, they
+are a `Packed` of `nopad.planning.costs.spread`. Its item i is the size ``order[i]`` of the task; `order` sorts sizes by
+the larger of their two shares of the limits.
 """
 
 from __future__ import annotations
@@ -64,7 +68,7 @@ def pack_both(task: Task, j: int, budget: Budget) -> Packing:
 def _spread(task: Task, limits: NDArray[np.int64], bound: int, budget: Budget) -> tuple[Packed, NDArray[np.int64]]:
     """Pack by `nopad.planning.costs.spread`; return ``(packs, order)``.
 
-    Item i of the packs is the size with the index ``order[i]`` in `task`. `bound` is a lower bound on the number of
+    Item i of `packs` is the size with the index ``order[i]`` in `task`. `bound` is a lower bound on the number of
     packs; the search ends if a plan reaches it.
     """
     parts = task.sizes / limits
@@ -94,7 +98,7 @@ def _by_one(task: Task, limits: NDArray[np.int64], tight: int, budget: Budget) -
     """Plan the tight kind of size alone, deal out sequences evenly by the other kind, and repair packs over a limit.
 
     The tight kind needs more packs by itself; its index is `tight` (0 or 1). `task` has one capacity, with the two
-    `limits`. Returns ``(packs, order)`` as `_spread` does.
+    `limits`. Returns ``(packs, order)``: item i of `packs` is the size ``order[i]`` of `task`.
     """
     own, other = task.sizes[:, tight], task.sizes[:, 1 - tight].astype(np.float64)
     lengths, label = np.unique(own, return_inverse=True)
@@ -114,10 +118,11 @@ def _by_one(task: Task, limits: NDArray[np.int64], tight: int, budget: Budget) -
 def follow(task: Task, classes: Classes, columns: list[Column], relaxed: Relaxed, budget: Budget) -> Packing:
     """Pack all sequences of `task` as the solution of a linear program says; return the packs.
 
-    In this program, the mean size of a class stands for all sizes of the class. A column is a capacity, and the classes
-    of the sequences in one pack. `relaxed` is the solution: it uses column c ``relaxed.times[c]`` times. The whole part
-    of this number is the number of packs made like the column. Sequences are dealt out to the slots of these packs. If
-    a pack is then above a limit, sequences are swapped or taken out. Sequences without a slot are packed afterwards.
+    In this program, the mean size of a class stands for all sizes of the class. A column is a pair: the index of a
+    capacity, and the classes of the sequences in one pack. `relaxed` is the solution: it uses column c
+    ``relaxed.times[c]`` times. The whole part of this number is the number of packs made like the column. Sequences are
+    dealt out to the slots of these packs. If a pack is then above a limit, sequences are swapped or taken out.
+    Sequences without a slot are packed afterwards.
     """
     whole = np.floor(relaxed.times + 1e-6).astype(np.int64)
     taken = [columns[at] for at in np.flatnonzero(whole).tolist()]
@@ -230,7 +235,7 @@ def _finished(
     There are two ways to pack these sequences (`_completed`); the one that gives fewer packs is taken.
 
     ``items[s]`` is the size in slot s (-1: none), and ``limits[p]`` are the two limits of pack p. Returns ``(packs,
-    order)`` as `_spread` does.
+    order)``: item i of `packs` is the size ``order[i]`` of `task`.
     """
     used = items >= 0
     items, pack = items[used], slots.pack[used]
@@ -316,7 +321,8 @@ def _completed(
 
     With `evenly`, sequences go to the emptiest packs first, as far as they fit there. Pack p has the two limits
     ``limits[p]``. Slot s already holds a sequence of the size ``items[s]``, and is in pack ``pack[s]``. For each kind
-    of size, new packs have the largest limit of any capacity. Returns ``(packs, order)`` as `_spread` does.
+    of size, new packs have the largest limit of any capacity. Returns ``(packs, order)``: item i of `packs` is the size
+    ``order[i]`` of `task`.
     """
     from nopad.planning.costs import _kernels
 
@@ -351,8 +357,8 @@ def _completed(
 def _within_one(task: Task, packing: Packing, budget: Budget) -> Packing:
     """Take packs that fit into no capacity out of `packing`, and pack their sequences again; return all packs.
 
-    Such packs exist since a new pack may have its two limits from different capacities. `packing` is changed in place.
-    In the result, every pack fits into a capacity; it is `packing` itself if nothing had to be packed again.
+    Such packs exist because the two limits of a new pack may come from different capacities. `packing` is changed in
+    place. In the result, every pack fits into a capacity; it is `packing` itself if nothing had to be packed again.
     """
     packs = list(packing)
     outside = np.flatnonzero(task.capacity_of(packs) < 0).tolist()

@@ -1,10 +1,10 @@
 """`PriceCertificate`: values of sequences that prove a lower bound on the price of any plan for several capacities.
 
-A sequence of sizes (a, b) is worth ``rates . (a, b)``, plus an extra: of all triples ``(from a, from b, value)`` with
-``from a <= a`` and ``from b <= b``, the highest value. Let W be the total value of all sequences, and ``best[j]`` a
-value that no pack of capacity j exceeds. Such a pack costs ``prices[j]``, so a price of 1 buys at most
-``best[j] / prices[j]`` of value in capacity j. Any plan therefore costs at least the smallest of
-``W * prices[j] / best[j]`` over all capacities j.
+A sequence of sizes (a, b) is worth ``rates . (a, b)``, plus an extra. The certificate has triples ``(from a, from b,
+value)``; the extra is the highest value of those with ``from a <= a`` and ``from b <= b``, or 0 if there is none. Let W
+be the total value of all sequences, and ``best[j]`` a value that no pack of capacity j exceeds. Such a pack costs
+``prices[j]``, so a price of 1 buys at most ``best[j] / prices[j]`` of value in capacity j. Any plan therefore costs at
+least the smallest of ``W * prices[j] / best[j]`` over all capacities j.
 
 No solver is needed to compute `best`: the rates give at most ``rates . capacity``, since sizes add up. The most that
 extras add is found by a knapsack recursion over the sizes at which they begin, with one table for all capacities. To
@@ -170,7 +170,8 @@ class PriceCertificate:
         `sizes` are int64 ``[k, 2]``.
 
         Raises:
-            FormatError: as for `worth`.
+            FormatError: extras depend on the second size too, and there are more than `MAX_WORK` combinations of an
+                extra and a pair of sizes to check.
         """
         extra = np.zeros(len(sizes), dtype=np.int64)
         begins = np.array(self.extras, dtype=np.int64).reshape(-1, 3)

@@ -23,10 +23,15 @@ __all__ = ["deal"]
 def deal(plan: SeveralPlan, sizes: ArrayLike, seed: int) -> list[Packs]:
     """Assign sequences to packs at random; return the packs of each capacity, in the order of ``plan.capacities``.
 
-    Packs hold indices into `sizes`. The arguments are as for `SeveralPlan.assign`.
+    Packs hold indices into `sizes`, which are the sizes that were planned, integers ``[n]`` or ``[n, 2]``, in any
+    order. Drawn with `seed` are the order of the packs, and which of several sequences of equal size goes to which
+    pack.
 
     Raises:
-        PlanMismatchError, LengthError, OptionError: as for `SeveralPlan.assign`.
+        PlanMismatchError: the plan does not cover exactly these sizes.
+        LengthError: a size is not an integer or is out of range; `sizes` have another shape; or sequences do not have
+            as many sizes each as those of the plan.
+        OptionError: `seed` is not an integer from 0 to 2^64 - 1.
         RuntimeError: the result fails a check, which is a bug of nopad.
     """
     check_sizes(1, None, seed)

@@ -1,10 +1,13 @@
 """Make whole packs from the linear program in which every size is a class: by diving, then by an integer program.
 
-A column is a capacity, and the sizes of the sequences in one pack. The solution of the linear program says how often
-each column is used. A step of a dive takes the whole part of this number as packs. If all whole parts are 0, it takes
-one pack of each of the columns with the largest fractions. Then the program is solved again for the sequences left, and
-the next step follows. After each step, the sequences left are also packed in a quick way, which completes a plan; the
-cheapest such plan is kept. If the task is small, an integer program then chooses among all columns found (`choose`).
+A column is a pair: the index of a capacity, and the indices of the sizes in one pack. The solution of the linear
+program says how often each column is used. A step of a dive takes the whole part of this number as packs. If all whole
+parts are 0, it takes one pack of each of the columns with the largest fractions. Then the program is solved again for
+the sequences left, and the next step follows. After each step, the sequences left are also packed in a quick way, which
+completes a plan; the cheapest such plan is kept. If the task is small, an integer program then chooses among all
+columns found (`choose`).
+
+A `Packing` maps each pack, a tuple of indices of sizes in the task, to its number of copies.
 """
 
 from __future__ import annotations
@@ -38,8 +41,8 @@ _NODE_STEPS = 300  # operations of each node, per row and column
 def pack_rest(task: Task, left: NDArray[np.int64]) -> Packing:
     """Return a packing of ``left[i]`` sequences of each size i, made in a quick way; `left` is int64 ``[k]``.
 
-    Up to `MOST_FITTED` sequences are packed by best-fit into all capacities at once; if there are more, `pack_each` is
-    used.
+    Up to `MOST_FITTED` (3,000) sequences are packed by best-fit into all capacities at once. If there are more, each
+    goes to the cheapest capacity that holds it, and each capacity is packed by itself (`pack_each`).
     """
     chosen = np.flatnonzero(left)
     if not chosen.size:
@@ -115,10 +118,10 @@ def _take(columns: list[Column], times: NDArray[np.int64], left: NDArray[np.int6
 
 
 def every_column(task: Task) -> list[Column] | None:
-    """Return all possible packs of `task`, each as a column with the cheapest capacity that holds it.
+    """Return all possible packs of `task`, each as a column: the cheapest capacity that holds the pack, and its sizes.
 
     A possible pack is a multiset of sizes, none more often than there are sequences of it. The result is None if there
-    are too many.
+    are more than 1,500 packs.
     """
     most = task.capacities.max(axis=0).tolist()
     sizes, counts = task.sizes.tolist(), task.counts.tolist()

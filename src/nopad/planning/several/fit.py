@@ -5,6 +5,8 @@ both of its sizes. If there is none, the sequence opens a pack of the preferred 
 it opens a pack of the cheapest capacity that holds it. In the end, each pack gets the cheapest capacity that holds its
 sequences. All this is done once for each capacity that is worth using, as the preferred one, and the cheapest result is
 kept. For n sequences, each of these results takes O(n x packs) operations of NumPy.
+
+A `Packing` maps each pack, a tuple of indices of sizes in the task, to its number of copies.
 """
 
 from __future__ import annotations

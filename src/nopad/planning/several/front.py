@@ -126,8 +126,23 @@ def pack_several(
     """Plan packs of several capacities, and assign each sequence to a pack; return ``{capacity: Packs}``.
 
     Packs hold positions in `sizes`. A capacity is an integer, or a pair of integers for two kinds of size. This is
-    short for ``plan_several(...).assign(sizes, seed=seed)``; see `plan_several` and `SeveralPlan.assign` for the
-    arguments and errors. `sizes` must be an array, not a `Histogram`.
+    short for ``plan_several(...).assign(sizes, seed=seed)``; `plan_several` says more about the arguments.
+
+    Args:
+        sizes: the length of each sequence in tokens, integers ``[n]``; for two kinds of size, integers ``[n, 2]``. A
+            `Histogram` is not allowed.
+        capacities: the most that a pack of each capacity may hold; integers ``[K]``, or ``[K, 2]`` for two kinds of
+            size.
+        prices: what one pack of each capacity costs; numbers ``[K]``. None: a single capacity costs 1; several
+            capacities cost their number of tokens each. With two kinds of size, several capacities need prices.
+        depth: most sequences that a pack may hold; None: unlimited. Only for one kind of size.
+        effort: the budget of the search, in seconds of an ordinary core; an integer >= 0.
+        seed: seed of the random choices of `SeveralPlan.assign`, from 0 to 2^64 - 1.
+
+    Raises:
+        LengthError: `sizes` are not integers, have another shape or are out of range; a sequence fits into no capacity;
+            or there are too many distinct sizes.
+        OptionError: another argument has an invalid value, or arguments do not match each other or `sizes`.
 
     In the example, the sequences of 9 and 7 tokens share the only pack of 16 tokens:
 

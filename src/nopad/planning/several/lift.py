@@ -97,8 +97,10 @@ def _picked(
     """Return the indices of the sizes whose values are to be raised, ascending.
 
     These are all sizes whose value can rise; if there are too many, a selection of them. The selection is denser where
-    the values of many sequences can rise by much. `own` is the extra that each size has now; `sizes` and `counts` are
-    those of `_sizes`, and the other arguments those of the kernel `lift`.
+    the values of many sequences can rise by much. There are ``counts[i]`` sequences of ``sizes[i]`` (int64 ``[n, 2]``),
+    whose extra is ``own[i]`` now. ``table[r, q]`` is the highest value of extras that fit into the limits r and q. The
+    extras in a pack of capacity j, with the two limits ``limits[j]``, may be worth up to ``slack[j]`` together. Sizes
+    and limits are in units.
     """
     most = np.full(len(sizes), MAX_VALUE, dtype=np.int64)
     for j, limit in enumerate(limits):

@@ -105,7 +105,7 @@ def _fields(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `SeveralPlan`, by name, from the JSON document of a plan file.
 
     Raises:
-        KeyError, TypeError, ValueError, OverflowError, InputError: a part of the document is missing or malformed.
+        KeyError, TypeError, ValueError, OverflowError, OptionError: a part of the document is missing or malformed.
     """
     for key in ("capacities", "prices", "notes", "strategies"):
         if type(document[key]) is not list:

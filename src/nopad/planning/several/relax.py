@@ -67,8 +67,8 @@ class Relaxed:
 class Master:
     """The linear program over the columns added so far.
 
-    A column is a capacity, and the classes of sequences that share a pack of this capacity. The room left in the pack
-    holds sand: what sequences have beyond the corners of their classes (`nopad.planning.several.classes`).
+    A column is a pair: the index of a capacity, and the classes of sequences that share a pack of it. The room left in
+    the pack holds sand: what sequences have beyond the corners of their classes (`nopad.planning.several.classes`).
     """
 
     def __init__(self, task: Task, classes: Classes) -> None:
@@ -202,8 +202,8 @@ class Master:
     def _price(self, rates: NDArray[np.float64], extras: NDArray[np.float64]) -> tuple[float, list[Column]]:
         """Return the highest ratio of a pack's value to its price, and up to 60 columns worth more than their price.
 
-        The value of a pack is the sum of the values of its classes and its sand, by `rates` and `extras`, which are as
-        in `Relaxed`.
+        The value of a pack is the sum of the values of its classes and its sand. A unit of sand of either size is worth
+        its entry in `rates`. A class is worth its corner at these rates, plus its entry in `extras`.
         """
         from nopad.planning.several import _kernels
 

@@ -3,7 +3,8 @@
 1. A task with one kind of size and only one capacity worth using is planned by `auto`; the other steps are for all
    other tasks.
 2. Quick divisions are tried: every sequence goes to the cheapest capacity that holds it; and with one kind of size, all
-   sequences go to one capacity. With two kinds of size, this step may come last.
+   sequences go to one capacity. With two kinds of size, this step comes last if it takes much of the budget, and only
+   if there is no plan yet or its price is more than 5 % above the bound.
 3. With few distinct sizes: column generation with every size as a class, then a dive, then an integer program.
 4. With more distinct sizes, these are grouped into classes (`nopad.planning.several.classes`). The linear program over
    the corners of classes proves a bound. A second program, over the mean sizes of classes, says which sequences go to
@@ -12,6 +13,8 @@
 5. The packs that waste most are packed again, by step 3, up to six times, as long as this lowers the price.
 
 The budget is counted in operations, so the result is the same on every machine.
+
+A `Packing` maps each pack, a tuple of indices of sizes in the task, to its number of copies.
 """
 
 from __future__ import annotations
@@ -65,7 +68,7 @@ class Found:
     """The result of a search.
 
     Attributes:
-        packing: packs that hold all sequences.
+        packing: packs that hold all sequences: maps each pack, a tuple of indices of sizes, to its number of copies.
         certificate: the certificate that proves the best lower bound; None if a proof without one is as good.
         notes: sentences for the user.
     """

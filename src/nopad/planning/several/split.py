@@ -4,6 +4,8 @@ The solution says how many sequences of each class, and how much sand, the packs
 (`nopad.planning.several.classes`). Sequences of every size are divided among capacities in these proportions. Then each
 capacity is packed by itself: for one kind of size, `nopad.planning.optimal.nearly` does this with hardly more packs
 than its lower bound; for two, `pack_both` does it.
+
+A `Packing` maps each pack, a tuple of indices of sizes in the task, to its number of copies.
 """
 
 from __future__ import annotations
@@ -47,8 +49,9 @@ def split_alone(task: Task) -> NDArray[np.int64]:
 def shares(task: Task, classes: Classes, columns: list[Column], times: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return how many sequences of each size go to each capacity, as a solved linear program says; int64 ``[k, K]``.
 
-    ``times[c]`` is how often the program uses ``columns[c]``. Sequences that belong to no class are divided in
-    proportion to the room that the columns leave for sand. A sequence only goes to a capacity that holds it.
+    ``times[c]`` is how often the program uses ``columns[c]``: a pair of the index of a capacity, and the classes in one
+    pack. Sequences that belong to no class are divided in proportion to the room that the columns leave for sand. A
+    sequence only goes to a capacity that holds it.
     """
     places, room = np.zeros((len(classes.corners), len(task.prices))), np.zeros((len(task.prices), 2))
     for (j, held), time in zip(columns, times.tolist(), strict=False):

@@ -8,6 +8,8 @@ all second sizes and second limits are 0.
 Prices are decimal numbers: a float stands for the decimal that Python prints, such as 4.3 for exactly 43/10. They are
 converted to whole numbers without a common divisor, so that the price of a plan, and a lower bound on it, are whole
 numbers too.
+
+A `Pack` is a tuple of indices into `Task.sizes`, ascending. A `Packing` maps each pack to its number of copies.
 """
 
 from __future__ import annotations
