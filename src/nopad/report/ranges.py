@@ -78,9 +78,10 @@ def _even(low: int, high: int) -> list[int]:
 
 
 def _growing(low: int, high: int) -> list[int]:
-    """Return the upper ends of ranges that cover `low` to `high`: those of 1, 2, 3, 4, 6, 8, 12, 16, ... in between.
+    """Return the upper ends of ranges that cover `low` to `high`; the last end is `high`.
 
-    The last end is `high`. If there would be more than 24 ranges, the ends are powers of two only.
+    The other ends are the numbers 1, 2, 3, 4, 6, 8, 12, 16, ... from `low` to below `high`. If these would make more
+    than 24 ranges, only powers of two are taken.
     """
     powers = [1 << power for power in range(high.bit_length() + 1)]
     tops = sorted({*powers, *(power * 3 // 2 for power in powers if power > 1)})

@@ -29,7 +29,7 @@ class Way:
         padding: share of the slots that is padding, from 0 to 1.
         steps: number of optimiser steps; None: `Settings.rows_per_step` is not given.
         gpu_hours: hours that one GPU would take; None: `Settings.tokens_per_second` is not given.
-        hours: hours that all GPUs take, working at the same time; None: as for `gpu_hours`.
+        hours: hours that all GPUs take, working at the same time; None: `Settings.tokens_per_second` is not given.
         money: price of the GPU-hours; None: `Settings.price_per_hour` is not given.
         energy: energy of the GPU-hours, in kWh; None: `Settings.watts` is not given.
         packed: whether this is the packed way.

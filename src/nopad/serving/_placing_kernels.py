@@ -236,7 +236,9 @@ def look_ahead(
     that arrived first. A row is as urgent as its first candidate. The first of all candidates has waited longest: it is
     placed first, and its row always leaves. If the rows that leave hold more than `MOST` requests, only the `MOST` that
     were packed first leave.
-    `levels` are those of `levels_of`.
+
+    `levels` has the urgency of each candidate; a higher number is more urgent. The results are written to `row` and
+    `start`.
     """
     n = lengths.size
     if limits[FLAT] != 0:

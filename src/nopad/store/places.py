@@ -126,7 +126,9 @@ class Places:
             begin += rows.size
 
     def order(self, seed: int, epoch: int) -> NDArray[Any]:
-        """Return all pack numbers in the order of an epoch; see `nopad.PackedDataset.order`.
+        """Return all pack numbers in a random order that depends on `seed` and `epoch`; integers ``[packs]``.
+
+        The row groups are shuffled, and the packs within each row group, so the order is fast to read.
 
         Raises:
             CorruptError: the totals in the manifest are not the sums over its shards.

@@ -83,7 +83,7 @@ class _Original(Tensors):
         self._grid = grid
 
     def results_of(self, batch: PackedBatch, model: Any) -> list[Any]:
-        """Return ``{"last_hidden_state": ...}``, ``[L, H]``, for each request of L tokens; see `Core.results_of`."""
+        """Run `model`; return ``{"last_hidden_state": ...}``, ``[L, H]``, for each request of L tokens, in order."""
         ids = torch.zeros(self._grid.rows, self._grid.capacity, dtype=torch.long)
         mask = torch.zeros_like(ids)
         mask[:, 0] = 1  # rows without a request

@@ -39,7 +39,7 @@ class Half:
 
     Attributes:
         manifest: the manifest of the dataset.
-        least: the smallest random key of its records.
+        least: the smallest random key of its records; a record is held out if its key is small enough.
     """
 
     manifest: Manifest
