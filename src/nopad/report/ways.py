@@ -57,7 +57,7 @@ def ways_of(plan: Plan, settings: Settings) -> list[Way]:
     Raises:
         OptionError: `settings.of_tokens` is below the number of tokens in the plan.
 
-    In the example, one slot takes one second, so the last number in each line is that of the seconds and of the slots:
+    In the example, one slot takes one second. So the last number of a line, the seconds, equals its number of slots:
 
     >>> import nopad
     >>> for way in ways_of(nopad.plan([6, 2, 6, 2], capacity=8), Settings(batch_size=2, tokens_per_second=1)):

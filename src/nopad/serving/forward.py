@@ -108,7 +108,7 @@ class Tensors(Core):
     Args:
         model: the pack-safe model.
         widths: how many tokens the answer's outputs per token have: "own" (the tokens without padding; for padded rows
-            ``[B, L]``, L), "given" (as many as the input, padding included), or this number.
+            ``[B, L]``, L), "given" (as many as the input, padding included), or a number of tokens.
         fast: whether float32 linear layers run with a faster kernel on CPUs; None: measure, and do so if it is faster.
 
     Attributes:
@@ -303,7 +303,11 @@ def check_batching(core: Core, batching: Batching) -> None:
 
 
 def batch_of(placed: Sequence[Placed], core: Core, form: Form) -> PackedBatch:
-    """Return a batch of (row, sequence) pairs, which are sorted by row; `form` is the layout that `form_of` returns."""
+    """Return the `PackedBatch` of the sequences in `placed`, which are (row, sequence) pairs, sorted by row.
+
+    `form` is the layout of the runner's batches, as `form_of` returns it. `core` joins the sequences, and chooses the
+    width of a flat batch.
+    """
     sequences = core.joined([one for _, one in placed])
     if isinstance(form, Flat):
         form = core.flat(int(sequences.seq_lengths.sum()))
@@ -316,8 +320,9 @@ def batch_of(placed: Sequence[Placed], core: Core, form: Form) -> PackedBatch:
 def answers(placed: Sequence[Placed], run: Callable[[Sequence[Placed]], list[Any]]) -> list[Any]:
     """Return the result of each sequence, or an error for each one on which the model fails.
 
-    `run` runs a batch. A batch that fails is split in halves, so f failing sequences among n take about 2 f log2(n)
-    more runs; if all n fail, there are 2 n - 1 runs in total.
+    `placed` are (row, sequence) pairs. `run` runs such pairs as a batch, and returns one result per sequence. A batch
+    that fails is split in halves, so f failing sequences among n take about 2 f log2(n) more runs; if all n fail, there
+    are 2 n - 1 runs in total.
 
     If two or more results are errors (NaN), these sequences run again without the others, and are split in halves too.
     The reason: a dense mask, as compiled models and GPUs have it, multiplies values of other sequences by 0, and

@@ -87,7 +87,7 @@ class Part(NamedTuple):
 
 
 class RequestQueue:
-    """The requests of one runner.
+    """The requests of one runner: those that wait, and those that run.
 
     Args:
         batching: which sequences share a batch, and when it leaves.

@@ -106,9 +106,9 @@ class Builder:
     ) -> tuple[Shard, ...]:
         """Write the shards that are not `finished` yet, or the index; return a `Shard` for each file of the dataset.
 
-        The result is in the order of `Manifest.shards`. `layout` says which packs are in which shard. `finished` maps
-        the path of each file that an earlier run has finished to the fields of its `Shard`. Other files in the folder
-        of shards are deleted first.
+        The result is in the order of `Manifest.shards`. `layout` says which packs are in which shard. `finished` has
+        what the journal says about each file that an earlier run has finished, by path: for a shard, the fields of its
+        `Shard`. Other files in the folder of shards are deleted first.
         """
         work = self.workspace.work
         if self.index_only:

@@ -1,8 +1,8 @@
 """Convert a packed dataset to a `datasets.Dataset`, whose rows transformers' `Trainer` and TRL's `SFTTrainer` accept.
 
-All row groups are decoded once, into Arrow arrays in memory. These take 8 bytes per token for the ids and positions, 4
-more if labels are made from the ids, and the size of all other columns, such as labels that the dataset holds. After
-that, reading a row at random costs no more than reading the next one.
+All row groups are decoded once, into Arrow arrays in memory. These take 8 bytes per token for the ids and positions,
+and 4 more if labels are made from the ids. All other columns, such as labels that the dataset holds, take their size.
+After that, reading a row at random costs no more than reading the next one.
 """
 
 from __future__ import annotations

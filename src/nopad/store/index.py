@@ -4,10 +4,10 @@
 per sequence. The column ``seq_lengths`` has the narrowest unsigned type that suffices. The column ``seq_index``, the
 number of the sequence's record, is left out if each sequence is the whole record of the same number. The column
 ``seq_start``, the index in the record of the sequence's first token, exists only if several sequences were made of one
-record. The column ``seq_source``, the number of the source, exists only if sources are named. The column ``seq_hash``,
-a hash of the sequence's tokens by which other tokens are refused when they are gathered, is missing only if a file of
-lengths was packed. The header of ``packs.arrow`` states how records were changed before their lengths were taken
-(stripped, truncated, split, tokenised), so that the index is not applied to unchanged records.
+record. The column ``seq_source``, the number of the source, exists only if sources are named. The column ``seq_hash``
+is a hash of the sequence's tokens, by which other tokens are refused when the index is applied to records. It is
+missing only if a file of lengths was packed. The header of ``packs.arrow`` states how records were changed before they
+were measured (stripped, truncated, split, tokenised). So the index is not applied to records without these changes.
 """
 
 from __future__ import annotations

@@ -108,8 +108,8 @@ class Places:
     def runs(self, wanted: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
         """Yield ``(row group, rows)`` for adjacent entries of `wanted` that lie in the same row group.
 
-        `wanted` are pack numbers ``[n]`` in any order. `rows` are the positions of these packs in the row group, from
-        0. At most as many packs as the row group has are yielded at once; more of them are yielded in several parts.
+        `wanted` are pack numbers ``[n]`` in any order, which may repeat. `rows` are the positions of these packs in the
+        row group, from 0. If there are more of them than packs in the row group, they are yielded in several parts.
 
         Raises:
             CorruptError: the totals in the manifest are not the sums over its shards.

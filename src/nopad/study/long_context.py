@@ -201,8 +201,8 @@ def too_long(
 ) -> tuple[int, NDArray[np.int32]]:
     """Return how many steps cannot be dealt evenly because of one long sequence, and the lengths of all such sequences.
 
-    A sequence counts if it costs over 10 % more than the mean rank, so that the step's floor (the lower bound on its
-    waste) is above 10 %. Only splitting such a sequence over several ranks (context parallelism) helps. The lengths are
+    A sequence counts if it costs over 10 % more than the mean rank. Then the step's floor, the lower bound on its
+    waste, is above 10 %. Only splitting such a sequence over several ranks (context parallelism) helps. The lengths are
     in tokens, int32 ``[n]``.
 
     Args:

@@ -40,7 +40,7 @@ _CONTEXT = "context"  # column: first and last position (exclusive) of the conte
 
 
 class _OfAnswers(OfSpans):
-    """The objective `OfSpans`, for batches that have one more column, ``context``, which the model does not get."""
+    """The objective `OfSpans`, for batches with one more column, ``context``, which is not passed to the model."""
 
     def outputs(self, model: Any, batch: PackedBatch) -> Any:
         """Run the model on the batch without its targets and ``context``, and return the model's outputs."""
@@ -206,11 +206,12 @@ class Answers(Task):
         return questions, contexts, spans
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, for each window (sequence) of the batch, its best ``spans``, and ``null``, the score for no answer.
+        """Return a dict for each window (sequence) of the batch: ``spans``, its best spans, and ``null``.
 
         There are at most `n_best` spans, the best first. A span is a list of first token, last token (inclusive) and
         score. Tokens are counted from the context's first token in the window. The score is the start logit of the
-        first token plus the end logit of the last one; ``null`` is the sum of both logits at ``[CLS]``.
+        first token plus the end logit of the last one. ``null``, the score for no answer, is the sum of both logits at
+        ``[CLS]``.
 
         Raises:
             BatchError: the highest score or ``null`` of a window is NaN or infinite; or the batch lacks the column
@@ -294,8 +295,8 @@ class Answers(Task):
 
         If only some questions have answers, the result also has the scores of questions with and without an answer
         (`nopad.tasks.squad`). A record without a prediction counts as wrong. If the task has a `threshold`, the result
-        also has the best scores that any threshold gives, and the smallest thresholds that give them (``best_exact``,
-        ``best_exact_threshold``, ``best_f1``, ``best_f1_threshold``).
+        also has ``best_exact`` and ``best_f1``, the best scores that any threshold gives. ``best_exact_threshold`` and
+        ``best_f1_threshold`` are the smallest thresholds that give them.
 
         Raises:
             RecordError: the context or the answers of a record are missing or invalid; or there is not one prediction
