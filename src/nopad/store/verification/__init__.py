@@ -103,7 +103,7 @@ def _dataset_problems(
     * whether assigning the plan again gives the same packs
 
     `half` holds what is needed to compare the two datasets of a job with a held-out share. It is None for any other
-    dataset, and if the first checks found a problem.
+    dataset, and if the plan, the files, the content or the options have a problem.
     """
     try:
         manifest = Manifest.load(folder)
