@@ -13,12 +13,12 @@ SMALLEST = 0.01  # causes with a smaller share of the slots are left out
 def causes_of_padding(plan: Plan) -> list[str]:
     """Return a sentence for each cause of padding that takes at least 1 % of all slots, largest first.
 
-    All slots are packs x capacity. Four numbers of packs are compared, each at least as large as the one before:
+    All slots are packs x capacity. The padding has up to four causes:
 
-    * the lower bound without a depth limit: the padding in so many packs is due to the lengths
-    * the lower bound at the plan's depth: the packs that it has more are due to the depth
-    * the lower bound at this depth under the plan's conditions: further packs are due to the conditions
-    * the plan's number of packs: further packs are due to the algorithm
+    * the lengths: padding that is left even in the lower bound without a depth limit (the proven minimum of packs)
+    * the depth: all slots of the packs by which the lower bound grows at the plan's depth
+    * the conditions: all slots of the packs by which it grows further under the plan's conditions
+    * the algorithm: all slots of the packs that the plan has beyond that lower bound
 
     For a plan without packs, the list is empty.
 

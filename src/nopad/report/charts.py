@@ -167,7 +167,7 @@ def slots_chart(subject: Subject, settings: Settings) -> Any:
     `settings.of_tokens` if it is given.
 
     Raises:
-        OptionError: as in `ways_of`.
+        OptionError: `settings.of_tokens` is below the number of tokens of the subject.
         MissingExtraError: altair or vl-convert is not installed.
     """
     alt = load_altair()
@@ -213,9 +213,9 @@ def slots_chart(subject: Subject, settings: Settings) -> Any:
 
 
 def charts_of(subject: Subject) -> dict[str, Any]:
-    """Return the charts of a subject by name, without those that have nothing to show.
+    """Return all charts of a subject that have something to show, as a dict by name, such as "lengths".
 
-    The chart of slots is not among them, since it needs settings (`slots_chart`).
+    The chart of slots (`slots_chart`) is not among them, since it needs settings.
     """
     made = {
         "packs": packs_chart(subject),
@@ -232,8 +232,8 @@ def charts_of(subject: Subject) -> dict[str, Any]:
 def _scale(alt: Any, names: list[str], those: Sequence[Any], limit: Any) -> Any:
     """Return an Altair scale that maps each name to its mark: a colour, a pattern of dashes or a width.
 
-    The names get the entries of `those` in turn (from the start again if there are too few). The last name stands for
-    the proven limit, and gets the mark `limit`.
+    `those` are the marks, which the names get in turn (from the start again if there are too few). The last name
+    stands for the proven limit, and gets the mark `limit`.
     """
     return alt.Scale(domain=names, range=[*(those[at % len(those)] for at in range(len(names) - 1)), limit])
 

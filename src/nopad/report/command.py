@@ -82,9 +82,9 @@ def tokenizer_of(stated: Mapping[str, Any] | None, options: Mapping[str, Any]) -
 
 
 def _asked(algorithm: str, options: Mapping[str, Any]) -> list[str]:
-    """Return the options of a plan that differ from their defaults, each as a text NAME=VALUE.
+    """Return the options of `algorithm` and the conditions on packs that differ from their defaults.
 
-    They are options of the `algorithm` and conditions on packs; other entries of `options` are left out.
+    Each is a text NAME=VALUE. `options` are the stored options of a plan or dataset; all other entries are left out.
     """
     own, conditions = complete_options(algorithm, {})
     usual = {**own, **conditions}
@@ -110,7 +110,7 @@ def _text(value: Any) -> str:
 
 
 def _of_corpus(options: Mapping[str, Any], capacity: int) -> dict[str, Any]:
-    """Return the `options` that differ from their defaults, by the names of the command's parameters.
+    """Return the options by which a corpus was read, as a dict by parameter of the command; without defaults.
 
     `options` are the settings of `ReaderOptions`, `CorpusOptions`, an encoder, and pre-training pairs, as a manifest or
     a plan's facts store them. The defaults of pre-training pairs depend on `capacity`, the capacity of the packs.

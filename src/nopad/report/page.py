@@ -71,7 +71,8 @@ def write_report(subjects: Sequence[Subject], path: Path, settings: Settings | N
 def write_pictures(subjects: Sequence[Subject], folder: Path, settings: Settings | None = None) -> list[Path]:
     """Save a slide and every chart of each subject as PNG in `folder`; return the files' paths.
 
-    A slide has 1920 x 1080 pixels; charts have twice the resolution of a screen. `settings` is as for `write_report`.
+    A slide has 1920 x 1080 pixels; charts have twice the resolution of a screen. `settings` has the rates from which
+    steps, hours, money and energy are computed; None: `Settings()`, which shows none of these four.
 
     Raises:
         MissingExtraError: altair or vl-convert is not installed.

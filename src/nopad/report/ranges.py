@@ -18,8 +18,8 @@ def in_ranges(counts: dict[int, int]) -> list[tuple[int, int]]:
 
     * If there are at most 12 different numbers, or the largest is less than 24 above the smallest, each number is a
       range.
-    * Otherwise, if the largest number is more than 8 times the median, there are two ranges for each doubling, or one
-      range for each doubling if two would make more than 24.
+    * Otherwise, if the largest number is more than 8 times the median, there are two ranges for each doubling (1, 2, 3,
+      4, 6, 8, 12, ...). If this would make more than 24, there is one for each doubling.
     * Otherwise, ranges end at the multiples of a width: the smallest of 1, 2 or 5 times a power of ten for which there
       are at most 24 ranges.
 
@@ -78,9 +78,10 @@ def _even(low: int, high: int) -> list[int]:
 
 
 def _growing(low: int, high: int) -> list[int]:
-    """Return the upper ends of ranges that cover `low` to `high`: those of 1, 2, 3, 4, 6, 8, 12, 16, ... in between.
+    """Return the upper ends of ranges that cover `low` to `high`; the last end is `high`.
 
-    The last end is `high`. If there would be more than 24 ranges, the ends are powers of two only.
+    The other ends are the numbers 1, 2, 3, 4, 6, 8, 12, 16, ... from `low` to below `high`. If these would make more
+    than 24 ranges, only powers of two are taken.
     """
     powers = [1 << power for power in range(high.bit_length() + 1)]
     tops = sorted({*powers, *(power * 3 // 2 for power in powers if power > 1)})

@@ -58,7 +58,10 @@ def save_slide(subject: Subject, path: Path, settings: Settings) -> None:
 
 
 def _drawn(subject: Subject, settings: Settings, *, wider: int) -> tuple[str, float, float]:
-    """Return the charts as SVG, and the width and height of this SVG in points; `wider` is as in `_board`."""
+    """Return the charts as SVG, and the width and height of this SVG in points.
+
+    Each chart is `wider` points wider than its least width.
+    """
     import vl_convert
 
     with unchecked():

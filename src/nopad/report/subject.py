@@ -46,14 +46,18 @@ class Subject:
         name: name of the subject, for display.
         kind: "histogram", "plan" or "dataset".
         plan: the plan of the packs; for a histogram the default plan.
-        comparison: rows of `nopad.planning.comparison.compare` for several algorithms and depths.
-        packs: a sample of packs; each is a list of (length, record) pairs, with record "" if there is no dataset.
+        comparison: plans for the same lengths by several algorithms at several depths, as dicts with the algorithm,
+            depth, packs, efficiency, lower bound and so on (`nopad.planning.comparison.compare`).
+        packs: a sample of packs. Each is a list of pairs, one per sequence: its length in tokens, and a text such as
+            "record 7" that says where it comes from ("" unless the subject is a dataset).
         outcome: counts of records (read, skipped, truncated, ...) as (name, count) pairs; empty unless the subject is a
             dataset.
         facts: fingerprints and versions, as (name, value) pairs.
-        command: the command that makes this plan or dataset again, with INPUT and TOKENIZER as placeholders.
+        command: the command that makes this plan or dataset again, with INPUT and TOKENIZER as placeholders (for a
+            histogram, with the name of its file instead of INPUT).
         notes: the notes of the plan (`Plan.notes`).
-        sources: the manifest's entries for named sources; empty if sources have no names.
+        sources: for each named source of a dataset, a dict with its name and its counts (`Manifest.sources`); empty if
+            sources have no names.
         split: which part of the records the dataset holds, "train" or "validation"; None: no share was held out.
         supervised: how many tokens have a label (`Supervised`); None: neither labels nor a mask are stored per token.
     """

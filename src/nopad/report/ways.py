@@ -29,7 +29,7 @@ class Way:
         padding: share of the slots that is padding, from 0 to 1.
         steps: number of optimiser steps; None: `Settings.rows_per_step` is not given.
         gpu_hours: hours that one GPU would take; None: `Settings.tokens_per_second` is not given.
-        hours: hours that all GPUs take, working at the same time; None: as for `gpu_hours`.
+        hours: hours that all GPUs take, working at the same time; None: `Settings.tokens_per_second` is not given.
         money: price of the GPU-hours; None: `Settings.price_per_hour` is not given.
         energy: energy of the GPU-hours, in kWh; None: `Settings.watts` is not given.
         packed: whether this is the packed way.
@@ -57,7 +57,7 @@ def ways_of(plan: Plan, settings: Settings) -> list[Way]:
     Raises:
         OptionError: `settings.of_tokens` is below the number of tokens in the plan.
 
-    In the example, one slot takes one second, so the last number in each line is that of the seconds and of the slots:
+    In the example, one slot takes one second. So the last number of a line, the seconds, equals its number of slots:
 
     >>> import nopad
     >>> for way in ways_of(nopad.plan([6, 2, 6, 2], capacity=8), Settings(batch_size=2, tokens_per_second=1)):

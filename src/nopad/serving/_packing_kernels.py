@@ -2,8 +2,9 @@
 
 As in `nopad._kernels`, arguments are plain arrays, and callers validate them. Requests wait in ``table`` int64
 ``[places, 6]``, one in each row, in order of arrival. They lie from row ``state[HEAD]`` to before row ``state[TAIL]``.
-``state`` int64 ``[7]`` also has totals of the requests that wait. The names of the table's columns, and of the places
-in the other arrays, are defined below.
+``state`` int64 ``[7]`` also has totals of the requests that wait. ``limits`` are the settings of a `Batching`
+(`nopad.serving.Batching.limits`). The names of the table's columns, and of the places in the other arrays, are defined
+below and in `nopad.serving._placing_kernels`.
 
 The row of a request that has left is a gap (length `GONE`, never due) until gaps are closed. Many are closed at once,
 since moving thousands of requests takes longer than choosing a batch. The first row is never a gap. Times are in
@@ -238,7 +239,10 @@ def look(state: NDArray[Any], table: NDArray[Any]) -> None:
 
 @njit(cache=True, nogil=True)
 def expire(state: NDArray[Any], table: NDArray[Any], now: int, numbers: NDArray[Any]) -> int:
-    """Remove the requests whose deadline has come, write their numbers to `numbers`, and return how many there are."""
+    """Remove the requests whose deadline has come, write their numbers to `numbers`, and return how many there are.
+
+    `now` is the time in nanoseconds. `numbers` needs a place for each request that waits.
+    """
     n = 0
     for at in range(state[HEAD], state[TAIL]):
         if table[at, DEADLINE] <= now:
@@ -261,9 +265,11 @@ def top_up_later(
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], int, int]:
     """Place waiting requests that are no candidates, in order of arrival, until no more of them fit.
 
-    `index` has the candidates' rows of the table; `row` and `start` are their places in the batch, as `top_up` left
-    them. Return all three, extended by the requests that were placed, and the (reason, widest) of `top_up`. The scan
-    ends as soon as nothing more can fit, so it is short unless all requests that wait are too long.
+    `index` has the candidates' rows of the table; `row` and `start` say where `top_up` placed each candidate in the
+    batch. Return (index, row, start, reason, widest). The first three are extended by the requests that were placed.
+    The reason is why the batch takes no more (`COUNT` or `FULL`), or 0; widest is the length of the longest request
+    that still fits. The scan ends as soon as nothing more can fit, so it is short unless all requests that wait are too
+    long.
     """
     waiting = waiting_of(state)
     fill, placed = filled(table[index, LENGTH], limits, row, start)
@@ -320,7 +326,8 @@ def decide(
 
     `now` is the time in nanoseconds. `idle` is 1 if the model has nothing to run, and `draining` is 1 if no more
     requests will come; else they are 0. ``batch``, int64 ``[4, n]``, gets the number, length, row and start of each
-    request, in order of arrival; n must be large enough. If no batch leaves now, the result is (0, 0, 0).
+    request, in order of arrival; n must be large enough. The reason why the batch leaves is `FULL`, `COUNT`, `TIMEOUT`,
+    `IDLE`, `DEADLINE_NEAR` or `DRAIN`. If no batch leaves now, the result is (0, 0, 0).
     """
     waiting = waiting_of(state)
     if waiting == 0:

@@ -93,7 +93,8 @@ def top_up(
     `lengths` are those of the candidates. If `keep_order` is not 0, stop at the first request that does not fit. With
     `NEXT_FIT`, no request is placed, since earlier rows are closed.
 
-    Return (reason, widest). `widest` is the result of `widest_of`, and the reason is the first of these that holds:
+    Return (reason, widest). `widest` is the length of the longest request that still fits, or 0 if none does. The
+    reason is the first of these that holds:
 
     * `COUNT`: the batch has `MOST` requests;
     * `FULL`: some of the given requests are not placed, or not even a request of a single token would fit;
@@ -150,7 +151,7 @@ def put(fill: NDArray[Any], length: int, limits: NDArray[Any]) -> tuple[int, int
 
 @njit(cache=True, nogil=True)
 def stopped(placed: int, requests: int, widest: int, limits: NDArray[Any]) -> int:
-    """Return why a batch takes no more requests, or 0: the reason that `top_up` returns.
+    """Return why a batch takes no more requests: `COUNT` or `FULL`; 0 if it takes more.
 
     The batch has `placed` of `requests` given requests, and a request of up to `widest` tokens still fits.
     """
@@ -236,7 +237,9 @@ def look_ahead(
     that arrived first. A row is as urgent as its first candidate. The first of all candidates has waited longest: it is
     placed first, and its row always leaves. If the rows that leave hold more than `MOST` requests, only the `MOST` that
     were packed first leave.
-    `levels` are those of `levels_of`.
+
+    `levels` has the urgency of each candidate; a higher number is more urgent. The results are written to `row` and
+    `start`.
     """
     n = lengths.size
     if limits[FLAT] != 0:
@@ -262,8 +265,8 @@ def look_ahead(
 def urgency(levels: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
     """Return an int64 sort key for each candidate; the candidate with the lowest key comes first.
 
-    That is the one with the highest level and, of equal levels, with the lowest `second`. But the first candidate has
-    waited longest: it gets the key -1, the lowest of all.
+    `levels` has the urgency of each candidate: the highest level comes first. Of equal levels, the lowest number in
+    `second` comes first. But the first candidate has waited longest, so it gets the lowest key, -1.
     """
     made: NDArray[Any] = (LEVELS - levels) * _LENGTHS + second
     if made.size > 0:

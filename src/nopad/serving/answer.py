@@ -21,9 +21,9 @@ class Answer(Future[Any]):
     batches: they should be short. If the request is cancelled or the runner is closed first, they are called in the
     thread that does so. A callback that is added after the answer is called at once.
 
-    In two cases, no answer could come, so `result`, `exception` and ``await`` raise an error at once: a callback waits
-    for another answer of its own runner, which would come only after the callback; or this process was forked while the
-    request had no answer yet. A callback may submit requests.
+    `result`, `exception` and ``await`` raise an error at once in two cases in which no answer could come. In the first,
+    a callback waits for another answer of its own runner, which would come only after the callback. In the second, this
+    process was forked while the request had no answer yet. A callback may submit requests.
     """
 
     def __init__(self, worker: threading.Thread) -> None:
@@ -44,7 +44,9 @@ class Answer(Future[Any]):
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait as `result` does; return the error of the request, or None if there is an answer.
+        """Wait for the answer, at most `timeout` seconds (None: without a limit); return the request's error.
+
+        The result is None if the request was answered.
 
         Raises:
             TimeoutError: the answer is not there in time.
@@ -59,7 +61,10 @@ class Answer(Future[Any]):
         """Wait for the answer in a coroutine, and return it. Cancelling the coroutine cancels the request.
 
         Raises:
-            ServingError, RunnerClosedError: as in `result`.
+            ServingError: the request was not answered (`DeadlineError`, `RequestError`, `RunnerClosedError`); or this
+                is called in a callback of the same runner.
+            RunnerClosedError: this process was forked while the request had no answer yet.
+            CancelledError: the request was cancelled.
         """
         self._check()
         return asyncio.wrap_future(self).__await__()

@@ -107,8 +107,9 @@ class Tensors(Core):
 
     Args:
         model: the pack-safe model.
-        widths: first dimension of outputs per token, as in `nopad.PackRunner`.
-        fast: whether to use a faster kernel on CPUs, as in `nopad.PackRunner`.
+        widths: how many tokens the answer's outputs per token have: "own" (the tokens without padding; for padded rows
+            ``[B, L]``, L), "given" (as many as the input, padding included), or a number of tokens.
+        fast: whether float32 linear layers run with a faster kernel on CPUs; None: measure, and do so if it is faster.
 
     Attributes:
         longest: maximum number of tokens in a sequence; None: unlimited.
@@ -143,8 +144,8 @@ class Tensors(Core):
     def prepare(self, requests: Sequence[Any], **how: Any) -> tuple[list[Prepared], Mapping[str, int]]:
         """Check requests and remove their padding; return one `Prepared` per request, in order, and an empty mapping.
 
-        `how` may have `out`, if there is a single request: a dict of buffers by name of output, into which its results
-        are written; see `PackRunner.submit`.
+        A `Prepared` holds a request's sequences. If there is a single request, `how` may have `out`: a dict of buffers
+        (tensors or arrays) by name of output, into which the request's results are written.
 
         Raises:
             InputError: a request, or `how`, is not valid; if there are several requests, the message has its number.
@@ -194,9 +195,10 @@ class Tensors(Core):
         return super().joined(parts)
 
     def run_batch(self, batch: PackedBatch, model: Any = None) -> list[Any]:
-        """Return the results of a batch, one for each sequence, as `results_of` does.
+        """Run the model on a batch, and return a dict of outputs by name for each sequence, without gradients.
 
-        They have no gradients. But they are not made in inference mode, so training can use them.
+        A sequence with NaN in an output gets a RequestError instead. `model` is the compiled model; None: the core's
+        own model runs. The results are not made in inference mode, so training can use them.
         """
         with torch.no_grad():
             return self.results_of(batch.to(device_of(self.model)), self.model if model is None else model)
@@ -206,10 +208,11 @@ class Tensors(Core):
         self.run_batch(batch, model)
 
     def results_of(self, batch: PackedBatch, model: Any) -> list[Any]:
-        """Return, for each sequence, a dict of its outputs by name; see `Core.results_of`.
+        """Run `model` on a batch, and return a dict of outputs by name for each sequence of the batch, in order.
 
-        Outputs per token are ``[length, ...]``; other outputs are the values of the sequence. A sequence with NaN in an
-        output gets a RequestError in place of the dict. The form of each output is stored in `outputs`.
+        Outputs per token are ``[length, ...]``; other outputs are the values of the sequence. All are copies. A
+        sequence with NaN in an output gets a RequestError in place of the dict. The form of each output is stored in
+        `outputs`.
 
         Raises:
             RequestError: the model returns no named outputs.
@@ -284,7 +287,8 @@ def check_batching(core: Core, batching: Batching) -> None:
     """Check that a core's model can run batches as `batching` describes them.
 
     Raises:
-        OptionError: the model cannot, or `batching` has a separator, which is of no use here.
+        OptionError: a batch may have more sequences than the model was made pack-safe for; it has several rows, and the
+            model runs one row at a time; or `batching` has a separator, which is of no use here.
     """
     state, inner = state_of(core.model), bare(core.model)
     if batching.separator:
@@ -299,7 +303,11 @@ def check_batching(core: Core, batching: Batching) -> None:
 
 
 def batch_of(placed: Sequence[Placed], core: Core, form: Form) -> PackedBatch:
-    """Return a batch of (row, sequence) pairs, which are sorted by row; `form` is the layout that `form_of` returns."""
+    """Return the `PackedBatch` of the sequences in `placed`, which are (row, sequence) pairs, sorted by row.
+
+    `form` is the layout of the runner's batches, as `form_of` returns it. `core` joins the sequences, and chooses the
+    width of a flat batch.
+    """
     sequences = core.joined([one for _, one in placed])
     if isinstance(form, Flat):
         form = core.flat(int(sequences.seq_lengths.sum()))
@@ -312,8 +320,9 @@ def batch_of(placed: Sequence[Placed], core: Core, form: Form) -> PackedBatch:
 def answers(placed: Sequence[Placed], run: Callable[[Sequence[Placed]], list[Any]]) -> list[Any]:
     """Return the result of each sequence, or an error for each one on which the model fails.
 
-    `run` runs a batch. A batch that fails is split in halves, so f failing sequences among n take about 2 f log2(n)
-    more runs; if all n fail, there are 2 n - 1 runs in total.
+    `placed` are (row, sequence) pairs. `run` runs such pairs as a batch, and returns one result per sequence. A batch
+    that fails is split in halves, so f failing sequences among n take about 2 f log2(n) more runs; if all n fail, there
+    are 2 n - 1 runs in total.
 
     If two or more results are errors (NaN), these sequences run again without the others, and are split in halves too.
     The reason: a dense mask, as compiled models and GPUs have it, multiplies values of other sequences by 0, and
@@ -343,10 +352,14 @@ def _halves(placed: Sequence[Placed], run: Callable[[Sequence[Placed]], list[Any
 
 
 def _rows_of(given: Mapping[str, Any], model: Tensors) -> list[Request]:
-    """Return the sequences of padded arrays ``[B, L]``.
+    """Return a `Request` for each row of padded arrays ``[B, L]``, without its padding.
+
+    `given` has the arrays by name, such as "input_ids".
 
     Raises:
-        InputError: as for `Request.of`, with the number of the row; or the arrays have different shapes.
+        BatchError: the arrays have different shapes, a row does not hold integers, or its mask has a gap.
+        LengthError: there is no row, a row has no token, or it has more tokens than the model has positions.
+        OptionError: a token id or token type is out of the model's range.
     """
     shapes = {name: _shape(values) for name, values in given.items()}
     arrays = {name: _array(name, values) for name, values in given.items()}

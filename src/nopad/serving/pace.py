@@ -14,7 +14,7 @@ class Pace:
     A time per token alone would be wrong for small batches, which take a mostly fixed time. So a fixed time and a time
     per token are fitted, by weighted least squares. While batches have about the same size, the two keep the ratio that
     they had before. If all batches so far have about the same size, a larger batch is estimated to take as long as one
-    of them, and a smaller one less, in proportion.
+    of them. A smaller one is estimated to take less, in proportion to its tokens.
 
     The batches below take 5 ms and 2 us per token. So 500 tokens are estimated to take 6 ms:
 

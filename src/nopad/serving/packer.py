@@ -260,11 +260,13 @@ class OnlinePacker:
     def add_all(self, lengths: Sequence[int], now_ns: int, **how: Any) -> range:
         """Add several requests at once, all or none of them; return their numbers.
 
-        `how` holds further arguments of `add`; they apply to each request.
+        `how` holds further arguments of `add` (`deadline_ns`, `lead_ns`, `priority`); they apply to each request.
 
         Raises:
-            LengthError: as for `add`, or together they have more tokens than may ever wait.
-            OptionError, QueueFullError: as for `add`.
+            LengthError: a length is < 1, not an integer, or above `Batching.longest`; or all together are above
+                `max_waiting_tokens`.
+            OptionError: another argument is not an integer or is out of range, or the policy has no priorities.
+            QueueFullError: more than `max_waiting_tokens` tokens would wait.
         """
         lengths = [_integer(length, "length", LengthError) for length in lengths]
         for length in lengths:

@@ -87,7 +87,7 @@ class Part(NamedTuple):
 
 
 class RequestQueue:
-    """The requests of one runner.
+    """The requests of one runner: those that wait, and those that run.
 
     Args:
         batching: which sequences share a batch, and when it leaves.
@@ -120,7 +120,7 @@ class RequestQueue:
         self._process = os.getpid()
 
     def now(self) -> int:
-        """Return the time in nanoseconds, which never goes back: if the clock is set back, time goes on from there."""
+        """Return the time in nanoseconds; if the clock is set back, time goes on from the latest time so far."""
         with self._lock:
             found = self._clock()
             self._set_back += max(self._latest - found, 0)
@@ -135,7 +135,7 @@ class RequestQueue:
     def add(self, requests: Iterable[Waiting], deadline: int | None, priority: int) -> None:
         """Add requests, each with all its sequences or not at all.
 
-        `deadline` is a time of `now`, in nanoseconds; None: there is none. If the queue is full and
+        `deadline` is a time in nanoseconds, by the clock of `now`; None: there is none. If the queue is full and
         `when_full` is "block", wait for room. Callers that wait enter in the order in which they came, whatever their
         priorities. If a request is refused, those before it stay in the queue; `cancel` removes them.
 
@@ -144,8 +144,9 @@ class RequestQueue:
             OptionError: the priority is not valid.
             QueueFullError: the queue is full, and either `when_full` is "raise" or the worker itself calls this; or the
                 worker calls this while other callers wait for room.
-            DeadlineError: the deadline cannot be met.
-            RunnerClosedError: requests are not accepted; see `check_open`.
+            DeadlineError: the deadline has passed; or it cannot be met at the speed of recent batches, and other
+                requests wait or run.
+            RunnerClosedError: the runner is closed, its worker has died, or the runner was started in another process.
         """
         with self._lock:
             for request in requests:
@@ -170,8 +171,8 @@ class RequestQueue:
 
         Raises:
             QueueFullError: the worker itself calls this while other callers wait.
-            DeadlineError: the deadline cannot be met.
-            RunnerClosedError: requests are not accepted; see `check_open`.
+            DeadlineError: the deadline has passed, or cannot be met any more.
+            RunnerClosedError: the runner is closed, its worker has died, or the runner was started in another process.
         """
         self.check_open()
         tokens = sum(lengths)
@@ -202,7 +203,7 @@ class RequestQueue:
             self._line[0].notify()
 
     def count(self, counts: Mapping[str, int]) -> None:
-        """Add `counts`, numbers of requests that were cut or left out, by reason, to the totals."""
+        """Add `counts` to the totals: how many requests were cut or left out, by reason, such as "truncated"."""
         with self._lock:
             for name, number in counts.items():
                 self._counts[name] = self._counts.get(name, 0) + number
@@ -400,8 +401,9 @@ class RequestQueue:
     ) -> None:
         """Store the results of a batch, with a RequestError for each sequence that failed; resolve finished requests.
 
-        `spent_ns` is the time that the batch took, and `filler` the number of its slots beyond its tokens, if it was
-        flat; `finish` makes the answer of a request from its results.
+        `results` has one result per sequence of `batch`. `spent_ns` is the time that the batch took. `filler` is the
+        number of slots that a flat batch had beyond its tokens, else 0. `finish` makes the answer to a request from the
+        request and its results.
         """
         done: list[Waiting] = []
         with self._lock:

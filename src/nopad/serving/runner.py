@@ -162,17 +162,20 @@ class PackRunner:
         self._queue.check_open()
 
     def __call__(self, inputs: Any, **how: Any) -> Any:
-        """Return the answer to one request, or those to several, in order; `how` as in `submit`.
+        """Wait for the answer to one request, or for those to several, and return it or them, in order.
 
-        Several answers are a list; for an Embedder, one array ``[n, H]``, as `Embedder.encode` returns it. The first
-        requests run while the following ones are tokenised. If an error is raised, requests that still wait are
-        cancelled.
+        `how` are the keyword arguments of `submit`, such as `deadline_s`; they apply to each request. Several answers
+        are a list; for an Embedder, one array ``[n, H]``, as `Embedder.encode` returns it. The first requests run while
+        the following ones are tokenised. If an error is raised, requests that still wait are cancelled.
 
         Raises:
-            ServingError: a request was not answered; other requests may have been.
-            InputError: `inputs` is neither a request nor an iterable of requests; or as for `submit`. Messages number
-                the requests from 0.
-            QueueFullError, DeadlineError, RunnerClosedError: as for `submit`.
+            InputError: `inputs` is neither a request nor an iterable of requests; or a request or one of `how` is not
+                valid. Messages number the requests from 0.
+            ServingError: a request was not answered; other requests may have been. Or a callback of this runner calls
+                this.
+            QueueFullError: the queue is full, and `when_full` is "raise".
+            DeadlineError: the deadline cannot be met, or has passed before a request ran.
+            RunnerClosedError: the runner is closed, its worker has died, or the runner was started in another process.
         """
         if self._core.is_one(inputs):
             return self.submit(inputs, **how).result()
@@ -196,11 +199,13 @@ class PackRunner:
             deadline_s: number of seconds from now after which the answer is of no use; if the request still waits then,
                 its future raises DeadlineError. A deadline that cannot be met at the speed of recent batches is refused
                 at once, unless no other request waits or runs. None: no deadline.
-            priority: requests of a higher priority leave first; see `OnlinePacker.add`.
+            priority: an integer from -1,000 to 1,000; requests of a higher priority leave first. It must be 0 unless
+                the policy of `Batching` is "look_ahead", without `keep_order`.
             how: further keyword arguments, depending on what the runner runs. For a model: `out`, a dict of buffers by
                 name of output. A buffer is a tensor or a NumPy array with the shape and dtype of the result. The
-                outputs are written to the buffers, and the answer holds these buffers. For an Embedder: `prompt`,
-                `prompt_name` and `over_long`, as in `Embedder.encode`.
+                outputs are written to the buffers, and the answer holds these buffers. For an Embedder: `prompt` (text
+                to put before the request), `prompt_name` (name of one of the model's own prompts) and `over_long`
+                ("error" or "truncate"), as in `Embedder.encode`.
 
         Raises:
             InputError: the request, `deadline_s`, `priority` or one of `how` is not valid.
@@ -215,9 +220,9 @@ class PackRunner:
     def _submit(
         self, inputs: list[Any], first: int, *, deadline_s: float | None = None, priority: int = 0, **how: Any
     ) -> list[Answer]:
-        """Submit requests, and return their futures; the errors are those of `submit`.
+        """Submit several requests, and return their futures; otherwise like `submit`, with the same errors.
 
-        Messages number the requests from `first`.
+        Error messages number the requests from `first`. If an error is raised, none of the requests stays in the queue.
         """
         now = self._queue.now()
         self._queue.check_open()

@@ -19,7 +19,7 @@ class RunnerStatistics:
         packer: totals of the runner's packer, which count sequences; only `refused` counts requests. A request is one
             sequence, except for long texts (one sequence per window) and padded arrays (one per row).
         answered, failed: number of requests that ran and got a result, and that ran and got an error.
-        late: number of requests refused because their deadline could not be met; they did not arrive.
+        late: number of requests refused because their deadline could not be met; `packer.arrived` leaves them out.
         filler_tokens: number of slots that flat batches had beyond their tokens, since kernels are made for some widths
             only (`Core.flat`); `packer.slots` does not count them.
         padded_tokens: number of tokens, padding included, that the same batches would have had if the sequences of each

@@ -150,7 +150,11 @@ class Worker:
         self._queue.ran(batch, results, spent, sum(filler), self._core.finish)
 
     def _explained(self, results: list[Any], modules: list[Any]) -> list[Any]:
-        """Return results in which an error of the model says so if its layers were exchanged; `modules` are now its."""
+        """Return the results of a batch; after layers of the model were replaced, errors of the model name this cause.
+
+        `modules` are the modules that the model has now. If each of them was there when the worker was made, `results`
+        itself is returned.
+        """
         known = set(map(id, self._modules))
         new = [module for module in modules if id(module) not in known]
         if not new:
@@ -177,7 +181,10 @@ class Worker:
 
 
 def _because(result: Any, what: str) -> Any:
-    """Return a result; if the model raised an error for it, one that also names a new layer's class, `what`."""
+    """Return a new RequestError if `result` is an error that the model raised; otherwise return `result` itself.
+
+    The message of the new error says that layers of the model were replaced; `what` is the class name of a new layer.
+    """
     cause = result.__cause__ if isinstance(result, RequestError) else None
     if cause is None:
         return result

@@ -1,6 +1,6 @@
 """Compiled loops of the store: hashes and checksums of sequences.
 
-Conventions as in `nopad._kernels`.
+As in `nopad._kernels`, arguments are plain arrays, and callers validate them.
 """
 
 from __future__ import annotations

@@ -106,9 +106,9 @@ class Builder:
     ) -> tuple[Shard, ...]:
         """Write the shards that are not `finished` yet, or the index; return a `Shard` for each file of the dataset.
 
-        The result is in the order of `Manifest.shards`. `finished` is what `Workspace.finished_files` returns, and
-        `layout` says which packs are in which shard. Files in the folder of shards that are not `finished` are deleted
-        first.
+        The result is in the order of `Manifest.shards`. `layout` says which packs are in which shard. `finished` has
+        what the journal says about each file that an earlier run has finished, by path: for a shard, the fields of its
+        `Shard`. Other files in the folder of shards are deleted first.
         """
         work = self.workspace.work
         if self.index_only:
@@ -141,7 +141,7 @@ class Builder:
         """Move the finished files to the dataset folder, write the manifest there, and return it.
 
         The work folder is then removed. `made` is the plan, `layout` says which packs are in which shard, and `shards`
-        describes the data files. `known` is as in `build`.
+        describes the data files. `known` has the fields of the manifest that do not depend on the packs, by name.
         """
         from nopad.store import _kernels
 

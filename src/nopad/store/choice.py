@@ -79,7 +79,7 @@ class Choice:
 
         Args:
             by_source: the counts of reading each whole source, by name, in reading order.
-            record: record number of each sequence, as for `choose`; int64 ``[n]``.
+            record: number of each sequence's record, counted from 0 through all sources, ascending; int64 ``[n]``.
             lengths: length of each sequence in tokens; int32 ``[n]``.
             split: "train" or "validation"; None means "train".
         """

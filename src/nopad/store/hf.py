@@ -1,8 +1,8 @@
 """Convert a packed dataset to a `datasets.Dataset`, whose rows transformers' `Trainer` and TRL's `SFTTrainer` accept.
 
-All row groups are decoded once, into Arrow arrays in memory. These take 8 bytes per token for the ids and positions, 4
-more if labels are made from the ids, and the size of all other columns, such as labels that the dataset holds. After
-that, reading a row at random costs no more than reading the next one.
+All row groups are decoded once, into Arrow arrays in memory. These take 8 bytes per token for the ids and positions,
+and 4 more if labels are made from the ids. All other columns, such as labels that the dataset holds, take their size.
+After that, reading a row at random costs no more than reading the next one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ __all__ = ["to_hf"]
 
 
 def to_hf(dataset: PackedDataset, *, causal: bool | None = None) -> Any:
-    """Return the packs as a `datasets.Dataset`; arguments and errors are those of `PackedDataset.to_hf`."""
+    """Return the packs of a dataset as a `datasets.Dataset` in memory, one row per pack.
+
+    `causal` says which ``labels`` the rows get; see `PackedDataset.to_hf`, which calls this, also for the errors.
+    """
     try:
         import datasets
     except ImportError as error:
@@ -38,7 +41,10 @@ def to_hf(dataset: PackedDataset, *, causal: bool | None = None) -> Any:
 
 
 def _table(group: RowGroup, causal: bool | None) -> pa.Table:
-    """Return the packs of a row group as a table, one row per pack; `causal` is as in `PackedDataset.to_hf`."""
+    """Return the packs of a row group as a table, one row per pack, with ``position_ids`` added.
+
+    Labels are added or changed as `_labelled` describes for this value of `causal`.
+    """
     found = _labelled(group.sequences, causal)
     lengths = found.seq_lengths
     positions = np.arange(int(lengths.sum(dtype=np.int64)), dtype=np.int32) - np.repeat(
@@ -59,12 +65,18 @@ def _lists(ends: NDArray[np.int32], column: Any) -> pa.Array:
 
 
 def _labelled(found: Sequences, causal: bool | None) -> Sequences:
-    """Return the sequences with ``labels`` as `PackedDataset.to_hf` describes them for this value of `causal`.
+    """Return the sequences with the column ``labels`` that `PackedDataset.to_hf` gives them.
 
-    No labels are added if `causal` is False, or if it is None and the sequences have ``labels`` or ``maskable``.
+    A column ``label`` or ``label_ids`` is renamed. What follows depends on the labels and on `causal`:
+
+    * one label per sequence: labels stay as they are
+    * one label per token: the label of each sequence's first token becomes -100, unless `causal` is False
+    * no labels: a copy of ``input_ids`` is added, with -100 for first tokens, if `causal` is True, or if it is None and
+      there is no column ``maskable``
 
     Raises:
-        OptionError: the labels do not fit `causal`.
+        OptionError: labels are per sequence and `causal` is True; or `causal` is None, and the label of some first
+            token is neither this token nor -100.
         BatchError: there are both ``label`` and ``label_ids``, and no ``labels``.
     """
     found = labelled(found)

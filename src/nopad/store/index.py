@@ -4,10 +4,10 @@
 per sequence. The column ``seq_lengths`` has the narrowest unsigned type that suffices. The column ``seq_index``, the
 number of the sequence's record, is left out if each sequence is the whole record of the same number. The column
 ``seq_start``, the index in the record of the sequence's first token, exists only if several sequences were made of one
-record. The column ``seq_source``, the number of the source, exists only if sources are named. The column ``seq_hash``,
-a hash of the sequence's tokens by which other tokens are refused when they are gathered, is missing only if a file of
-lengths was packed. The header of ``packs.arrow`` states how records were changed before their lengths were taken
-(stripped, truncated, split, tokenised), so that the index is not applied to unchanged records.
+record. The column ``seq_source``, the number of the source, exists only if sources are named. The column ``seq_hash``
+is a hash of the sequence's tokens, by which other tokens are refused when the index is applied to records. It is
+missing only if a file of lengths was packed. The header of ``packs.arrow`` states how records were changed before they
+were measured (stripped, truncated, split, tokenised). So the index is not applied to records without these changes.
 """
 
 from __future__ import annotations
@@ -174,9 +174,10 @@ def read_index(folder: Path, m: Manifest) -> Index:
 
 
 class IndexFiles:
-    """The files of one index, with the methods of `ShardFiles`. Threads may share an instance.
+    """Reads the two files of one index-only dataset. Threads may share an instance.
 
-    Here, the two files count as one file, with the number 0. Both are read into memory when one is first needed.
+    It has the same methods as `ShardFiles`, which reads shards. They take the number of a file; here, the two files
+    count as one, with the number 0. Both are read into memory when something is first read.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -193,13 +194,19 @@ class IndexFiles:
         """Return row group number `group`, without tokens; `file` has no effect.
 
         Raises:
-            CorruptError, StorageError: as for `read_index`.
+            CorruptError: a file is missing or damaged, or is not an index of the packs that the manifest describes.
+            StorageError: a file cannot be read.
         """
         first = group * self._manifest.rows_per_group
         return self._opened().row_group(first, first + self._manifest.rows_per_group)
 
     def scan(self, places: Iterable[tuple[int, int]]) -> Iterator[RowGroup]:
-        """Yield the row groups at `places`, which are pairs (file, row group), in this order; errors as for `read`."""
+        """Yield the row groups at `places`, which are pairs (file, row group), in this order.
+
+        Raises:
+            CorruptError: a file is missing or damaged, or is not an index of the packs that the manifest describes.
+            StorageError: a file cannot be read.
+        """
         return (self.read(file, group) for file, group in places)
 
     def lengths(self, file: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
@@ -208,7 +215,8 @@ class IndexFiles:
         `lengths` is int32 ``[sequences]``, and `begins` int64 ``[packs + 1]``; `file` has no effect.
 
         Raises:
-            CorruptError, StorageError: as for `read_index`.
+            CorruptError: a file is missing or damaged, or is not an index of the packs that the manifest describes.
+            StorageError: a file cannot be read.
         """
         index = self._opened()
         return index.packs.indptr.astype(np.int64), index.seq_lengths[index.packs.sequence].astype(np.int32)

@@ -172,7 +172,10 @@ class _Job:
         Before that, it is checked that this job would write the same datasets as those in the output folder.
 
         Raises:
-            OutputExistsError, CorruptError, FormatError, StorageError: as for `Workspace.finished`.
+            OutputExistsError: a dataset was made with other settings or from another source.
+            CorruptError: a file of a dataset is missing or damaged.
+            FormatError: a dataset has another format version.
+            StorageError: a file cannot be read.
         """
         manifests = [
             self.workspace.half(split).finished(self.settings(split), self.fingerprint) for split in self.splits
@@ -225,7 +228,7 @@ class _Job:
     def run(self, commit_every_s: float) -> Manifest:
         """Run all steps, skipping what an earlier run has finished; return the manifest of the first dataset.
 
-        `commit_every_s` is as in `pack_corpus`.
+        `commit_every_s` is the minimum number of seconds between two commits of finished work to disk.
         """
         progress, columns = self._lengths() if isinstance(self.source, LengthsFile) else self._spool(commit_every_s)
         self._warn_of_padding(columns)
@@ -313,12 +316,18 @@ class _Job:
     def _spool(self, commit_every_s: float) -> tuple[Progress, Sequences]:
         """Make sequences of the blocks that are not in the spool yet, and append them to the spool.
 
-        Returns the spool's progress, and all sequences in it. `commit_every_s` is as in `pack_corpus`.
+        Returns the spool's progress, and all sequences in it. `commit_every_s` is the minimum number of seconds between
+        two commits of the spool.
 
         Raises:
-            RecordError: as for `nopad.corpus.sequences`, or there is no sequence.
+            RecordError: a record is bad, empty or too long, and the options say "error" for such records; a CSV, TSV or
+                JSON file is broken; or there is no sequence.
+            LengthError: a task refuses a record.
+            SourceError: the source cannot be read, or mixes text and ready-made ids.
+            FormatError: the tokenizer cannot encode a text.
+            OptionError: there is text and no tokenizer, the tokenizer cannot encode chats, or no content token fits the
+                capacity.
             ResumeError: the source changed since the job started.
-            LengthError, OptionError, SourceError, FormatError: as for `nopad.corpus.sequences`.
             StorageError: the spool cannot be read or written.
         """
         spool = Spool(

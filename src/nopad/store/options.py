@@ -21,7 +21,10 @@ class PackOptions:
     """The options by which a job packs the sequences that it has read.
 
     Attributes:
-        depth, algorithm, seed, order: as the arguments of `nopad.pack`.
+        depth: most sequences a pack may hold; None: unlimited.
+        algorithm: one of `nopad.ALGORITHMS`.
+        seed: random seed of the held-out records, and of the assignment of sequences to packs if `order` is "random".
+        order: order of the packs: "random" (by `seed`) or "source" (close to the order of the source).
         options: options of the algorithm, and conditions on the packs, by name.
         shard_tokens: about how many tokens a shard holds (`nopad.store.shards`), at least 1.
         validation: share of the records to hold out in a separate dataset, at least 0 and below 1; 0 holds none out.

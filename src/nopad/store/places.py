@@ -108,8 +108,8 @@ class Places:
     def runs(self, wanted: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
         """Yield ``(row group, rows)`` for adjacent entries of `wanted` that lie in the same row group.
 
-        `wanted` are pack numbers ``[n]`` in any order. `rows` are the positions of these packs in the row group, from
-        0. At most as many packs as the row group has are yielded at once; more of them are yielded in several parts.
+        `wanted` are pack numbers ``[n]`` in any order, which may repeat. `rows` are the positions of these packs in the
+        row group, from 0. If there are more of them than packs in the row group, they are yielded in several parts.
 
         Raises:
             CorruptError: the totals in the manifest are not the sums over its shards.
@@ -126,7 +126,9 @@ class Places:
             begin += rows.size
 
     def order(self, seed: int, epoch: int) -> NDArray[Any]:
-        """Return all pack numbers in the order of an epoch; see `nopad.PackedDataset.order`.
+        """Return all pack numbers in a random order that depends on `seed` and `epoch`; integers ``[packs]``.
+
+        The row groups are shuffled, and the packs within each row group, so the order is fast to read.
 
         Raises:
             CorruptError: the totals in the manifest are not the sums over its shards.

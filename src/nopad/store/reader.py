@@ -134,9 +134,10 @@ class PackedDataset:
 
         A row is a pack. It has the dataset's columns, with one value per sequence (``seq_lengths``, ``seq_index``) or
         per token (``input_ids``). Added are ``position_ids``, which begin at 0 in each sequence, and, unless `causal`
-        says otherwise, ``labels``. The result takes 8 to 12 bytes of memory per token,
-        and the size of all other columns; it does not need the folder any more. Reading rows at random is as fast as
-        reading them in order. Also give the trainer the dataset's `collator` as `data_collator`.
+        says otherwise, ``labels``. A column ``label`` or ``label_ids`` becomes ``labels``. The result takes 8 to 12
+        bytes of memory per token, and the size of all other columns; it does not need the folder any more. Reading rows
+        at random is as fast as reading them in order. Also give the trainer the dataset's `collator` as
+        `data_collator`.
 
         Args:
             causal: True: ``labels`` are for a causal language model: those of the dataset, or a copy of ``input_ids``
@@ -145,7 +146,9 @@ class PackedDataset:
                 nor a column ``maskable`` (of pre-training pairs that are masked later); otherwise False.
 
         Raises:
-            OptionError: the dataset is an index without tokens, or its labels do not fit `causal`.
+            OptionError: the dataset is an index without tokens; its labels are per sequence and `causal` is True; or
+                `causal` is None, and the label of some first token is neither this token nor -100.
+            BatchError: the dataset has both ``label`` and ``label_ids``, and no ``labels``.
             CorruptError: a shard is missing or damaged.
             StorageError: a shard cannot be read.
             MissingExtraError: `datasets` is not installed.

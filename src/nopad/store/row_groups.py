@@ -23,9 +23,10 @@ class RowGroup:
     """Consecutive packs that were decoded together.
 
     Attributes:
-        indptr: the sequences of pack p are those from ``indptr[p]`` to ``indptr[p + 1]`` (exclusive); ``[packs + 1]``.
+        indptr: the sequences of pack p are those from ``indptr[p]`` to ``indptr[p + 1]`` (exclusive); integers
+            ``[packs + 1]``.
         token_indptr: the values of pack p in a per-token column are those from ``token_indptr[p]`` to
-            ``token_indptr[p + 1]`` (exclusive); ``[packs + 1]``. In an index-only dataset, it holds zeros.
+            ``token_indptr[p + 1]`` (exclusive); integers ``[packs + 1]``. In an index-only dataset, it holds zeros.
         sequences: the sequences of all packs, concatenated without padding. The per-sequence columns include
             ``seq_index``; ``seq_start`` if several sequences were made of some record; and ``seq_source`` if sources
             were named. An index-only dataset has no per-token columns.

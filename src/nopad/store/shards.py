@@ -187,8 +187,9 @@ def _write_shard(
 ) -> Shard:
     """Write shard number `shard` under its temporary name, and return it as a `Shard` without size and checksum.
 
-    `on_tokens` is called with the number of tokens of each row group written. If `stop` is set, `_Stopped` is raised
-    before the next row group. The other arguments are those of `write_shards`.
+    `packs` and `sequences` are those of the whole dataset, and `layout` says which packs are in which shard. The path
+    of the shard is relative to `folder`. `on_tokens` is called with the number of tokens of each row group written. If
+    `stop` is set, `_Stopped` is raised before the next row group.
     """
     path = folder / layout.name(shard)
     rows = layout.rows(shard)

@@ -153,8 +153,8 @@ def _taken(lock: int) -> bool:
 def _made(new: Path, make: Callable[[Path], Made]) -> Made:
     """Call `make` with the folder `new`, which is created if it does not exist, and return its result.
 
-    If the folder holds work, `make` may go on with it. If `make` refuses this work (see `replaced`), the work is
-    removed, and `make` is called again.
+    If the folder holds work, `make` may go on with it. If `make` refuses this work (by OutputExistsError, ResumeError
+    or CorruptError), the work is removed, and `make` is called again.
     """
     with storage_errors("replacing", new):
         left = new.is_dir() and any(new.iterdir())
@@ -192,7 +192,10 @@ def _remove(path: Path) -> None:
 
 
 def check_made(out: Path, names: re.Pattern[str]) -> None:
-    """Check that `out` is a folder with output or a job of nopad, and nothing else; `names` is as in `replaced`.
+    """Check that `out` is a folder with output or a job of nopad, and nothing else.
+
+    `names` is a pattern for the names that nopad writes there: `DATASET` or `PREDICTIONS`. With `DATASET`, the folders
+    ``train`` and ``validation`` of a job with a held-out share are allowed too.
 
     Raises:
         OutputExistsError: `out` is a file, holds an entry that nopad does not write there, or holds no trace of a job.

@@ -342,10 +342,11 @@ def published_range(row: BalanceRow, histogram: Histogram) -> tuple[int, int] | 
 
 
 def order_effect(histogram: Histogram, cost: CostModel | None = None, steps: int = ORDER_STEPS) -> dict[str, float]:
-    """Return the correlation between a step's number and its cost, as a dict by the name of the way to draw.
+    """Return the correlation between a step's number in an epoch and its cost, for three ways to draw the steps.
 
-    The correlation is near 0 for all three ways, since steps that are drawn by cost come in random order too. One epoch
-    is simulated, with up to `steps` steps of 128 sequences each; with fewer if the histogram holds too few sequences.
+    The result is a dict with the keys "random", "sorted" (by cost) and "sorted in windows of 64 steps". All three are
+    near 0, since steps that are drawn by cost come in random order too. One epoch is simulated, with up to `steps`
+    steps of 128 sequences each; with fewer if the histogram holds too few sequences.
 
     Args:
         histogram: lengths to draw from.

@@ -31,8 +31,8 @@ _SHOWN = {  # first the methods of the published Figure 6, then ours
 def ranges_chart(rows: Sequence[BalanceRow]) -> Any:
     """Return Figure 6 as a chart: a panel for each method, and in it a bar for each number of GPUs.
 
-    A bar reaches from the tokens of the GPU with the fewest in a step to those of the GPU with the most, both averaged
-    over the steps. Only the methods of the published figure and three of nopad's are shown, if `rows` has them.
+    A bar reaches from the fewest tokens on a GPU in a step to the most, both averaged over the steps. Only the methods
+    of the published figure and three of nopad's are shown, if `rows` has them.
     """
     alt = load_altair()
     found = {row.method for row in rows}

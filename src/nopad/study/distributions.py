@@ -32,7 +32,7 @@ class Distribution:
         name: name of the corpus, for display.
         capacity: capacity in tokens.
         histogram: histogram of the corpus's lengths.
-        theoretical: speed-up if there were no padding.
+        theoretical: speed-up over one sequence per row if packs had no padding: capacity x sequences / tokens.
         spfhp: packing factor of the papers' algorithm, without a depth limit.
         factor: packing factor of nopad's default algorithm, without a depth limit.
         possible: a packing factor that no plan exceeds: sequences / lower bound on the number of packs.

@@ -22,7 +22,10 @@ def uniform(size: int, *parts: int) -> NDArray[np.float64]:
 
 
 def normal(size: int, *parts: int) -> NDArray[np.float64]:
-    """Return draws from the standard normal distribution; float64 ``[size]``. `parts` are as in `uniform`."""
+    """Return draws from the standard normal distribution; float64 ``[size]``.
+
+    `parts` are any integers; they choose the numbers. Other `parts` give other numbers.
+    """
     from scipy.special import ndtri
 
     return np.asarray(ndtri(uniform(size, *parts)), dtype=np.float64)

@@ -117,8 +117,8 @@ def latency_rows(
         batches: the batch sizes to simulate, in sequences per GPU.
 
     Raises:
-        OptionError: the histogram holds no sequence, a batch size is below 2, or a number of GPUs is below 1, or above
-            8 and not a multiple of 8, the GPUs of a node.
+        OptionError: the histogram holds no sequence, a batch size is below 2, or a number of GPUs is below 1; or a
+            number of GPUs that is not left out is above 8 and no multiple of 8, the GPUs of a node.
     """
     for number in gpus:
         check_integer("gpus", number)

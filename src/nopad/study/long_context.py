@@ -100,7 +100,7 @@ WORKLOADS = tuple(
 class LongRow(BalanceRow):
     """How evenly one method loads the ranks on one workload.
 
-    The attributes that are not listed here are those of `BalanceRow`.
+    The other attributes, such as the waste and the tokens of the ranks, are described in `BalanceRow`.
 
     Attributes:
         batch: packs per rank and step.
@@ -201,9 +201,15 @@ def too_long(
 ) -> tuple[int, NDArray[np.int32]]:
     """Return how many steps cannot be dealt evenly because of one long sequence, and the lengths of all such sequences.
 
-    The steps have random sequences; the arguments are those of `long_context_rows`. A sequence counts if it costs over
-    10 % more than the mean rank, so that the step's floor (the lower bound on its waste) is above 10 %. Only splitting
-    such a sequence over several ranks (context parallelism) helps. The lengths are in tokens, int32 ``[n]``.
+    A sequence counts if it costs over 10 % more than the mean rank. Then the step's floor, the lower bound on its
+    waste, is above 10 %. Only splitting such a sequence over several ranks (context parallelism) helps. The lengths are
+    in tokens, int32 ``[n]``.
+
+    Args:
+        workload: the distribution of lengths, from which the sequences of the steps are drawn.
+        cost: cost model; None: tokens and attention of a model with hidden size 4,096.
+        ranks: number of ranks.
+        steps: number of steps.
     """
     cost = cost or Attention(hidden_size=HIDDEN_SIZE)
     lengths = _corpus(workload, Shape(ranks, 1, ACCUMULATION, 1), steps)

@@ -44,7 +44,7 @@ class Redone:
         table: name of the table.
         depth: depth as printed.
         name: name of the algorithm as printed.
-        reached: most sequences in any of our packs; None if there are no packs.
+        reached: most sequences in any of our packs; None: we made no packs for this row.
         published: figure as printed, by column; empty for rows that the paper does not have.
         ours: our figure, by column, with as many decimals as the printed one.
         difference: ours minus published, by column, with as many decimals; "=" if there is no difference.
@@ -164,7 +164,7 @@ class StrategyCount:
         capacity: capacity in tokens.
         depth: most sequences in a strategy; strategies with fewer sequences are counted too.
         exact: exact number of strategies.
-        formula: number by the formulas in `count_strategies`.
+        formula: number by the papers' formulas; the docstring of `count_strategies` has them.
         published: number in the papers' text; empty if the text gives none.
         note: remark about the published number.
     """

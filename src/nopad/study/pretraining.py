@@ -89,8 +89,11 @@ def pairs_at(
         advance: called with the `Block.progress`, in bytes, of each block of documents that was read.
 
     Raises:
-        SourceError, OptionError: as for `nopad.corpus.PretrainingSource` and its `blocks`.
-        RecordError: no pairs can be made of the documents (`nopad.corpus.pairs.pairs_of`).
+        SourceError: the source holds ready-made ids, has columns to pack along, has fewer than two documents that are
+            not empty, or cannot be read.
+        OptionError: the vocabulary lacks what pairs need, or an option of the pairs is invalid.
+        RecordError: no pairs can be made of the documents, a text contains a special token, or a CSV, TSV or JSON file
+            is broken.
     """
     given = replace(options or PairOptions(), over_long="truncate")
     every = [replace(given, max_length=length) for length in lengths]

@@ -106,8 +106,8 @@ def _counts(text: str) -> dict[str, str]:
 def _counted(depth: str, name: str, limit: int | None, figures: str, **more: Any) -> Row:
     """Return a row with a figure for each column in `COUNTS`; `figures` has these figures, separated by spaces.
 
-    `name` is the algorithm's name as printed; nopad's name for it is the same in lower case. `depth` and `limit` are
-    those fields of `Row`, and `more` are other fields.
+    `name` is the algorithm's name as printed; nopad's name for it is the same in lower case. `depth` is the depth as
+    printed, and `limit` the depth to plan with (None: unlimited). `more` are other fields of the `Row`, by name.
     """
     return Row(depth=depth, name=name, algorithm=name.lower(), limit=limit, printed=_counts(figures), **more)
 

@@ -2,11 +2,10 @@
 
 The requests have the lengths of PopRT's examples (`nopad.study.serving`); only the first requests are used, as many as
 fill a few batches with one request per row. Their tokens are random, and the model has the size of the demo's. In a
-first run, all requests wait from the beginning, as in PopRT's throughput test. This run gives the requests per second
-(the ways take turns, twice, and the faster turn counts), and the largest difference of any hidden state from the one
-that the original way gives. In a second run, the requests arrive at random times, the same for all ways: 0.6 times as
-many per second as the original way answers. This run gives the latency: the time from when a request arrives until its
-answer is there.
+first run, all requests wait from the beginning, as in PopRT's throughput test. The ways take turns, twice. This run
+gives the requests per second, in the faster turn, and how much hidden states differ from those of the original way. In
+a second run, the requests arrive at random times, the same for all ways: 0.6 times as many per second as the original
+way answers. This run gives the latency: the time from when a request arrives until its answer is there.
 
 The original way is the model as it is, on batches padded to a grid (a fixed number of rows and of tokens per row), one
 request per row. PopRT's ways fill static grids of the same shape, so that their batches take about equally long;
@@ -83,7 +82,7 @@ class _Original(Tensors):
         self._grid = grid
 
     def results_of(self, batch: PackedBatch, model: Any) -> list[Any]:
-        """Return ``{"last_hidden_state": ...}``, ``[L, H]``, for each request of L tokens; see `Core.results_of`."""
+        """Run `model`; return ``{"last_hidden_state": ...}``, ``[L, H]``, for each request of L tokens, in order."""
         ids = torch.zeros(self._grid.rows, self._grid.capacity, dtype=torch.long)
         mask = torch.zeros_like(ids)
         mask[:, 0] = 1  # rows without a request

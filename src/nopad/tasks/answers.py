@@ -40,7 +40,7 @@ _CONTEXT = "context"  # column: first and last position (exclusive) of the conte
 
 
 class _OfAnswers(OfSpans):
-    """The objective `OfSpans`, for batches that have one more column, ``context``, which the model does not get."""
+    """The objective `OfSpans`, for batches with one more column, ``context``, which is not passed to the model."""
 
     def outputs(self, model: Any, batch: PackedBatch) -> Any:
         """Run the model on the batch without its targets and ``context``, and return the model's outputs."""
@@ -55,7 +55,7 @@ class Answers(Task):
         question, context, answers: names of the columns. The answers of a record are a dict with two lists of the same
             length, ``text`` and ``answer_start`` (index of the first character), or a list of dicts with these keys.
             The model learns the first answer; scores accept any of them. `read_squad` reads SQuAD's own files.
-        max_length: most tokens of a window, with its question; None: no limit.
+        max_length: most tokens of a window, with its question, 384 by default; None: no limit.
         stride: number of context tokens that two consecutive windows share; None: a third of `max_length`, at most 128.
         over_long: what happens to sequences longer than `max_length`: "split" into windows, "truncate" to the first
             window, "error" or "drop"; None: "split" if there is a `max_length`, else "error".
@@ -63,8 +63,8 @@ class Answers(Task):
             nothing ("ignore").
         threshold: None: every question has an answer (SQuAD 1.1). A number: a question has no answer if ``[CLS]``
             scores higher than the best span by more than this (SQuAD 2.0; 0 is usual).
-        max_answer: most tokens of a predicted answer.
-        n_best: number of candidate spans that are kept per window, and then per question.
+        max_answer: most tokens of a predicted answer, 30 by default.
+        n_best: number of candidate spans that are kept per window, and then per question, 20 by default.
 
     A prediction has ``text`` ("" for no answer), ``start`` (index of the text's first character in the context; None
     for no answer) and ``score`` (the prediction's probability among the candidates, from 0 to 1). With a threshold, it
@@ -123,19 +123,22 @@ class Answers(Task):
         self.objective = _OfAnswers(self.max_answer)
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
-        """Turn records into windows; see `Task.encode`.
+        """Turn records (dicts of columns) into windows, which are the sequences of the result.
 
-        With `labels`, windows have the columns ``start_positions`` and ``end_positions``. The per-sequence column
-        ``context``, int64 ``[n, 3]``, holds the positions at which the context begins and ends (exclusive) in each
-        sequence, and the position of ``[CLS]`` (0 if there is none). `Examples.details` has, for each window,
-        ``context`` (the text of the record's context) and ``offsets`` (first and last character, exclusive, of each
-        context token). With `labels`, the count ``windows_without_the_answer`` says how many windows do not have the
-        whole answer.
+        With `labels`, windows have the columns ``start_positions`` and ``end_positions``: the positions of the answer's
+        first and last token in the sequence. The count ``windows_without_the_answer`` says how many windows do not have
+        the whole answer. Without `labels`, records need no answers.
+
+        The per-sequence column ``context``, int64 ``[n, 3]``, holds the positions at which the context begins and ends
+        (exclusive) in each sequence, and the position of ``[CLS]`` (0 if there is none). `Examples.details` has, for
+        each window, ``context`` (the text of the record's context) and ``offsets`` (first and last character,
+        exclusive, of each context token).
 
         Raises:
-            RecordError: as in `Task.encode`; or an answer is not in its context, or a context or an answer has no
-                token.
-            LengthError: as in `Task.encode`.
+            RecordError: a question, a context or the answers are missing or invalid; an answer is not in its context;
+                or a context or an answer has no token. The message gives the record's number.
+            LengthError: a sequence is longer than `max_length`, and `over_long` is "error", or a question leaves too
+                few tokens of a window for the context; or there is no record.
         """
         questions, contexts, spans = self._read(records, labels)
         ids: list[list[int]] = []
@@ -204,11 +207,12 @@ class Answers(Task):
         return questions, contexts, spans
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, for each window (sequence) of the batch, its best ``spans``, and ``null``, the score for no answer.
+        """Return a dict for each window (sequence) of the batch: ``spans``, its best spans, and ``null``.
 
         There are at most `n_best` spans, the best first. A span is a list of first token, last token (inclusive) and
         score. Tokens are counted from the context's first token in the window. The score is the start logit of the
-        first token plus the end logit of the last one; ``null`` is the sum of both logits at ``[CLS]``.
+        first token plus the end logit of the last one. ``null``, the score for no answer, is the sum of both logits at
+        ``[CLS]``.
 
         Raises:
             BatchError: the highest score or ``null`` of a window is NaN or infinite; or the batch lacks the column
@@ -250,10 +254,11 @@ class Answers(Task):
         ]
 
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
-        """Return the answer to each question, chosen from the best spans of its windows; see the class.
+        """Return the answer to each question, chosen from the best spans of its windows.
 
-        A span found in two windows counts once, with the higher score. The score for no answer is the lowest ``null``
-        of the question's windows. The answer is None if the task left the question out.
+        An answer is a dict with ``text``, ``start``, ``score`` and so on, as the class describes it. It is None if the
+        task left the question out. A span found in two windows counts once, with the higher score. The score for no
+        answer is the lowest ``null`` of the question's windows.
         """
         spans: dict[int, dict[tuple[int, int], float]] = {}
         nulls: dict[int, float] = {}
@@ -291,8 +296,8 @@ class Answers(Task):
 
         If only some questions have answers, the result also has the scores of questions with and without an answer
         (`nopad.tasks.squad`). A record without a prediction counts as wrong. If the task has a `threshold`, the result
-        also has the best scores that any threshold gives, and the smallest thresholds that give them (``best_exact``,
-        ``best_exact_threshold``, ``best_f1``, ``best_f1_threshold``).
+        also has ``best_exact`` and ``best_f1``, the best scores that any threshold gives. ``best_exact_threshold`` and
+        ``best_f1_threshold`` are the smallest thresholds that give them.
 
         Raises:
             RecordError: the context or the answers of a record are missing or invalid; or there is not one prediction

@@ -40,7 +40,7 @@ class Likely(Task):
 
     @property
     def collate(self) -> Collate:
-        """The `collate` for causal language models, `nopad.loading.causal`.
+        """The function that makes the labels of a batch, `nopad.loading.causal`.
 
         It copies ``input_ids`` to ``labels`` if there are no labels, and sets the first label of each sequence to -100.
         """
@@ -83,10 +83,12 @@ class CausalLM(OfTexts, Likely):
     Args:
         tokenizer: the model's tokenizer, with an end-of-sequence token.
         text: column of the text.
-        max_length, over_long: see `Task`; "split" makes several sequences of a long text, each of `max_length` tokens
-            except the last. Truncated texts, and all parts of a split text except the last, have no end-of-sequence
-            token.
-        empty: what happens to a text without a token: "skip" leaves it out and counts it; "error" raises LengthError.
+        max_length: most tokens of a sequence; None, the default: unlimited.
+        over_long: what happens to a text that is longer: "error" (the default), "truncate", "drop" or "split", which
+            makes several sequences, each of `max_length` tokens except the last. Truncated texts, and all parts of a
+            split text except the last, have no end-of-sequence token.
+        empty: what happens to a text without a token: "skip" (the default) leaves it out and counts it; "error" raises
+            LengthError.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -109,12 +111,14 @@ class CausalLM(OfTexts, Likely):
         self.text, self.objective = text, OfTokens(causal=True)
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
-        """Turn texts into sequences; see `Task.encode`.
+        """Turn records (dicts of columns) with texts into sequences.
 
         The sequences have no column of labels: `collate` makes it. So `labels` has no effect.
 
         Raises:
-            RecordError, LengthError: as in `Task.encode`; or a text has no token, and `empty` is "error" (LengthError).
+            RecordError: a record has no text; the message gives its number.
+            LengthError: a text is longer than `max_length` and `over_long` is "error"; a text has no token and `empty`
+                is "error"; or there is no record.
             OptionError: the tokenizer has no end-of-sequence token, or it is not known where its special tokens go.
         """
         texts = [field_of(record, self.text, number) for number, record in numbered(records)]
@@ -157,8 +161,9 @@ class Chat(Likely):
             every end.
         template: arguments of the chat template, such as ``{"enable_thinking": False}``.
         roles: dict from the records' own names of roles to the usual ones, such as ``{"bot": "assistant"}``.
-        max_length, over_long: see `Task`. A truncated chat loses its end; if none of its learned tokens are left, it is
-            dropped, and counted as dropped.
+        max_length: most tokens of a sequence; None, the default: unlimited.
+        over_long: what happens to a chat that is longer: "error" (the default), "truncate" or "drop". A truncated chat
+            loses its end; if none of its learned tokens are left, it is dropped, and counted as dropped.
 
     Raises:
         OptionError: an option has an invalid value.
@@ -193,14 +198,17 @@ class Chat(Likely):
         ChatEncoder(tokenizer, **self.choices)
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
-        """Turn chats into sequences, with the column ``labels``; see `Task.encode`.
+        """Turn records with chats into sequences, with the column ``labels`` (-100 for tokens that are not learned).
 
-        The labels come from the chat itself, so `labels` has no effect: also for predictions, the sequences are
+        Labels come from the chat itself, so `labels` has no effect: also for predictions, the sequences are
         labelled, and a prediction is the log-probability of the tokens that training would learn.
 
         Raises:
-            RecordError, LengthError: as in `Task.encode`.
-            OptionError: as in `nopad.corpus.chats.ChatEncoder.__call__`.
+            RecordError: a record is no chat in a known form, the chat template refuses it, nothing in it is learned, or
+                it is not certain which tokens are. The message gives the record's number.
+            LengthError: a chat is longer than `max_length` and `over_long` is "error"; or there is no record.
+            OptionError: a record is a chat, and the tokenizer has no chat template; or a record is a prompt with a
+                completion, and the special tokens around a text are unknown or there is no end-of-sequence token.
         """
         encoder = ChatEncoder(self.tokenizer, **self.choices)
         found: list[Answered] = []

@@ -27,7 +27,7 @@ def classes_found(
     every number from 0 to the largest one must occur. This reads all records once.
 
     Args:
-        kind: the class of the task.
+        kind: the type of the task, a subclass of `Task`.
         records: records with labels.
         options: options of the task, such as the names of its columns; others have their defaults.
         known: names of classes in an order that is to be kept, such as that of a trained model.

@@ -94,13 +94,16 @@ def _dataset_problems(
 ) -> tuple[list[str], Half | None]:
     """Check one dataset; return ``(problems, half)``.
 
-    The plan and the files are checked first. The content is checked next, if the plan can be read and no file is
-    damaged. The other checks are made only if no problem was found before: of the options; if a share of the records
-    was held out, that each record is in the right one of the two datasets; of the sequences against the source, if it
-    is given; and that assigning the plan again gives the same packs.
+    `problems` has one sentence for each problem. The plan and the files are checked first. The content is checked next,
+    if the plan can be read and no file is damaged. Each of these checks follows only if no problem was found before:
+
+    * the options
+    * if a share of the records was held out, whether each record is in the right one of the two datasets
+    * if the source is given, whether the sequences are those that it gives
+    * whether assigning the plan again gives the same packs
 
     `half` holds what is needed to compare the two datasets of a job with a held-out share. It is None for any other
-    dataset, and if a problem was found before.
+    dataset, and if the plan, the files, the content or the options have a problem.
     """
     try:
         manifest = Manifest.load(folder)

@@ -20,8 +20,9 @@ __all__ = ["Chosen"]
 class Chosen:
     """Finds out which sequences of a source a dataset should hold, if a share of the records was held out.
 
-    `add` collects all sequences of the source. After the last one, `numbers`, `records` and `counts` tell about those
-    that are chosen for the dataset of this manifest: the records that are held out, or all others.
+    The constructor takes the manifest of the dataset. `add` collects all sequences of the source. After the last one,
+    `numbers`, `records` and `counts` say which sequences the dataset should hold: those of the held-out records for
+    "validation", all others for "train".
 
     Attributes:
         partly: whether a share was held out; False: the dataset should hold all sequences.

@@ -193,9 +193,10 @@ def _permuted(values: NDArray[Any], order: NDArray[Any]) -> NDArray[Any]:
 
 
 def hashes_of(sequences: Sequences) -> dict[str, NDArray[np.uint64]]:
-    """Return a hash of each sequence's values, uint64 ``[n]``, for each column of tokens or of the source, by name.
+    """Return, for each column by name, a hash of each sequence's values; uint64 ``[n]``.
 
-    Columns that nopad itself makes, such as ``seq_index``, are left out.
+    These are the columns per token, such as ``input_ids``, and those per sequence that come from the source. Columns
+    that nopad itself makes, such as ``seq_index``, are left out.
     """
     carried = {name: column for name, column in sequences.values.items() if name not in OWN}
     return {

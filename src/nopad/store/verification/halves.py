@@ -39,7 +39,7 @@ class Half:
 
     Attributes:
         manifest: the manifest of the dataset.
-        least: the smallest random key of its records.
+        least: the smallest random key of its records; a record is held out if its key is small enough.
     """
 
     manifest: Manifest
@@ -49,9 +49,9 @@ class Half:
 def half_of(content: Content, m: Manifest) -> tuple[Half, list[str]]:
     """Find records that are in the wrong one of the two datasets of a job; return ``(half, problems)``.
 
-    The random key of each record in `content` is computed again; it says whether the record is held out. `problems` has
-    one sentence for each record in the wrong dataset, at most three, and one if the manifest `m` names an unknown
-    split.
+    `half` has the manifest `m` of the dataset, and the smallest random key of its records. The random key of each
+    record in `content` is computed again; it says whether the record is held out. `problems` has one sentence for each
+    record in the wrong dataset, at most three, and one if the manifest names an unknown split.
 
     However small the share is, the record with the smallest key is held out. So it is no problem if ``validation``
     holds only one record, and the record's key is too large for the share.

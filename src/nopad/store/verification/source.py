@@ -78,7 +78,8 @@ def _content_problems(
 ) -> list[str]:
     """Make all sequences from the source again; return how they and their counts differ from those of the dataset.
 
-    `chosen` collects the sequences; the other arguments are those of `source_problems`.
+    Returns one sentence per difference. `content` has the sequences of the dataset, and `m` is its manifest. `chosen`
+    is new, and collects the sequences of the source. `tokenizer` is None if the source holds ready-made ids.
     """
     problems: list[str] = []
     options = CorpusOptions(capacity=m.capacity, **{name: m.options[name] for name in POLICIES})

@@ -40,11 +40,11 @@ class Size:
         capacity: number of tokens in a row, and most tokens in a pair.
         documents: number of texts of the standard library to use; None: all.
         sequences: number of sequences per step without packing.
-        samples: number of sequences that a run trains on.
+        samples: a run ends after the step with which it has trained on so many sequences.
         rate: peak learning rate of LAMB.
         points: number of evaluations during a run, not counting the one before its first step.
         held_out: most held-out pairs to evaluate on.
-        tuned: number of texts that classifiers are fine-tuned on afterwards.
+        tuned: most texts that classifiers are fine-tuned on afterwards.
         tests: most texts that these classifiers are tested on.
         seeds: number of classifiers that are fine-tuned for each recipe, each with a different seed.
     """
@@ -125,7 +125,10 @@ class Recipe:
 
     Attributes:
         name: name of the recipe in tables and charts.
-        way: how the model is fed (`nopad.study.learning.ways`).
+        way: how the model is fed: "packed" (as in nopad) or "one per row" (a row has one sequence). With the other
+            ways, rows are packed, but attention or positions differ: "no mask" (sequences of a row see each other), "no
+            reset" (positions go on from one sequence to the next), "neither" (both), or "segments" (each side of a pair
+            sees only itself).
         larger: whether a step has p times as many sequences. Packs then take as many rows as a step without packing;
             with one sequence per row, a step takes p times as many rows.
         rate: the learning rate as a multiple of `Size.rate`; "factor": p times it.
@@ -153,7 +156,7 @@ class Point:
     Attributes:
         samples: number of sequences trained on so far.
         tokens: number of tokens trained on so far, without padding.
-        slots: number of tokens trained on so far, padding included.
+        slots: number of slots trained on so far: tokens and padding.
         steps: number of optimiser steps so far.
         seconds: training time so far, without evaluation.
         masked_loss: mean loss per masked token; infinite if training diverged, so that the loss is not a finite number.

@@ -60,9 +60,10 @@ GROUPS: tuple[Group, ...] = (
 
 
 def recipes(groups: tuple[str, ...] | None = None) -> list[Recipe]:
-    """Return the recipes of the named groups (names as in `GROUPS`; None: all groups), each recipe once.
+    """Return the recipes of the groups with these names, each recipe once; None: of all groups.
 
-    `BASE` and `RIGHT` always come first. Names that are not in `GROUPS` are ignored.
+    The groups are "equal batch", "larger batch", "tuned", "faults" and "choices"; other names are ignored. The recipes
+    "not packed" (`BASE`) and "packed" (`RIGHT`) always come first.
     """
     chosen = [one for name, found in GROUPS if groups is None or name in groups for one in found]
     return list(dict.fromkeys([BASE, RIGHT, *chosen]))
