@@ -146,7 +146,7 @@ class _Nearness(Meter):
     """Accuracy at 1 and mean reciprocal rank of each anchor's positive among the candidates of all records.
 
     For each anchor, all candidates are sorted by their similarity to it; the rank is the place of its positive, from 1.
-    A candidate exactly as similar as the positive is placed before it, as another candidate with the same tokens is.
+    Candidates that are exactly as similar as the positive are placed before it, such as one with the same tokens.
     The candidates come from all records, not only from one batch, so packs and the number of processes do not change
     the metric. If `InBatch.same` is "mask", an anchor's false negatives do not count. The meter keeps one vector per
     sequence, and computes the similarity of every anchor to every distinct candidate.

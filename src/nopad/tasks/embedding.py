@@ -80,9 +80,9 @@ class Embedder(Core):
         is.
 
         Raises:
-            OptionError: the pooling is unknown, there is no tokenizer, `texts` are not `Texts`, `max_tokens` exceeds
-                the model's positions or leaves no room, `budget` is not an integer of at least 1, or the model's
-                precision cannot be lowered.
+            OptionError: the pooling is unknown; there is no tokenizer; `texts` are not `Texts`; `max_tokens` is not an
+                integer of at least 1, exceeds the model's positions, or is below the number of special tokens around a
+                text; `budget` is not an integer of at least 1; or the model's precision cannot be lowered.
             UnsupportedModelError: nopad refuses this model; the message gives the reason.
             FormatError, MissingExtraError: as for `nopad.load_tokenizer`.
         """
@@ -116,7 +116,8 @@ class Embedder(Core):
         `how` are arguments of the class, except `model` and `tokenizer`; they replace what is read from the folder.
 
         Raises:
-            FormatError: the folder has no model, or pools in a way that `embed` does not support.
+            FormatError: the folder has no model or no tokenizer, a file in it is damaged, or it requires a pooling or
+                a module that nopad does not support.
             OptionError, UnsupportedModelError: as for the class; or `folder` is not a path (OptionError).
             MissingExtraError: no folder is given, and the package with the default model is not installed.
         """

@@ -75,9 +75,9 @@ class Predictor(Core):
             longest sequence that is run, if that is more.
         rows: number of packs run at a time; None: 1 if the model cannot run several rows, for lack of a pad id; else as
             many as hold about 4,096 tokens.
-        form: layout of a batch in memory, a `nopad.Rows` or `nopad.Flat`. None: one flat row without padding on a CPU
-            or in half precision. In other cases, and for models whose rows can be no longer than their positions, such
-            as FNet, rows of `capacity` tokens.
+        form: layout of a batch in memory, a `nopad.Rows` or `nopad.Flat`. None: on a CPU or in half precision, one flat
+            row, with no padding or only as much as `Core.flat` adds for speed. In other cases, and for models whose
+            rows can be no longer than their positions, such as FNet: rows of `capacity` tokens.
         fast: on CPUs, run float32 linear layers with a faster kernel (`nopad.model.fast_linear`), whose results differ
             in the last digit; None: only if a measurement shows that the kernel is faster.
         precision: "bfloat16" or "int8": a copy of the model computes in it (`nopad.model.lowered`); None: the model as
@@ -199,7 +199,8 @@ class Predictor(Core):
     def _run_flat(self, sequences: Sequences, form: Flat, total: int, indices: list[int]) -> list[Any]:
         """Return the task's results for the sequences with these `indices`, which are run as one flat batch.
 
-        `form` is the predictor's layout. If it adds no padding, the layout is that of `Core.flat`, which gets `total`.
+        `form` is the predictor's layout. If `form` adds no padding, `Core.flat` chooses the layout instead; `total` is
+        an argument of `Core.flat`.
         """
         chosen = sequences.take(np.array(indices))
         if form.pad_to_multiple_of == 1:

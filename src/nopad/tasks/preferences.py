@@ -79,7 +79,8 @@ class Pairs(Task):
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn records into sequences; see `Task.encode`.
 
-        Sequences of pairs have the per-sequence values ``pair``, ``chosen`` and ``margin``.
+        Sequences of pairs have three per-sequence values: ``pair`` (the record's number), ``chosen`` (1 or 0) and
+        ``margin`` (by how much the rewards should differ; 0 if the record does not say).
 
         Raises:
             RecordError: as in `Task.encode`; or `labels` is False, and only some of the records are pairs.
@@ -128,7 +129,7 @@ class Pairs(Task):
         return _counted(made if len(made) == len(ids) else None, before, counts)
 
     def model_options(self) -> dict[str, Any]:
-        """Return the settings of a model with one output per sequence."""
+        """Return a setting of the model's configuration: ``num_labels``, which is 1."""
         return {"num_labels": 1}
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
@@ -208,9 +209,9 @@ class DPO(Likely):
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn pairs into sequences; see `Task.encode`.
 
-        The sequences have the per-token column ``labels``, and the per-sequence values ``pair`` and ``chosen``. The
-        labels come from the pairs, so `labels` has no effect, as in `Chat`. Before training, pass the result to
-        `nopad.tasks.reference_logprobs`.
+        The sequences have the per-token column ``labels``, and the per-sequence values ``pair`` (the record's number)
+        and ``chosen`` (1 or 0). The labels come from the pairs, so the argument `labels` has no effect. Before
+        training, pass the result to `nopad.tasks.reference_logprobs`.
 
         Raises:
             RecordError, LengthError: as in `Task.encode`.
@@ -232,10 +233,11 @@ class DPO(Likely):
         return _paired(answered(found, kept, number + 1, counts, group=2))
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, for each sequence (an answer), ``logprob``, ``mean_logprob`` and ``tokens``, as `Chat` does.
+        """Return, for each sequence (an answer), a dict with ``logprob``, ``mean_logprob`` and ``tokens``.
 
-        If the batch has the reference model's ``reference_logp``, the dict also has ``reward``: `beta` times the
-        difference of the two log-probabilities.
+        ``logprob`` is the sum of the log-probabilities of the labelled tokens, ``tokens`` their number, and
+        ``mean_logprob`` the quotient of the two (None without labelled tokens). If the batch has the reference model's
+        ``reference_logp``, the dict also has ``reward``: `beta` times the difference ``logprob - reference_logp``.
         """
         found = super().results(outputs, batch)
         if REFERENCE in batch:

@@ -131,7 +131,7 @@ class TokenClassification(Task):
         return found
 
     def model_options(self) -> dict[str, Any]:
-        """Return settings of the model's configuration, by name: the names of the tags."""
+        """Return settings of the model's configuration: ``id2label`` and ``label2id``, with the names of the tags."""
         return {"id2label": dict(enumerate(self.names)), "label2id": dict(self._number)}
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
@@ -276,8 +276,8 @@ class TokenClassification(Task):
         tag of the first word, and ``I-PER`` that of the others.
 
         Raises:
-            RecordError: the task has no tag for `label`, or it is a tag of one word (``S-PER``, ``E-PER``) and `count`
-                is above 1; the message begins with `where`.
+            RecordError: the task has no tag for `label`; or `count` is above 1, and `label` is a tag of one word
+                (``S-PER``, ``E-PER``) or ``B-PER`` without an ``I-PER``. The message begins with `where`.
         """
         if label in self._number and label[:2] in _SIGNS:
             kind = label[2:]

@@ -99,8 +99,8 @@ def encoded(
         LengthError: as for `Task.encode`; or the task leaves out every record.
         OptionError: as for `Task.encode`.
         SourceError: the records cannot be read.
-        FormatError: the records are damaged; or a column of later records has another shape or kind of dtype than that
-            of the first records, or a value that does not fit their dtype.
+        FormatError: the records are damaged; or, in later records, a column has another shape or kind of dtype than in
+            the first records, or a value that their dtype cannot hold.
         StorageError: the disk is full, or a file cannot be written.
     """
     facts = {"version": _VERSION, "records": records.fingerprint(), "part": asdict(part), **settings}
@@ -193,7 +193,7 @@ class _Column:
         return self
 
     def add(self, values: NDArray[Any]) -> None:
-        """Append values to the file, converted to the dtype of those with which the column was made.
+        """Append values to the file, converted to the dtype of the values with which the column was made.
 
         Raises:
             FormatError: the values have another kind of dtype or another shape, or the conversion would change a value.

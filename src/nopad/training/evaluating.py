@@ -111,6 +111,8 @@ class EvaluatingMixin(PreparingMixin):
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate a packed batch and return ``(loss, None, None)``; evaluate other batches as the Trainer does.
 
+        ``loss`` is the sum of the batch's losses, not divided by a denominator; `evaluation_loop` divides later.
+
         Raises:
             DeviceMemoryError: there is not enough memory for the packed batch.
         """

@@ -51,9 +51,9 @@ def _length(trainer: Mapping[str, Any]) -> tuple[str, float]:
 
 
 class Longer(TrainerCallback):
-    """Sets the learning rates of a run that was made longer to those of its new length, and reports old and new rate.
+    """If a run was made longer, sets its learning rates to those of the new length; reports the old and the new rate.
 
-    A schedule that depends on evaluations is not changed, and a `CountedLR` has set its rates already.
+    A schedule that depends on evaluations is not changed. Nor is a `CountedLR`, which has set its rates already.
 
     Args:
         checkpoint: folder of the checkpoint from which the run resumes.
