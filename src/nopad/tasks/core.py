@@ -143,7 +143,8 @@ class Core(ABC):
     def try_batch(self, batch: PackedBatch, model: Any = None) -> None:
         """Run the model on a batch of sequences from `of_length`, and ignore the outputs.
 
-        This is a warm-up: a model's first run is its slowest. `model` is as in `run_batch`.
+        This is a warm-up: a model's first run is its slowest. `model` is the core's own model (None), or a
+        `nopad.model.compiled.CompiledRows` of it.
         """
         with torch.inference_mode():
             (self.model if model is None else model)(**batch.to(device_of(self.model)))

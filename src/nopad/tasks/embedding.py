@@ -138,7 +138,7 @@ class Embedder(Core):
         return cls(model, load_tokenizer(path), **{**read_folder(path, _positions(model)), **how})
 
     def __repr__(self) -> str:
-        """Return in one line the model, how vectors are made, and the longest text."""
+        """Return one line: the model, how vectors are made, the most tokens of a text, and how many were truncated."""
         how = f"{self.pooling} pooling{', normalised' if self.normalize else ''}"
         most = "any number of" if self.max_tokens is None else f"at most {self.max_tokens:,}"
         cut = f"; {self.truncated:,} texts truncated so far" if self.truncated else ""
@@ -244,9 +244,10 @@ class Embedder(Core):
         return [Prepared(one) for one in made], {"truncated": cut} if cut else {}
 
     def results_of(self, batch: PackedBatch, model: Any) -> list[Any]:
-        """Return the vector of each sequence, float32 ``[H]``, or a RequestError; see `Core.results_of`.
+        """Return the vector of each sequence, float32 ``[H]``, or a RequestError if the model gives NaN for it.
 
-        The column ``skip``, which the model does not get, is removed from `batch`, in place.
+        `model` is the embedder's own model, or a `nopad.model.compiled.CompiledRows` of it. The column ``skip``, which
+        the model does not get, is removed from `batch`, in place.
         """
         skip = batch.pop(SKIP).cpu().numpy() if SKIP in batch else 0
         vectors = self._embedded(model, batch, skip, self.normalize)
@@ -330,7 +331,10 @@ class Embedder(Core):
         return self._vectors(sequences, 0, normalize=self.normalize)
 
     def _skipped(self, prompt: str) -> int:
-        """Return how many tokens at the beginning of each sequence are not pooled, since they belong to the prompt.
+        """Return how many tokens at the beginning of each sequence are not pooled.
+
+        These are the special tokens before the text and those of the prompt. The number is 0 if there is no prompt, if
+        prompts are pooled too, or if the last token is pooled.
 
         Raises:
             OptionError: there is a prompt that must not be pooled (`Texts.include_prompt`), and the pooling is "first".
@@ -395,7 +399,7 @@ class Embedder(Core):
     ) -> Sequence[NDArray[np.float32]]:
         """Return the vectors of the sequences with these `indices`, run as one flat batch; float32 ``[H]`` each.
 
-        `total` is as in `Core.flat`.
+        `total` is the number of tokens of all sequences of the call, for `Core.flat`.
         """
         chosen = [sequences[index] for index in indices]
         with torch.inference_mode():

@@ -81,7 +81,7 @@ class Masking(EpochCollate):
         }
 
     def at(self, epoch: int) -> Collate:
-        """Return the `Collate` that masks sequences with the draws of epoch number `epoch`, from 0."""
+        """Return a function that masks sequences with the draws of epoch number `epoch`, from 0, and batches them."""
         return partial(self._collated, epoch)
 
     def _collated(self, epoch: int, sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> PackedBatch:

@@ -85,7 +85,10 @@ class OfTokens(Objective):
         return token_denominator(batch["labels"], batch, per=self.per, causal=self.causal)
 
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
-        """Return `nopad.losses.token_loss` with this objective's options and this `denominator`; a scalar."""
+        """Return the sum of the losses of labelled tokens, divided by `denominator`; a scalar (`token_loss`).
+
+        If `per` is "sequence", it is the sum of the sequences' mean losses, divided by `denominator`.
+        """
         how: dict[str, Any] = {"per": self.per, "smoothing": self.smoothing, "dynamic": self.dynamic}
         return token_loss(outputs["logits"], batch["labels"], batch, causal=self.causal, denominator=denominator, **how)
 

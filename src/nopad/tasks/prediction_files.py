@@ -297,7 +297,7 @@ class _Job:
         return known, table
 
     def _noted(self, name: str, origin: str, known: Mapping[str, Any]) -> dict[str, Any]:
-        """Enter a written part in the journal; return the entry: the facts `known`, its file name and its checksum.
+        """Enter a written part in the journal; return the entry: the facts `known`, the file's name and checksum.
 
         `name` is the part's file name, and `origin` the fingerprint of the input.
         """

@@ -129,7 +129,11 @@ class Predictor(Core):
             check_rows(self.model, self.rows)
 
     def __call__(self, records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
-        """Return one prediction per record, in order; None: the task left the record out. Errors: see `run`."""
+        """Return one prediction per record, in order; None: the task left the record out.
+
+        Raises:
+            RecordError, LengthError, OptionError: as for `run`.
+        """
         return self.run(records).predictions
 
     def run(self, records: Sequence[Mapping[str, Any]]) -> Predicted:
@@ -233,7 +237,8 @@ class Predictor(Core):
     def results_of(self, batch: PackedBatch, model: Any) -> list[Any]:
         """Run the model on a batch, and return the task's result for each sequence, in the order of the batch.
 
-        A sequence for which the model gives NaN gets a RequestError instead. `model` is as in `Core.results_of`.
+        A sequence for which the model gives NaN gets a RequestError instead. `model` is the predictor's own model, or a
+        `nopad.model.compiled.CompiledRows` of it.
         """
         outputs = self.task.objective.outputs(model, batch)
         odd = self._odd(outputs, batch)

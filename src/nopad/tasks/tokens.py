@@ -183,8 +183,8 @@ class TokenClassification(Task):
 
         Args:
             tags: number of each word's tag.
-            word_of: the word of each token, as `nopad.tasks.pieces.aligned` returns it.
-            first_of: the first token of each word, as `nopad.tasks.pieces.aligned` returns it.
+            word_of: index of each token's word, -1 if it is in no word; int64 ``[tokens]``.
+            first_of: index of each word's first token, -1 if it has none; int64 ``[words]``.
             owned: whether the first token of each word belongs to this word, not to an earlier one; bool ``[words]``.
         """
         found = np.full(len(word_of), IGNORED)
@@ -387,7 +387,9 @@ def _parts(span: Any, where: str) -> list[Any]:
 
 
 def _listed(record: Mapping[str, Any], name: str, number: int, option: str) -> list[Any]:
-    """Return the value of column `name`, a list, tuple or NumPy array, as a list; `option` is as for `field_of`.
+    """Return the value of column `name` of record `number`, a list, tuple or NumPy array, as a list.
+
+    `option` is the task's option that names the column, for messages.
 
     Raises:
         RecordError: there is no such column, or it is not a list.

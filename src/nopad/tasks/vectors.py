@@ -137,7 +137,7 @@ class Embedding(OfTexts):
         These are `pooling`, `normalize`, `texts` (with the prompts) and `max_length`.
 
         Raises:
-            FormatError: as for `nopad.tasks.folder.read_folder`.
+            FormatError: a file in the folder is damaged, or requires what nopad does not support.
         """
         found = read_folder(folder, None)
         most = found.pop("max_tokens", None)

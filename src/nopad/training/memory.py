@@ -16,8 +16,8 @@ keep for the backward pass are counted. The formula, in bytes, for P parameters 
 The sum is the peak: the memory at the beginning of a backward pass, when the gradients of earlier micro-steps are still
 held. It does not include the memory of the device's libraries (a CUDA context has some hundred MB), buckets of DDP
 (another b p), or fragmentation. On a CPU with attention dropout, no fused kernel runs; the attention matrices that are
-then kept are not included either. Without that dropout, the estimate for a CPU is within a tenth of the memory allocated
-(``tests/training/test_memory.py``); malloc may hold a fifth more.
+then kept are not included either. Without that dropout, the estimate for a CPU is within a tenth of the memory that is
+allocated (``tests/training/test_memory.py``); malloc may hold a fifth more.
 """
 
 from __future__ import annotations

@@ -226,11 +226,13 @@ class PackedMixin(EvaluatingMixin):
         return loss
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
-        """Return the seven numbers with which the Trainer begins (epochs, steps, examples and others).
+        """Return the seven numbers with which the Trainer begins, in the order of transformers' method of this name.
 
-        Steps are counted from where the loader stands; if training resumes, the steps done before count too. The
-        numbers are the Trainer's own if the data are not from a `PackedLoader`, or if its epochs have no known length.
-        Otherwise, the callback `nopad.training.feeding.Progress` is added to the Trainer.
+        These are the numbers of epochs, steps per epoch, sequences per epoch, sequences in all, rows per step,
+        micro-steps per epoch, and steps in all. Steps are counted from where the loader stands; if training resumes,
+        the steps done before count too. The numbers are the Trainer's own if the data are not from a `PackedLoader`, or
+        if its epochs have no known length. Otherwise, the callback `nopad.training.feeding.Progress` is added to the
+        Trainer.
 
         Raises:
             OptionError: training does not resume, and the loader has seen all epochs already; or the loader stands in
