@@ -47,7 +47,10 @@ class _Judged(OfTexts):
         """Turn records into sequences; see `Task.encode`. They have the column ``labels`` unless `labels` is False.
 
         Raises:
-            RecordError, LengthError: as in `Task.encode`; or a label is not one of this task (RecordError).
+            RecordError: a record lacks a column, a text is not a string, or a label is not one of this task.
+            LengthError: a sequence is longer than `max_length`, and `over_long` is "error"; a sequence has no token,
+                and `empty` is "error"; special tokens leave no room for a text that is to be cut; or there is no
+                record.
         """
         texts: list[str] = []
         pairs: list[str] = []
@@ -91,7 +94,7 @@ class Classification(_Judged):
         text: column of the text.
         pair: column of the second text; None: records have one text.
         label: column of the label.
-        max_length, over_long: see `Task`.
+        max_length, over_long: most tokens of a sequence, and what happens to longer ones; see `Task`.
         empty: what happens to a record for which the tokenizer gives no token; see `nopad.tasks.texts.OfTexts`.
 
     Raises:

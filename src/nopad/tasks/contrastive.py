@@ -212,11 +212,12 @@ class Contrastive(Task):
             them; a record without this column has none. None: hard negatives are not read.
         prompt: text to put before each anchor.
         positive_prompt: text to put before each positive and negative.
-        pooling: see `InBatch`; give "last" for models with causal attention.
-        normalize: see `InBatch`.
-        scale: see `InBatch`.
-        symmetric: see `InBatch`.
-        same: see `InBatch`.
+        pooling: the vector of a text is the "mean" of its last hidden states, or the "first" or "last" one; give "last"
+            for models with causal attention.
+        normalize: True: similarities are cosines; False: dot products.
+        scale: factor of the similarities: 1 / temperature.
+        symmetric: whether positives are compared with all anchors too (`InBatch`).
+        same: whether an anchor's false negatives are left out of the loss ("mask") or not ("keep"); see `InBatch`.
         options: `max_length` and `over_long`; see `Task`. If one text of a record is dropped, the record is dropped.
 
     Raises:
@@ -266,8 +267,10 @@ class Contrastive(Task):
         of the tokens). The count ``truncated_texts`` is a number of texts, ``dropped`` a number of records.
 
         Raises:
-            RecordError: as in `Task.encode`; or records have different numbers of hard negatives.
-            LengthError: as in `Task.encode`.
+            RecordError: a record lacks a column, a text is not a string, or records have different numbers of hard
+                negatives.
+            LengthError: a text is longer than `max_length`, and `over_long` is "error"; a text has no token; special
+                tokens leave no room for a text that is to be cut; or there is no record.
         """
         if not labels:
             anchors = [field_of(record, self.anchor, number, option="anchor") for number, record in numbered(records)]

@@ -230,8 +230,8 @@ class Embedder(Core):
         The mapping is empty if no text was cut. `how` may have `prompt`, `prompt_name` and `over_long`, as in `encode`.
 
         Raises:
-            OptionError: `how` has another option; or as for `encode`.
-            LengthError: as for `encode`.
+            OptionError: `how` has another option, or one that `encode` refuses; or a text is not a string.
+            LengthError: a text is too long and `over_long` is "error", or nothing is left to pool after its prompt.
         """
         if odd := how.keys() - {"prompt", "prompt_name", "over_long"}:
             raise OptionError(f"there is no option {min(odd)!r} of a text; there are prompt, prompt_name and over_long")
@@ -283,7 +283,8 @@ class Embedder(Core):
         texts. The third is also added to `truncated`.
 
         Raises:
-            OptionError, LengthError: as for `encode`.
+            OptionError: a text is not a string, or an argument is one that `encode` refuses.
+            LengthError: a text is too long and `over_long` is "error", or nothing is left to pool after its prompt.
         """
         for number, text in enumerate(texts):
             if not isinstance(text, str):

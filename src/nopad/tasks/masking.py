@@ -122,7 +122,7 @@ class Masking(EpochCollate):
 def masks_of(tokenizer: Any, **options: Any) -> Masks:
     """Return the rules by which masks are drawn for a transformers tokenizer.
 
-    `options` are those of `nopad.corpus.masks.Masks`.
+    `options` are `rate`, `seed` and `max_predictions`, as in `Masking`.
 
     Raises:
         OptionError: the tokenizer has no mask token, or an option has an invalid value.

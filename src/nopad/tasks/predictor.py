@@ -132,7 +132,9 @@ class Predictor(Core):
         """Return one prediction per record, in order; None: the task left the record out.
 
         Raises:
-            RecordError, LengthError, OptionError: as for `run`.
+            RecordError: the task cannot read a record, or the model gives NaN for it; or `records` have no length.
+            LengthError: a record is too long, or has no token.
+            OptionError: the model is in training mode, or the tokenizer lacks what the task needs.
         """
         return self.run(records).predictions
 
@@ -163,7 +165,8 @@ class Predictor(Core):
         Threads that share a tokenizer take turns.
 
         Raises:
-            RecordError, LengthError, OptionError: as for `Task.encode`.
+            RecordError, LengthError: the task cannot encode a record; the message gives its number.
+            OptionError: the tokenizer lacks what the task needs, such as a chat template.
         """
         with _locks.setdefault(self.task.tokenizer, new_lock()):
             return self.task.encode(records, labels=False)

@@ -41,8 +41,9 @@ class Pairs(Task):
     Args:
         tokenizer: the model's tokenizer; with a chat template for chats.
         text: column of the text, for predictions on texts.
-        center_rewards_coefficient: weight of the squared sum of a pair's rewards, as in `OfRewards`.
-        template, roles: see `Chat`.
+        center_rewards_coefficient: weight of the squared sum of a pair's rewards in the loss; None: 0.
+        template: arguments of the chat template, such as ``{"enable_thinking": False}``.
+        roles: dict from the records' own names of roles to the usual ones, such as ``{"bot": "assistant"}``.
         max_length, over_long: see `Task`. With "drop", a pair is dropped if one of its answers is too long. A truncated
             sequence keeps its last token if that is a special or added token.
 
@@ -83,9 +84,10 @@ class Pairs(Task):
         ``margin`` (by how much the rewards should differ; 0 if the record does not say).
 
         Raises:
-            RecordError: as in `Task.encode`; or `labels` is False, and only some of the records are pairs.
-            LengthError: as in `Task.encode`.
-            OptionError: as in `nopad.corpus.chats.ChatEncoder.ids`.
+            RecordError: a record lacks a column or has another form; the chat template refuses a chat; a text has no
+                token; or `labels` is False, and only some of the records are pairs.
+            LengthError: a sequence is longer than `max_length`, and `over_long` is "error"; or there is no record.
+            OptionError: the tokenizer has no chat template, and a record is a chat; or its special tokens are unknown.
         """
         encoder = ChatEncoder(self.tokenizer, options=self.template)
         listed = list(numbered(records))
@@ -162,8 +164,11 @@ class DPO(Likely):
 
     Args:
         tokenizer: the model's tokenizer; with a chat template for chats.
-        beta, loss_type, label_smoothing: see `OfPreferences`.
-        end_of_turn, template, roles: see `Chat`.
+        beta, loss_type, label_smoothing: options of the loss; see `OfPreferences`.
+        end_of_turn: "require" refuses an answer that does not end with a special or added token; "any" accepts every
+            end.
+        template: arguments of the chat template, such as ``{"enable_thinking": False}``.
+        roles: dict from the records' own names of roles to the usual ones, such as ``{"bot": "assistant"}``.
         max_length, over_long: see `Task`. A pair is dropped if one of its sequences is dropped, or if truncation leaves
             no token of one of its answers.
 
@@ -214,8 +219,10 @@ class DPO(Likely):
         training, pass the result to `nopad.tasks.reference_logprobs`.
 
         Raises:
-            RecordError, LengthError: as in `Task.encode`.
-            OptionError: as in `nopad.corpus.chats.ChatEncoder.__call__`.
+            RecordError: a record lacks a column or has another form, the chat template refuses a chat, or an answer has
+                no token or does not end as `end_of_turn` says.
+            LengthError: a sequence is longer than `max_length`, and `over_long` is "error"; or there is no record.
+            OptionError: the tokenizer lacks a chat template or an end-of-sequence token, and a record needs it.
         """
         encoder = ChatEncoder(self.tokenizer, **self.choices)
         counts: dict[str, int] = {}

@@ -94,10 +94,11 @@ def encoded(
         at_once: number of records that are encoded at a time.
 
     Raises:
-        RecordError: as for `Task.encode`, with record numbers that count all records, from 0; or records become
-            different numbers of sequences that stay together.
-        LengthError: as for `Task.encode`; or the task leaves out every record.
-        OptionError: as for `Task.encode`.
+        RecordError: the task cannot encode a record; the message gives its number among all records, from 0. Or records
+            become different numbers of sequences that stay together.
+        LengthError: a sequence is too long and `over_long` is "error", or has no token; or the task leaves out every
+            record.
+        OptionError: the tokenizer or the task lacks what `Task.encode` needs.
         SourceError: the records cannot be read.
         FormatError: the records are damaged; or, in later records, a column has another shape or kind of dtype than in
             the first records, or a value that their dtype cannot hold.

@@ -302,7 +302,7 @@ class RunFolder:
         The run was killed while it wrote them.
 
         Raises:
-            ResumeError: as in `last_checkpoint`.
+            ResumeError: no checkpoint is complete, and one was saved without the optimiser's state.
         """
         last = last_checkpoint(self.path)
         for number, path in _checkpoints(self.path):

@@ -265,7 +265,7 @@ def _adapters(table: Model) -> Path | None:
 
     Raises:
         OptionError: ``model.lora`` asks for new adapters as well.
-        FormatError: as for `_initial`.
+        FormatError: the folder ``model.init_from`` does not exist, or has neither a model nor a complete checkpoint.
     """
     path = _initial(table)
     if path is None or (path / "config.json").is_file() or not (path / _ADAPTERS).is_file():

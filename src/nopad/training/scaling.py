@@ -159,7 +159,8 @@ def scale_for_packing(hparams: Any, factor: Any, how: How = "accumulation") -> S
 def _fewer(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str]]:
     """Divide the number of micro-steps by `p`, the sequences per pack; return the change, and lines that describe it.
 
-    The change is as in `Scaled.changed`: empty if the number stays. `hparams` itself is not changed.
+    The change is a dict from the name of the number to (before, after); empty if the number stays. `hparams` itself is
+    not changed.
 
     Raises:
         OptionError: the number of micro-steps is missing, is given under two names, or is not an integer of at least 1;
@@ -200,7 +201,7 @@ def _fewer(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str
 def _forgetting(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str]]:
     """Raise the betas to the power of `p`, the sequences per pack; return the change, and the lines that describe it.
 
-    The change is as in `Scaled.changed`. `hparams` itself is not changed.
+    The change is a dict from the names of the betas to (before, after). `hparams` itself is not changed.
 
     Raises:
         OptionError: there are no betas, they are given under two names, or they are not two numbers from 0 to below 1.
