@@ -52,7 +52,7 @@ class InBatch(Vectors):
     """Contrastive loss with in-batch negatives, from all ranks of a micro-step (`nopad.losses.contrast`).
 
     Args:
-        pooling: "mean", "first" or "last"; see `nopad.tasks.embed`.
+        pooling: the vector is the "mean" of a sequence's last hidden states, or its "first" or "last" one.
         normalize: True: similarities are cosines; False: dot products.
         scale: factor of the similarities: 1 / temperature.
         symmetric: average the loss of anchors against all candidates with the loss of positives against all anchors.

@@ -134,8 +134,8 @@ class Core(ABC):
     def run_batch(self, batch: PackedBatch, model: Any = None) -> list[Any]:
         """Move a batch to the model's device, run it without gradients, and return one result per sequence.
 
-        `model` is the core's own model (None), or a `nopad.model.compiled.CompiledRows` of it. Results are as in
-        `results_of`.
+        `model` is the core's own model (None), or a `nopad.model.compiled.CompiledRows` of it. A sequence for which the
+        model returns NaN gets a RequestError as its result.
         """
         with torch.inference_mode():
             return self.results_of(batch.to(device_of(self.model)), self.model if model is None else model)

@@ -118,7 +118,8 @@ class Embedder(Core):
         Raises:
             FormatError: the folder has no model or no tokenizer, a file in it is damaged, or it requires a pooling or
                 a module that nopad does not support.
-            OptionError, UnsupportedModelError: as for the class; or `folder` is not a path (OptionError).
+            OptionError: `folder` is not a path, or the class refuses an argument.
+            UnsupportedModelError: nopad refuses this model; the message gives the reason.
             MissingExtraError: no folder is given, and the package with the default model is not installed.
         """
         if folder is not None and not isinstance(folder, str | Path):
@@ -400,7 +401,7 @@ class Embedder(Core):
     ) -> Sequence[NDArray[np.float32]]:
         """Return the vectors of the sequences with these `indices`, run as one flat batch; float32 ``[H]`` each.
 
-        `total` is the number of tokens of all sequences of the call, for `Core.flat`.
+        `total` is the number of tokens of all sequences that `_vectors` got, for `Core.flat`.
         """
         chosen = [sequences[index] for index in indices]
         with torch.inference_mode():

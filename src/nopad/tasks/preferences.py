@@ -30,7 +30,7 @@ __all__ = ["DPO", "Pairs"]
 
 
 class Pairs(Task):
-    """Training a reward model on pairs: it gives one number per text or chat, larger for a pair's chosen answer.
+    """Training a reward model on pairs; the model gives a number per text or chat, larger for the chosen answer.
 
     Strings get the tokenizer's special tokens; if it puts none after a text, its end-of-sequence token ends the text. A
     ``prompt`` is put before both answers. An optional column ``margin`` says by how much the rewards should differ.

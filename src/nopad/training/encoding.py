@@ -56,7 +56,7 @@ class Part:
     >>> [number for number in range(12) if Part(share=0.3, seed=1, held_out=True).has(number)]
     [0, 1, 2, 3, 7, 9, 11]
 
-    Of these few records, more than 0.3 happen to be held out; of 100,000 records, 0.301 are.
+    Of these few records, a larger share than 0.3 happens to be held out; of 100,000 records, the share is 0.301.
     """
 
     share: float = 0.0

@@ -10,7 +10,7 @@
     FOLDER/.cache/              the encoded data
 
 A process that is killed leaves only whole lines of metrics. It may leave an incomplete checkpoint, which a resumed run
-ignores.
+removes.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ LENGTHS = tuple(_USUAL)
 def compared(began: Mapping[str, Any], mine: Mapping[str, Any]) -> tuple[bool, str]:
     """Compare the table ``[trainer]`` at the beginning of a run (`began`) with that of the resumed run (`mine`).
 
-    Returns whether `mine` makes the run longer, and a text that says what is wrong with the change, or "".
+    Return whether `mine` makes the run longer, and a text that says what is wrong with the change ("": nothing).
 
     >>> compared({"num_train_epochs": 2.0}, {"num_train_epochs": 4.0}), compared({"max_steps": 9}, {"max_steps": 9})
     ((True, ''), (False, ''))
