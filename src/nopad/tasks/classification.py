@@ -47,7 +47,10 @@ class _Judged(OfTexts):
         """Turn records into sequences; see `Task.encode`. They have the column ``labels`` unless `labels` is False.
 
         Raises:
-            RecordError, LengthError: as in `Task.encode`; or a label is not one of this task (RecordError).
+            RecordError: a record lacks a column, a text is not a string, or a label is not one of this task.
+            LengthError: a sequence is longer than `max_length`, and `over_long` is "error"; a sequence has no token,
+                and `empty` is "error"; special tokens leave no room for a text that is to be cut; or there is no
+                record.
         """
         texts: list[str] = []
         pairs: list[str] = []
@@ -74,7 +77,7 @@ class _Judged(OfTexts):
     dtype: ClassVar[Any] = np.int64
 
     def target(self, value: Any, number: int) -> Any:
-        """Return `value`, the label of record `number`, in the form that the loss reads.
+        """Return `value`, the label of record `number`, as the loss reads it: a number, or a list of numbers.
 
         Raises:
             RecordError: `value` is not a label of this task.
@@ -91,7 +94,7 @@ class Classification(_Judged):
         text: column of the text.
         pair: column of the second text; None: records have one text.
         label: column of the label.
-        max_length, over_long: see `Task`.
+        max_length, over_long: most tokens of a sequence, and what happens to longer ones; see `Task`.
         empty: what happens to a record for which the tokenizer gives no token; see `nopad.tasks.texts.OfTexts`.
 
     Raises:
@@ -113,7 +116,11 @@ class Classification(_Judged):
 
     @classmethod
     def labels_in(cls, record: Mapping[str, Any], number: int, options: Mapping[str, Any]) -> Sequence[Any]:
-        """Return the label of record `number`, as a list of one; see `Task.labels_in`."""
+        """Return the label of record `number`, as a list of one; see `Task.labels_in`.
+
+        Raises:
+            RecordError: the record has no label.
+        """
         return [_label(record, options["label"], number)]
 
     def target(self, value: Any, number: int) -> int:
@@ -134,7 +141,7 @@ class Classification(_Judged):
         return (*super().text_columns(), *([self.label] if odd else []))
 
     def model_options(self) -> dict[str, Any]:
-        """Return settings of the model's configuration, by name: the names of the classes and the problem type."""
+        """Return settings of the model's configuration: ``id2label``, ``label2id`` and ``problem_type``."""
         return _named(self.names, "single_label_classification")
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
@@ -234,7 +241,7 @@ class SeveralLabels(_Judged):
         return [float(one) for one in value]
 
     def model_options(self) -> dict[str, Any]:
-        """Return settings of the model's configuration, by name: the names of the classes and the problem type."""
+        """Return settings of the model's configuration: ``id2label``, ``label2id`` and ``problem_type``."""
         return _named(self.names, "multi_label_classification")
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
@@ -286,7 +293,7 @@ class Regression(_Judged):
         return float(value)
 
     def model_options(self) -> dict[str, Any]:
-        """Return the settings of a model with one output, for regression."""
+        """Return settings of the model's configuration: ``num_labels``, which is 1, and ``problem_type``."""
         return {"num_labels": 1, "problem_type": "regression"}
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:

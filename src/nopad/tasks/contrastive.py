@@ -52,7 +52,7 @@ class InBatch(Vectors):
     """Contrastive loss with in-batch negatives, from all ranks of a micro-step (`nopad.losses.contrast`).
 
     Args:
-        pooling: "mean", "first" or "last"; see `nopad.tasks.embed`.
+        pooling: the vector is the "mean" of a sequence's last hidden states, or its "first" or "last" one.
         normalize: True: similarities are cosines; False: dot products.
         scale: factor of the similarities: 1 / temperature.
         symmetric: average the loss of anchors against all candidates with the loss of positives against all anchors.
@@ -146,7 +146,7 @@ class _Nearness(Meter):
     """Accuracy at 1 and mean reciprocal rank of each anchor's positive among the candidates of all records.
 
     For each anchor, all candidates are sorted by their similarity to it; the rank is the place of its positive, from 1.
-    A candidate exactly as similar as the positive is placed before it, as another candidate with the same tokens is.
+    Candidates that are exactly as similar as the positive are placed before it, such as one with the same tokens.
     The candidates come from all records, not only from one batch, so packs and the number of processes do not change
     the metric. If `InBatch.same` is "mask", an anchor's false negatives do not count. The meter keeps one vector per
     sequence, and computes the similarity of every anchor to every distinct candidate.
@@ -212,11 +212,12 @@ class Contrastive(Task):
             them; a record without this column has none. None: hard negatives are not read.
         prompt: text to put before each anchor.
         positive_prompt: text to put before each positive and negative.
-        pooling: see `InBatch`; give "last" for models with causal attention.
-        normalize: see `InBatch`.
-        scale: see `InBatch`.
-        symmetric: see `InBatch`.
-        same: see `InBatch`.
+        pooling: the vector of a text is the "mean" of its last hidden states, or the "first" or "last" one; give "last"
+            for models with causal attention.
+        normalize: True: similarities are cosines; False: dot products.
+        scale: factor of the similarities: 1 / temperature.
+        symmetric: whether positives are compared with all anchors too (`InBatch`).
+        same: whether an anchor's false negatives are left out of the loss ("mask") or not ("keep"); see `InBatch`.
         options: `max_length` and `over_long`; see `Task`. If one text of a record is dropped, the record is dropped.
 
     Raises:
@@ -266,8 +267,10 @@ class Contrastive(Task):
         of the tokens). The count ``truncated_texts`` is a number of texts, ``dropped`` a number of records.
 
         Raises:
-            RecordError: as in `Task.encode`; or records have different numbers of hard negatives.
-            LengthError: as in `Task.encode`.
+            RecordError: a record lacks a column, a text is not a string, or records have different numbers of hard
+                negatives.
+            LengthError: a text is longer than `max_length`, and `over_long` is "error"; a text has no token; special
+                tokens leave no room for a text that is to be cut; or there is no record.
         """
         if not labels:
             anchors = [field_of(record, self.anchor, number, option="anchor") for number, record in numbered(records)]

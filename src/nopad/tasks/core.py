@@ -62,7 +62,7 @@ class Core(ABC):
         model: the pack-safe model.
         fast: whether float32 linear layers run with a faster kernel on CPUs (`nopad.model.fast_linear`). If the
             argument is None, a measurement decides.
-        precision: the precision to which the constructor lowered the model (`nopad.model.lowered`); None: unchanged.
+        precision: "bfloat16" or "int8", if the constructor lowered the model to it (`nopad.model.lowered`); else None.
         lanes: runs the sequences of a flat batch as one batch, or as several at the same time if that is faster.
         longest: most tokens of a sequence; None: unlimited.
 
@@ -134,8 +134,8 @@ class Core(ABC):
     def run_batch(self, batch: PackedBatch, model: Any = None) -> list[Any]:
         """Move a batch to the model's device, run it without gradients, and return one result per sequence.
 
-        `model` is the core's own model (None), or a `nopad.model.compiled.CompiledRows` of it. Results are as in
-        `results_of`.
+        `model` is the core's own model (None), or a `nopad.model.compiled.CompiledRows` of it. A sequence for which the
+        model returns NaN gets a RequestError as its result.
         """
         with torch.inference_mode():
             return self.results_of(batch.to(device_of(self.model)), self.model if model is None else model)
@@ -143,31 +143,32 @@ class Core(ABC):
     def try_batch(self, batch: PackedBatch, model: Any = None) -> None:
         """Run the model on a batch of sequences from `of_length`, and ignore the outputs.
 
-        This is a warm-up: a model's first run is its slowest. `model` is as in `run_batch`.
+        This is a warm-up: a model's first run is its slowest. `model` is the core's own model (None), or a
+        `nopad.model.compiled.CompiledRows` of it.
         """
         with torch.inference_mode():
             (self.model if model is None else model)(**batch.to(device_of(self.model)))
 
     def kernels(self, tokens: int | None = None) -> AbstractContextManager[None]:
-        """Return a context manager in which linear layers run with a faster kernel: in float32 only if `fast` is set.
+        """Return a context manager in which linear layers run with a faster kernel.
 
-        `tokens` is the number of tokens that will be run in the context. Below 2,048 tokens, the context manager does
-        nothing for float32 layers. If the number is not known (None), the faster kernel is used. For layers that
-        `lowered` has brought to bfloat16, the number does not matter, since PyTorch would reorder their weights at each
-        call. Weights must not change inside the context.
+        For float32 layers, this holds only if `fast` is set and at least 2,048 tokens will be run in the context.
+        `tokens` is this number; None: it is not known, and counts as large. Layers that `nopad.model.lowered` has
+        brought to bfloat16 run faster in the context with any number of tokens. The weights of the model must not
+        change inside the context.
         """
         if self.fast and (tokens is None or tokens >= WORTH_TOKENS):
             return fast_linear(self.model)
         return laid_out(self.model) if self.lowered else nullcontext()
 
     def flat(self, tokens: int, total: int | None = None) -> Flat:
-        """Return the form of a flat batch of `tokens` tokens.
+        """Return the form of a flat batch of `tokens` tokens: without padding, or with a little at its end.
 
-        The batch has no padding, except where oneDNN multiplies matrices: with the faster kernel of `kernels`, and for
-        models in lower precision on CPUs. For each new width of a batch and each size of layer, oneDNN makes and
-        keeps code; this takes 1 to 3 ms and 0.2 to 6 MB. So the width is then rounded up to a multiple of a small
-        number: 4 up to 64 tokens, 64 above 1,024 tokens. This gives only 112 widths up to 4,096 tokens. Models whose
-        rows may not be wider than their positions get no padding.
+        There is padding if oneDNN multiplies the matrices: with the faster kernel of `kernels` for float32 layers, and
+        for models in lower precision on CPUs. The width of the batch is then rounded up: to a multiple of 4 up to 64
+        tokens, of 64 above 1,024 tokens, and of 8 to 32 in between. This leaves 112 widths up to 4,096 tokens. The
+        reason: oneDNN makes and keeps code for each new width and each size of layer, which takes 1 to 3 ms and 0.2 to
+        6 MB. Models whose rows may not be wider than their positions never get padding.
 
         `total` is the number of tokens with which `kernels` was called for this batch; None: it is not known.
         """

@@ -80,9 +80,9 @@ class Embedder(Core):
         is.
 
         Raises:
-            OptionError: the pooling is unknown, there is no tokenizer, `texts` are not `Texts`, `max_tokens` exceeds
-                the model's positions or leaves no room, `budget` is not an integer of at least 1, or the model's
-                precision cannot be lowered.
+            OptionError: the pooling is unknown; there is no tokenizer; `texts` are not `Texts`; `max_tokens` is not an
+                integer of at least 1, exceeds the model's positions, or is below the number of special tokens around a
+                text; `budget` is not an integer of at least 1; or the model's precision cannot be lowered.
             UnsupportedModelError: nopad refuses this model; the message gives the reason.
             FormatError, MissingExtraError: as for `nopad.load_tokenizer`.
         """
@@ -116,8 +116,10 @@ class Embedder(Core):
         `how` are arguments of the class, except `model` and `tokenizer`; they replace what is read from the folder.
 
         Raises:
-            FormatError: the folder has no model, or pools in a way that `embed` does not support.
-            OptionError, UnsupportedModelError: as for the class; or `folder` is not a path (OptionError).
+            FormatError: the folder has no model or no tokenizer, a file in it is damaged, or it requires a pooling or
+                a module that nopad does not support.
+            OptionError: `folder` is not a path, or the class refuses an argument.
+            UnsupportedModelError: nopad refuses this model; the message gives the reason.
             MissingExtraError: no folder is given, and the package with the default model is not installed.
         """
         if folder is not None and not isinstance(folder, str | Path):
@@ -137,7 +139,7 @@ class Embedder(Core):
         return cls(model, load_tokenizer(path), **{**read_folder(path, _positions(model)), **how})
 
     def __repr__(self) -> str:
-        """Return in one line the model, how vectors are made, and the longest text."""
+        """Return one line: the model, how vectors are made, the most tokens of a text, and how many were truncated."""
         how = f"{self.pooling} pooling{', normalised' if self.normalize else ''}"
         most = "any number of" if self.max_tokens is None else f"at most {self.max_tokens:,}"
         cut = f"; {self.truncated:,} texts truncated so far" if self.truncated else ""
@@ -229,8 +231,8 @@ class Embedder(Core):
         The mapping is empty if no text was cut. `how` may have `prompt`, `prompt_name` and `over_long`, as in `encode`.
 
         Raises:
-            OptionError: `how` has another option; or as for `encode`.
-            LengthError: as for `encode`.
+            OptionError: `how` has another option, or one that `encode` refuses; or a text is not a string.
+            LengthError: a text is too long and `over_long` is "error", or nothing is left to pool after its prompt.
         """
         if odd := how.keys() - {"prompt", "prompt_name", "over_long"}:
             raise OptionError(f"there is no option {min(odd)!r} of a text; there are prompt, prompt_name and over_long")
@@ -243,9 +245,10 @@ class Embedder(Core):
         return [Prepared(one) for one in made], {"truncated": cut} if cut else {}
 
     def results_of(self, batch: PackedBatch, model: Any) -> list[Any]:
-        """Return the vector of each sequence, float32 ``[H]``, or a RequestError; see `Core.results_of`.
+        """Return the vector of each sequence, float32 ``[H]``, or a RequestError if the model gives NaN for it.
 
-        The column ``skip``, which the model does not get, is removed from `batch`, in place.
+        `model` is the embedder's own model, or a `nopad.model.compiled.CompiledRows` of it. The column ``skip``, which
+        the model does not get, is removed from `batch`, in place.
         """
         skip = batch.pop(SKIP).cpu().numpy() if SKIP in batch else 0
         vectors = self._embedded(model, batch, skip, self.normalize)
@@ -281,7 +284,8 @@ class Embedder(Core):
         texts. The third is also added to `truncated`.
 
         Raises:
-            OptionError, LengthError: as for `encode`.
+            OptionError: a text is not a string, or an argument is one that `encode` refuses.
+            LengthError: a text is too long and `over_long` is "error", or nothing is left to pool after its prompt.
         """
         for number, text in enumerate(texts):
             if not isinstance(text, str):
@@ -329,7 +333,10 @@ class Embedder(Core):
         return self._vectors(sequences, 0, normalize=self.normalize)
 
     def _skipped(self, prompt: str) -> int:
-        """Return how many tokens at the beginning of each sequence are not pooled, since they belong to the prompt.
+        """Return how many tokens at the beginning of each sequence are not pooled.
+
+        These are the special tokens before the text and those of the prompt. The number is 0 if there is no prompt, if
+        prompts are pooled too, or if the last token is pooled.
 
         Raises:
             OptionError: there is a prompt that must not be pooled (`Texts.include_prompt`), and the pooling is "first".
@@ -394,7 +401,7 @@ class Embedder(Core):
     ) -> Sequence[NDArray[np.float32]]:
         """Return the vectors of the sequences with these `indices`, run as one flat batch; float32 ``[H]`` each.
 
-        `total` is as in `Core.flat`.
+        `total` is the number of tokens of all sequences that `_vectors` got, for `Core.flat`.
         """
         chosen = [sequences[index] for index in indices]
         with torch.inference_mode():

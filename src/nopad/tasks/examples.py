@@ -202,7 +202,8 @@ def encoded_after(
         options: options of `Task.encode`.
 
     Raises:
-        RecordError, LengthError, OptionError: as for `Task.encode`.
+        RecordError, LengthError: the task cannot encode a record.
+        OptionError: the task or its tokenizer lacks what `Task.encode` needs.
 
     >>> import nopad
     >>> task = nopad.tasks.DPO(tokenizer)
@@ -260,7 +261,8 @@ def readable(records: Iterable[Any], counts: dict[str, int], after: int = 0) -> 
     must be 0 if `records` are not a `RecordStream`.
 
     Raises:
-        RecordError, FormatError, SourceError: as for `RecordStream.read`.
+        RecordError: a record cannot be decoded, and the `RecordStream` does not skip such records.
+        FormatError, SourceError: the input of the `RecordStream` is damaged, or cannot be read.
     """
     items = records.each(after=after) if isinstance(records, RecordStream) else iter(records)
     for number, record in enumerate(items, after):

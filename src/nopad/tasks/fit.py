@@ -1,8 +1,8 @@
 """Checks that a model fits a task: its head, its outputs, and the labels in its configuration.
 
-A model whose head, number of classes or order of classes is not that of the task would train without an error, but
-would not learn the task. So an objective's `step` checks the model, and a trainer checks the model's configuration
-against the task before the first step.
+A model with another head, number of classes or order of classes would train without an error, but not learn the task.
+So an objective's `step` checks the model, and a trainer checks the model's configuration against the task before the
+first step.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Lanes:
     """
 
     def __init__(self, model: Any, most: int | None = None) -> None:
-        """Keep what is needed to choose lanes; threads are started by `run`.
+        """Store the arguments; threads are started by `run`.
 
         `model` is a pack-safe model, and `most` the largest number of lanes; None: as many as PyTorch has threads.
         """
@@ -87,8 +87,8 @@ class Lanes:
     def turn(self) -> Iterator[None]:
         """Return a context manager for running the model: one thread at a time, unless threads may share the model.
 
-        A thread may enter the context again while it is inside. Whether threads may share the model is looked up only
-        if another thread is inside, since the look-up takes as long as some layers of a small model.
+        A thread may enter the context again while it is inside. The check whether threads may share the model takes as
+        long as some layers of a small model. So it is made only if another thread is inside.
         """
         with _turns_lock:
             lock: Any = _turns.setdefault(self._model, threading.RLock())
@@ -231,7 +231,7 @@ class _Trial:
         self._since = 0  # batches since another number was tried
 
     def lanes(self, most: int) -> int:
-        """Return the number of lanes for the next batch, at most `most`, its largest possible number."""
+        """Return the number of lanes for the next batch; `most` is the largest number that is possible for it."""
         if most < max(self._all):
             return self._best if self._best <= most else 1
         tried = all(len(known) == TURNS for known in self._quotients.values())
@@ -300,7 +300,7 @@ def _in_lane(work: Work, part: list[int], mode: Any) -> Sequence[Any]:
 
 
 def _forget() -> None:
-    """Make new locks in a process that was forked, where nobody is left to release the old ones."""
+    """In a forked process, forget the locks of all models: the threads that held them do not exist there."""
     global _turns_lock
     _turns_lock = threading.Lock()
     _turns.clear()

@@ -100,8 +100,8 @@ class MaskedLM(OfTexts):
         `collate` which tokens it may mask. If `labels` is False, nothing is masked: the sequences are for predictions,
         which fill in each ``[MASK]`` of a text.
 
-        If a set of records is encoded in parts, `before` is the number of sequences of the parts before. Fixed masks
-        are then the same as when all records are encoded in one call.
+        If a set of records is encoded in parts, `before` is the number of sequences that `encode` returned for the
+        earlier parts, copies included. Fixed masks are then the same as when all records are encoded in one call.
 
         Raises:
             RecordError: a record lacks the column, or the column holds no text.

@@ -1,8 +1,8 @@
 """Draw masks for masked language models anew in every epoch, when batches are made.
 
 `nopad.corpus.masks` has the rules by which tokens are chosen. The masks of a sequence depend only on its tokens, the
-options, the seed, the epoch, and the columns ``seq_index``, ``seq_source`` and ``seq_start`` (0 if the data lack one of
-them). So ranks, rows, worker processes and resuming do not change masks.
+options, the seed, the epoch, and the columns ``seq_index``, ``seq_source`` and ``seq_start``. ``seq_index`` is needed;
+the other two count as 0 if the data lack them. So ranks, rows, worker processes and resuming do not change masks.
 """
 
 from __future__ import annotations
@@ -66,9 +66,10 @@ class Masking(EpochCollate):
         self.mask_id, self.marked = self.masks.mask_id, marked
 
     def facts(self) -> dict[str, Any]:
-        """Return the settings on which masks depend, by name: seed, rate, `max_predictions`, and a hash of token ids.
+        """Return the settings on which masks depend: ``mask_seed``, ``mask_rate``, ``mask_most`` and ``mask_ids``.
 
-        The hash (SHA-256, in hex) covers the ids of the mask token, of the special tokens and of all others.
+        ``mask_most`` is `max_predictions`. ``mask_ids`` is a SHA-256 in hex of three things: the id of the mask token,
+        the ids of all special tokens, and the ids of all other tokens.
         """
         how = self.masks
         ids = hashlib.sha256(np.concatenate([[how.mask_id], how.special, [-1], how.ordinary]).tobytes())
@@ -80,7 +81,7 @@ class Masking(EpochCollate):
         }
 
     def at(self, epoch: int) -> Collate:
-        """Return the `Collate` that masks sequences with the draws of epoch number `epoch`, from 0."""
+        """Return a function that masks sequences with the draws of epoch number `epoch`, from 0, and batches them."""
         return partial(self._collated, epoch)
 
     def _collated(self, epoch: int, sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> PackedBatch:
@@ -121,7 +122,7 @@ class Masking(EpochCollate):
 def masks_of(tokenizer: Any, **options: Any) -> Masks:
     """Return the rules by which masks are drawn for a transformers tokenizer.
 
-    `options` are those of `nopad.corpus.masks.Masks`.
+    `options` are `rate`, `seed` and `max_predictions`, as in `Masking`.
 
     Raises:
         OptionError: the tokenizer has no mask token, or an option has an invalid value.

@@ -1,7 +1,8 @@
 """Metrics of the objectives over all batches and ranks.
 
-Counts are summed as float64, so whole numbers are exact below 2**53. Only `RegressionMeter` keeps and gathers the
-predictions and labels themselves, since Spearman's correlation cannot be computed from sums.
+Counts are summed as float64, so whole numbers are exact below 2**53. Of the meters in this module, only
+`RegressionMeter` keeps and gathers the predictions and labels themselves, since Spearman's correlation cannot be
+computed from sums.
 """
 
 from __future__ import annotations

@@ -84,7 +84,10 @@ class OfPretraining(Objective):
         return torch.stack(found)
 
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
-        """Return the sum of both losses, a scalar; `denominator` as in `each`."""
+        """Return the sum of both losses, a scalar.
+
+        `denominator` is what the method `denominator` returns, summed over all batches of the step.
+        """
         return self.each(outputs, batch, denominator).sum()
 
     def meter(self) -> Meter:

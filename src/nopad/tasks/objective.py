@@ -113,7 +113,8 @@ class Objective(ABC):
         """Return the batch's `denominator`; 0 for a stand-in, a batch that does not count (`PackedBatch.as_stand_in`).
 
         Raises:
-            BatchError: as in `check`; or a target does not fit the batch.
+            BatchError: `batch` is not a `PackedBatch`, is for an encoder-decoder model, or lacks a target; or a target
+                does not fit the batch.
         """
         self.check(batch)
         if not batch.weight:
@@ -137,7 +138,8 @@ class Objective(ABC):
         and by the batch's share of the step: its `count` divided by `denominator` (of several parts, the first).
 
         Raises:
-            BatchError: as for `check`; or a target does not fit the batch.
+            BatchError: `batch` is not a `PackedBatch`, is for an encoder-decoder model, or lacks a target; or a target
+                does not fit the batch.
             OptionError: the model has a head that the objective cannot train, lacks an output that the loss reads, or
                 has another number of classes than the objective. With gradients enabled: the model returns a loss of
                 its own other than `aux_loss`, or returns `aux_loss` without a coefficient for it in its configuration.

@@ -50,7 +50,9 @@ class OfTokens(Objective):
     Args:
         causal: whether the logits of a token predict the label of the next token, as in causal language models.
         per: "token" averages over all labelled tokens; "sequence" first within each sequence, then over sequences.
-        smoothing, dynamic: see `nopad.losses.token_loss`; metrics use the plain cross-entropy.
+        smoothing: share of a label that is spread evenly over all classes, from 0 to 1.
+        dynamic: whether the loss of each token is multiplied by the model's probability of its label. Metrics use the
+            plain cross-entropy, without `smoothing` and `dynamic`.
 
     Raises:
         OptionError: `smoothing` is not a number from 0 to 1, or is above 0 although `dynamic` is True; or `per` is
@@ -85,7 +87,10 @@ class OfTokens(Objective):
         return token_denominator(batch["labels"], batch, per=self.per, causal=self.causal)
 
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
-        """Return `nopad.losses.token_loss` with this objective's options and this `denominator`; a scalar."""
+        """Return the sum of the losses of labelled tokens, divided by `denominator`; a scalar (`token_loss`).
+
+        If `per` is "sequence", it is the sum of the sequences' mean losses, divided by `denominator`.
+        """
         how: dict[str, Any] = {"per": self.per, "smoothing": self.smoothing, "dynamic": self.dynamic}
         return token_loss(outputs["logits"], batch["labels"], batch, causal=self.causal, denominator=denominator, **how)
 
@@ -122,7 +127,8 @@ class OfSequences(Objective):
         """Check that `batch` is a `PackedBatch` whose labels are of the right kind.
 
         Raises:
-            BatchError: the labels have another dtype or shape; or as in `Objective.check`.
+            BatchError: the labels are missing, or have another dtype or shape; or `batch` is not a `PackedBatch`, or is
+                for an encoder-decoder model.
         """
         super().check(batch)
         labels = batch["labels"]

@@ -108,7 +108,7 @@ class OfRewards(_OfPairs):
         """Return the sum of the pairs' losses, divided by `denominator`; a scalar.
 
         Raises:
-            BatchError: as in `rewards` and `pairs_in`.
+            BatchError: the logits are not ``[S, 1]``, or ``pair`` and ``chosen`` do not give whole pairs (`pairs_in`).
         """
         rewards, (chosen, rejected) = self.rewards(outputs, batch), pairs_in(batch)
         margin = batch["margin"][chosen]
@@ -170,7 +170,7 @@ class OfPreferences(_OfPairs):
         """Check that `batch` is a `PackedBatch` with ``labels``, ``pair``, ``chosen`` and ``reference_logp``.
 
         Raises:
-            BatchError: `batch` lacks one of these; or as in `Objective.check`.
+            BatchError: `batch` lacks one of these, is not a `PackedBatch`, or is for an encoder-decoder model.
         """
         if isinstance(batch, PackedBatch) and "labels" in batch and REFERENCE not in batch:
             raise BatchError(
@@ -192,7 +192,8 @@ class OfPreferences(_OfPairs):
         """Return the sum of the pairs' losses, divided by `denominator`; a scalar.
 
         Raises:
-            BatchError: as in `pairs_in` and `nopad.losses.label_logprobs`.
+            BatchError: ``pair`` and ``chosen`` do not give whole pairs (`pairs_in`), or logits or labels do not fit the
+                batch.
         """
         moved, counts = self.moved(outputs, batch)
         chosen, rejected = pairs_in(batch)
@@ -235,7 +236,7 @@ class PairMeter(Meter):
         """Add the model's outputs for a batch of pairs.
 
         Raises:
-            BatchError: as in `pairs_in`.
+            BatchError: ``pair`` and ``chosen`` do not give whole pairs (`pairs_in`).
         """
         each = self.rewards(outputs, batch).detach().double()
         chosen, rejected = (each[at] for at in pairs_in(batch))

@@ -135,8 +135,8 @@ def together(schemas: Iterable[pa.Schema], place: str, cells: Collection[str] = 
     `array_of_cells`, are texts if they have several types.
 
     Raises:
-        RecordError: two types of a column cannot be combined; the message begins with `place`, which says where the
-            last schema comes from.
+        RecordError: two types of a column cannot be combined. The message begins with `place`: text for the table that
+            the last schema belongs to, such as its file name.
     """
     found = list(schemas)
     for name in cells:

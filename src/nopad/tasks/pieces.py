@@ -110,7 +110,8 @@ def cut(task: Task, text: Framed, number: int, counts: dict[str, int], stride: i
         task: the task, with its `max_length` and `over_long`.
         text: the text.
         number: the number of its record, for messages.
-        counts: number of records so far that were ``split``, ``truncated`` or ``dropped``; updated in place.
+        counts: numbers of records so far by what happened to them: ``split``, ``truncated`` or ``dropped``; updated in
+            place.
         stride: number of tokens that two consecutive parts share.
 
     Raises:

@@ -57,8 +57,8 @@ def embed(
             array has a number for each sequence, int64 ``[S]``.
 
     Raises:
-        OptionError: the pooling is unknown; `skip` is neither a number of at least 0 nor an array of one for each
-            sequence, or is above 0 with another pooling than the mean; or the model has a head or is not pack-safe.
+        OptionError: the pooling is unknown; `skip` is neither an integer of at least 0 nor an array ``[S]`` of such
+            integers, or is above 0 with another pooling than the mean; or the model has a head or is not pack-safe.
         LengthError: `skip` leaves no token of a sequence.
         BatchError: the batch is not a `PackedBatch`, is for an encoder-decoder model, or does not fit the model.
 

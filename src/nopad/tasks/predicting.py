@@ -64,7 +64,10 @@ class Predictions(Iterator["dict[str, Any] | None"]):
         """Return the next record's prediction; None: the record was left out, by the task or since it cannot be read.
 
         Raises:
-            RecordError, LengthError, OptionError, SourceError, FormatError: as for `predict`.
+            RecordError: the task cannot read a record, or the model gives NaN for it.
+            LengthError: a record is too long, or has no token.
+            OptionError: the tokenizer lacks what the task needs, such as a chat template.
+            SourceError, FormatError: the input cannot be read, or is damaged.
         """
         return next(self._items)
 
@@ -100,10 +103,10 @@ def predict(
         task: the task.
         model: the model with the task's head.
         records: dicts of columns, or whatever `nopad.corpus.open_records` opens.
-        capacity: most tokens of a pack, as in `Predictor`.
-        rows: number of packs run at a time, as in `Predictor`.
-        form: layout of a batch in memory, as in `Predictor`.
-        fast: whether to use a faster kernel on CPUs, as in `Predictor`.
+        capacity: most tokens of a pack; None: `Predictor` chooses it.
+        rows: number of packs run at a time; None: `Predictor` chooses it.
+        form: layout of a batch in memory, a `nopad.Rows` or `nopad.Flat`; None: `Predictor` chooses it.
+        fast: whether to use a faster kernel on CPUs; None: a measurement decides.
         batch_records: number of records in a chunk; larger chunks make better packs, and take more memory.
 
     Returns:
@@ -111,8 +114,9 @@ def predict(
         read (`open_records` with ``on_bad_record="skip"``). `Predictions.counts` says how often, by reason.
 
     Raises:
-        OptionError, UnsupportedModelError: as for `Predictor`; an OptionError of `Task.encode` is raised during
-            iteration.
+        OptionError: `task` is not a `Task`, an option has an invalid value, or the model cannot run `rows` rows. During
+            iteration: the tokenizer lacks what the task needs.
+        UnsupportedModelError: nopad refuses this model; the message gives the reason.
         RecordError, LengthError: raised during iteration: the task cannot read a record, a record is too long, or the
             model gives NaN for it; the message gives the record's number in the input.
         SourceError, FormatError: the input cannot be read, or is damaged.
@@ -156,8 +160,8 @@ class Chunk:
         """Return the examples of the records that can be read; None: there is no such record.
 
         Raises:
-            RecordError, LengthError, OptionError: as for `Predictor.encode`; messages about a record give its number in
-                the input.
+            RecordError, LengthError: the task cannot encode a record; the message gives its number in the input.
+            OptionError: the tokenizer lacks what the task needs, such as a chat template.
         """
         with self._numbered():
             return predictor.encode([*self.records.values()]) if self.records else None
@@ -168,8 +172,9 @@ class Chunk:
         `examples` is the result of `encode`.
 
         Raises:
-            RecordError, LengthError, OptionError: as for `Predictor.forward`; messages give a record's number in the
-                input.
+            RecordError: the model gives NaN for a record; the message gives its number in the input.
+            LengthError: a sequence is longer than a pack can be; the message gives its record's number in the input.
+            OptionError: the model is in training mode.
         """
         counts = {"bad_skipped": bad} if (bad := self.size - len(self.records)) else {}
         if examples is None:
@@ -202,8 +207,9 @@ def _encoded(
     """Encode records in chunks of `size`; yield each chunk with its examples (None: none of its records can be read).
 
     Raises:
-        RecordError, LengthError, OptionError: as for `Chunk.encode`. For records of files, messages about a record
-            begin with its place, such as ``a.jsonl, line 7``.
+        RecordError, LengthError: the task cannot encode a record. For records of files, the message begins with the
+            record's place, such as ``a.jsonl, line 7``.
+        OptionError: the tokenizer lacks what the task needs, such as a chat template.
         SourceError, FormatError: the input cannot be read, or is damaged.
     """
     items = records.each() if isinstance(records, RecordStream) else iter(records)

@@ -109,8 +109,8 @@ def predict_files(
         inputs: whatever `nopad.corpus.open_records` opens, except an iterator, which cannot be read again.
         out: the folder: new, empty, or left by the same call.
         keep: input columns to write beside the predictions: a dict from names in the output to names in the input.
-        capacity: most tokens of a pack, as in `nopad.tasks.Predictor`.
-        rows: number of packs run at a time, as in `nopad.tasks.Predictor`.
+        capacity: most tokens of a pack; None: `nopad.tasks.Predictor` chooses it.
+        rows: number of packs run at a time; None: `nopad.tasks.Predictor` chooses it.
         batch_records: number of records that are read, packed and run at a time.
         part_records: number of records in a part; a killed job resumes after its last complete part.
         monitor: receives the progress (`nopad.store.monitor`); None: progress is not reported.
@@ -297,7 +297,7 @@ class _Job:
         return known, table
 
     def _noted(self, name: str, origin: str, known: Mapping[str, Any]) -> dict[str, Any]:
-        """Enter a written part in the journal; return the entry: the facts `known`, its file name and its checksum.
+        """Enter a written part in the journal; return the entry: the facts `known`, the file's name and checksum.
 
         `name` is the part's file name, and `origin` the fingerprint of the input.
         """

@@ -75,9 +75,9 @@ class Predictor(Core):
             longest sequence that is run, if that is more.
         rows: number of packs run at a time; None: 1 if the model cannot run several rows, for lack of a pad id; else as
             many as hold about 4,096 tokens.
-        form: layout of a batch in memory, a `nopad.Rows` or `nopad.Flat`. None: one flat row without padding on a CPU
-            or in half precision. In other cases, and for models whose rows can be no longer than their positions, such
-            as FNet, rows of `capacity` tokens.
+        form: layout of a batch in memory, a `nopad.Rows` or `nopad.Flat`. None: on a CPU or in half precision, one flat
+            row, with no padding or only as much as `Core.flat` adds for speed. In other cases, and for models whose
+            rows can be no longer than their positions, such as FNet: rows of `capacity` tokens.
         fast: on CPUs, run float32 linear layers with a faster kernel (`nopad.model.fast_linear`), whose results differ
             in the last digit; None: only if a measurement shows that the kernel is faster.
         precision: "bfloat16" or "int8": a copy of the model computes in it (`nopad.model.lowered`); None: the model as
@@ -129,7 +129,13 @@ class Predictor(Core):
             check_rows(self.model, self.rows)
 
     def __call__(self, records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
-        """Return one prediction per record, in order; None: the task left the record out. Errors: see `run`."""
+        """Return one prediction per record, in order; None: the task left the record out.
+
+        Raises:
+            RecordError: the task cannot read a record, or the model gives NaN for it; or `records` have no length.
+            LengthError: a record is too long, or has no token.
+            OptionError: the model is in training mode, or the tokenizer lacks what the task needs.
+        """
         return self.run(records).predictions
 
     def run(self, records: Sequence[Mapping[str, Any]]) -> Predicted:
@@ -159,7 +165,8 @@ class Predictor(Core):
         Threads that share a tokenizer take turns.
 
         Raises:
-            RecordError, LengthError, OptionError: as for `Task.encode`.
+            RecordError, LengthError: the task cannot encode a record; the message gives its number.
+            OptionError: the tokenizer lacks what the task needs, such as a chat template.
         """
         with _locks.setdefault(self.task.tokenizer, new_lock()):
             return self.task.encode(records, labels=False)
@@ -199,7 +206,8 @@ class Predictor(Core):
     def _run_flat(self, sequences: Sequences, form: Flat, total: int, indices: list[int]) -> list[Any]:
         """Return the task's results for the sequences with these `indices`, which are run as one flat batch.
 
-        `form` is the predictor's layout. If it adds no padding, the layout is that of `Core.flat`, which gets `total`.
+        `form` is the predictor's layout. If `form` adds no padding, `Core.flat` chooses the layout instead; `total` is
+        an argument of `Core.flat`.
         """
         chosen = sequences.take(np.array(indices))
         if form.pad_to_multiple_of == 1:
@@ -232,7 +240,8 @@ class Predictor(Core):
     def results_of(self, batch: PackedBatch, model: Any) -> list[Any]:
         """Run the model on a batch, and return the task's result for each sequence, in the order of the batch.
 
-        A sequence for which the model gives NaN gets a RequestError instead. `model` is as in `Core.results_of`.
+        A sequence for which the model gives NaN gets a RequestError instead. `model` is the predictor's own model, or a
+        `nopad.model.compiled.CompiledRows` of it.
         """
         outputs = self.task.objective.outputs(model, batch)
         odd = self._odd(outputs, batch)

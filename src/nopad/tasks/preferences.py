@@ -30,7 +30,7 @@ __all__ = ["DPO", "Pairs"]
 
 
 class Pairs(Task):
-    """Training a reward model on pairs: it gives one number per text or chat, larger for a pair's chosen answer.
+    """Training a reward model on pairs; the model gives a number per text or chat, larger for the chosen answer.
 
     Strings get the tokenizer's special tokens; if it puts none after a text, its end-of-sequence token ends the text. A
     ``prompt`` is put before both answers. An optional column ``margin`` says by how much the rewards should differ.
@@ -41,8 +41,9 @@ class Pairs(Task):
     Args:
         tokenizer: the model's tokenizer; with a chat template for chats.
         text: column of the text, for predictions on texts.
-        center_rewards_coefficient: weight of the squared sum of a pair's rewards, as in `OfRewards`.
-        template, roles: see `Chat`.
+        center_rewards_coefficient: weight of the squared sum of a pair's rewards in the loss; None: 0.
+        template: arguments of the chat template, such as ``{"enable_thinking": False}``.
+        roles: dict from the records' own names of roles to the usual ones, such as ``{"bot": "assistant"}``.
         max_length, over_long: see `Task`. With "drop", a pair is dropped if one of its answers is too long. A truncated
             sequence keeps its last token if that is a special or added token.
 
@@ -79,12 +80,14 @@ class Pairs(Task):
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn records into sequences; see `Task.encode`.
 
-        Sequences of pairs have the per-sequence values ``pair``, ``chosen`` and ``margin``.
+        Sequences of pairs have three per-sequence values: ``pair`` (the record's number), ``chosen`` (1 or 0) and
+        ``margin`` (by how much the rewards should differ; 0 if the record does not say).
 
         Raises:
-            RecordError: as in `Task.encode`; or `labels` is False, and only some of the records are pairs.
-            LengthError: as in `Task.encode`.
-            OptionError: as in `nopad.corpus.chats.ChatEncoder.ids`.
+            RecordError: a record lacks a column or has another form; the chat template refuses a chat; a text has no
+                token; or `labels` is False, and only some of the records are pairs.
+            LengthError: a sequence is longer than `max_length`, and `over_long` is "error"; or there is no record.
+            OptionError: the tokenizer has no chat template, and a record is a chat; or its special tokens are unknown.
         """
         encoder = ChatEncoder(self.tokenizer, options=self.template)
         listed = list(numbered(records))
@@ -128,7 +131,7 @@ class Pairs(Task):
         return _counted(made if len(made) == len(ids) else None, before, counts)
 
     def model_options(self) -> dict[str, Any]:
-        """Return the settings of a model with one output per sequence."""
+        """Return a setting of the model's configuration: ``num_labels``, which is 1."""
         return {"num_labels": 1}
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
@@ -161,8 +164,11 @@ class DPO(Likely):
 
     Args:
         tokenizer: the model's tokenizer; with a chat template for chats.
-        beta, loss_type, label_smoothing: see `OfPreferences`.
-        end_of_turn, template, roles: see `Chat`.
+        beta, loss_type, label_smoothing: options of the loss; see `OfPreferences`.
+        end_of_turn: "require" refuses an answer that does not end with a special or added token; "any" accepts every
+            end.
+        template: arguments of the chat template, such as ``{"enable_thinking": False}``.
+        roles: dict from the records' own names of roles to the usual ones, such as ``{"bot": "assistant"}``.
         max_length, over_long: see `Task`. A pair is dropped if one of its sequences is dropped, or if truncation leaves
             no token of one of its answers.
 
@@ -208,13 +214,15 @@ class DPO(Likely):
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn pairs into sequences; see `Task.encode`.
 
-        The sequences have the per-token column ``labels``, and the per-sequence values ``pair`` and ``chosen``. The
-        labels come from the pairs, so `labels` has no effect, as in `Chat`. Before training, pass the result to
-        `nopad.tasks.reference_logprobs`.
+        The sequences have the per-token column ``labels``, and the per-sequence values ``pair`` (the record's number)
+        and ``chosen`` (1 or 0). The labels come from the pairs, so the argument `labels` has no effect. Before
+        training, pass the result to `nopad.tasks.reference_logprobs`.
 
         Raises:
-            RecordError, LengthError: as in `Task.encode`.
-            OptionError: as in `nopad.corpus.chats.ChatEncoder.__call__`.
+            RecordError: a record lacks a column or has another form, the chat template refuses a chat, or an answer has
+                no token or does not end as `end_of_turn` says.
+            LengthError: a sequence is longer than `max_length`, and `over_long` is "error"; or there is no record.
+            OptionError: the tokenizer lacks a chat template or an end-of-sequence token, and a record needs it.
         """
         encoder = ChatEncoder(self.tokenizer, **self.choices)
         counts: dict[str, int] = {}
@@ -232,10 +240,11 @@ class DPO(Likely):
         return _paired(answered(found, kept, number + 1, counts, group=2))
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, for each sequence (an answer), ``logprob``, ``mean_logprob`` and ``tokens``, as `Chat` does.
+        """Return, for each sequence (an answer), a dict with ``logprob``, ``mean_logprob`` and ``tokens``.
 
-        If the batch has the reference model's ``reference_logp``, the dict also has ``reward``: `beta` times the
-        difference of the two log-probabilities.
+        ``logprob`` is the sum of the log-probabilities of the labelled tokens, ``tokens`` their number, and
+        ``mean_logprob`` the quotient of the two (None without labelled tokens). If the batch has the reference model's
+        ``reference_logp``, the dict also has ``reward``: `beta` times the difference ``logprob - reference_logp``.
         """
         found = super().results(outputs, batch)
         if REFERENCE in batch:

@@ -84,9 +84,9 @@ def task_named(name: str, tokenizer: Any, options: Mapping[str, Any]) -> Task:
 def load_task(name: str, spec: str | Path, options: Mapping[str, Any], **how: Any) -> tuple[Task, Any]:
     """Load a task and its model from a folder, or from the hub by name.
 
-    Some options that are not in `options` are taken from the model. Names of labels come from its configuration.
-    `max_length` is its number of positions, or the task's own default length if that is smaller. Further options are
-    read from the model's folder by `Task.found_options`.
+    Some options that are not in `options` are taken from the model. Names of labels come from the model's
+    configuration. `max_length` is the model's number of positions, or the task's own default length if that is smaller.
+    Further options are read from the model's folder by `Task.found_options`.
 
     Args:
         name: the task's name.

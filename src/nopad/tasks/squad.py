@@ -100,8 +100,8 @@ def squad_scores(texts: Sequence[str | None], answers: Sequence[Sequence[str]]) 
     """Return ``exact`` (exact match) and ``f1`` of predicted texts: means over all questions, from 0 to 1.
 
     `texts` has one prediction per question: a text; "" for "there is no answer"; or None for no prediction, which
-    counts as wrong. `answers` has the list of right texts of each question; if it is empty, "" is right. If there are
-    no questions, both scores are NaN. If some questions have answers and others have none, the result also has the
+    counts as wrong. `answers` has a list of right texts for each question; if the list is empty, "" is right. If there
+    are no questions, both scores are NaN. If some questions have answers and others have none, the result also has the
     scores of each kind: ``has_answer_exact``, ``has_answer_f1``, ``no_answer_exact`` and ``no_answer_f1``.
     """
     each = [
@@ -123,10 +123,10 @@ def best_thresholds(
 ) -> dict[str, float]:
     """Return the best exact match and F1 that any threshold gives, and the smallest thresholds that give them.
 
-    With a threshold, either all or none of the questions with equal ``no_answer`` are answered. SQuAD's script for 2.0
-    also considers answering some of them, so it may report scores that no threshold gives. If answering nothing is
-    best, the threshold is just below the smallest ``no_answer`` (0 if no question has one). Without questions, the
-    scores are NaN.
+    The keys are ``best_exact``, ``best_exact_threshold``, ``best_f1`` and ``best_f1_threshold``. With a threshold,
+    either all or none of the questions with equal ``no_answer`` are answered. SQuAD's script for 2.0 also considers
+    answering some of them, so it may report scores that no threshold gives. If answering nothing is best, the threshold
+    is just below the smallest ``no_answer`` (0 if no question has one). Without questions, the scores are NaN.
 
     Args:
         predictions: (best text, ``no_answer``) for each question. ``no_answer`` is the score for no answer minus that

@@ -1,7 +1,7 @@
 """The interface of tasks: how records become sequences, what is learned from them, and what a prediction looks like.
 
 A task is a subclass of `Task`. Training, evaluation, `nopad train`, `nopad predict` and serving all use the same tasks,
-so a model predicts from sequences that are built like those that it was trained on.
+so a model's predictions and its training use sequences that are built in the same way.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _LONGEST = Option(default=None, none=True, help="most tokens of a sequence")
 def _noting(constructor: Callable[..., None]) -> Callable[..., None]:
     """Return a constructor that stores its arguments in the object's `options`, and then calls `constructor`.
 
-    Only arguments that the caller gives are stored, not defaults, and never the tokenizer. If the object has `options`
-    already, since the constructor of a subclass stored them before it called this one, they are not changed. Arguments
+    Only arguments that the caller gives are stored, not defaults, and never the tokenizer. The constructor of a
+    subclass stores its arguments before it calls that of its base class, which then does not change them. Arguments
     that are annotated as booleans or texts are checked first (`_check_kind`).
     """
     signature = inspect.signature(constructor)

@@ -21,10 +21,9 @@ class OfTexts(Task):
 
     Attributes:
         empty: what happens to a record whose text has no token: "skip" leaves it out and counts it, as "empty_skipped";
-            "error" raises LengthError. Many tokenizers put special tokens around an empty text. A text with only such
-            tokens counts as empty for tasks that learn the text itself (`nopad.tasks.MaskedLM`,
-            `nopad.tasks.CausalLM`), and for `nopad.tasks.Embedding` with a prompt that is not pooled; for other tasks,
-            it does not.
+            "error" raises LengthError. Many tokenizers put special tokens around an empty text. A text with only these
+            tokens is empty for `nopad.tasks.MaskedLM` and `nopad.tasks.CausalLM`, which learn the text itself, and for
+            `nopad.tasks.Embedding` with a prompt that is not pooled. For other tasks, it is not empty.
 
     Raises:
         OptionError: `empty` has another value; or as for `Task`.

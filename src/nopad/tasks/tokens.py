@@ -131,7 +131,7 @@ class TokenClassification(Task):
         return found
 
     def model_options(self) -> dict[str, Any]:
-        """Return settings of the model's configuration, by name: the names of the tags."""
+        """Return settings of the model's configuration: ``id2label`` and ``label2id``, with the names of the tags."""
         return {"id2label": dict(enumerate(self.names)), "label2id": dict(self._number)}
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
@@ -183,8 +183,8 @@ class TokenClassification(Task):
 
         Args:
             tags: number of each word's tag.
-            word_of: the word of each token, as `nopad.tasks.pieces.aligned` returns it.
-            first_of: the first token of each word, as `nopad.tasks.pieces.aligned` returns it.
+            word_of: index of each token's word, -1 if it is in no word; int64 ``[tokens]``.
+            first_of: index of each word's first token, -1 if it has none; int64 ``[words]``.
             owned: whether the first token of each word belongs to this word, not to an earlier one; bool ``[words]``.
         """
         found = np.full(len(word_of), IGNORED)
@@ -276,8 +276,8 @@ class TokenClassification(Task):
         tag of the first word, and ``I-PER`` that of the others.
 
         Raises:
-            RecordError: the task has no tag for `label`, or it is a tag of one word (``S-PER``, ``E-PER``) and `count`
-                is above 1; the message begins with `where`.
+            RecordError: the task has no tag for `label`; or `count` is above 1, and `label` is a tag of one word
+                (``S-PER``, ``E-PER``) or ``B-PER`` without an ``I-PER``. The message begins with `where`.
         """
         if label in self._number and label[:2] in _SIGNS:
             kind = label[2:]
@@ -387,7 +387,9 @@ def _parts(span: Any, where: str) -> list[Any]:
 
 
 def _listed(record: Mapping[str, Any], name: str, number: int, option: str) -> list[Any]:
-    """Return the value of column `name`, a list, tuple or NumPy array, as a list; `option` is as for `field_of`.
+    """Return the value of column `name` of record `number`, a list, tuple or NumPy array, as a list.
+
+    `option` is the task's option that names the column, for messages.
 
     Raises:
         RecordError: there is no such column, or it is not a list.

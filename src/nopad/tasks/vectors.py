@@ -86,8 +86,8 @@ class Embedding(OfTexts):
     Args:
         tokenizer: the model's tokenizer.
         text: column of the text.
-        pooling: see `nopad.tasks.embed`.
-        normalize: see `nopad.tasks.embed`.
+        pooling: the vector is the "mean" of a text's last hidden states, or the "first" or "last" one.
+        normalize: scale vectors to length 1.
         texts: the model's prompts, and how texts are changed before they are tokenised: `nopad.tasks.Texts`, or a dict
             of its arguments.
         prompt: text to put before each text; None: the prompt named `prompt_name`, or else the default prompt of
@@ -137,7 +137,7 @@ class Embedding(OfTexts):
         These are `pooling`, `normalize`, `texts` (with the prompts) and `max_length`.
 
         Raises:
-            FormatError: as for `nopad.tasks.folder.read_folder`.
+            FormatError: a file in the folder is damaged, or requires what nopad does not support.
         """
         found = read_folder(folder, None)
         most = found.pop("max_tokens", None)
@@ -147,9 +147,10 @@ class Embedding(OfTexts):
         """Turn records into sequences, with the prompt before each text; there are no labels. See `Task.encode`.
 
         Raises:
-            RecordError: as in `Task.encode`.
-            LengthError: as in `Task.encode`; or `empty` is "error", the prompt is not pooled, and a text has
-                no token besides it.
+            RecordError: a record lacks the column, or the column holds no text.
+            LengthError: a text is longer than `max_length`, and `over_long` is "error"; a text has no token to pool,
+                and `empty` is "error"; special tokens leave no room for a text that is to be cut; or there is no
+                record.
         """
         texts = [
             self.texts.ready(self.prompt + field_of(record, self.text, number)) for number, record in numbered(records)

@@ -89,8 +89,8 @@ class Chosen:
     def capacity(self, records: Any, positions: int | None) -> None:
         """Set ``packing.capacity`` for records of a task, if nothing in the configuration limits packs.
 
-        The capacity is 2,048 tokens, or the model's number of positions if that is smaller. If ``task.max_length`` is
-        larger still, the capacity is ``task.max_length``. `positions` is the model's number of positions; None:
+        The capacity is 2,048 tokens, or the model's number of positions if that is smaller. But if ``task.max_length``
+        is larger than this, the capacity is ``task.max_length``. `positions` is the model's number of positions; None:
         unlimited. Nothing is set if ``packing.capacity``, ``packing.tokens`` or ``packing.sequences`` is given, or if
         the data are stored tokens.
         """

@@ -35,7 +35,7 @@ _ELSEWHERE = {
 
 
 def read_config(path: str | Path, overrides: Sequence[str] = (), *, init_from: str | None = None) -> TrainConfig:
-    """Read a configuration.
+    """Read a configuration from a TOML file, check it, and return it.
 
     Args:
         path: path of the TOML file.

@@ -19,8 +19,10 @@ def corrected(made: Loaders, data: Any) -> tuple[Loaders, Scaled | None]:
     loader of `data`, the training data, that has one micro-step per step.
 
     Raises:
-        OptionError: the betas are to be corrected, and the optimiser has none; or as for `scale_for_packing`.
-        InputError, StorageError: as for `Loaders.loader`.
+        OptionError: the betas are to be corrected, and the optimiser has none; the packing factor cannot be measured;
+            or the number of micro-steps is to be divided, and is 1 already.
+        InputError: the data cannot be read, encoded or packed.
+        StorageError: the encoded data cannot be written.
     """
     config, args = made.config, made.args
     how = config.packing.correction

@@ -180,9 +180,9 @@ def whole(
     """Return the length of training in the unit that a schedule counts: sequences, tokens or steps.
 
     The length is ``schedule.total`` if that is given, else that of `steps` optimiser steps, else that of `epochs`
-    epochs. It is estimated from the loader's `summary` of the current epoch, as if all epochs were equally long. If the
-    number of ranks changed in this epoch, the summary describes only the part after the change. The number of sequences
-    or tokens per step is the average of the summary. The result is rounded up.
+    epochs. Numbers of sequences or tokens in steps, and lengths of epochs, are estimated from the loader's `summary` of
+    the current epoch, as if all epochs were equally long. If the number of ranks changed in this epoch, the summary
+    describes only the part after the change. An estimate is rounded up.
 
     Raises:
         OptionError: the length is not known: `total`, `steps` and `epochs` are all None; or the summary is needed, and

@@ -72,11 +72,13 @@ def _changes(
 ) -> list[str]:
     """Return lines of text about what packing changes, and what corrects these changes.
 
-    The result has only the lines of the correction `scaled` (none if it is None) if the correction keeps the number of
-    sequences per step, or if the number of steps without packs is not known.
+    The arguments are those of `effects`. In two cases, the result has only the lines of the correction `scaled` (none
+    if `scaled` is None): the correction keeps the number of sequences per step, or the number of steps without packs is
+    not known.
 
-    Otherwise, if `usual` is given, the result begins with a line on the number of steps without packs. If packing
-    changes little, only the lines of the correction follow. `effects` explains the arguments.
+    In all other cases, the result begins with a line on the number of steps without packs, if `usual` is given. Lines
+    on the learning rate, the warm-up and the length follow, with those of the correction; if packing changes little,
+    only those of the correction.
     """
     before, after = summary.steps_not_packed, summary.steps
     corrected = list(scaled.lines) if scaled is not None else []

@@ -56,7 +56,7 @@ class Part:
     >>> [number for number in range(12) if Part(share=0.3, seed=1, held_out=True).has(number)]
     [0, 1, 2, 3, 7, 9, 11]
 
-    Of these few records, more than 0.3 happen to be held out; of 100,000 records, 0.301 are.
+    Of these few records, a larger share than 0.3 happens to be held out; of 100,000 records, the share is 0.301.
     """
 
     share: float = 0.0
@@ -94,13 +94,14 @@ def encoded(
         at_once: number of records that are encoded at a time.
 
     Raises:
-        RecordError: as for `Task.encode`, with record numbers that count all records, from 0; or records become
-            different numbers of sequences that stay together.
-        LengthError: as for `Task.encode`; or the task leaves out every record.
-        OptionError: as for `Task.encode`.
+        RecordError: the task cannot encode a record; the message gives its number among all records, from 0. Or records
+            become different numbers of sequences that stay together.
+        LengthError: a sequence is too long and `over_long` is "error", or has no token; or the task leaves out every
+            record.
+        OptionError: the tokenizer or the task lacks what `Task.encode` needs.
         SourceError: the records cannot be read.
-        FormatError: the records are damaged; or a column of later records has another shape or kind of dtype than that
-            of the first records, or a value that does not fit their dtype.
+        FormatError: the records are damaged; or, in later records, a column has another shape or kind of dtype than in
+            the first records, or a value that their dtype cannot hold.
         StorageError: the disk is full, or a file cannot be written.
     """
     facts = {"version": _VERSION, "records": records.fingerprint(), "part": asdict(part), **settings}
@@ -193,7 +194,7 @@ class _Column:
         return self
 
     def add(self, values: NDArray[Any]) -> None:
-        """Append values to the file, converted to the dtype of those with which the column was made.
+        """Append values to the file, converted to the dtype of the values with which the column was made.
 
         Raises:
             FormatError: the values have another kind of dtype or another shape, or the conversion would change a value.

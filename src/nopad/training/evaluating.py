@@ -50,7 +50,9 @@ class EvaluatingMixin(PreparingMixin):
         """Return a DataLoader of a dataset's packs, or the Trainer's own if the dataset is not packed.
 
         Raises:
-            OptionError, InputError: as for `get_eval_dataloader`.
+            OptionError: the data are a stream; their loader leaves sequences out; or the loader has several rows, and
+                the model can run only one.
+            InputError: the data cannot be read, encoded or packed.
         """
         return self._packs_of(test_dataset) or super().get_test_dataloader(test_dataset)
 
@@ -60,7 +62,9 @@ class EvaluatingMixin(PreparingMixin):
         If `data` is None, the dataset is the Trainer's `eval_dataset`.
 
         Raises:
-            OptionError, InputError: as for `get_eval_dataloader`.
+            OptionError: the data are a stream; their loader leaves sequences out; or the loader has several rows, and
+                the model can run only one.
+            InputError: the data cannot be read, encoded or packed.
         """
         data = self.eval_dataset if data is None else data
         if not self._packs(data):
@@ -110,6 +114,8 @@ class EvaluatingMixin(PreparingMixin):
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate a packed batch and return ``(loss, None, None)``; evaluate other batches as the Trainer does.
+
+        ``loss`` is the sum of the batch's losses, not divided by a denominator; `evaluation_loop` divides later.
 
         Raises:
             DeviceMemoryError: there is not enough memory for the packed batch.

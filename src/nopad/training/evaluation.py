@@ -49,8 +49,8 @@ class Evaluation:
         objective: computes the loss and the metrics.
         keep: whether predictions and labels are kept, in host memory.
         reduced: a function such as transformers' ``preprocess_logits_for_metrics``. It is called with ``(logits,
-            labels)`` of each batch, padded to ``[S, longest, ...]`` if they are per token, and its result is kept
-            instead of the logits. None: the logits are kept.
+            labels)`` of each batch; if they are per token, they are padded to ``[S, longest, ...]``. The function's
+            result is kept instead of the logits. None: the logits are kept.
     """
 
     def __init__(

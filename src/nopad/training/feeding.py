@@ -95,8 +95,8 @@ class FedLoader(TorchLoader):
     def set_epoch(self, epoch: int) -> None:
         """Begin the epoch to which the Trainer gives the number `epoch`.
 
-        In the first call, this is the loader's current epoch, whatever `epoch` is. In a later call, in which `epoch` is
-        larger by k than in the first, it is the k-th epoch after that one.
+        In the first call, this is the loader's current epoch, whatever `epoch` is. In a later call with an `epoch`
+        larger by k, it is the epoch k places after that one.
         """
         if self._first is None:
             self._first = epoch, self.packed_loader.epoch

@@ -10,7 +10,7 @@
     FOLDER/.cache/              the encoded data
 
 A process that is killed leaves only whole lines of metrics. It may leave an incomplete checkpoint, which a resumed run
-ignores.
+removes.
 """
 
 from __future__ import annotations
@@ -302,7 +302,7 @@ class RunFolder:
         The run was killed while it wrote them.
 
         Raises:
-            ResumeError: as in `last_checkpoint`.
+            ResumeError: no checkpoint is complete, and one was saved without the optimiser's state.
         """
         last = last_checkpoint(self.path)
         for number, path in _checkpoints(self.path):

@@ -60,8 +60,8 @@ class Lamb(torch.optim.Optimizer):
     Moments have the dtype of their parameter. Norms of half-precision tensors are taken in float32.
 
     Raises:
-        OptionError: an option is out of range; a parameter is not of real floats, or sparse; a parameter is a piece of
-            a tensor (FSDP1), so the norm of the whole tensor is not known; or no group has weight decay or
+        OptionError: an option is out of range; a parameter is sparse or not of real floats; a parameter is a piece of a
+            tensor (FSDP1), so the norm of the whole tensor is not known; or no group has weight decay or
             `adapt_undecayed`, so this would be Adam.
 
     >>> import torch

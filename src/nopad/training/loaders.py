@@ -167,7 +167,7 @@ class Loaders:
 
         Raises:
             InputError: records or tokens cannot be read, encoded or packed.
-            StorageError: as for `examples`.
+            StorageError: the encoded data cannot be written.
         """
         options, capacity = self._options(training=name == "train"), self.config.packing.capacity
         examples = self.examples(data, name)

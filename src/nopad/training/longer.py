@@ -29,7 +29,7 @@ LENGTHS = tuple(_USUAL)
 def compared(began: Mapping[str, Any], mine: Mapping[str, Any]) -> tuple[bool, str]:
     """Compare the table ``[trainer]`` at the beginning of a run (`began`) with that of the resumed run (`mine`).
 
-    Returns whether `mine` makes the run longer, and a text that says what is wrong with the change, or "".
+    Return whether `mine` makes the run longer, and a text that says what is wrong with the change ("": nothing).
 
     >>> compared({"num_train_epochs": 2.0}, {"num_train_epochs": 4.0}), compared({"max_steps": 9}, {"max_steps": 9})
     ((True, ''), (False, ''))
@@ -51,9 +51,9 @@ def _length(trainer: Mapping[str, Any]) -> tuple[str, float]:
 
 
 class Longer(TrainerCallback):
-    """Sets the learning rates of a run that was made longer to those of its new length, and reports old and new rate.
+    """If a run was made longer, sets its learning rates to those of the new length; reports the old and the new rate.
 
-    A schedule that depends on evaluations is not changed, and a `CountedLR` has set its rates already.
+    A schedule that depends on evaluations is not changed. Nor is a `CountedLR`, which has set its rates already.
 
     Args:
         checkpoint: folder of the checkpoint from which the run resumes.

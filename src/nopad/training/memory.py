@@ -1,8 +1,8 @@
 """Estimate how much memory training will need, from shapes alone, without weights or a device.
 
-The model is built and run once without data (torch's "meta" device) on one micro-step of padded rows, with attention
-that keeps the same tensors for the backward pass as fused kernels do. All tensors that autograd would keep for the
-backward pass are counted. The formula, in bytes, for P parameters of b bytes each, of which p parameters are trained::
+The model is built and run once without data (torch's "meta" device) on one micro-step of padded rows. Its attention is
+replaced by one that keeps the same tensors for the backward pass as fused kernels do. All tensors that autograd would
+keep for the backward pass are counted. The formula, in bytes, for P parameters of b bytes each, p of them trained::
 
     parameters   b P
     gradients    b p
@@ -15,9 +15,9 @@ backward pass are counted. The formula, in bytes, for P parameters of b bytes ea
 
 The sum is the peak: the memory at the beginning of a backward pass, when the gradients of earlier micro-steps are still
 held. It does not include the memory of the device's libraries (a CUDA context has some hundred MB), buckets of DDP
-(another b p), fragmentation, or the attention matrices that are kept where no fused kernel runs: on a CPU with
-attention dropout. Without that dropout, the estimate for a CPU is within a tenth of the memory allocated
-(``tests/training/test_memory.py``); malloc may hold a fifth more.
+(another b p), or fragmentation. On a CPU with attention dropout, no fused kernel runs; the attention matrices that are
+then kept are not included either. Without that dropout, the estimate for a CPU is within a tenth of the memory that is
+allocated (``tests/training/test_memory.py``); malloc may hold a fifth more.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def estimate(model: Any, *, slots: tuple[int, int], args: Any) -> Estimate:
 
     Args:
         model: a model of transformers, best on the "meta" device.
-        slots: number of rows of a micro-step, and of slots in a row.
+        slots: (number of rows of a micro-step, number of slots in a row).
         args: `transformers.TrainingArguments`.
     """
     trained = [one for one in model.parameters() if one.requires_grad]
@@ -108,8 +108,8 @@ def _bytes(value: Tensor) -> int:
 def _activations(model: Any, slots: tuple[int, int], checkpointing: bool) -> int | None:
     """Return the bytes of activations, by the formula in the module's docstring.
 
-    `slots` is the number of rows, and of slots in a row. `checkpointing`: whether gradient checkpointing is on. The
-    result is None if the model cannot run on shapes alone.
+    `slots` is (number of rows, number of slots in a row); `checkpointing` says whether gradient checkpointing is on.
+    The result is None if the model cannot run on shapes alone.
     """
     config = model.config
     kept: dict[int, tuple[Tensor, int]] = {}
@@ -148,8 +148,8 @@ def _activations(model: Any, slots: tuple[int, int], checkpointing: bool) -> int
 def _checkpointed(config: Any, slots: tuple[int, int], total: int, model: Any) -> int:
     """Return the bytes kept with gradient checkpointing: the layers' inputs, and what autograd keeps of one layer.
 
-    The latter is `total`, the bytes without checkpointing, divided by the number of layers. The result is at most
-    `total`.
+    What autograd keeps of one layer is `total`, the bytes without checkpointing, divided by the number of layers.
+    `slots` is (number of rows, number of slots in a row). The result is at most `total`.
     """
     text, size = config.get_text_config(), next(model.parameters()).element_size()
     layers = max(int(getattr(text, "num_hidden_layers", 1)), 1)

@@ -63,9 +63,9 @@ class PackedMixin(EvaluatingMixin):
         task: what turns records into sequences and says what is learned (`nopad.tasks`); then `train_dataset` and
             `eval_dataset` are records (lists of dicts, a `datasets.Dataset`), `Examples`, or a packed dataset.
         objective: computes the loss, if there is no task; None: the objective that fits the model's head.
-        capacity: most tokens per pack. ``per_device_train_batch_size`` is the number of rows per rank and micro-step.
-            None: the rows of a packed dataset are used as stored, and other datasets are not packed, unless they are
-            loaders; records of a task and `Examples` need a capacity.
+        capacity: most tokens per pack; records of a task and `Examples` need it. None: the rows of a packed dataset are
+            used as stored, and other datasets are not packed, unless they are loaders. The number of rows per rank and
+            micro-step is ``per_device_train_batch_size``.
         loading: further options of `nopad.PackedLoader`: balance, cost, depth, ...
         schedule: the learning rate by sequences, tokens or steps seen (`nopad.training.Schedule`), in place of the
             Trainer's own schedule.
@@ -226,11 +226,13 @@ class PackedMixin(EvaluatingMixin):
         return loss
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
-        """Return the seven numbers with which the Trainer begins (epochs, steps, examples and others).
+        """Return the seven numbers with which the Trainer begins, in the order of transformers' method of this name.
 
-        Steps are counted from where the loader stands; if training resumes, the steps done before count too. The
-        numbers are the Trainer's own if the data are not from a `PackedLoader`, or if its epochs have no known length.
-        Otherwise, the callback `nopad.training.feeding.Progress` is added to the Trainer.
+        These are the numbers of epochs, steps per epoch, sequences per epoch, sequences in all, rows per step,
+        micro-steps per epoch, and steps in all. Steps are counted from where the loader stands; if training resumes,
+        the steps done before count too. The numbers are the Trainer's own if the data are not from a `PackedLoader`, or
+        if its epochs have no known length. Otherwise, the callback `nopad.training.feeding.Progress` is added to the
+        Trainer.
 
         Raises:
             OptionError: training does not resume, and the loader has seen all epochs already; or the loader stands in
@@ -269,11 +271,11 @@ class PackedMixin(EvaluatingMixin):
 
         Raises:
             FormatError: the checkpoint holds no loader state, or a file of it is damaged.
-            PlanMismatchError, BalanceError: as for `PackedLoader.load_state_dict`: the loader refuses the checkpoint's
-                state, for example since it belongs to other data.
+            PlanMismatchError, BalanceError: the loader refuses the checkpoint's state, for example since it belongs to
+                other data (`PackedLoader.load_state_dict`).
             OptionError: the checkpoint's model has another configuration; the length of the `schedule` is not known, or
-                shorter than its warm-up; or as for `get_train_dataloader` and `set_initial_training_values`.
-            TrainingError: as for `training_step`.
+                shorter than its warm-up; the Trainer's options contradict the loader; or nothing is left to train on.
+            TrainingError: a loss is NaN or infinite (LossError), or memory runs out (DeviceMemoryError).
         """
         if not isinstance(self.train_dataset, PackedLoader) and self._packs(self.train_dataset):
             self._get_ready()

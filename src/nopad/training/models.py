@@ -100,8 +100,9 @@ def outline(table: Model, config: Any, auto: str | None) -> Any:
         auto: name of the Auto class whose head is wanted; None: the head that `config` names.
 
     Raises:
-        OptionError: this kind of model has no such head, or ``model.lora`` does not fit it.
-        FormatError: the settings of saved adapters cannot be read.
+        OptionError: this kind of model has no such head; ``model.lora`` does not fit it, or is given besides saved
+            adapters; or the model cannot use ``model.backend``.
+        FormatError: the settings of saved adapters cannot be read, or ``model.init_from`` names no folder with weights.
         UnsupportedModelError: the model cannot keep sequences apart.
         MissingExtraError: adapters are asked for, and peft is not installed.
     """
@@ -117,7 +118,7 @@ def longest(model: Any) -> int | None:
 
 
 def check_positions(table: Model, shape: Any) -> None:
-    """Refuse a checkpoint with fewer learned positions than the model that is to begin with its weights.
+    """Refuse a checkpoint with fewer learned positions than the model that is to begin with the checkpoint's weights.
 
     An example is a checkpoint of a first phase of pre-training, with a model for shorter sequences.
 
@@ -264,7 +265,7 @@ def _adapters(table: Model) -> Path | None:
 
     Raises:
         OptionError: ``model.lora`` asks for new adapters as well.
-        FormatError: as for `_initial`.
+        FormatError: the folder ``model.init_from`` does not exist, or has neither a model nor a complete checkpoint.
     """
     path = _initial(table)
     if path is None or (path / "config.json").is_file() or not (path / _ADAPTERS).is_file():

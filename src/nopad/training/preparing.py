@@ -51,7 +51,8 @@ class PreparingMixin(_Base):
         """Return whether the trainer trains or evaluates in packs on these data.
 
         Raises:
-            OptionError: as in `packable`.
+            OptionError: the data are a torch dataset or DataLoader made of a `PackedLoader`; or they are examples or
+                records of a task, and there is no capacity.
         """
         return packable(data, self.task, self.capacity, collated=self._collates)
 

@@ -72,8 +72,8 @@ def factor_of(measured: Any) -> float:
             manifest; or the number itself.
 
     Raises:
-        OptionError: `measured` is none of these, has no packs, is a loader whose steps are not rows, or is a stream,
-            which cannot be measured before it is read; or the number is below 1 or not finite.
+        OptionError: `measured` is none of these; has no packs (but an empty `Plan` gives 1.0); is a loader whose steps
+            are not rows; is a stream, which cannot be measured before it is read; or is a number below 1 or not finite.
 
     >>> import nopad
     >>> factor_of(nopad.pack([5, 3, 4, 2, 2], capacity=8)), factor_of(1.913)
@@ -125,9 +125,9 @@ def scale_for_packing(hparams: Any, factor: Any, how: How = "accumulation") -> S
     Args:
         hparams: `transformers.TrainingArguments`, another dataclass, or a dict. To be changed, it must have
             ``gradient_accumulation_steps`` or ``accumulation`` (how="accumulation"); or ``adam_beta1`` and
-            ``adam_beta2``, ``beta1`` and ``beta2``, or ``betas`` (how="betas"). If it has
-            ``per_device_train_batch_size`` or ``rows``, ``warmup_steps`` or ``max_steps``, the result's `lines` say
-            what packing makes of these.
+            ``adam_beta2``, ``beta1`` and ``beta2``, or ``betas`` (how="betas"). ``per_device_train_batch_size`` or
+            ``rows``, ``warmup_steps`` and ``max_steps`` are never changed; where packing changes their effect, the
+            result's `lines` say so.
         factor: sequences per pack, or anything that `factor_of` measures it from.
         how: "accumulation": divide the number of micro-steps by the factor, rounded, at least 1; "betas": raise both
             betas to the power of the factor; "none": change nothing.
@@ -159,7 +159,8 @@ def scale_for_packing(hparams: Any, factor: Any, how: How = "accumulation") -> S
 def _fewer(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str]]:
     """Divide the number of micro-steps by `p`, the sequences per pack; return the change, and lines that describe it.
 
-    The change is as in `Scaled.changed`: empty if the number stays. `hparams` itself is not changed.
+    The change is a dict from the name of the number to (before, after); empty if the number stays. `hparams` itself is
+    not changed.
 
     Raises:
         OptionError: the number of micro-steps is missing, is given under two names, or is not an integer of at least 1;
@@ -200,7 +201,7 @@ def _fewer(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str
 def _forgetting(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str]]:
     """Raise the betas to the power of `p`, the sequences per pack; return the change, and the lines that describe it.
 
-    The change is as in `Scaled.changed`. `hparams` itself is not changed.
+    The change is a dict from the names of the betas to (before, after). `hparams` itself is not changed.
 
     Raises:
         OptionError: there are no betas, they are given under two names, or they are not two numbers from 0 to below 1.

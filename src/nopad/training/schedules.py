@@ -1,7 +1,7 @@
 """`Schedule`: a learning rate as a function of the number of sequences, tokens or optimiser steps seen.
 
-With p sequences per pack, a step has p times as many sequences, so a schedule in steps ends its warm-up after p times
-as many sequences as without packs. A schedule that counts sequences or tokens means the same with and without packs.
+With p sequences per pack, a step has p times as many sequences as without packs. So a warm-up in steps then takes p
+times as many sequences. A schedule that counts sequences or tokens means the same with and without packs.
 This module computes the rate, in plain Python; `nopad.training.CountedLR` applies it to a torch optimiser.
 
 Source: the warm-up from an initial rate and the polynomial decay to an end ratio are those of MLPerf's BERT; Table 4 of

@@ -122,9 +122,9 @@ class Packing:
     """``[packing]``: options of `nopad.PackedLoader`.
 
     Attributes:
-        capacity: most tokens of a pack. None, without `tokens` and `sequences`: packs of records hold 2,048 tokens, or
-            as many as the model has positions, if these are fewer; but if ``task.max_length`` is larger than this, it
-            is the capacity. The rows of a packed dataset are used unchanged.
+        capacity: most tokens of a pack. None: the rows of a packed dataset are used unchanged. For records, without
+            `tokens` and `sequences`, None means the smaller of 2,048 and the model's number of positions, but at least
+            ``task.max_length``.
         rows, tokens, sequences: number of rows, tokens or sequences that a rank takes per micro-step; give at most one
             of them. Without any: rows that hold about 8 sequences, or one row of stored tokens.
         token_cap: with `sequences`, most tokens that a rank takes per micro-step.
@@ -137,8 +137,8 @@ class Packing:
             (`nopad.training.scale_for_packing`): "accumulation", "betas" or "none".
 
     Raises:
-        OptionError: two of `rows`, `tokens` and `sequences` are given, a number is below 1, there is no such algorithm,
-            or the algorithm does not have one of `options` or does not allow its value.
+        OptionError: two of `rows`, `tokens` and `sequences` are given, a number other than `prefetch` is below 1, there
+            is no such algorithm, or the algorithm does not have one of `options` or does not allow its value.
     """
 
     capacity: int | None = None

@@ -72,7 +72,7 @@ class Watch:
 def check_unscaled(trainer: Any, ours: Tensor, taken: Tensor) -> None:
     """Refuse a trainer that changes the loss after `compute_loss`.
 
-    An example is a trainer that divides it by the number of micro-steps. `ours` is the loss that `compute_loss`
+    An example is a trainer that divides the loss by the number of micro-steps. `ours` is the loss that `compute_loss`
     returned, and `taken` the loss that the training step returned.
 
     Raises:
@@ -115,10 +115,11 @@ def enough_memory(batch: Any) -> Iterator[None]:
 def enough_room(folder: Path) -> Iterator[None]:
     """In a ``with`` block that saves models and checkpoints in `folder`, turn a failed write into a `StorageError`.
 
-    Safetensors and torch write files by code of their own, whose errors are no `OSError`.
+    Safetensors and torch write files by code of their own, whose errors are no `OSError`. An `OSError` that is not
+    about the disk, such as a missing permission, stays as it is.
 
     Raises:
-        StorageError: a file could not be written.
+        StorageError: a file could not be written, such as on a full, damaged or read-only disk.
     """
     from safetensors import SafetensorError
 
@@ -162,7 +163,7 @@ def save_batch(path: Path, batch: PackedBatch) -> None:
 
 
 def load_batch(path: str | Path) -> PackedBatch:
-    """Load a batch that training saved because its loss was not finite; return it as the model got it.
+    """Load a batch that training saved because its loss was not finite; return it with its targets, on the CPU.
 
     Raises:
         FormatError: the file cannot be read, or does not hold such a batch.
