@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -20,10 +21,10 @@ import own
 
 import nopad
 from nopad.admitting import front, memory
-from nopad.admitting.deriving import Times
+from nopad.admitting.deriving import Derived, Times
 from nopad.admitting.proof import Proof
 from nopad.errors import UnsupportedModelError
-from nopad.model.families import Family
+from nopad.model.families import FAMILIES, Family
 from nopad.model.safety import state_of
 
 LINE = Family(route="mixers", mixers=("ByHand",), places=(("bias", 1), ("bias", 2)), mixes=Times(3), pooled="last")
@@ -265,3 +266,10 @@ def test_a_remembered_line_makes_a_model_pack_safe(audits):
     assert not audits
     assert state_of(packed).family.mixes(None) == 1
     assert GOOD.of(own.OwnEncoder(own.OwnConfig(hidden_size=16, num_hidden_layers=5))).mixes(None) == 5
+
+
+@pytest.mark.parametrize("kind", ["diffllama", "falcon_h1"])  # two attentions, or another mixer, in each layer
+def test_a_line_of_the_tables_is_tried_as_it_is(kind):
+    table = FAMILIES[kind]
+    assert table.attends == 2
+    assert Derived(table, {}).of(nn.Identity()) is table

@@ -158,6 +158,9 @@ def test_units_that_fit_nowhere_are_found_first():
     assert first_over_cap([3, 9, 2, 11], shape, 11) is None
     assert first_over_cap([4, 4, 4, 3, 5, 5, 5, 1], shape, 10, parts=4) is None
     assert first_over_cap([4, 4, 4, 3, 5, 5, 5, 1], shape, 9, parts=4) == 1
+    parts = [3, 2, 2, 3, 2]  # 3 + 3 and 2 + 2 + 2; largest first, it would be 3 + 2 and 3 + 2, and 2 nowhere
+    assert cut_under_cap(parts, shape, 6, parts=5).tolist() == [0, 1]
+    assert first_over_cap(parts, shape, 6, parts=5) is None
     with pytest.raises(BalanceError, match="unit 1 alone does not fit into a step of 2 times 8 tokens"):
         cut_under_cap([3, 9], shape, 8)
     assert cut_under_cap([], shape, 8).tolist() == [0]

@@ -125,6 +125,10 @@ def test_a_column_that_is_there_twice():
     schema = pa.schema([("input_ids", IDS), ("label", pa.int8()), ("label", pa.int8())])
     with pytest.raises(SourceError, match="a: 2 columns 'label'"):
         select(schema, ReaderOptions(carry=("label",)), "a")
+    for name, kind in (("attention_mask", IDS), ("assistant_masks", IDS), ("labels", pa.null()), ("labels", pa.int8())):
+        schema = pa.schema([("input_ids", IDS), (name, kind), (name, kind)])
+        with pytest.raises(SourceError, match=f"a: .*'{name}'"):
+            select(schema, ReaderOptions(find_labels=True), "a")
 
 
 @pytest.mark.parametrize(

@@ -372,6 +372,19 @@ def test_whatever_is_built_ahead_the_batches_are_the_same(step, shuffle, monkeyp
         assert found == expected
 
 
+def test_how_full_packs_were_is_known_after_short_steps_and_on_other_ranks(talking):
+    first = Streams(3, exhausted="stop", last="short", accumulation=2, capacity=40, rows=3)
+    rows = [sum(len(b["input_ids"]) for b in mine if b.weight is None or b.weight > 0) for mine in first.take()]
+    assert [loader.summary().slots for loader in first.loaders] == [40 * n for n in rows]
+    before = Streams(4)
+    slots = sum(batch.layout.slots for batch in itertools.chain(*before.take(6)))
+    after = Streams(1, before.states())
+    assert after.loaders[0].summary().slots == slots
+    slots += sum(batch.layout.slots for batch in after.take(5)[0])
+    found = after.loaders[0].summary()
+    assert (found.slots, found.tokens <= slots) == (slots, True)
+
+
 @pytest.mark.parametrize("last", ["drop", "fill", "short", "refuse"])
 def test_the_end_in_the_middle_of_a_step(talking, last):
     run = Streams(3, exhausted="stop", last=last, accumulation=2, capacity=40, rows=3)

@@ -19,6 +19,7 @@ from transformers import BertConfig, BertModel
 
 import nopad
 from nopad.errors import QueueFullError, RequestError, RunnerClosedError, ServingError
+from nopad.model.modes import evaluated
 from nopad.serving import Batching
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -55,6 +56,19 @@ def test_a_model_in_training_mode_answers_nothing(model):
         assert runner(ONE)
         assert (runner.statistics.answered, runner.statistics.failed) == (3, 2)
         assert runner.healthy
+
+
+def test_a_model_in_training_mode_that_another_thread_only_holds_in_evaluation_mode(model):
+    # as an Embedder of the same model does while it encodes: when that ends amid a batch, dropout would be back
+    with nopad.PackRunner(model) as runner:
+        model.train()
+        with evaluated(model):
+            assert not model.training
+            with pytest.raises(RequestError, match="training mode"):
+                runner(ONE)
+        model.eval()
+        with evaluated(model):
+            assert runner(ONE)
 
 
 def test_a_callback_that_waits_for_its_own_runner(model):

@@ -276,6 +276,11 @@ class TestDPO:
         assert model.training
         assert not model.model.layers[0].training
 
+    def test_of_no_pairs_there_are_none(self):
+        task = DPO(tokenizer())
+        found = reference_logprobs(nopad.packed(llama(task)), task.encode([]))
+        assert found.sequences.values["reference_logp"].shape == (0,)
+
     @pytest.mark.parametrize("ranks", [2, 3])
     def test_ranks_share_the_references(self, ranks, monkeypatch):
         from nopad.tasks import reference

@@ -68,7 +68,7 @@ class Derived:
 
         It differs from `family` if `model` has more modules that mix tokens, and their number is among the facts.
         """
-        if self.family.mixes is None and self.family.attends == 1:
+        if not self.each or (self.family.mixes is None and self.family.attends == 1):
             return self.family
         if self.family.mixes is not None and not isinstance(self.family.mixes, Times):
             return self.family

@@ -44,7 +44,7 @@ def probe(model: Any, base: nn.Module, tokens: list[int], close: float = CLOSE) 
 
     The result also says what else was found, such as modules that must run on one sequence at a time. If one module
     mixes tokens by itself, all modules of the same class that ran count as mixing, except those inside another mixing
-    module. What is found about one of these modules (`Probed.alone`) holds for the whole class, too.
+    module. If one of these modules must run on one sequence at a time, so must all of its class that count as mixing.
 
     Args:
         model: a model in float64 and in evaluation mode.

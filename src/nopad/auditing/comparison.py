@@ -153,10 +153,11 @@ def _compare_form(alone: Alone, form: str, dtype: torch.dtype, truth: Truth | No
 
 
 def same_outputs(alone: Alone, dtype: torch.dtype) -> bool:
-    """Return whether the sequences have the same outputs packed and alone, in every form (batch layout) of the trial.
+    """Run sequences packed, in each form (batch layout); return whether all outputs equal those in `alone`.
 
-    Differences up to the rounding of `dtype`, the model's dtype, do not count. The result is also False if no output of
-    the packed run can be split into sequences. Gradients are not compared.
+    `alone` has the trial with the sequences, and the outputs of each one run by itself. Differences up to the rounding
+    of `dtype`, the model's dtype, do not count. The result is also False if no output of the packed run can be split
+    into sequences. Gradients are not compared.
 
     Raises:
         ModelFailedError: the model raised an exception.

@@ -177,7 +177,13 @@ class _Task:
     truth: Truth | None = None
 
     def run(self) -> None:
-        """Run all checks in float64 and in the model's own dtype; the results are in `checks`, `notes` and `worst`."""
+        """Run all checks in float64 and in the model's own dtype; the results are in `checks`, `notes` and `worst`.
+
+        If the model or a function of the user fails, this is a failed check.
+
+        Raises:
+            OptionError: the results alone differ from one run to the next.
+        """
         first = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float64)
         for dtype in dict.fromkeys((torch.float64, first)):
             self._attempt(f"{named(dtype)} outputs, alone", partial(self._in, dtype))

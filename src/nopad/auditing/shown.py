@@ -185,7 +185,9 @@ class Pictures:
     def sample(self, sequence: Sequence[int]) -> dict[str, Tensor]:
         """Return the tensors that the model's processor would give for a sequence, by name.
 
-        They are ``input_ids`` ``[1, length]``, and the columns of its images and videos, such as pixel values.
+        They are ``input_ids`` ``[1, length]``, and the columns of its images and videos, such as pixel values. If the
+        model's positions have three axes, there is also ``mm_token_type_ids`` ``[1, length]``: 0 for text, 1 for
+        images, 2 for videos.
         """
         row = torch.tensor([self.ids(sequence)])
         made = {"input_ids": row}

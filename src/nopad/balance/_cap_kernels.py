@@ -354,11 +354,12 @@ def first_unfit(sizes: NDArray[Any], parts: int, bins: int, cap: int) -> int:
     """Return the index of the first unit whose parts do not fit into `bins` empty bins; -1 if all units fit.
 
     Unit u has parts of ``sizes[u * parts : (u + 1) * parts]`` tokens, and a bin holds at most `cap` tokens. The parts
-    are placed largest first, each in the emptiest bin.
+    are placed largest first, each in the emptiest bin; if they do not fit then, they are placed in the given order.
     """
     loads = np.zeros(bins, dtype=np.int64)
     spare = np.empty((4, parts), dtype=np.int64)
     for unit in range(sizes.shape[0] // parts):
-        if not _fits_sorted(sizes[unit * parts : (unit + 1) * parts], loads, cap, spare):
+        mine = sizes[unit * parts : (unit + 1) * parts]
+        if not _fits_sorted(mine, loads, cap, spare) and not _fit_as_they_come(mine, parts, loads, cap):
             return unit
     return -1

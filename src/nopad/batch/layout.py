@@ -317,13 +317,14 @@ def _each_once(order: NDArray[Any], sequences: int) -> NDArray[np.int64]:
 def _in_rows(
     lens: NDArray[np.int32], per_row: NDArray[np.int64], width: int, align: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where each sequence begins in the concatenated rows, and how many slots of each row sequences take.
+    """Return where each sequence begins in the concatenated rows, and for each row how many of its slots are taken.
 
-    Row r takes the next ``per_row[r]`` sequences, in the order of `lens`. Each sequence takes a multiple of `align`
-    slots. The results are int64 ``[S]`` and ``[R]``. Whether the sequences of a row fit into it is not checked.
+    Row r takes the next ``per_row[r]`` sequences, in the order of `lens`. Each sequence takes its length, rounded up to
+    a multiple of `align`. The results are int64 ``[S]`` and ``[R]``. Whether the sequences of a row fit into its
+    `width` slots is not checked.
 
     Raises:
-        OptionError: the rows take more or fewer sequences than there are, or a number is negative.
+        OptionError: the numbers in `per_row` do not add up to the number of sequences, or one is negative.
     """
     compiled = _compiled()
     if compiled is not None:

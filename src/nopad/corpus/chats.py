@@ -7,11 +7,12 @@ If the chat template has ``{% generation %}`` and the tokenizer is a fast one, t
 template marks in the learned turns. Each learned turn must have a marked token; if the message before it is not the
 assistant's, the last token of that message must not be marked.
 
-For other templates and tokenizers, the learned tokens of message i are those that it adds to its prompt. The prompt is
-``template(messages[:i], add_generation_prompt=True)``, and the text with the answer is ``template(messages[:i + 1])``.
-White space after the turn's last special token is not learned. The second text must begin with the first, and the text
-of the whole chat must begin with the second; the same must be true of their ids. So the model is trained on exactly the
-tokens that it has to write after the prompt when it answers.
+For other templates and tokenizers, the learned tokens of message i are found by comparing two texts. The question is
+``template(messages[:i], add_generation_prompt=True)``. The answered text is ``template(messages[:i + 1])``, without an
+end-of-sequence token that the template writes only at the end of a chat. The answered text must begin with the
+question, and the text of the whole chat must begin with the answered text; the same must be true of their ids. The
+learned tokens are those of the answered text after the question, but not white space after the last special token. So
+the model is trained on exactly the tokens that it has to write after the question.
 
 A template that rewrites earlier turns (Qwen3 drops their reasoning) breaks this: the chat is refused, or becomes one
 example for each of the learned turns (`rewriting`). The template must write everything that the assistant says in a

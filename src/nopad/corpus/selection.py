@@ -148,8 +148,8 @@ def _learned(schema: pa.Schema, place: str) -> str | None:
     """Return "assistant_masks" if there is a column of this name, which marks the tokens to learn; else None.
 
     Raises:
-        SourceError: the column does not hold lists of integers or booleans, or there is a column of labels too. `place`
-            names the table in the message.
+        SourceError: the column does not hold lists of integers or booleans, occurs twice, or there is a column of
+            labels too. `place` names the table in the message.
     """
     if ASSISTANT not in schema.names:
         return None
@@ -158,6 +158,7 @@ def _learned(schema: pa.Schema, place: str) -> str | None:
             f"{place}: {ASSISTANT!r} becomes the labels, and there is a column {both[0]!r} too; remove one of them, or "
             "name the columns to carry with carry="
         )
+    _check_once(schema, ASSISTANT, place)
     kind = schema.field(ASSISTANT).type
     if not _holds_marks(kind):
         raise SourceError(f"{place}: {ASSISTANT!r} is {kind}, not lists of 0 and 1; convert it, or remove it")
@@ -186,7 +187,8 @@ def refuse_empty_labels(schema: pa.Schema, names: Sequence[str], wanted: bool, p
     Raises:
         SourceError: there is such a column.
     """
-    empty = [name for name in names if wanted and name in LABELS and pa.types.is_null(schema.field(name).type)]
+    null = {field.name for field in schema if pa.types.is_null(field.type)}
+    empty = [name for name in names if wanted and name in LABELS and name in null]
     if empty:
         raise SourceError(
             f"{place}: the column {empty[0]!r} is null in every record that was looked at; fill it, or leave it out "
@@ -249,10 +251,13 @@ def _mask(schema: pa.Schema, field: str, place: str) -> str | None:
     For "auto", it is ``attention_mask``, or None if there is no such column of lists.
 
     Raises:
-        SourceError: the named column is missing, occurs twice, or does not hold lists of integers or booleans.
+        SourceError: the column occurs twice; or a named one is missing, or does not hold lists of integers or booleans.
     """
     if field == "auto":
-        return MASK if MASK in schema.names and is_list(schema.field(MASK).type) else None
+        if MASK not in schema.names:
+            return None
+        _check_once(schema, MASK, place)
+        return MASK if is_list(schema.field(MASK).type) else None
     _check_once(schema, field, place)
     kind = schema.field(field).type
     if not _holds_marks(kind):

@@ -29,9 +29,10 @@ IMAGES = Option(default=None, none=True, help="most images per pack")
 
 
 class PackedImages(SourceFeed):
-    """Lists what a loader deals from stored sequences with images: packs with a limit on tokens and one on images.
+    """Feed of packs of stored sequences with images; a pack has a limit on its tokens and one on its images.
 
-    The plan is the same in all epochs; which sequences of equal sizes share a pack is chosen anew in each epoch.
+    The plan is the same in all epochs. Which of the sequences with equal numbers of tokens and of images go into which
+    pack is chosen anew in each epoch.
     """
 
     unit = "pack"

@@ -146,9 +146,10 @@ def check_layers(model: nn.Module) -> None:
 
 
 def _per_row(module: nn.Module) -> dict[int, str]:
-    """Return those of a layer's hooks with which PEFT gives it an argument with one value per row.
+    """Return the hooks by which PEFT passes a layer an argument that has one value per row, such as ``adapter_names``.
 
-    The result is ``{key in module._forward_pre_hooks: name of the argument}``, empty if there are none.
+    `module` is the layer. The result is ``{key in module._forward_pre_hooks: name of the argument}``, empty if there
+    are no such hooks.
     """
     hooks = module._forward_pre_hooks
     if not hooks:

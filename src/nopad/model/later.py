@@ -75,11 +75,13 @@ class Watch:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def look(self, modules: Sequence[nn.Module], cell: Cell) -> None:
-        """Replace the user's hooks that were added later by `Judged`; the first of `modules` is the whole model.
+        """Put a `Judged` in place of each hook that the user added after the model was made pack-safe.
+
+        The first of `modules` is the whole model. `cell` holds the state that the model's hooks share.
 
         Raises:
-            UnsupportedModelError: something other than a hook on a module was added later, such as a replaced method;
-                or a hook on the whole model was added that runs before nopad's.
+            UnsupportedModelError: since then the user added something other than a hook on a module, such as a replaced
+                method; or a hook on the whole model that runs before nopad's.
         """
         kinds = frozenset(map(type, modules))
         for found in (of_all_modules(kinds), of_libraries(kinds)):

@@ -1,15 +1,15 @@
-"""`evaluated`: run a model in evaluation mode, and leave it as it was."""
+"""Run a model in evaluation mode and leave it as it was (`evaluated`); ask for its own mode (`in_training`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from nopad.threads import new_lock
 
-__all__ = ["evaluated"]
+__all__ = ["evaluated", "in_training"]
 
 _held: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # modules in evaluation mode: by how many blocks
 _lock = new_lock()
@@ -36,3 +36,9 @@ def evaluated(model: Any) -> Iterator[None]:
                 if not _held[module]:
                     del _held[module]
                     module.training = True
+
+
+def in_training(modules: Iterable[Any]) -> bool:
+    """Return whether a module is in training mode, or will be again after blocks of `evaluated` that now run."""
+    with _lock:
+        return any(module.training or (_held and module in _held) for module in modules)

@@ -1,7 +1,7 @@
 """The parts of a wrapper: which modules and models it holds, which arguments it takes, and what its outputs hold.
 
-A wrapper is the user's own module (`nn.Module`) around one transformers model, its base. `Admitted` holds what its
-proof found.
+A wrapper is the user's own module (`nn.Module`) around one transformers model, its base. Before a wrapper runs on
+packs, `nopad.admitting.wrapping` proves that it may; `Admitted` holds what this proof found.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from nopad.batch import PackedBatch
 from nopad.errors import RequestError, UnsupportedModelError
+from nopad.model.modes import in_training
 from nopad.model.safety import bare
 from nopad.model.sharing import all_modules
 from nopad.serving.batching import Batching
@@ -141,9 +142,9 @@ class Worker:
         with self._turn:
             modules = all_modules(self._core.model)
             begin = time.perf_counter_ns()
-            results = [] if _in_training(modules) else answers(placed, partial(self._run_placed, filler))
+            results = [] if in_training(modules) else answers(placed, partial(self._run_placed, filler))
             spent = time.perf_counter_ns() - begin
-            if not results or _in_training(modules):
+            if not results or in_training(modules):
                 results = [RequestError(_TRAINING)] * len(batch)
         if any(isinstance(one, RequestError) for one in results):
             results = self._explained(results, modules)
@@ -191,10 +192,6 @@ def _because(result: Any, what: str) -> Any:
     made = RequestError(_EXCHANGED.format(what=what, error=f"{type(cause).__name__}: {cause}"))
     made.__cause__ = cause
     return made
-
-
-def _in_training(modules: list[Any]) -> bool:
-    return any(module.training for module in modules)
 
 
 def _turn_of(model: Any) -> threading.Lock:

@@ -32,11 +32,11 @@ def token_hashes(tokens: NDArray[Any], lengths: NDArray[Any], out: NDArray[Any])
 
 @njit(cache=True, nogil=True)
 def sequence_hashes(ids: NDArray[Any], lengths: NDArray[Any], out: NDArray[Any]) -> None:
-    """Set ``out[i]`` (uint32) to a hash of the ids of sequence i, which an index-only dataset stores.
+    """Set ``out[i]`` (uint32) to a hash of the ids of sequence i; an index-only dataset stores these hashes.
 
-    The sequences lie one after the other in `ids`, and sequence i has ``lengths[i]`` of them. Each id is mixed together
-    with its place in the sequence, and these are added up: additions do not wait for each other, unlike the steps of
-    `token_hashes`, so this takes 1 ns per token instead of 5.
+    `ids` holds the sequences one after the other, and sequence i has ``lengths[i]`` ids. Each id is mixed with its
+    place in the sequence, and the mixed values are added up. These additions do not wait for each other, unlike the
+    steps of `token_hashes`, so this takes 1 ns per token instead of 5.
     """
     at = 0
     for i in range(lengths.shape[0]):

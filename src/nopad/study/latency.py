@@ -52,7 +52,7 @@ class Constants:
         token_s: seconds to compute one token, forward and backward: 1.8 GFLOP at 120 TFLOP/s.
         launch_s: seconds to launch a step's kernels one by one.
         graph_s: seconds to launch them as a CUDA graph.
-        graph_batch: largest batch for which a graph fits into memory.
+        graph_batch: largest batch, in sequences per GPU, for which a graph fits into memory.
         gradient_bytes: bytes of gradients that are reduced: 336 million values of 2 bytes.
         network_bytes_per_s: network bandwidth of a node, in bytes per second.
         hidden_share: share of the compute time that can hide the all-reduce: most of the backward pass.

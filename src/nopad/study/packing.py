@@ -101,9 +101,10 @@ def redo(table: Table, row: Row, histogram: Histogram) -> Redone:
 
 
 def _what_it_took(made: Plan) -> list[str]:
-    """Return notes that explain our figures of a row, then the plan's own notes.
+    """Return notes on our figures of a row.
 
-    For `greedy`, the only note says how many sequences the deepest pack holds.
+    For a plan by least squares (`nnlshp`), the first note says how many packs the exact cover needs; the plan's own
+    notes follow. For `greedy`, a single note takes the place of all others: how many sequences the deepest pack holds.
     """
     if made.algorithm == "greedy":
         return [f"the deepest pack holds {made.max_depth_used}"]  # instead of the seed that drew its order

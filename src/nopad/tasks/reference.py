@@ -67,7 +67,7 @@ def reference_logprobs(model: Any, examples: Examples, capacity: int | None = No
         raise OptionError("the examples have no labels, so what the answers are is not known; encode them with DPO")
     rows = int(_ROWS.check("rows", rows))
     lengths = sequences.seq_lengths
-    capacity = int(lengths.max()) if capacity is None else capacity
+    capacity = int(lengths.max(initial=1)) if capacity is None else capacity
     packs = pack(lengths, capacity)
     steps = [packs[first : first + rows] for first in range(0, len(packs), rows)]
     rank, ranks = _place()

@@ -80,7 +80,7 @@ class Ahead:
 class FedLoader(TorchLoader):
     """A DataLoader that gives the Trainer the batches of a `PackedLoader`.
 
-    The Trainer's number of an epoch may differ from the loader's.
+    The Trainer and the loader may number the same epoch differently; `set_epoch` takes the Trainer's number.
     """
 
     _first: tuple[int, int] | None = None

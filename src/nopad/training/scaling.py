@@ -234,7 +234,11 @@ def _forgetting(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], lis
 
 
 def _lengths(hparams: Any, p: float) -> list[str]:
-    """Return a line about `warmup_steps` and `max_steps`, which no correction changes; [] if neither is at least 1."""
+    """Return a list of one line: `warmup_steps` and `max_steps`, which no correction changes, see more sequences.
+
+    They see `p` times as many as before, since a step has `p` times as many. The list is empty if neither setting is at
+    least 1.
+    """
     there = {name: _get(hparams, name) for name in _LENGTHS if _has(hparams, name)}
     said = [f"{name}={value:g}" for name, value in there.items() if isinstance(value, int | float) and value >= 1]
     if not said:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nopad import ReaderOptions
+from nopad import ReaderOptions, open_source
 from nopad.errors import LengthError, SourceError
 from nopad.loading.sources import open_tokens
 
@@ -214,3 +214,17 @@ def test_a_damaged_file_whose_lists_lie_beyond_their_values(tmp_path):
         (tmp_path / "a.arrow").write_bytes(data.replace(good, np.array(bad, np.int32).tobytes()))
         with pytest.raises(SourceError, match=message):
             open_tokens(tmp_path / "a.arrow")
+
+
+def test_what_takes_a_copy_is_refused_with_the_way_out():
+    rows = {"input_ids": [[0, 5, 6], [7, 8, 0]], "assistant_masks": [[0, 0, 1], [1, 0, 0]]}
+    given = datasets.Dataset.from_dict(rows)
+    by_pad, by_marks = ReaderOptions(pad_id=0, carry=[]), ReaderOptions(find_labels=True)
+    for options, message in (
+        (by_pad, r"padding by pad_id is not cut off .* open nopad\.open_source"),
+        (by_marks, r"no labels are made from 'assistant_masks' .* open nopad\.open_source"),
+    ):
+        with pytest.raises(SourceError, match=message):
+            open_tokens(given, options)
+    assert open_tokens(open_source(given, by_pad)).gather([1, 0]).tokens["input_ids"].tolist() == [7, 8, 5, 6]
+    assert open_tokens(open_source(given, by_marks)).gather([1]).tokens["labels"].tolist() == [7, -100, -100]

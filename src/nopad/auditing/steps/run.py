@@ -185,8 +185,7 @@ def _of_trainer(trainer: Any, causal: bool | None, how: _How) -> StepVerdict:
 
     Raises:
         OptionError: the trainer runs on several processes, its data have too few batches or do not say which sequence
-            an
-            image is of, no sequence has a label, no parameter of the model is trained, or a copy of the model trains
+            an image is of, no sequence has a label, no parameter of the model is trained, or a copy of the model trains
             the model itself.
         BatchError: the model gives no loss for a sequence alone, or `alone` returns something other than losses.
     """

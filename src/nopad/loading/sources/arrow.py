@@ -33,6 +33,8 @@ from nopad.wording import numbers_of
 
 __all__ = ["ArrowTokens", "dataset_tokens", "file_tokens"]
 
+_COPIED = "open nopad.open_source(..., options), whose tokens are copied"
+
 
 @dataclass(frozen=True)
 class _Table:
@@ -210,7 +212,11 @@ def _selection(schema: pa.Schema, options: ReaderOptions, name: str) -> Selectio
     if chosen.kind == "text":
         raise SourceError(f"{name}: holds text, and no column of ids; tokenise it first, or name one with ids_field")
     if chosen.pad_id is not None:
-        raise SourceError(f"{name}: padding by pad_id is not cut off tokens that are used where they lie; give spool")
+        raise SourceError(f"{name}: padding by pad_id is not cut off tokens that are used where they lie; {_COPIED}")
+    if chosen.learned is not None:
+        raise SourceError(
+            f"{name}: no labels are made from {chosen.learned!r} for tokens that are used where they lie; {_COPIED}"
+        )
     return chosen
 
 

@@ -1,14 +1,15 @@
 """The sequences of an index-only dataset as a source of tokens, which are gathered from the source that was packed.
 
-An index says which part of which record each sequence is. So a record must be here what it was when it was packed:
-padding cut off, and of the same column. Three things make sure of that:
+An index says which part of which record each sequence is. So each record must have the tokens that it had when it was
+packed: from the same column, and with padding cut off in the same way. Three checks refuse a source that differs:
 
-* `Reading` takes the options by which the source is read from the index's manifest, and refuses others.
+* `Reading` reads the source with the user's options, or else with those in the index's manifest. If ready-made ids were
+  packed, it refuses options that would choose other tokens than the manifest's options.
 * `IndexTokens` compares the number of records and their lengths when it is made.
-* The tokens of every sequence that is gathered are compared with the hash that the index holds. To check only some
-  sequences when the source is opened would be cheaper, but could miss records that changed places. This check misses
-  nothing that is used, and takes 1 ns per token. Some sequences are also compared when the source is opened, so that a
-  wrong source is mostly refused at once, and not in the middle of an epoch.
+* The tokens of each sequence are compared with a hash in the index whenever the sequence is gathered, at 1 ns per
+  token. So records that changed places are found before they are used. Some sequences are also compared when the source
+  is opened, so that a wrong source is mostly refused at once, and not in the middle of an epoch. An index that was made
+  of lengths alone has no hashes: its tokens are not compared.
 """
 
 from __future__ import annotations

@@ -140,6 +140,7 @@ class Flow:
             steps_seen=place.steps_seen + 1,
             sequences_here=place.sequences_here + numbers.size,
             tokens_here=place.tokens_here + tokens,
+            units_here=place.units_here + len(packs),
         )
 
     def close(self) -> None:

@@ -106,7 +106,7 @@ class StreamPlace:
             micro-step.
         batches: number of micro-batches of the next step that were taken already.
         steps_seen: number of whole steps taken.
-        sequences_here, tokens_here: number of sequences and tokens in these steps, on this rank.
+        sequences_here, tokens_here, units_here: number of sequences, tokens and units in these steps, on this rank.
         left_sequences, left_tokens: number of sequences and tokens that this rank read and left out at the ends of
             passes.
         counts: how many of the records that this rank read were kept, skipped, truncated and so on.
@@ -123,6 +123,7 @@ class StreamPlace:
     steps_seen: int = 0
     sequences_here: int = 0
     tokens_here: int = 0
+    units_here: int = 0
     left_sequences: int = 0
     left_tokens: int = 0
     counts: Counts
@@ -220,6 +221,7 @@ def dealt_again(
         steps_seen=places[0].steps_seen,
         sequences_here=sum(place.sequences_here for place in mine),
         tokens_here=sum(place.tokens_here for place in mine),
+        units_here=sum(place.units_here for place in mine),
         left_sequences=sum(place.left_sequences for place in mine),
         left_tokens=sum(place.left_tokens for place in mine),
         counts=sum((place.counts for place in mine), Counts()),

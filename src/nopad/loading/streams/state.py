@@ -27,7 +27,7 @@ from nopad.sequences import Sequences
 
 __all__ = ["read_state", "written"]
 
-_FORMAT, _VERSION = "nopad.loader.stream", 1
+_FORMAT, _VERSION = "nopad.loader.stream", 2
 _NUMBERS = (
     "arrived",
     "accumulation",
@@ -36,6 +36,7 @@ _NUMBERS = (
     "steps_seen",
     "sequences_here",
     "tokens_here",
+    "units_here",
     "left_sequences",
     "left_tokens",
 )

@@ -21,8 +21,8 @@ class StreamSummary:
         passes: number of passes over the source before the one that this rank is reading.
         records: number of records of a whole pass; None: not known, since no pass has ended.
         steps, sequences, tokens: number of whole steps taken, and of sequences and tokens in them on this rank.
-        slots: number of slots (tokens and padding) in these steps on this rank, if each step had the full size that it
-            has now; None: the loader was not given `rows` and a capacity.
+        slots: number of slots (tokens and padding) in the packs of these steps on this rank; None: the loader was not
+            given `rows` and a capacity.
         held_sequences, held_tokens: number of sequences and tokens that this rank has read, and that are in no finished
             step yet.
         left_out: number of (sequences, tokens) that this rank read and left out at the ends of passes.

@@ -174,7 +174,6 @@ class StreamSupply(Supply):
 
     def summary(self, at: StreamPlace) -> StreamSummary:
         """Return what this rank knows about the stream at place `at`: how far it has read, and what it has taken."""
-        units = at.steps_seen * at.accumulation * at.per_rank
         return StreamSummary(
             takes=self.serving.takes(self.packing.unit),
             world_size=at.cursor.deal.world_size,
@@ -185,7 +184,7 @@ class StreamSupply(Supply):
             steps=at.steps_seen,
             sequences=at.sequences_here,
             tokens=at.tokens_here,
-            slots=units * self.packing.capacity if self.serving.rows and self.packing.capacity else None,
+            slots=at.units_here * self.packing.capacity if self.serving.rows and self.packing.capacity else None,
             held_sequences=len(at.held) + len(at.buffer),
             held_tokens=at.held.tokens + at.buffer.tokens,
             left_out=(at.left_sequences, at.left_tokens),

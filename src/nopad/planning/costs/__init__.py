@@ -167,7 +167,7 @@ class _Search:
             self.notes.append("no better plan within its budget: a larger one (effort) may find one, or a better bound")
 
     def _near(self) -> int:
-        """Return the most packs that a plan near the bound has; `spread` and `gather` end at such a plan.
+        """Return the largest number of packs that counts as near the bound, at which `spread` and `gather` end.
 
         This is the bound itself if `exact`, otherwise ``bound + 1 + bound // 10_000``.
         """

@@ -371,13 +371,14 @@ def gather(
     words: NDArray[Any],
     pack: NDArray[Any],
 ) -> int:
-    """Move sequences between packs until at most `goal` packs are left, or sweeps stop helping; return the steps taken.
+    """Move sequences between packs, so that fewer packs are left; return the steps taken.
+
+    The search ends when at most `goal` packs are left, when sweeps stop helping, or soon after `most` steps.
 
     Sequence i has the length ``length[i]``, takes ``size[i]`` tokens, costs its squared length, and is worth
     ``value[i]``. Pack p holds the sequences from ``indptr[p]`` up to ``indptr[p + 1]`` (exclusive) at the start; at the
     end ``pack[i]`` is the pack of sequence i. `limits` are the most tokens, cost and sequences of a pack. Packs that
-    are worth at least `tight` are not emptied. There are about `most` steps. `words` is an empty bit set,
-    ``empty_set(longest length)``.
+    are worth at least `tight` are not emptied. `words` is an empty bit set, ``empty_set(longest length)``.
     """
     s = opened(length, size, value, indptr, limits, words, pack)
     left, idle, seed = indptr.size - 1, 0, 1

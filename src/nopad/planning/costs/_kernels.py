@@ -95,10 +95,10 @@ def moved(
     linked: int,
     item: int,
 ) -> None:
-    """Add `copies` sequences of `item` to each pack of class `at`, and write the resulting class to row `number`.
+    """Write to row `number` of `packs` what packs of class `at` become when each gets `copies` sequences of `item`.
 
-    `size` and `cost` are those of one sequence of `item`. Row `linked` of `links` gets the new link. In row `number`
-    of `packs`, the number of packs is left for the caller to set; row `at` does not change unless it is the same row.
+    `size` and `cost` are those of one such sequence. The new link is written to row `linked` of `links`. The caller
+    sets how many packs row `number` stands for. Row `at` stays as it is, unless `number` equals `at`.
     """
     links[linked, 0], links[linked, 1], links[linked, 2] = packs[at, LINK], item, copies
     packs[number, LINK] = linked

@@ -160,7 +160,11 @@ def undo(patterns: Patterns, state: State, depth: int) -> None:
 
 @inner
 def begin(patterns: Patterns, state: State, demand: NDArray[Any], most_loss: int, key: np.uint64) -> None:
-    """Reset the state: no pattern is used, those with a loss above `most_loss` are dead, messages are random."""
+    """Begin a new descent: no pattern is used, and ``demand[i]`` copies of each item i are left to pack.
+
+    Patterns with a loss above `most_loss` are dead, all others are not. Messages are random numbers that follow from
+    `key`. The counts of steps and of random numbers drawn are not reset, so the next descent gets other random numbers.
+    """
     for p in range(patterns.loss.size):
         state.dead[p] = False
     for i in range(demand.size):

@@ -405,9 +405,10 @@ class Search:
                 self.offer(Listed.of(_named(taken, lengths) + _named(packing, lengths[present])))
 
     def _gather_in_part(self) -> None:
-        """Run `_gather` with half of the budget, so that the other half is left for the exact program.
+        """Run `_gather` with half of the budget left, so that the other half remains for the exact program.
 
-        The whole budget is used if the exact program in a bad case takes at least three times as much.
+        If the exact program would take, in a bad case, at least three times the budget left, `_gather` may use all of
+        it.
         """
         bad = _LENGTH_STEPS * self.histogram.lengths.size**2
         with self.budget.part(_GATHERING if bad < 3 * self.budget.left else 1):

@@ -3,7 +3,8 @@
 An item stands for all sequences of one size, and a pattern is a multiset of items that fits into a pack. HiGHS finds
 how often to use each pattern. The rows are items. There are two kinds of columns: patterns, which cost one pack each,
 and exchanges, which are free. An exchange lets the slot of an item be used by the next smaller item. Because of the
-exchanges, dual values do not fall as sizes rise, as a certificate needs it. They also make column generation stable.
+exchanges, no item has a lower dual value than a smaller item; a certificate requires this. Exchanges also make column
+generation stable.
 Each solve starts from the basis of the last one. New patterns leave the last solution primal feasible, so the primal
 simplex method is used after patterns were added. A change of demand leaves the last solution dual feasible, so the dual
 simplex method is used after such a change.

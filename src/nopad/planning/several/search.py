@@ -363,6 +363,8 @@ def _wasteful(task: Task, packing: Packing, worth: NDArray[np.float64] | None, m
     that each size has of the largest limits.
     """
     packs = list(packing)
+    if not packs:
+        return Counter()
     prices = np.array(task.prices, dtype=np.float64)[task.capacity_of(packs)]
     own = worth if worth is not None else (task.sizes / task.capacities.max(axis=0).clip(1)).max(axis=1) * prices.max()
     held = np.array([own[list(pack)].sum() for pack in packs])

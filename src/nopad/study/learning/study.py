@@ -137,7 +137,7 @@ def _crossing(points: Sequence[Point], accuracy: float, what: str) -> float | No
 
 
 def prepare(size: Size, recipes: Sequence[Recipe], seeds: int, folder: Path | None = None) -> Prepared:
-    """Read the texts, time a few steps to estimate how long the study takes, and return the study to run.
+    """Read texts of Python's standard library, time a few steps, and return the study to run with its estimated time.
 
     Args:
         size: one of `SIZES`, or a `Size` of your own.
@@ -149,7 +149,8 @@ def prepare(size: Size, recipes: Sequence[Recipe], seeds: int, folder: Path | No
     Raises:
         FormatError: the results in `folder` are of a different study or of a recipe of the same name with other
             settings, or are damaged.
-        LengthError: there are fewer than 100 texts, by `Size.documents` or in this machine's standard library.
+        LengthError: `size.documents` is below 100, or this machine's standard library has fewer than 100 texts of at
+            least two sentences.
         StorageError: `folder` cannot be made, or the results in it cannot be read.
     """
     if folder is not None:
