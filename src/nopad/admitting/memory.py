@@ -219,8 +219,9 @@ def _hash_code(code: CodeType, found: Any) -> None:
 def _sources(module: ModuleType | None, files: dict[str, str]) -> bool:
     """Add to `files` the SHA-256, by name, of a Python module and of the modules that it uses.
 
-    The standard library, torch, transformers and nopad are left out, since their versions count. Of another installed
-    module, only its own file is added. Returns whether each module that is not installed has a source file.
+    The standard library, torch, transformers and nopad are left out, since their versions are in the fingerprint. Of
+    another installed package's module, only its own file is added. The result is False if one of the user's own modules
+    (of no installed package) has no source file.
     """
     if module is None:
         return False

@@ -292,7 +292,7 @@ def list_counts(kind: type, config: Any) -> dict[str, int]:
 
 
 def _per_layer(config: Any, there: int) -> dict[str, list[Any]]:
-    """Return the lists of a configuration that have one entry for each of its `there` layers, by name."""
+    """Return, by name, the lists of a configuration that have one entry per layer; `there` is the number of layers."""
     return {name: value for name, value in values_of(config).items() if isinstance(value, list) and len(value) == there}
 
 

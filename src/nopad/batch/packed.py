@@ -129,7 +129,7 @@ class PackedBatch(Items):
                 0 for other names.
 
         Raises:
-            LengthError: with `Rows`, a row has more tokens than the capacity.
+            LengthError: with `Rows`, the sequences of a row take more slots than the capacity.
             OptionError: `form` is invalid, has fewer rows than are given, or has `depth`, `packs` or `end_to_end`,
                 which would move sequences to other rows; or `fill` is invalid.
             BatchError: one of these:

@@ -20,10 +20,11 @@ MIXING = (nn.RNNBase, nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.Transfo
 
 
 def refuse_unguarded(named: Mapping[str, Any]) -> None:
-    """Refuse a call with a packed batch's tensors, but without the batch's own `attention_mask`.
+    """Refuse a call that has a packed batch's tensors; call this only if the batch's own `attention_mask` is missing.
 
-    `named` are the arguments by name. The tensors are recognised in two ways: by an attribute that `PackedBatch` sets
-    on them; or by positions that begin again inside a row, if there is no mask or only an ordinary padding mask.
+    This function does not check that the mask is missing: it refuses a complete batch too. `named` are the arguments by
+    name. The tensors are recognised in two ways: by an attribute that `PackedBatch` sets on them; or by positions that
+    begin again inside a row, if there is no mask or only an ordinary padding mask.
 
     Raises:
         BatchError: such a tensor was given.

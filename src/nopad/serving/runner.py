@@ -292,10 +292,11 @@ class PackRunner:
         return self._queue.drain(timeout_s)
 
     def close(self, *, drain: bool = True) -> None:
-        """Accept no more requests, and wait until the worker has ended; in a callback of the runner, do not wait.
+        """Accept no more requests, and wait until the worker has ended.
 
         Requests that still wait are answered first; with ``drain=False``, their futures raise RunnerClosedError
-        instead. In a process that was forked after the runner was started, this does nothing.
+        instead. Called on the worker's own thread, as in the callback of a future, it returns at once without waiting.
+        In a process that was forked after the runner was started, this does nothing.
         """
         if os.getpid() != self._process:
             return

@@ -171,7 +171,7 @@ def _limit(path: Path, positions: int | None) -> dict[str, Any]:
     The limit is the most tokens of a text: the one that the folder states, but at most `positions`.
 
     Raises:
-        FormatError: the limit is not an integer of at least 1.
+        FormatError: the file that states it is broken, or the limit is not an integer of at least 1.
     """
     file = path / "sentence_bert_config.json"
     limit = _read(file).get("max_seq_length")

@@ -44,14 +44,16 @@ def price(
     out: NDArray[Any],
     worth: NDArray[Any],
 ) -> None:
-    """For each p, find a valuable pack whose longest item is ``chosen[p]``, and write its items (up to four) to `out`.
+    """For each p, find a valuable pack that holds the item ``chosen[p]``, and write its items (up to four) to `out`.
 
-    ``out[p]`` gets the item numbers, longest first, and -1 for each place that stays empty; int64 ``[chosen, 4]``.
-    ``worth[p]`` gets their total value. `chosen` is an ascending list of item numbers. Each item of `chosen` is tried
-    as second item of the pack. Then the pack gets one of these, whichever is worth more:
+    ``out[p]`` gets the item numbers, ``chosen[p]`` first, and -1 for each place that stays empty; int64 ``[chosen,
+    4]``. They are not sorted: the last two may be longer than the others. ``worth[p]`` gets their total value. `chosen`
+    is an ascending list of item numbers. Each item of `chosen` that is not longer than ``chosen[p]`` is tried as second
+    item of the pack. Then the pack gets one of these, whichever is worth more:
 
     * of all items, the longest that fits and is not longer than the second one
-    * two items of `chosen`, from a table of pairs; sizes in this table are rounded up, so the pair surely fits
+    * two items of `chosen` of any length, from a table of pairs; sizes in this table are rounded up, so the pair surely
+      fits
     """
     n = chosen.size
     parts = limits[0] // 2 // FINE + 1, limits[1] // 2 // FINE + 1

@@ -3,8 +3,8 @@
 Where three or four sequences fill a pack, a difference of one token may decide whether they fit, so lengths and costs
 must not be rounded. The patterns of the linear program hold real lengths, and keep to the limits exactly. The program
 has few rows, since each length counts as shares of two chosen lengths, the knots (`nopad.planning.costs.knots`). For
-each knot, a valuable pattern is found in which it is the longest length. Each knot that is not longer is tried as the
-second length. It is followed by one or two further lengths: the longest that fits, or a pair from a table.
+each knot, a valuable pattern that holds it is found. Each knot that is not longer is tried as the second length. It is
+followed by one or two further lengths: the longest that fits, or a pair from a table.
 
 The whole parts of the solution are filled with sequences of nearly the planned lengths, so that packs stay as valuable
 as planned. Then the program is solved again for what is left. The dual values prove a bound (`prove`).
