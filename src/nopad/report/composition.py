@@ -88,8 +88,8 @@ class Composition:
     def likeness(self) -> float:
         """Ratio of `together` to `at_random`: below 1, lengths in a pack are more alike than by chance; above 1, less.
 
-        It is 0 if the lengths in each pack are equal, but differ between packs. It is 1 if all sequences that share a
-        pack have the same length, or if none share one.
+        It is 0 if lengths differ between packs of several sequences, but never within one. It is 1 if all packs of
+        several sequences hold one and the same length, or if there are no such packs.
         """
         return self.together / self.at_random if self.at_random else 1.0
 
@@ -97,7 +97,7 @@ class Composition:
     def steps(self) -> list[Step]:
         """The `Step` of each difference 0, 1, 2, 4, 8, ..., and of the largest difference.
 
-        The list is empty if all sequences that share a pack have the same length, or if none share one.
+        The list is empty if all packs of several sequences hold one and the same length, or if there are no such packs.
         """
         lengths, _ = self._pool
         if lengths.size < 2:

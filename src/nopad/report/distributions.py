@@ -147,7 +147,7 @@ def fill_chart(subject: Subject) -> Any | None:
 def alike_chart(subject: Subject) -> Any | None:
     """Return a chart of how much two sequences of one pack differ in length, compared with two drawn at random.
 
-    The result is None if all sequences that share a pack have the same length, or if none share one.
+    The result is None if all packs of several sequences hold one and the same length, or if there are no such packs.
     """
     alt = load_altair()
     found = subject.composition

@@ -109,7 +109,7 @@ class Batching:
 
     @property
     def longest(self) -> int:
-        """Maximum number of tokens in a request: `max_waiting_tokens` or, if this is less, the capacity of a row.
+        """Maximum number of tokens in a request: `max_waiting_tokens` or the capacity of a row, whichever is less.
 
         Without `rows`, 2^31 - 1 takes the place of the capacity.
         """

@@ -90,8 +90,8 @@ class _Asked(NamedTuple):
     """How the results of a request are padded, and where they go.
 
     Attributes:
-        begins: for each sequence, the index of its first token in its padded outputs: as in the input, or 0 if `Tensors`
-            was given a number as `widths`.
+        begins: for each sequence, the index of its first token in its padded outputs: as in the input, or 0 if
+            `Tensors` was given a number as `widths`.
         width: number of tokens to which outputs per token are padded; None: they are not padded.
         rows: whether the input was padded rows ``[B, L]``.
         out: the caller's buffers, by name of output.

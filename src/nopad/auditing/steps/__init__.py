@@ -9,8 +9,8 @@ Kinds of findings (the text of each finding says more):
 * the mistake that explains the loss: "mean of means" (over micro-batches or ranks), "first token counted" (in the
   denominator), "label across a border" (a last token predicts the next sequence), "per sequence" or "per token" (the
   other mean than asked for), "wrong denominator", "wrong scale" (such as a missing division by accumulation steps);
-* others: "not finite" (the loss), "random" (numbers are drawn besides dropout), "own dtype" (only the model's own dtype
-  differs), "raised" (an exception), "unknown".
+* others: "not finite" (the loss), "random" (numbers are drawn besides dropout), "own dtype" (the step is right in
+  float64, but not in the model's own dtype), "raised" (an exception), "unknown".
 """
 
 from nopad.auditing.steps.ranks import Step

@@ -143,7 +143,8 @@ class IndexTokens(TokenSource):
 
     Args:
         reading: the index, and how its source was read.
-        source: the source, with empty records, read with the options of `reading`.
+        source: the source, opened with the options of `reading`. Its empty records must be skipped, not refused
+            (`empty` "skip"); they still count as records.
 
     Raises:
         PlanMismatchError: the source has another number of records than the one that was packed, a record of another

@@ -4,9 +4,9 @@ Item i stands for all sequences of the length ``lengths[i]``, ascending. Such a 
 multiple of `align`, costs its squared length, and is worth ``values[i]``. ``upto[n]`` is the number of items whose
 length is at most n. `limits` are a pack's most tokens, cost and sequences.
 
-Position i + 1 stands for item i in the arrays `below` and `above`, which link positions. The position of an available
-item, of which sequences are left, links to itself. Any other position links towards the next shorter available item
-(`below`) or the next longer one (`above`). For k items, positions 0 and k + 1 mean that there is none.
+An item is available if sequences of it are left. The arrays `below` and `above` link positions; position i + 1 stands
+for item i. The position of an available item links to itself. Any other position links towards the next shorter
+available item (`below`) or the next longer one (`above`). For k items, positions 0 and k + 1 mean that there is none.
 """
 
 from __future__ import annotations
