@@ -719,7 +719,7 @@ def edited(state, path, value):
     ("path", "value"),
     [
         (["format"], "other"),
-        (["format_version"], 2),
+        (["format_version"], 1),
         (["more"], 1),
         (["arrived"], 3),
         (["arrived"], -1),
