@@ -246,7 +246,7 @@ def test_pairs_may_be_a_stream():
 
     def loader():
         source = PretrainingSource(IterableSource(texts), nopad.load_tokenizer(tokenizer()), options)
-        return nopad.PackedLoader(source, 48, rows=2, collate=task.collate)
+        return nopad.PackedLoader(source, 48, rows=2, collate=task.collate, exhausted="repeat")
 
     def seen(batches):
         return [(batch["input_ids"].tolist(), batch["labels"].tolist(), batch[NEXT].tolist()) for batch in batches]
