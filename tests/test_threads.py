@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import nopad
-from nopad.threads import new_lock
+from nopad.threads import Blocks, new_lock
 
 OPEN = """
 import nopad
@@ -50,6 +50,72 @@ def test_a_lock_that_another_thread_holds_is_free_in_a_forked_process():
     assert not lock.acquire(blocking=False)  # here it is still held
     done.set()
     thread.join()
+
+
+class Thing:
+    held = False
+
+
+def test_blocks_of_other_threads_end_in_a_forked_process():
+    ours, theirs, both = Thing(), Thing(), Thing()
+    blocks = Blocks(lambda one: setattr(one, "held", True), lambda one: setattr(one, "held", False))
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with blocks.open(lambda: [theirs, both]):
+            held.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(60)
+    with blocks.open(lambda: [ours, both]):
+        child = os.fork()
+        if child:
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0b11
+            done.set()
+            thread.join()
+            assert (ours.held, theirs.held, both.held, theirs in blocks) == (True, False, True, False)
+        else:
+            amid = (ours.held, theirs.held, both.held, theirs in blocks) == (True, False, True, False)
+    after = not (ours.held or theirs.held or both.held or both in blocks)
+    if not child:
+        os._exit(amid + 2 * after)
+    assert after
+
+
+INTERRUPTED = """
+import random, signal
+from nopad.threads import Blocks
+
+class Thing:
+    held = False
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+things, draw, hits = [Thing() for _ in range(50)], random.Random(0), 0
+blocks = Blocks(lambda one: setattr(one, "held", True), lambda one: setattr(one, "held", False))
+signal.signal(signal.SIGALRM, interrupt)
+with blocks.open(lambda: things[:1]):
+    while hits < 3000:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-5, 2e-4))
+            while True:
+                with blocks.open(lambda: things):
+                    pass
+        except KeyboardInterrupt:
+            hits += 1
+        found = [one.held for one in things], [one in blocks for one in things], blocks.lock.locked()
+        assert found == ([True] + [False] * 49, [True] + [False] * 49, False), (hits, found)
+assert not any(one.held or one in blocks for one in things)
+print(hits)
+"""
+
+
+def test_ctrl_c_at_any_moment_leaves_no_block_open():
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=120)
+    assert (ended.stdout, ended.stderr) == ("3000\n", "")
 
 
 # These renew their locks themselves, or check the process.

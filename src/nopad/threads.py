@@ -1,15 +1,36 @@
-"""`Pool`, threads for a generator that may still be open when Python ends; `new_lock`, a lock that survives a fork."""
+"""Threads and forks: a pool of threads, locks, blocks and cached properties that survive the end of Python, or a fork."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-from weakref import WeakSet
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakSet
 
-__all__ = ["Pool", "new_lock"]
+__all__ = ["Blocks", "Pool", "cached_property", "new_lock"]
+
+if TYPE_CHECKING or sys.version_info >= (3, 12):
+    from functools import cached_property
+else:
+    import functools
+    from contextlib import nullcontext
+
+    class cached_property(functools.cached_property[Any]):
+        """Python's own, without the lock that it has before 3.12.
+
+        In a process that was forked while another thread computed such a property of any object, the lock would be held
+        for ever.
+        """
+
+        def __init__(self, function: Callable[[Any], Any]) -> None:
+            super().__init__(function)
+            self.lock = nullcontext()
+
 
 _locks: WeakSet[Any] = WeakSet()
 
@@ -27,9 +48,97 @@ def new_lock() -> Any:
 def _free() -> None:
     for lock in list(_locks):
         lock._at_fork_reinit()  # as Python's own modules free theirs
+    for blocks in list(_all_blocks):
+        blocks._forget_other_threads()
 
 
 os.register_at_fork(after_in_child=_free)
+
+
+class Blocks:
+    """Objects that something holds for as long as ``with`` blocks are open for them, in any thread.
+
+    A block that Ctrl-C interrupts while it opens or ends is closed for all its objects. Blocks of other threads than
+    the one that forked end in the forked process: nobody is left there to end them.
+
+    >>> states = {}
+    >>> class Thing: pass
+    >>> thing, blocks = Thing(), Blocks(lambda one: states.update(held=True), lambda one: states.update(held=False))
+    >>> with blocks.open(lambda: [thing]), blocks.open(lambda: [thing]):
+    ...     print(states, thing in blocks)
+    {'held': True} True
+    >>> states, thing in blocks
+    ({'held': False}, False)
+    """
+
+    def __init__(self, begin: Callable[[Any], object], end: Callable[[Any], object]) -> None:
+        """Store two functions of an object: `begin` is called when its first block opens, `end` when its last ends.
+
+        Either may be called again for an object for which it was interrupted.
+        """
+        self._begin, self._end = begin, end
+        self._open: WeakKeyDictionary[Any, list[_Block]] = WeakKeyDictionary()
+        self.lock = new_lock()  # held while blocks open and end
+        _all_blocks.add(self)
+
+    def __contains__(self, one: object) -> bool:
+        """Return whether a block is open for this object."""
+        return bool(self._open) and one in self._open
+
+    @contextmanager
+    def open(self, choose: Callable[[], Iterable[Any]]) -> Iterator[None]:
+        """Open a block for the objects that `choose` returns, which is called while no block opens or ends."""
+        block, mine, interrupt = _Block(threading.get_ident()), list[Any](), None
+        try:
+            with self.lock:
+                for one in list(choose()):
+                    mine.append(one)  # before anything changes, so that an interrupt or a fork right now ends it
+                    known = one in self._open
+                    self._open.setdefault(one, []).append(block)
+                    if not known:
+                        self._begin(one)
+            yield
+        finally:  # not in a function of its own, which Ctrl-C could interrupt before its first line
+            while True:
+                try:
+                    with self.lock:
+                        for one in mine:
+                            self._keep(one, lambda other: other is not block)
+                    break
+                except KeyboardInterrupt as error:
+                    interrupt = error
+            if interrupt is not None:
+                raise interrupt
+
+    def _keep(self, one: Any, keeps: Callable[[_Block], bool]) -> None:
+        """Forget the blocks of an object for which `keeps` returns False; if none is left, the object is released."""
+        if one not in self._open:
+            return
+        left = [block for block in self._open[one] if keeps(block)]
+        if left:
+            self._open[one] = left
+        else:
+            self._end(one)
+            del self._open[one]
+
+    def _forget_other_threads(self) -> None:
+        here = threading.get_ident()
+        for one in list(self._open):
+            self._keep(one, lambda block: block.thread == here)
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """An open block.
+
+    Attributes:
+        thread: the thread that opened it (`threading.get_ident`).
+    """
+
+    thread: int
+
+
+_all_blocks: WeakSet[Blocks] = WeakSet()
 
 
 class Pool(ThreadPoolExecutor):

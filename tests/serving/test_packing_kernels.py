@@ -47,7 +47,7 @@ def some_requests(rng, n=None):
 
 def waiting(rng):
     requests = some_requests(rng)
-    state = np.array([7, 7, 0, kernels.NEVER, kernels.NEVER, 0, 0], np.int64)
+    state = np.array([7, 7, 0, kernels.NEVER, kernels.NEVER, 0, 0, 0], np.int64)
     table = np.zeros((200, 6), np.int64, order="F")
     PLAIN["arrive"](state, table, requests)
     for at in range(8, state[1]):  # gaps, but not in the first row
@@ -151,6 +151,13 @@ def case_most_urgent(rng):
 
 def case_highest(rng):
     return case_most_urgent(rng)
+
+
+def case_ahead(rng):
+    state, table = waiting(rng)
+    deadline, lengths = int(rng.integers(NOW, 2 * NOW)), rng.integers(1, 12, int(rng.integers(1, 4)))
+    limits = a_limit(rng, policy="first_fit" if rng.random() < 0.2 else "look_ahead")
+    return state, table, limits, deadline, int(lengths.sum()), lengths.size, int(lengths.max())
 
 
 def case_waiting_of(rng):

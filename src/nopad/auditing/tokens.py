@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nopad.errors import OptionError
+from nopad.threads import cached_property
 
 __all__ = ["Tokens", "draw"]
 

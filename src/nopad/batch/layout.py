@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from nopad.errors import BatchError, LengthError, OptionError
 from nopad.histogram import integers
 from nopad.options import MAX_LENGTH
+from nopad.threads import cached_property
 
 __all__ = ["Layout", "checked"]
 

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Literal
 
 from nopad.corpus.conversations import Conversation, Passage
@@ -38,6 +37,7 @@ from nopad.corpus.prefixes import prefix_lengths, token_ids
 from nopad.corpus.templates import Frame, Template
 from nopad.errors import LengthError, RecordError
 from nopad.options import check_choice
+from nopad.threads import cached_property
 
 __all__ = ["Answered", "ChatEncoder", "EndOfTurn", "Rewriting", "fitted"]
 

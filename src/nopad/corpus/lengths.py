@@ -6,7 +6,6 @@ It is packed into an index-only dataset, which says which sequence is in which p
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from nopad.corpus.npy import NpyFile
 from nopad.corpus.records import BadRecord, Record
 from nopad.corpus.source import Block, Source
 from nopad.errors import FormatError, OptionError, SourceError
+from nopad.threads import cached_property
 
 __all__ = ["LengthsFile"]
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 from nopad.corpus.conversations import Conversation
 from nopad.corpus.prefixes import token_ids
 from nopad.errors import OptionError, RecordError
+from nopad.threads import cached_property
 
 __all__ = ["Frame", "Template"]
 

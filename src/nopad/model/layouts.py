@@ -6,53 +6,45 @@ copies only inside the ``with`` block of `laid_out`, in which weights must not c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor, nn
 
-from nopad.threads import new_lock
+from nopad.threads import Blocks
 
 __all__ = ["Scoped", "laid_out"]
-
-_lock = new_lock()
 
 
 class Scoped(nn.Module):
     """Base class of layers that keep a copy of their weights inside `laid_out`: in the dict `_copies`.
 
     If `_copies` is None, the layer is in no scope, and must not keep anything. Otherwise the dict maps the name of a
-    parameter to a tuple: the parameter, the same without gradient, its version, and the copy. `_scopes` counts the open
-    scopes.
+    parameter to a tuple: the parameter, the same without gradient, its version, and the copy.
     """
 
     _copies: dict[str, tuple[Tensor, Tensor, int, Tensor]] | None = None
-    _scopes: int = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes without the copy: an object that is copied or unpickled is in no scope."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_copies", "_scopes")}
+        return {name: value for name, value in self.__dict__.items() if name != "_copies"}
 
 
-@contextmanager
-def laid_out(model: nn.Module) -> Iterator[None]:
-    """In a ``with`` block, let the `Scoped` layers of a model keep copies of their weights, in every thread.
+def _begin(layer: Scoped) -> None:
+    layer._copies = {}
 
-    Each layer makes its copy when it is first called in the block. At the end of the block, copies are freed, unless
-    another block for the same layer is open.
+
+def _end(layer: Scoped) -> None:
+    layer._copies = None
+
+
+_scopes = Blocks(_begin, _end)
+
+
+def laid_out(model: nn.Module) -> AbstractContextManager[None]:
+    """Return a context manager: in its ``with`` block, the `Scoped` layers of a model keep copies of their weights.
+
+    This holds in every thread. Each layer makes its copy when it is first called in the block. At the end of the block,
+    copies are freed, unless another block for the same layer is open.
     """
-    layers = [module for module in model.modules() if isinstance(module, Scoped)]
-    with _lock:
-        for layer in layers:
-            layer._scopes += 1
-            if layer._copies is None:
-                layer._copies = {}
-    try:
-        yield
-    finally:
-        with _lock:
-            for layer in layers:
-                layer._scopes -= 1
-                if not layer._scopes:
-                    layer._copies = None
+    return _scopes.open(lambda: [module for module in model.modules() if isinstance(module, Scoped)])

@@ -11,12 +11,12 @@ This takes O(n log n) for the n lengths of a plan's strategies. Sums are 64-bit 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nopad.planning import Plan
+from nopad.threads import cached_property
 
 __all__ = ["Composition", "Step"]
 

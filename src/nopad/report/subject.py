@@ -11,7 +11,6 @@ import os
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from nopad.report.supervision import Supervised, supervised
 from nopad.report.wording import answer
 from nopad.store import Manifest, PackedRow, open_packed
 from nopad.store.manifest import PLAN
+from nopad.threads import cached_property
 
 __all__ = ["Subject", "read_subject"]
 

@@ -46,7 +46,8 @@ from nopad.serving._placing_kernels import (
 )
 
 NUMBER, LENGTH, ARRIVED, DUE, DEADLINE, PRIORITY = range(6)  # columns of the table
-HEAD, TAIL, TOKENS, NEXT_DUE, NEXT_DEADLINE, URGENT, GAPS = range(7)  # places of the state; NEXT_... may be too early
+# Places of the state. NEXT_DUE and NEXT_DEADLINE may be too early. NEXT is the number of the next request to arrive.
+HEAD, TAIL, TOKENS, NEXT_DUE, NEXT_DEADLINE, URGENT, GAPS, NEXT = range(8)
 TIMEOUT, IDLE, DEADLINE_NEAR, DRAIN = range(3, 7)  # why a batch leaves, besides `FULL` and `COUNT`; 0: none leaves
 
 NEVER = 2**62
@@ -91,7 +92,7 @@ def candidates(state: NDArray[Any], table: NDArray[Any], limits: NDArray[Any], n
     if limits[POLICY] != LOOK_AHEAD or limits[KEEP_ORDER] or state[URGENT] == 0 or n == waiting:
         return first[:n]
     levels = levels_of(table, np.arange(head, tail), limits, now)
-    levels[0] = LEVELS
+    levels[0] = 2 * LEVELS
     chosen: NDArray[Any] = head + most_urgent(levels, n)
     while n < waiting and table[chosen, LENGTH].sum() <= enough:  # the most urgent ones are shorter than the oldest
         n = min(2 * n, waiting)
@@ -142,11 +143,13 @@ def highest(levels: NDArray[Any], n: int) -> NDArray[Any]:
 def levels_of(table: NDArray[Any], index: NDArray[Any], limits: NDArray[Any], now: int) -> NDArray[Any]:
     """Return the urgency of the requests whose rows in the table are `index`; int64, same shape.
 
-    The urgency of a request whose time to leave has come is `LEVELS`. Otherwise, it is the sum of `MIDDLE`, the
-    request's priority, and 1 for each `AGE_STEP` that it has waited; at most ``LEVELS - 1``. Gaps have the urgency
-    `GAP`. `index` is in order of arrival. `now` is the time in nanoseconds.
+    The urgency of a request whose time to leave has come is `LEVELS`, and 1 more for each later deadline of other such
+    requests. Otherwise, it is the sum of `MIDDLE`, the request's priority, and 1 for each `AGE_STEP` that it has
+    waited; at most ``LEVELS - 1``. Gaps have the urgency `GAP`. `index` is in order of arrival. `now` is the time in
+    nanoseconds.
     """
     levels = np.empty(index.size, dtype=np.int64)
+    deadlines = np.unique(table[index, DEADLINE][table[index, DUE] <= now])  # ascending
     waited, until = 0, -1  # those that arrived until then have waited so many steps, or more
     for i in range(index.size):
         at = index[i]
@@ -154,7 +157,9 @@ def levels_of(table: NDArray[Any], index: NDArray[Any], limits: NDArray[Any], no
             waited = (now - table[at, ARRIVED]) // limits[AGE_STEP]
             until = now - waited * limits[AGE_STEP]
         due = table[at, DUE] <= now
-        level = LEVELS if due else min(MIDDLE + table[at, PRIORITY] + waited, LEVELS - 1)
+        level = min(MIDDLE + table[at, PRIORITY] + waited, LEVELS - 1)
+        if due:
+            level = LEVELS + deadlines.size - 1 - np.searchsorted(deadlines, table[at, DEADLINE])
         levels[i] = level if table[at, LENGTH] < GONE else GAP
     return levels
 
@@ -200,9 +205,15 @@ def is_urgent(table: NDArray[Any], at: int) -> int:
 
 @njit(cache=True, nogil=True)
 def arrive(state: NDArray[Any], table: NDArray[Any], requests: NDArray[Any]) -> None:
-    """Append requests, int64 ``[n, 6]``, to the table, which must have room for them; update the totals in `state`."""
+    """Append requests, int64 ``[n, 6]``, to the table, which must have room for them; update the totals in `state`.
+
+    Their numbers ascend. Requests that have arrived before are passed over, so that a repeated call does no harm.
+    """
     for i in range(requests.shape[0]):
+        if requests[i, NUMBER] < state[NEXT]:
+            continue
         at = state[TAIL]
+        state[NEXT] = requests[i, NUMBER] + 1
         table[at] = requests[i]
         state[TAIL] += 1
         state[TOKENS] += table[at, LENGTH]
@@ -226,6 +237,57 @@ def cancel(state: NDArray[Any], table: NDArray[Any], number: int) -> int:
     take(state, table, low)
     close(state, table)
     return 1
+
+
+@njit(cache=True, nogil=True)
+def ahead(
+    state: NDArray[Any],
+    table: NDArray[Any],
+    limits: NDArray[Any],
+    deadline: int,
+    tokens: int,
+    sequences: int,
+    longest: int,
+) -> tuple[int, int, int, int]:
+    """Return what runs until a new request has run: (batches, their tokens, further tokens, further sequences).
+
+    The new request has `sequences` sequences with `tokens` tokens, of which the longest has `longest`. Waiting requests
+    with its `deadline`, or an earlier one, go before it. Of the others, the one that has waited longest is in every
+    batch; the request shares these batches if it fits beside it. The further tokens run after these batches, in any
+    number of batches. Without `LOOK_AHEAD`, or with `KEEP_ORDER`, all waiting requests go before it.
+    """
+    head, tail = state[HEAD], state[TAIL]
+    if limits[POLICY] != LOOK_AHEAD or limits[KEEP_ORDER]:
+        return 0, 0, state[TOKENS] + tokens, waiting_of(state) + sequences
+    for at in range(head, tail):
+        if table[at, DEADLINE] <= deadline:  # not so in gaps
+            tokens += table[at, LENGTH]
+            sequences += 1
+    slots, batches, ran, at = limits[ROWS] * limits[CAPACITY], 0, 0, head
+    while tokens > 0 and at < tail:
+        left, places = slots, limits[MOST]
+        filled_by_others = False
+        while at < tail:
+            length = table[at, LENGTH]
+            if length < GONE and table[at, DEADLINE] > deadline:
+                if left < slots and (length > left or places == 0 or not filled_by_others):
+                    break
+                left -= length
+                places -= 1
+                filled_by_others = places == 0 or (limits[ROWS] == 1 and longest > left)
+            at += 1
+        if left == slots:
+            break
+        batches += 1
+        ran += slots - left
+        if not filled_by_others:
+            few = min(sequences, places)
+            most = tokens if few == sequences else few * (tokens // sequences)  # of sequences of average length
+            used = min(most, left)
+            sequences -= max(min(few, sequences * used // tokens), 1)
+            tokens -= used
+            ran += left if at < tail else used
+    return batches, ran, tokens, max(sequences, 0)
 
 
 @njit(cache=True, nogil=True)

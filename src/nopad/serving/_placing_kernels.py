@@ -18,7 +18,7 @@ POLICY, ROWS, CAPACITY, FLAT, MOST, SEPARATOR, KEEP_ORDER, WINDOW, WAIT, ACCUMUL
 END_TO_END, FIRST_FIT, NEXT_FIT, BEST_FIT, LOOK_AHEAD = range(5)  # policies
 FULL, COUNT = 1, 2  # why a batch takes no more requests; 0: it takes more
 
-LEVELS = 2**30  # urgency of a request whose time to leave has come; all others are below
+LEVELS = 2**30  # least urgency of a request whose time to leave has come; all others are below
 _LENGTHS = 2**31
 
 
@@ -268,9 +268,10 @@ def urgency(levels: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
     `levels` has the urgency of each candidate: the highest level comes first. Of equal levels, the lowest number in
     `second` comes first. But the first candidate has waited longest, so it gets the lowest key, -1.
     """
-    made: NDArray[Any] = (LEVELS - levels) * _LENGTHS + second
-    if made.size > 0:
-        made[0] = -1
+    if levels.size == 0:
+        return second
+    made: NDArray[Any] = (levels.max() - levels) * _LENGTHS + second
+    made[0] = -1
     return made
 
 

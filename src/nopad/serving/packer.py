@@ -171,19 +171,27 @@ class OnlinePacker:
 
         self._kernels: Any = kernels
         self._limits = batching.limits()
-        self._state = np.zeros(7, dtype=np.int64)
+        self._state = np.zeros(8, dtype=np.int64)
         self._state[[kernels.NEXT_DUE, kernels.NEXT_DEADLINE]] = kernels.NEVER
         self._table = np.zeros((_PLACES, _COLUMNS), dtype=np.int64, order="F")  # columns are scanned
+        # Ctrl-C may interrupt any call but `poll`, which only the worker makes. So each step that adds or moves
+        # requests is valid at once, by one call or assignment, and the next `_settle` corrects the totals beside it.
         self._new = array("q")  # requests that are not in the table yet, as rows of the table one after another
+        self._settled = 0  # requests that came into the table, ever
         self._tokens = 0  # in all requests that wait, in the table or not yet
         self._now = 0
-        self._counts = dict.fromkeys(("arrived", "packed", "cancelled", "expired", "refused", "tokens", "slots"), 0)
+        self._counts = dict.fromkeys(("packed", "cancelled", "expired", "refused", "tokens", "slots"), 0)
         self._flushes: dict[Reason, int] = dict.fromkeys(REASONS, 0)
 
     def __len__(self) -> int:
         """Return the number of requests that wait."""
-        head, tail, *_, gaps = self._state.tolist()  # in Python, which is faster than calling `waiting_of`
+        head, tail, *_, gaps, _ = self._state.tolist()  # in Python, which is faster than calling `waiting_of`
         return int(tail - head - gaps + len(self._new) // _COLUMNS)
+
+    @property
+    def arrived(self) -> int:
+        """Number of requests that have arrived, which is the number that the next one gets."""
+        return self._settled + len(self._new) // _COLUMNS
 
     @property
     def waiting_tokens(self) -> int:
@@ -194,24 +202,36 @@ class OnlinePacker:
     def statistics(self) -> PackerStatistics:
         """The packer's totals so far, as a copy."""
         return PackerStatistics(
-            **self._counts, waiting=len(self), waiting_tokens=self.waiting_tokens, flushes=dict(self._flushes)
+            **self._counts,
+            arrived=self.arrived,
+            waiting=len(self),
+            waiting_tokens=self.waiting_tokens,
+            flushes=dict(self._flushes),
         )
 
-    def due_by(self, deadline_ns: int) -> tuple[int, int]:
-        """Return how many requests wait whose deadline is at most `deadline_ns`, and their number of tokens.
+    def ahead(self, lengths: Sequence[int], deadline_ns: int) -> tuple[int, int, int, int]:
+        """Return what runs until a new request with sequences of these `lengths` has run, if it must leave at once.
+
+        The result is (batches, tokens, further tokens, further sequences). The batches hold all these tokens, some of
+        the new request maybe; the rest of what goes before it, and of itself, are the further tokens. Requests with the
+        deadline `deadline_ns` or an earlier one go before it, and in each batch the request that has waited longest.
+        With `keep_order`, and with other policies than "look_ahead", all waiting requests go before it. What comes
+        later is not known, and how lengths fill a batch is estimated.
+
+        Request 0 has waited longest, and leaves room for 3 tokens. So a request of 4 tokens needs a batch of its own,
+        after those of requests 0 and 1:
 
         >>> from nopad.serving import Batching, OnlinePacker
         >>> packer = OnlinePacker(Batching(capacity=8))
-        >>> _ = [packer.add(5, now_ns=0, deadline_ns=deadline) for deadline in (None, 20, 10, 30)]
-        >>> packer.due_by(20)
-        (2, 10)
+        >>> _ = [packer.add(5, now_ns=0, deadline_ns=deadline) for deadline in (None, 30)]
+        >>> packer.ahead([3], 20), packer.ahead([4], 20), packer.ahead([3], 40)
+        ((1, 8, 0, 0), (2, 10, 4, 1), (1, 8, 5, 1))
         """
         self._settle()
-        kernels, (head, tail) = self._kernels, self._state[:2].tolist()
-        if self._state[kernels.NEXT_DEADLINE] > deadline_ns:
-            return 0, 0
-        found = self._table[head:tail, kernels.DEADLINE] <= deadline_ns  # not so in gaps
-        return int(found.sum()), int(self._table[head:tail, kernels.LENGTH][found].sum())
+        kernel, (tokens, count, longest) = self._kernels.ahead, (sum(lengths), len(lengths), max(lengths))
+        found = kernel(self._state, self._table, self._limits, deadline_ns, tokens, count, longest)
+        batches, ran, further, left = map(int, found)
+        return batches, ran, further, left
 
     def add(
         self, length: int, now_ns: int, *, deadline_ns: int | None = None, lead_ns: int = 0, priority: int = 0
@@ -234,10 +254,24 @@ class OnlinePacker:
             OptionError: another argument is not an integer or is out of range, or the policy has no priorities.
             QueueFullError: more than `max_waiting_tokens` tokens would wait; the request was not added.
         """
-        now = self._at(now_ns)
         if type(length) is not int:
             length = _integer(length, "length", LengthError)
         self._check_length(length)
+        how = self._checked(now_ns, deadline_ns, lead_ns, priority)
+        if self._tokens + length > self.batching.max_waiting_tokens:
+            self._refuse(length)
+        number = self.arrived
+        self._new.extend((number, length, *how))
+        self._tokens += length
+        return number
+
+    def _checked(self, now_ns: int, deadline_ns: int | None, lead_ns: int, priority: int) -> tuple[int, int, int, int]:
+        """Return the columns of a request after its length, after checks: arrived, due, deadline and priority.
+
+        Raises:
+            OptionError: an argument is not an integer or is out of range, or the policy has no priorities.
+        """
+        now = self._at(now_ns)
         due = deadline = self._kernels.NEVER
         lead = 0 if type(lead_ns) is int and lead_ns == 0 else _integer(lead_ns, "lead_ns", OptionError, 0, LAST_NS)
         if deadline_ns is not None:
@@ -245,22 +279,24 @@ class OnlinePacker:
             due = max(deadline - lead, 0)
         if type(priority) is not int or priority:
             self._check_priority(priority)
-        if self._tokens + length > self.batching.max_waiting_tokens:
-            self._refuse(length)
-        number = self._counts["arrived"]
-        self._new.extend((number, length, now, due, deadline, priority))
-        self._tokens += length
-        self._counts["arrived"] = number + 1
-        return number
+        return now, due, deadline, priority
 
     def room(self, tokens: int) -> bool:
         """Return whether `tokens` more tokens may wait."""
         return self._tokens + tokens <= self.batching.max_waiting_tokens
 
-    def add_all(self, lengths: Sequence[int], now_ns: int, **how: Any) -> range:
+    def add_all(
+        self,
+        lengths: Sequence[int],
+        now_ns: int,
+        *,
+        deadline_ns: int | None = None,
+        lead_ns: int = 0,
+        priority: int = 0,
+    ) -> range:
         """Add several requests at once, all or none of them; return their numbers.
 
-        `how` holds further arguments of `add` (`deadline_ns`, `lead_ns`, `priority`); they apply to each request.
+        All arguments but `lengths` are as in `add`; they apply to each request.
 
         Raises:
             LengthError: a length is < 1, not an integer, or above `Batching.longest`; or all together are above
@@ -279,10 +315,13 @@ class OnlinePacker:
             )
         if not self.room(tokens):
             self._refuse(tokens)
-        first = self._counts["arrived"]
-        for length in lengths:  # if the first one passes the other checks, all others do
-            self.add(length, now_ns, **how)
-        return range(first, self._counts["arrived"])
+        how, first = self._checked(now_ns, deadline_ns, lead_ns, priority), self.arrived
+        rows = array("q")
+        for number, length in enumerate(lengths, first):
+            rows.extend((number, length, *how))
+        self._new.extend(rows)
+        self._tokens += tokens
+        return range(first, first + len(lengths))
 
     def _check_length(self, length: int) -> None:
         if not 0 < length <= self.batching.longest:
@@ -356,16 +395,17 @@ class OnlinePacker:
         """Move the requests that have just arrived into the table."""
         if not self._new:
             return
-        new = np.frombuffer(self._new, dtype=np.int64).reshape(-1, _COLUMNS)
-        head, tail = self._state[:2].tolist()
-        if tail + len(new) > len(self._table):
-            waiting = self._table[head:tail].copy()
-            if 2 * (len(waiting) + len(new)) > len(self._table):
-                self._table = np.zeros((4 * (len(waiting) + len(new)), _COLUMNS), dtype=np.int64, order="F")
-            self._table[: len(waiting)] = waiting
-            self._state[:2] = 0, len(waiting)
-        self._kernels.arrive(self._state, self._table, new)
-        self._new = array("q")
+        new, state, table = np.array(self._new).reshape(-1, _COLUMNS), self._state, self._table  # no view: it may grow
+        head, tail = state[:2].tolist()
+        if tail + len(new) > len(table):
+            waiting, least = table[head:tail], 2 * (tail - head + len(new))
+            table = np.zeros((2 * least if least > len(table) else len(table), _COLUMNS), dtype=np.int64, order="F")
+            table[: len(waiting)] = waiting
+            state = state.copy()
+            state[:2] = 0, len(waiting)
+        self._kernels.arrive(state, table, new)  # if this is interrupted now, the next call finds that they are there
+        counted = int(state[self._kernels.NEXT]), int(state[self._kernels.TOKENS])
+        self._state, self._table, self._new, (self._settled, self._tokens) = state, table, array("q"), counted
 
     def _expire(self, now: int) -> NDArray[np.int64]:
         """Remove the requests whose deadline has come; return their numbers."""
@@ -378,7 +418,7 @@ class OnlinePacker:
     def _leave(self, reason: Reason, made: NDArray[np.int64], tokens: int) -> OnlineBatch:
         """Count a batch and return it; `made` holds its arrays, int64 ``[4, n]``, as the compiled loop wrote them."""
         batch, limits = OnlineBatch(reason, *made), self.batching
-        self._tokens -= tokens
+        self._tokens = int(self._state[self._kernels.TOKENS])
         self._flushes[reason] += 1
         self._counts["packed"] += len(batch)
         self._counts["tokens"] += tokens

@@ -153,11 +153,35 @@ class RequestQueue:
                 lengths = request.prepared.lengths
                 self._enter(lengths, deadline)
                 how = {"deadline_ns": deadline, "lead_ns": self._lead(lengths, deadline), "priority": priority}
-                request.numbers = self._packer.add_all(lengths, self.now(), **how)
-                request.results = [None] * len(lengths)
-                request.missing = len(lengths)
-                self._waiting.update((number, (request, at)) for at, number in enumerate(request.numbers))
+                try:
+                    self._admit(request, how)
+                except BaseException:
+                    self._withdraw(request)
+                    raise
             self._changed.notify_all()  # others than the worker wait for this too
+
+    def _admit(self, request: Waiting, how: Mapping[str, Any]) -> None:
+        """Add a request to those that wait, and then to the packer; `how` are further arguments of `add_all`."""
+        lengths, first = request.prepared.lengths, self._packer.arrived
+        request.results, request.missing = [None] * len(lengths), len(lengths)
+        request.numbers = range(first, first + len(lengths))
+        self._waiting.update({number: (request, at) for at, number in enumerate(request.numbers)})
+        self._packer.add_all(lengths, self.now(), **how)
+
+    def _withdraw(self, request: Waiting) -> None:
+        """Undo `_admit`, of which any part has been done, even if Ctrl-C interrupts this."""
+        while True:
+            try:
+                request.over = True
+                if self._packer.arrived == request.numbers.stop:  # the packer has it
+                    self._remove(request)
+                else:
+                    for number in request.numbers:
+                        self._waiting.pop(number, None)
+                    request.numbers = range(0)  # another request gets these
+                return
+            except KeyboardInterrupt:
+                pass  # another one is raised already
 
     def _enter(self, lengths: list[int], deadline: int | None) -> None:
         """Wait until a request with sequences of these `lengths` may be added: after the callers that wait already.
@@ -233,16 +257,13 @@ class RequestQueue:
         return min(round(full + max(work, full)), left)  # a full batch may have begun when it must leave
 
     def _work(self, lengths: list[int], deadline: int) -> float:
-        """Return how many ns it takes to run a request with sequences of these `lengths`, and what goes before it.
-
-        What goes before it are the requests that wait and have no later deadline; or all, with `Batching.keep_order`.
-        """
-        limits = self._batching
-        before = (
-            (len(self._packer), self._packer.waiting_tokens) if limits.keep_order else self._packer.due_by(deadline)
-        )
-        sequences, tokens = before[0] + len(lengths), before[1] + sum(lengths)
-        return self._pace.span(tokens, least=-(-sequences // (limits.max_sequences or sequences)), most=limits.slots)
+        """Return how many ns it takes to run a request with sequences of these `lengths`, and what goes before it."""
+        limits, (batches, tokens, further, sequences) = self._batching, self._packer.ahead(lengths, deadline)
+        before = batches * self._pace.estimate(tokens / batches) if batches else 0.0
+        if not further:
+            return before
+        least = -(-sequences // (limits.max_sequences or max(sequences, 1)))
+        return before + self._pace.span(further, least=least, most=limits.slots)
 
     def _until_idle(self) -> float:
         """Return how many ns the batch that runs now still takes; 0: none runs, or it takes longer than estimated."""
@@ -262,6 +283,7 @@ class RequestQueue:
             self._changed.notify_all()
 
     def _remove(self, request: Waiting) -> None:
+        """Remove a request that is `over` from those that wait; `take` ignores what Ctrl-C leaves in the packer."""
         for number in request.numbers:
             if self._waiting.pop(number, None) is not None:
                 self._packer.cancel(number)
@@ -361,7 +383,8 @@ class RequestQueue:
         while True:
             with self._lock:
                 decision = self._packer.poll(self.now(), draining=self._closing)
-                late = list(dict.fromkeys(self._waiting.pop(number)[0] for number in decision.expired.tolist()))
+                known = [self._waiting.pop(number) for number in decision.expired.tolist() if number in self._waiting]
+                late = list(dict.fromkeys(request for request, _ in known))
                 for request in late:
                     request.over = True
                     self._remove(request)
@@ -380,9 +403,11 @@ class RequestQueue:
                 return found
 
     def _taken(self, batch: OnlineBatch) -> list[Part]:
-        found = []
+        found = self._running = []  # at once, so that `die` fails them if the worker dies amid this
         for row, number in zip(batch.rows.tolist(), batch.numbers.tolist(), strict=True):
-            request, at = self._waiting.pop(number)
+            request, at = self._waiting.pop(number, (None, 0))
+            if request is None:
+                continue  # Ctrl-C came while it was cancelled
             if not request.over and not request.started:
                 request.started = request.future.set_running_or_notify_cancel()
                 request.over = not request.started

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from nopad.store.monitor import Monitor, Silent
 from nopad.store.options import PackOptions
 from nopad.store.spool import Progress, Spool
 from nopad.store.workspace import Workspace, check_outside
+from nopad.threads import cached_property
 from nopad.wording import counted
 
 __all__ = ["pack_corpus"]

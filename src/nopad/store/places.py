@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from nopad import random
 from nopad.errors import CorruptError
 from nopad.packs import index_dtype
 from nopad.store.manifest import Manifest
+from nopad.threads import cached_property
 
 __all__ = ["Places"]
 

@@ -15,7 +15,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
-from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -49,6 +48,7 @@ from nopad.tasks.parts import aligned, array_of_cells, schema_of_part, table_of,
 from nopad.tasks.predicting import BATCH_RECORDS, Chunk
 from nopad.tasks.predictor import Predictor
 from nopad.tasks.task import Task
+from nopad.threads import cached_property
 from nopad.wording import numbers_of
 
 __all__ = ["MANIFEST", "PredictionFiles", "predict_files"]

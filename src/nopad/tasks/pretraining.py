@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,6 +30,7 @@ from nopad.tasks.masked import filled
 from nopad.tasks.masking import Masking
 from nopad.tasks.next_sentence import OfPretraining
 from nopad.tasks.task import Task
+from nopad.threads import cached_property
 
 __all__ = ["Pretraining"]
 

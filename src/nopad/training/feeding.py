@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cached_property
 from typing import Any
 
 from transformers.trainer_callback import TrainerCallback, TrainerState
@@ -12,6 +11,7 @@ from nopad.errors import OptionError
 from nopad.loading import PackedLoader
 from nopad.loading.summary import Summary
 from nopad.loading.torch import TorchLoader
+from nopad.threads import cached_property
 
 __all__ = ["Ahead", "FedLoader", "Progress"]
 

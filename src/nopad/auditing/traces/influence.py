@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from nopad.errors import OptionError
 from nopad.files import local_path, write_text
+from nopad.threads import cached_property
 
 __all__ = ["Trace"]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from nopad.loading import _kernels
 from nopad.loading.sources.arrays import lengths_of
 from nopad.loading.sources.mapped import MappedFile
 from nopad.loading.sources.source import Bits, Located, TokenSource
+from nopad.threads import cached_property
 from nopad.wording import numbers_of
 
 __all__ = ["ArrowTokens", "dataset_tokens", "file_tokens"]

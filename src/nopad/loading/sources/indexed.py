@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from nopad.loading.sources.source import Located, TokenSource
 from nopad.sequences import Sequences
 from nopad.store.index import Index, hashes, read_index
 from nopad.store.reader import open_packed
+from nopad.threads import cached_property
 
 __all__ = ["IndexTokens", "Reading"]
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 
 from nopad.corpus.inputs import InputFile, reading
 from nopad.errors import SourceError
+from nopad.threads import cached_property
 
 __all__ = ["MappedArray", "MappedFile"]
 

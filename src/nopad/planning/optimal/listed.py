@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain, pairwise
 
 import numpy as np
@@ -14,6 +13,7 @@ from nopad.histogram import Histogram, exact_sum
 from nopad.packs import take_lists
 from nopad.planning.algorithm import Strategies
 from nopad.planning.lpfhp import placed
+from nopad.threads import cached_property
 
 __all__ = ["Listed"]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from nopad.planning.several.bounds import PriceBound, price_bound
 from nopad.planning.several.certificate import PriceCertificate
 from nopad.planning.several.given import Capacity, Price, distinct, shown, task_of
 from nopad.planning.several.task import Task, number, whole_prices
+from nopad.threads import cached_property
 
 if TYPE_CHECKING:
     from nopad.packs import Packs

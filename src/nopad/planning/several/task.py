@@ -19,12 +19,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nopad.histogram import exact_dot
+from nopad.threads import cached_property
 
 __all__ = ["Pack", "Packing", "Task", "number", "whole_prices"]
 
