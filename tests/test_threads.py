@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import nopad
-from nopad.threads import Blocks, new_lock
+from nopad.threads import Blocks, cached_property, new_lock
 
 OPEN = """
 import nopad
@@ -52,6 +53,39 @@ def test_a_lock_that_another_thread_holds_is_free_in_a_forked_process():
     thread.join()
 
 
+class Slow:
+    begun, done = threading.Event(), threading.Event()
+
+    @cached_property
+    def own(self):
+        """Wait in other threads than the main one."""
+        if threading.current_thread() is not threading.main_thread():
+            self.begun.set()
+            self.done.wait(60)
+        return [id(self)]
+
+
+def test_a_property_that_another_thread_computes_is_free_in_a_forked_process():
+    thread = threading.Thread(target=lambda: Slow().own)
+    thread.start()
+    assert Slow.begun.wait(60)
+    child = os.fork()
+    if not child:
+        signal.alarm(20)  # instead of a hang
+        other = Slow()
+        os._exit(0 if other.own is other.own else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    Slow.done.set()
+    thread.join()
+
+
+def test_no_property_has_a_lock():
+    source = Path(nopad.__file__).parent
+    files = [str(path.relative_to(source)) for path in source.rglob("*.py") if "cached_property" in path.read_text()]
+    wrong = [name for name in files if re.search(r"functools import.*cached_property", (source / name).read_text())]
+    assert (len(files) > 15, wrong) == (True, ["threads.py"])
+
+
 class Thing:
     held = False
 
@@ -85,14 +119,19 @@ def test_blocks_of_other_threads_end_in_a_forked_process():
 
 
 INTERRUPTED = """
-import random, signal
+import random, signal, sys
 from nopad.threads import Blocks
 
 class Thing:
     held = False
 
+class TooLong(Exception):
+    pass
+
+kind = {"KeyboardInterrupt": KeyboardInterrupt, "TooLong": TooLong}[sys.argv[1]]
+
 def interrupt(*_):
-    raise KeyboardInterrupt
+    raise kind
 
 things, draw, hits = [Thing() for _ in range(50)], random.Random(0), 0
 blocks = Blocks(lambda one: setattr(one, "held", True), lambda one: setattr(one, "held", False))
@@ -104,7 +143,7 @@ with blocks.open(lambda: things[:1]):
             while True:
                 with blocks.open(lambda: things):
                     pass
-        except KeyboardInterrupt:
+        except kind:
             hits += 1
         found = [one.held for one in things], [one in blocks for one in things], blocks.lock.locked()
         assert found == ([True] + [False] * 49, [True] + [False] * 49, False), (hits, found)
@@ -113,13 +152,14 @@ print(hits)
 """
 
 
-def test_ctrl_c_at_any_moment_leaves_no_block_open():
-    ended = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=120)
+@pytest.mark.parametrize("kind", ["KeyboardInterrupt", "TooLong"])
+def test_a_signal_at_any_moment_leaves_no_block_open(kind):
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED, kind], capture_output=True, text=True, timeout=120)
     assert (ended.stdout, ended.stderr) == ("3000\n", "")
 
 
 # These renew their locks themselves, or check the process.
-OWN = {"threads.py", "serving/queue.py", "serving/worker.py", "tasks/lanes.py"}
+OWN = {"threads.py", "serving/answer.py", "serving/queue.py", "serving/worker.py", "tasks/lanes.py"}
 
 
 def test_every_lock_is_free_after_a_fork():

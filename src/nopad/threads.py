@@ -1,4 +1,4 @@
-"""Threads and forks: a pool of threads, locks, blocks and cached properties that survive the end of Python, or a fork."""
+"""Threads and forks: a pool, locks, blocks and cached properties that survive the end of Python, or a fork."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Blocks:
     def __init__(self, begin: Callable[[Any], object], end: Callable[[Any], object]) -> None:
         """Store two functions of an object: `begin` is called when its first block opens, `end` when its last ends.
 
-        Either may be called again for an object for which it was interrupted.
+        Either may be called again for an object for which it was interrupted. They must not raise an exception.
         """
         self._begin, self._end = begin, end
         self._open: WeakKeyDictionary[Any, list[_Block]] = WeakKeyDictionary()
@@ -89,6 +89,7 @@ class Blocks:
     def open(self, choose: Callable[[], Iterable[Any]]) -> Iterator[None]:
         """Open a block for the objects that `choose` returns, which is called while no block opens or ends."""
         block, mine, interrupt = _Block(threading.get_ident()), list[Any](), None
+        ending = sys.is_finalizing  # when Python ends, globals may be gone, and objects need no release
         try:
             with self.lock:
                 for one in list(choose()):
@@ -101,11 +102,12 @@ class Blocks:
         finally:  # not in a function of its own, which Ctrl-C could interrupt before its first line
             while True:
                 try:
-                    with self.lock:
-                        for one in mine:
-                            self._keep(one, lambda other: other is not block)
+                    if not ending():
+                        with self.lock:
+                            for one in mine:
+                                self._keep(one, lambda other: other is not block)
                     break
-                except KeyboardInterrupt as error:
+                except BaseException as error:  # of a signal's handler; the functions of an object raise none
                     interrupt = error
             if interrupt is not None:
                 raise interrupt

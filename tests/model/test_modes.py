@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from nopad.model.modes import evaluated
+from nopad.model.modes import evaluated, in_training, to_evaluation
 
 
 def modes(model):
@@ -32,3 +32,12 @@ def test_the_last_of_overlapping_blocks_ends_evaluation_mode():
     assert torch.equal(model[0](torch.ones(50)), torch.ones(50))
     other.__exit__(None, None, None)
     assert modes(model) == [True] * 3
+
+
+def test_what_is_put_into_evaluation_mode_meanwhile_stays_there():
+    model = nn.Sequential(nn.Dropout(), nn.Linear(2, 2)).train()
+    with evaluated(model):
+        assert in_training(model.modules())
+        to_evaluation(model[0])
+        assert not in_training(model[0].modules())
+    assert modes(model) == [True, False, True]

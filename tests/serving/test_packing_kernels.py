@@ -157,7 +157,7 @@ def case_ahead(rng):
     state, table = waiting(rng)
     deadline, lengths = int(rng.integers(NOW, 2 * NOW)), rng.integers(1, 12, int(rng.integers(1, 4)))
     limits = a_limit(rng, policy="first_fit" if rng.random() < 0.2 else "look_ahead")
-    return state, table, limits, deadline, int(lengths.sum()), lengths.size, int(lengths.max())
+    return state, table, limits, deadline, lengths
 
 
 def case_waiting_of(rng):

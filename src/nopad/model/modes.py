@@ -5,24 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
+from weakref import WeakSet
 
 from nopad.threads import Blocks
 
-__all__ = ["evaluated", "in_training"]
+__all__ = ["evaluated", "in_training", "to_evaluation"]
 
 
-def _set(module: Any, training: bool) -> None:
-    module.training = training
+_trained: WeakSet[Any] = WeakSet()  # modules that get training mode back
 
 
-_held = Blocks(lambda module: _set(module, False), lambda module: _set(module, True))
+def _begin(module: Any) -> None:
+    _trained.add(module)
+    module.training = False
+
+
+def _end(module: Any) -> None:
+    if module in _trained:
+        module.training = True
+    _trained.discard(module)
+
+
+_held = Blocks(_begin, _end)
 
 
 def evaluated(model: Any) -> AbstractContextManager[None]:
     """Return a context manager that puts a model's modules into evaluation mode (no dropout) for a ``with`` block.
 
-    After it, each module has the mode again that it had before: do not change it meanwhile. Where blocks of several
-    threads overlap, modules stay in evaluation mode until the last block ends.
+    After it, each module has the mode again that it had before: do not change it meanwhile, or with `to_evaluation`
+    only. Where blocks of several threads overlap, modules stay in evaluation mode until the last block ends.
     """
     return _held.open(lambda: [module for module in model.modules() if module.training or module in _held])
 
@@ -30,4 +41,11 @@ def evaluated(model: Any) -> AbstractContextManager[None]:
 def in_training(modules: Iterable[Any]) -> bool:
     """Return whether a module is in training mode, or will be again after blocks of `evaluated` that now run."""
     with _held.lock:
-        return any(module.training or module in _held for module in modules)
+        return any(module.training or module in _trained for module in modules)
+
+
+def to_evaluation(model: Any) -> None:
+    """Put a model into evaluation mode as `eval` does; blocks of `evaluated` that now run leave it there."""
+    with _held.lock:
+        _trained.difference_update(model.modules())
+        model.eval()

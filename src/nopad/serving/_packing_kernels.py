@@ -241,53 +241,51 @@ def cancel(state: NDArray[Any], table: NDArray[Any], number: int) -> int:
 
 @njit(cache=True, nogil=True)
 def ahead(
-    state: NDArray[Any],
-    table: NDArray[Any],
-    limits: NDArray[Any],
-    deadline: int,
-    tokens: int,
-    sequences: int,
-    longest: int,
-) -> tuple[int, int, int, int]:
-    """Return what runs until a new request has run: (batches, their tokens, further tokens, further sequences).
+    state: NDArray[Any], table: NDArray[Any], limits: NDArray[Any], deadline: int, mine: NDArray[Any]
+) -> tuple[int, int]:
+    """Return in how many batches a new request has run, and the number of their tokens.
 
-    The new request has `sequences` sequences with `tokens` tokens, of which the longest has `longest`. Waiting requests
-    with its `deadline`, or an earlier one, go before it. Of the others, the one that has waited longest is in every
-    batch; the request shares these batches if it fits beside it. The further tokens run after these batches, in any
-    number of batches. Without `LOOK_AHEAD`, or with `KEEP_ORDER`, all waiting requests go before it.
+    `mine` has the lengths of its sequences, int64 ``[k]``. Each batch begins with the request that has waited longest.
+    Then come those with the new request's `deadline` or an earlier one, the new request itself, and at last all others;
+    of each kind in order of arrival, and what does not fit is passed over. Without `LOOK_AHEAD`, or with `KEEP_ORDER`,
+    all waiting requests come before the new one. Rows count as one row with the slots of all.
     """
-    head, tail = state[HEAD], state[TAIL]
-    if limits[POLICY] != LOOK_AHEAD or limits[KEEP_ORDER]:
-        return 0, 0, state[TOKENS] + tokens, waiting_of(state) + sequences
-    for at in range(head, tail):
-        if table[at, DEADLINE] <= deadline:  # not so in gaps
-            tokens += table[at, LENGTH]
-            sequences += 1
-    slots, batches, ran, at = limits[ROWS] * limits[CAPACITY], 0, 0, head
-    while tokens > 0 and at < tail:
-        left, places = slots, limits[MOST]
-        filled_by_others = False
-        while at < tail:
-            length = table[at, LENGTH]
-            if length < GONE and table[at, DEADLINE] > deadline:
-                if left < slots and (length > left or places == 0 or not filled_by_others):
+    head, n, k = state[HEAD], state[TAIL] - state[HEAD], mine.size
+    in_order = limits[POLICY] != LOOK_AHEAD or limits[KEEP_ORDER] != 0
+    lengths = np.concatenate((table[head : state[TAIL], LENGTH], mine))
+    before = np.ones(n + k, dtype=np.bool_)
+    if not in_order:
+        before[:n] = table[head : state[TAIL], DEADLINE] <= deadline
+    waits = lengths < GONE
+    least, left_of_mine, batches, tokens = lengths.min(), k, 0, 0
+    begins = np.zeros(2, dtype=np.int64)  # of each kind (before: 1), what lies before has left
+    oldest = 0
+    while left_of_mine > 0:
+        left, places = limits[ROWS] * limits[CAPACITY], limits[MOST]
+        while oldest < n + k and not waits[oldest]:
+            oldest += 1
+        first = oldest
+        for kind in (2, 1, 0):
+            begin = first if kind == 2 else begins[kind]
+            whole = kind != 2  # all of this kind up to here have left
+            for at in range(begin, first + 1 if kind == 2 else n + k):
+                if kind != 2 and (places == 0 or left < least):
                     break
-                left -= length
+                if not waits[at] or (kind != 2 and before[at] != kind):
+                    begins[kind % 2] += whole and at == begins[kind % 2]
+                    continue
+                if kind != 2 and lengths[at] > left:
+                    whole = False
+                    if in_order:
+                        break
+                    continue
+                waits[at] = False
+                left_of_mine -= at >= n
+                left -= lengths[at]
+                tokens += lengths[at]
                 places -= 1
-                filled_by_others = places == 0 or (limits[ROWS] == 1 and longest > left)
-            at += 1
-        if left == slots:
-            break
         batches += 1
-        ran += slots - left
-        if not filled_by_others:
-            few = min(sequences, places)
-            most = tokens if few == sequences else few * (tokens // sequences)  # of sequences of average length
-            used = min(most, left)
-            sequences -= max(min(few, sequences * used // tokens), 1)
-            tokens -= used
-            ran += left if at < tail else used
-    return batches, ran, tokens, max(sequences, 0)
+    return batches, tokens
 
 
 @njit(cache=True, nogil=True)

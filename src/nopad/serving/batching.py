@@ -93,8 +93,8 @@ class Batching:
         for name, option in _INTEGERS.items():
             object.__setattr__(self, name, option.check(name, getattr(self, name)))
         if self.wait_s is not None:
-            _check_seconds("wait_s", self.wait_s, least=0.0, none=True)
-        _check_seconds("age_step_s", self.age_step_s, least=1e-6)
+            check_seconds("wait_s", self.wait_s, least=0.0, none=True)
+        check_seconds("age_step_s", self.age_step_s, least=1e-6)
         if self.keep_order is None:
             object.__setattr__(self, "keep_order", self.policy != "look_ahead")
         if self.accumulate and self.wait_s is None:
@@ -144,7 +144,7 @@ def in_ns(seconds: float) -> int:
     return round(seconds * _NS)
 
 
-def _check_seconds(name: str, value: Any, least: float, none: bool = False) -> None:
+def check_seconds(name: str, value: Any, least: float, none: bool = False) -> None:
     number = type(value) in (int, float) and math.isfinite(value)
     if not number or not least <= value <= LONGEST_S:
         also = ", or None" if none else ""

@@ -25,11 +25,6 @@ class Pace:
     ...     pace.add(tokens, 5_000_000 + 2_000 * tokens)
     >>> round(pace.estimate(500))
     6000000
-
-    Two batches of at most 400 tokens are needed for 500:
-
-    >>> round(pace.span(500, least=1, most=400))
-    11000000
     """
 
     def __init__(self) -> None:
@@ -59,14 +54,6 @@ class Pace:
         fixed, slope = self._line
         usual = fixed * weight + slope * x
         return (fixed + slope * tokens) * y / usual if usual else y / weight
-
-    def span(self, tokens: int, *, least: int, most: int) -> float:
-        """Return how long it takes to run this many tokens, in nanoseconds.
-
-        They run in batches of at most `most` tokens, and in at least `least` batches.
-        """
-        batches = max(least, -(-tokens // most))
-        return batches * self.estimate(tokens / batches)
 
     def _fitted(self) -> tuple[float, float] | None:
         """Return the fixed time and the time per token of recent batches; None: their sizes are too much alike."""

@@ -209,29 +209,27 @@ class OnlinePacker:
             flushes=dict(self._flushes),
         )
 
-    def ahead(self, lengths: Sequence[int], deadline_ns: int) -> tuple[int, int, int, int]:
-        """Return what runs until a new request with sequences of these `lengths` has run, if it must leave at once.
+    def ahead(self, lengths: Sequence[int], deadline_ns: int) -> tuple[int, int]:
+        """Return in how many batches a new request will have run, if it is due at once, and their number of tokens.
 
-        The result is (batches, tokens, further tokens, further sequences). The batches hold all these tokens, some of
-        the new request maybe; the rest of what goes before it, and of itself, are the further tokens. Requests with the
-        deadline `deadline_ns` or an earlier one go before it, and in each batch the request that has waited longest.
-        With `keep_order`, and with other policies than "look_ahead", all waiting requests go before it. What comes
-        later is not known, and how lengths fill a batch is estimated.
+        `lengths` are those of its sequences. In each batch is the request that has waited longest. Then come those with
+        the deadline `deadline_ns` or an earlier one, the new request, and all others. With `keep_order`, and with other
+        policies than "look_ahead", all waiting requests come before it. How lengths fill rows is estimated, and what
+        arrives later is not known.
 
-        Request 0 has waited longest, and leaves room for 3 tokens. So a request of 4 tokens needs a batch of its own,
-        after those of requests 0 and 1:
+        Requests 0 and 1 leave room for 3 tokens each. So a request of 4 tokens must wait until both have left:
 
         >>> from nopad.serving import Batching, OnlinePacker
         >>> packer = OnlinePacker(Batching(capacity=8))
         >>> _ = [packer.add(5, now_ns=0, deadline_ns=deadline) for deadline in (None, 30)]
         >>> packer.ahead([3], 20), packer.ahead([4], 20), packer.ahead([3], 40)
-        ((1, 8, 0, 0), (2, 10, 4, 1), (1, 8, 5, 1))
+        ((1, 8), (3, 14), (1, 8))
         """
+        deadline = _integer(deadline_ns, "deadline_ns", OptionError, 0, LAST_NS)
+        mine = np.array([_integer(length, "length", LengthError, 1) for length in lengths], dtype=np.int64)
         self._settle()
-        kernel, (tokens, count, longest) = self._kernels.ahead, (sum(lengths), len(lengths), max(lengths))
-        found = kernel(self._state, self._table, self._limits, deadline_ns, tokens, count, longest)
-        batches, ran, further, left = map(int, found)
-        return batches, ran, further, left
+        batches, tokens = self._kernels.ahead(self._state, self._table, self._limits, deadline, mine)
+        return int(batches), int(tokens)
 
     def add(
         self, length: int, now_ns: int, *, deadline_ns: int | None = None, lead_ns: int = 0, priority: int = 0
@@ -282,7 +280,13 @@ class OnlinePacker:
         return now, due, deadline, priority
 
     def room(self, tokens: int) -> bool:
-        """Return whether `tokens` more tokens may wait."""
+        """Return whether `tokens` more tokens may wait.
+
+        Raises:
+            OptionError: `tokens` is not an integer.
+        """
+        if type(tokens) is not int:
+            tokens = _integer(tokens, "tokens", OptionError)
         return self._tokens + tokens <= self.batching.max_waiting_tokens
 
     def add_all(

@@ -110,6 +110,7 @@ class RequestQueue:
         self._refused = 0  # since others wait in the line
         self._waiting: dict[int, tuple[Waiting, int]] = {}
         self._running: list[Part] = []
+        self._late_ones: list[Waiting] = []  # which have expired, and have no error yet
         self._began = 0  # time at which they left the queue
         self._closing = False
         self._died: str | None = None
@@ -170,7 +171,7 @@ class RequestQueue:
 
     def _withdraw(self, request: Waiting) -> None:
         """Undo `_admit`, of which any part has been done, even if Ctrl-C interrupts this."""
-        while True:
+        for _ in range(100):
             try:
                 request.over = True
                 if self._packer.arrived == request.numbers.stop:  # the packer has it
@@ -180,8 +181,8 @@ class RequestQueue:
                         self._waiting.pop(number, None)
                     request.numbers = range(0)  # another request gets these
                 return
-            except KeyboardInterrupt:
-                pass  # another one is raised already
+            except BaseException:  # of a signal's handler, such as Ctrl-C; the first one is raised already
+                continue
 
     def _enter(self, lengths: list[int], deadline: int | None) -> None:
         """Wait until a request with sequences of these `lengths` may be added: after the callers that wait already.
@@ -258,12 +259,8 @@ class RequestQueue:
 
     def _work(self, lengths: list[int], deadline: int) -> float:
         """Return how many ns it takes to run a request with sequences of these `lengths`, and what goes before it."""
-        limits, (batches, tokens, further, sequences) = self._batching, self._packer.ahead(lengths, deadline)
-        before = batches * self._pace.estimate(tokens / batches) if batches else 0.0
-        if not further:
-            return before
-        least = -(-sequences // (limits.max_sequences or max(sequences, 1)))
-        return before + self._pace.span(further, least=least, most=limits.slots)
+        batches, tokens = self._packer.ahead(lengths, deadline)
+        return batches * self._pace.estimate(tokens / batches)
 
     def _until_idle(self) -> float:
         """Return how many ns the batch that runs now still takes; 0: none runs, or it takes longer than estimated."""
@@ -273,7 +270,12 @@ class RequestQueue:
         return max(self._pace.estimate(tokens) - (self.now() - self._began), 0.0)
 
     def cancel(self, numbers: range) -> None:
-        """Remove those sequences of a request that still wait; `numbers` are the numbers of all its sequences."""
+        """Remove those sequences of a request that still wait; `numbers` are the numbers of all its sequences.
+
+        In a forked process, this does nothing.
+        """
+        if os.getpid() != self._process:
+            return
         with self._lock:
             for number in numbers:
                 if number in self._waiting:
@@ -341,7 +343,9 @@ class RequestQueue:
         if self._is_worker():
             raise ServingError("a callback waits until its own runner has nothing to do, which it has when it returns")
         with self._lock:
-            return self._changed.wait_for(lambda: not self._waiting and not self._running, timeout_s)
+            return self._changed.wait_for(
+                lambda: not self._waiting and not self._running and not self._late_ones, timeout_s
+            )
 
     def close(self, drain: bool) -> None:
         """Accept no more requests; without `drain`, fail those that wait."""
@@ -357,8 +361,8 @@ class RequestQueue:
         with self._lock:
             self._died = died
             self._closing = True
-            left = [*dict.fromkeys(part.request for part in self._running), *self._drop()]
-            self._running = []
+            left = [*dict.fromkeys(part.request for part in self._running), *self._late_ones, *self._drop()]
+            self._running, self._late_ones = [], []
             self._changed.notify_all()
             self._send_away()
         fail(left, RunnerClosedError(f"the runner's worker died: {died}"))
@@ -385,6 +389,7 @@ class RequestQueue:
                 decision = self._packer.poll(self.now(), draining=self._closing)
                 known = [self._waiting.pop(number) for number in decision.expired.tolist() if number in self._waiting]
                 late = list(dict.fromkeys(request for request, _ in known))
+                self._late_ones = late
                 for request in late:
                     request.over = True
                     self._remove(request)
@@ -399,6 +404,10 @@ class RequestQueue:
                     wake = decision.wake_ns
                     self._changed.wait(None if wake is None else max(wake - self.now(), 0) / 1e9)
             fail(late, DeadlineError("the deadline passed before the request ran"))
+            if late:
+                with self._lock:
+                    self._late_ones = []
+                    self._changed.notify_all()
             if found:
                 return found
 

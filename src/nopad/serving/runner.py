@@ -27,9 +27,10 @@ from types import TracebackType
 from typing import Any
 
 from nopad.errors import InputError, OptionError
+from nopad.model.modes import to_evaluation
 from nopad.options import BOOLEAN, MAX_LENGTH, Option, check_choice
 from nopad.serving.answer import Answer
-from nopad.serving.batching import LONGEST_S, Batching, in_ns
+from nopad.serving.batching import LONGEST_S, Batching, check_seconds, in_ns
 from nopad.serving.compiling import Mode, compiled_rows
 from nopad.serving.forward import Tensors, Widths, check_batching
 from nopad.serving.queue import RequestQueue, Waiting, WhenFull
@@ -138,7 +139,7 @@ class PackRunner:
         self._core = (
             model if isinstance(model, Core) else Tensors(model, self.widths, fast if compile is False else False)
         )
-        self._core.model.eval()
+        to_evaluation(self._core.model)
         capacity, rows = self._core.shape
         self.batching = Batching(capacity=capacity, rows=rows) if batching is None else batching
         if not isinstance(self.batching, Batching):
@@ -224,8 +225,8 @@ class PackRunner:
 
         Error messages number the requests from `first`. If an error is raised, none of the requests stays in the queue.
         """
+        self._queue.check_open()  # first: in a forked process, the queue's lock may be taken for ever
         now = self._queue.now()
-        self._queue.check_open()
         if deadline_s is not None and (type(deadline_s) not in (int, float) or not abs(deadline_s) <= LONGEST_S):
             raise OptionError(f"deadline_s must be a number of seconds, got {deadline_s!r}")
         with _numbered_from(first):
@@ -234,18 +235,18 @@ class PackRunner:
         deadline = None if deadline_s is None else now + in_ns(deadline_s)
         try:
             self._queue.add(self._in_line(made), deadline, priority)
+            self._queue.count(counts)
+            for one in made:
+                if one.tokens:
+                    # No reference to the request: the cycle would be freed by the garbage collector only
+                    one.future.add_done_callback(partial(self._cancelled, one.numbers))
+                else:  # the task leaves it out
+                    one.future.set_result(self._core.finish(one.prepared, []))
+            return [one.future for one in made]
         except BaseException:  # some requests were added already, and nobody has their futures
             for one in made:
                 self._queue.cancel(one.numbers)
             raise
-        self._queue.count(counts)
-        for one in made:
-            if one.tokens:
-                # No reference to the request: the cycle would be freed by the garbage collector only
-                one.future.add_done_callback(partial(self._cancelled, one.numbers))
-            else:  # the task leaves it out
-                one.future.set_result(self._core.finish(one.prepared, []))
-        return [one.future for one in made]
 
     def _in_line(self, made: list[Waiting]) -> list[Waiting]:
         """Return the requests that have at least one token, sorted as they are to join the queue.
@@ -286,9 +287,12 @@ class PackRunner:
         If `timeout_s` is None, there is no time limit. The runner goes on accepting requests.
 
         Raises:
+            OptionError: `timeout_s` is neither None nor a number of seconds from 0 to 10^9.
             ServingError: this is called in a callback of the runner.
             RunnerClosedError: the runner was started in another process.
         """
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s, least=0.0, none=True)
         return self._queue.drain(timeout_s)
 
     def close(self, *, drain: bool = True) -> None:

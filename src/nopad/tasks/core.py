@@ -24,6 +24,7 @@ from nopad.errors import OptionError
 from nopad.model.admission import device_of
 from nopad.model.layouts import laid_out
 from nopad.model.linear import fast_linear, is_worth_it
+from nopad.model.modes import to_evaluation
 from nopad.model.precision import Precision, lowered
 from nopad.model.safety import bare, facts_of, is_packed
 from nopad.sequences import Sequences
@@ -82,7 +83,8 @@ class Core(ABC):
         self.precision = precision
         if precision is not None:
             model = lowered(model, precision)
-        self.model = (model if is_packed(model) else packed(model)).eval()
+        self.model = model if is_packed(model) else packed(model)
+        to_evaluation(self.model)
         self.fast = is_worth_it(bare(self.model)) if fast is None else fast
         self.lanes = Lanes(self.model)
         self._narrow = facts_of(self.model).narrow
