@@ -8,26 +8,20 @@ import threading
 from collections.abc import Generator
 from concurrent.futures import Future
 from typing import Any
-from weakref import WeakSet
 
 from nopad.errors import RunnerClosedError, ServingError
 
 __all__ = ["Answer", "check_process"]
 
 
-_conditions: WeakSet[_Condition] = WeakSet()
-
-
 class _Condition(type(threading.RLock())):  # type: ignore[misc]
-    """A `threading.Condition` that is entered in C, and free in each process that is forked later.
+    """A `threading.Condition` that is entered in C.
 
-    Python's own is entered by a line of Python: Ctrl-C after it leaves the lock taken for ever, and so would a fork
-    while another thread has it.
+    Python's own is entered by a line of Python, and Ctrl-C after it leaves the lock taken for ever.
     """
 
     def __init__(self) -> None:
         self._condition = threading.Condition(self)
-        _conditions.add(self)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait as `threading.Condition.wait` does."""
@@ -36,14 +30,6 @@ class _Condition(type(threading.RLock())):  # type: ignore[misc]
     def notify_all(self) -> None:
         """Wake all that wait."""
         self._condition.notify_all()
-
-
-def _free() -> None:
-    for one in list(_conditions):
-        one._at_fork_reinit()  # as Python's own modules free theirs
-
-
-os.register_at_fork(after_in_child=_free)
 
 
 class Answer(Future[Any]):
@@ -59,9 +45,22 @@ class Answer(Future[Any]):
     """
 
     def __init__(self, worker: threading.Thread) -> None:
-        super().__init__()
-        self._condition: Any = _Condition()
         self._worker, self._process = worker, os.getpid()
+        self._made = self._process, _Condition()
+        super().__init__()
+
+    @property
+    def _condition(self) -> Any:
+        """The condition that methods of `Future` enter; in a forked process a new one, since the old may be taken."""
+        process, condition = self._made
+        if process != os.getpid():
+            condition = _Condition()
+            self._made = os.getpid(), condition
+        return condition
+
+    @_condition.setter
+    def _condition(self, one: Any) -> None:
+        """Ignore the condition that `Future` makes."""
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for the answer, at most `timeout` seconds (None: without a limit), and return it.

@@ -157,7 +157,12 @@ class RequestQueue:
                 try:
                     self._admit(request, how)
                 except BaseException:
-                    self._withdraw(request)
+                    while True:  # here, since Ctrl-C could interrupt a function before its first line
+                        try:
+                            self._withdraw(request)
+                            break
+                        except BaseException:  # of a signal's handler
+                            continue
                     raise
             self._changed.notify_all()  # others than the worker wait for this too
 
@@ -170,19 +175,14 @@ class RequestQueue:
         self._packer.add_all(lengths, self.now(), **how)
 
     def _withdraw(self, request: Waiting) -> None:
-        """Undo `_admit`, of which any part has been done, even if Ctrl-C interrupts this."""
-        for _ in range(100):
-            try:
-                request.over = True
-                if self._packer.arrived == request.numbers.stop:  # the packer has it
-                    self._remove(request)
-                else:
-                    for number in request.numbers:
-                        self._waiting.pop(number, None)
-                    request.numbers = range(0)  # another request gets these
-                return
-            except BaseException:  # of a signal's handler, such as Ctrl-C; the first one is raised already
-                continue
+        """Undo `_admit`, of which any part has been done; a repeated call does no harm."""
+        request.over = True
+        if self._packer.arrived == request.numbers.stop:  # the packer has it
+            self._remove(request)
+            return
+        for number in request.numbers:
+            self._waiting.pop(number, None)
+        request.numbers = range(0)  # another request gets these
 
     def _enter(self, lengths: list[int], deadline: int | None) -> None:
         """Wait until a request with sequences of these `lengths` may be added: after the callers that wait already.
