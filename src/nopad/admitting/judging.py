@@ -199,9 +199,9 @@ def _worst(wanted: Outputs, found: Outputs, sequences: list[list[int]], limit: f
     """Return a sentence on the output that differs most between `wanted` and `found`, relative to its largest value.
 
     The result is "" if none differs by more than `limit`. `wanted` and `found` have one dict of outputs for each
-    sequence. Outputs are compared that the first sequence in `wanted` has; if one of them is missing for another
-    sequence, or in `found`, the sentence says so. `sequences` are the token ids of the sequences, of which the sentence
-    names the lengths.
+    sequence. Every output that `wanted` has for its first sequence is compared; if one of these is missing for some
+    sequence, the sentence says which. `sequences` are the token ids of the sequences; the sentence gives the length of
+    the one that differs most.
     """
     said, most = "", limit
     for name in wanted[0]:

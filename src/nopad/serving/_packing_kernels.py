@@ -285,6 +285,11 @@ def ahead(
                 tokens += lengths[at]
                 places -= 1
         batches += 1
+        if places > 0 and left >= least and not in_order:  # all were looked at: not again for what has left
+            least = GONE
+            for at in range(oldest, n + k):
+                if waits[at]:
+                    least = min(least, lengths[at])
     return batches, tokens
 
 

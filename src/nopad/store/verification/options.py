@@ -58,9 +58,10 @@ def _is_divided(m: Manifest) -> bool:
 
 
 def _is_plain(m: Manifest) -> bool:
-    """Return whether each record held one text or ready-made ids, so that neither an encoder nor a task made sequences.
+    """Return whether the manifest shows that each record held one text or ready-made ids.
 
-    The options in the manifest say so.
+    The result is False if it has an option of an encoder or a task, which made sequences of records. It is also False
+    if ``text_unit`` is not stored, as for a source without reader options (`IterableSource`).
     """
     made = any(name in ("encoder", "task") or name.startswith(PREFIX) for name in m.options)
     return "text_unit" in m.options and not made

@@ -159,7 +159,7 @@ class Point:
         slots: number of slots trained on so far: tokens and padding.
         steps: number of optimiser steps so far.
         seconds: training time so far, without evaluation.
-        masked_loss: mean loss per masked token; infinite if training diverged, so that the loss is not a finite number.
+        masked_loss: mean loss per masked token; infinity also stands for NaN, which it may be if training has diverged.
         accuracy: share of the masked tokens that are predicted correctly, from 0 to 1.
         next_accuracy: share of the next-sentence labels that are predicted correctly, from 0 to 1; None if the recipe
             does not learn them.
