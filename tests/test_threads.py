@@ -145,7 +145,7 @@ with blocks.open(lambda: things[:1]):
                     pass
         except kind:
             hits += 1
-        found = [one.held for one in things], [one in blocks for one in things], blocks.lock.locked()
+        found = [one.held for one in things], [one in blocks for one in things], blocks.lock._is_owned()
         assert found == ([True] + [False] * 49, [True] + [False] * 49, False), (hits, found)
 assert not any(one.held or one in blocks for one in things)
 print(hits)

@@ -49,6 +49,7 @@ def _free() -> None:
     for lock in list(_locks):
         lock._at_fork_reinit()  # as Python's own modules free theirs
     for blocks in list(_all_blocks):
+        blocks.lock = threading.RLock()
         blocks._forget_other_threads()
 
 
@@ -58,7 +59,8 @@ os.register_at_fork(after_in_child=_free)
 class Blocks:
     """Objects that something holds for as long as ``with`` blocks are open for them, in any thread.
 
-    A block that Ctrl-C interrupts while it opens or ends is closed for all its objects. Blocks of other threads than
+    A block that Ctrl-C interrupts while it opens or ends is closed for all its objects, at the latest when the
+    exception is released. Blocks of other threads than
     the one that forked end in the forked process: nobody is left there to end them.
 
     >>> states = {}
@@ -78,7 +80,8 @@ class Blocks:
         """
         self._begin, self._end = begin, end
         self._open: WeakKeyDictionary[Any, list[_Block]] = WeakKeyDictionary()
-        self.lock = new_lock()  # held while blocks open and end
+        # Held while blocks open and end. Re-entrant: the garbage collector may end a block anywhere.
+        self.lock = threading.RLock()
         _all_blocks.add(self)
 
     def __contains__(self, one: object) -> bool:
@@ -94,21 +97,22 @@ class Blocks:
             with self.lock:
                 for one in list(choose()):
                     mine.append(one)  # before anything changes, so that an interrupt or a fork right now ends it
-                    known = one in self._open
-                    self._open.setdefault(one, []).append(block)
-                    if not known:
+                    blocks = self._open.setdefault(one, [])
+                    if not blocks:  # new, or it was interrupted amid its beginning or end
                         self._begin(one)
+                    blocks.append(block)
             yield
         finally:  # not in a function of its own, which Ctrl-C could interrupt before its first line
-            while True:
+            tries = 100
+            while tries:
                 try:
                     if not ending():
                         with self.lock:
                             for one in mine:
                                 self._keep(one, lambda other: other is not block)
                     break
-                except BaseException as error:  # of a signal's handler; the functions of an object raise none
-                    interrupt = error
+                except BaseException as error:  # of a signal's handler
+                    interrupt, tries = error, tries - 1
             if interrupt is not None:
                 raise interrupt
 
@@ -116,10 +120,8 @@ class Blocks:
         """Forget the blocks of an object for which `keeps` returns False; if none is left, the object is released."""
         if one not in self._open:
             return
-        left = [block for block in self._open[one] if keeps(block)]
-        if left:
-            self._open[one] = left
-        else:
+        self._open[one] = left = [block for block in self._open[one] if keeps(block)]
+        if not left:  # if this is interrupted now, the next block begins anew
             self._end(one)
             del self._open[one]
 

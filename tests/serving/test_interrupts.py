@@ -17,7 +17,8 @@ from nopad.serving import Batching, OnlinePacker
 from nopad.serving.queue import RequestQueue
 
 INTERRUPTED = """
-import random, signal, sys, threading
+import faulthandler, random, signal, sys, threading
+faulthandler.dump_traceback_later(200, exit=True)
 import torch
 from transformers import BertConfig, BertModel
 import nopad
@@ -37,10 +38,10 @@ requests = [{"input_ids": [1] * draw.randint(1, 5)} for _ in range(300)]
 signal.signal(signal.SIGALRM, interrupt)
 with nopad.PackRunner(model, Batching(capacity=256, max_waiting_tokens=512 if way == "block" else 1 << 20)) as runner:
     expected = runner({"input_ids": [1, 2, 3]})["last_hidden_state"]
-    while hits < 80:
+    while hits < 60:
         try:
             try:
-                signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-4, 0.02), 0.2)  # again: callbacks swallow it
+                signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-4, 0.02), 0.5)  # again: callbacks swallow it
                 while True:
                     if way == "submit":
                         runner.submit(requests[draw.randrange(300)])
@@ -70,9 +71,9 @@ def test_an_interrupt_at_any_moment_harms_nobody_else(way):
 
 
 PARTS = [
-    RequestQueue._admit, RequestQueue._withdraw, RequestQueue._remove, OnlinePacker.add_all, OnlinePacker._checked,
-    OnlinePacker._settle, OnlinePacker.cancel,
-]  # fmt: skip
+    *(RequestQueue._enter, RequestQueue._admit, RequestQueue._withdraw, RequestQueue._remove),
+    *(OnlinePacker.add_all, OnlinePacker._checked, OnlinePacker._settle, OnlinePacker.cancel),
+]
 
 
 @pytest.mark.parametrize("what", ["submit", "cancel"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from weakref import WeakSet
@@ -38,10 +38,12 @@ def evaluated(model: Any) -> AbstractContextManager[None]:
     return _held.open(lambda: [module for module in model.modules() if module.training or module in _held])
 
 
-def in_training(modules: Iterable[Any]) -> bool:
+def in_training(modules: Sequence[Any]) -> bool:
     """Return whether a module is in training mode, or will be again after blocks of `evaluated` that now run."""
     with _held.lock:
-        return any(module.training or module in _trained for module in modules)
+        if any(module.training for module in modules):
+            return True
+        return bool(len(_trained)) and any(module in _trained for module in modules)  # looked up in Python code
 
 
 def to_evaluation(model: Any) -> None:

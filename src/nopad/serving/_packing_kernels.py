@@ -2,7 +2,7 @@
 
 As in `nopad._kernels`, arguments are plain arrays, and callers validate them. Requests wait in ``table`` int64
 ``[places, 6]``, one in each row, in order of arrival. They lie from row ``state[HEAD]`` to before row ``state[TAIL]``.
-``state`` int64 ``[7]`` also has totals of the requests that wait. ``limits`` are the settings of a `Batching`
+``state`` int64 ``[8]`` also has totals of the requests that wait. ``limits`` are the settings of a `Batching`
 (`nopad.serving.Batching.limits`). The names of the table's columns, and of the places in the other arrays, are defined
 below and in `nopad.serving._placing_kernels`.
 
@@ -55,6 +55,7 @@ MIDDLE = 2**20  # urgency of a new request of priority 0
 GONE = 2**62  # length of a gap
 GAP = -(2**30)  # urgency of a gap, below all others
 BLOCK = 64  # rows that are looked at together
+MISSES = 1024  # waiting requests that are looked at in vain, one after the other, before an estimate goes on
 CLOSED = 4  # gaps are closed when they are more than one in CLOSED rows
 
 
@@ -143,8 +144,8 @@ def highest(levels: NDArray[Any], n: int) -> NDArray[Any]:
 def levels_of(table: NDArray[Any], index: NDArray[Any], limits: NDArray[Any], now: int) -> NDArray[Any]:
     """Return the urgency of the requests whose rows in the table are `index`; int64, same shape.
 
-    The urgency of a request whose time to leave has come is `LEVELS`, and 1 more for each later deadline of other such
-    requests. Otherwise, it is the sum of `MIDDLE`, the request's priority, and 1 for each `AGE_STEP` that it has
+    The urgency of a request whose time to leave has come is `LEVELS`, and 1 more for each different later deadline of
+    such requests. Otherwise, it is the sum of `MIDDLE`, the request's priority, and 1 for each `AGE_STEP` that it has
     waited; at most ``LEVELS - 1``. Gaps have the urgency `GAP`. `index` is in order of arrival. `now` is the time in
     nanoseconds.
     """
@@ -247,8 +248,10 @@ def ahead(
 
     `mine` has the lengths of its sequences, int64 ``[k]``. Each batch begins with the request that has waited longest.
     Then come those with the new request's `deadline` or an earlier one, the new request itself, and at last all others;
-    of each kind in order of arrival, and what does not fit is passed over. Without `LOOK_AHEAD`, or with `KEEP_ORDER`,
-    all waiting requests come before the new one. Rows count as one row with the slots of all.
+    of each kind in order of arrival. What does not fit is passed over, up to `MISSES` in a row.
+
+    Without `LOOK_AHEAD`, or with `KEEP_ORDER`, all waiting requests come before the new one, and the first that does
+    not fit ends a batch. Rows count as one row with the slots of all.
     """
     head, n, k = state[HEAD], state[TAIL] - state[HEAD], mine.size
     in_order = limits[POLICY] != LOOK_AHEAD or limits[KEEP_ORDER] != 0
@@ -267,19 +270,19 @@ def ahead(
         first = oldest
         for kind in (2, 1, 0):
             begin = first if kind == 2 else begins[kind]
-            whole = kind != 2  # all of this kind up to here have left
+            whole, misses = kind != 2, 0  # whether all of this kind up to here have left
             for at in range(begin, first + 1 if kind == 2 else n + k):
-                if kind != 2 and (places == 0 or left < least):
+                if kind != 2 and (places == 0 or left < least or misses == MISSES):
                     break
                 if not waits[at] or (kind != 2 and before[at] != kind):
                     begins[kind % 2] += whole and at == begins[kind % 2]
                     continue
                 if kind != 2 and lengths[at] > left:
-                    whole = False
+                    whole, misses = False, misses + 1
                     if in_order:
                         break
                     continue
-                waits[at] = False
+                waits[at], misses = False, 0
                 left_of_mine -= at >= n
                 left -= lengths[at]
                 tokens += lengths[at]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections import deque
 from collections.abc import Generator
 from concurrent.futures import Future
 from typing import Any
@@ -20,23 +21,19 @@ class _Condition(type(threading.RLock())):  # type: ignore[misc]
     Python's own is entered by a line of Python, and Ctrl-C after it leaves the lock taken for ever.
     """
 
+    # The methods of Python's own, which only need a lock's methods and `_waiters`. An own condition of this lock would
+    # be a cycle, which only the garbage collector frees.
+    wait, notify, notify_all = threading.Condition.wait, threading.Condition.notify, threading.Condition.notify_all
+
     def __init__(self) -> None:
-        self._condition = threading.Condition(self)
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait as `threading.Condition.wait` does."""
-        return self._condition.wait(timeout)
-
-    def notify_all(self) -> None:
-        """Wake all that wait."""
-        self._condition.notify_all()
+        self._waiters: deque[Any] = deque()
 
 
 class Answer(Future[Any]):
     """A `concurrent.futures.Future` of a request's answer; in a coroutine, ``await`` it.
 
-    When a request has run, or its deadline has passed, its callbacks are called in the runner's worker, between two
-    batches: they should be short. If the request is cancelled or the runner is closed first, they are called in the
+    When a request has run, its deadline has passed, or the runner was closed before it ran, its callbacks are called in
+    the runner's worker, between two batches: they should be short. If the request is cancelled, they are called in the
     thread that does so. A callback that is added after the answer is called at once.
 
     `result`, `exception` and ``await`` raise an error at once in two cases in which no answer could come. In the first,

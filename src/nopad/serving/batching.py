@@ -145,6 +145,11 @@ def in_ns(seconds: float) -> int:
 
 
 def check_seconds(name: str, value: Any, least: float, none: bool = False) -> None:
+    """Check that the option `name` is a number of seconds from `least` to 10^9; with `none`, the message allows None.
+
+    Raises:
+        OptionError: it is not.
+    """
     number = type(value) in (int, float) and math.isfinite(value)
     if not number or not least <= value <= LONGEST_S:
         also = ", or None" if none else ""

@@ -227,6 +227,8 @@ class OnlinePacker:
         """
         deadline = _integer(deadline_ns, "deadline_ns", OptionError, 0, LAST_NS)
         mine = np.array([_integer(length, "length", LengthError, 1) for length in lengths], dtype=np.int64)
+        if not mine.size:
+            raise LengthError("a request has at least one sequence")
         self._settle()
         batches, tokens = self._kernels.ahead(self._state, self._table, self._limits, deadline, mine)
         return int(batches), int(tokens)

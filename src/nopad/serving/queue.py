@@ -35,6 +35,7 @@ __all__ = ["Part", "RequestQueue", "Waiting", "WhenFull"]
 WhenFull = Literal["block", "raise"]
 
 _TIMES = 1000  # requests whose time to the answer is remembered
+_LOOK_S = 1.0  # a caller that waits for room looks for it after so many seconds, even if nobody wakes it
 
 
 @dataclass(eq=False)
@@ -102,6 +103,7 @@ class RequestQueue:
         self._clock, self._batching, self._when_full, self._is_worker = clock, batching, when_full, is_worker
         self._latest = self._set_back = 0  # what the clock said last, and how far it was set back, in all
         self._packer = OnlinePacker(batching)
+        _load(batching)
         # Re-entrant: cancelling a future while it is held calls `cancel`. It is entered itself, never through a
         # condition, whose `__enter__` is Python: an interrupt between its lines would leave the lock taken for ever.
         lock = threading.RLock()
@@ -112,7 +114,7 @@ class RequestQueue:
         self._running: list[Part] = []
         self._late_ones: list[Waiting] = []  # which have expired, and have no error yet
         self._began = 0  # time at which they left the queue
-        self._closing = False
+        self._closing = self._abandoned = False  # abandoned: what waits is not run any more
         self._died: str | None = None
         self._answered = self._failed = self._late = self._padded = self._filler = 0
         self._counts: dict[str, int] = {}
@@ -157,12 +159,13 @@ class RequestQueue:
                 try:
                     self._admit(request, how)
                 except BaseException:
-                    while True:  # here, since Ctrl-C could interrupt a function before its first line
+                    tries = 100
+                    while tries:  # here, since Ctrl-C could interrupt a function before its first line
                         try:
                             self._withdraw(request)
                             break
                         except BaseException:  # of a signal's handler
-                            continue
+                            tries -= 1
                     raise
             self._changed.notify_all()  # others than the worker wait for this too
 
@@ -211,15 +214,17 @@ class RequestQueue:
                 "submit in another thread, or raise max_waiting_tokens"
             )
         mine = threading.Condition(self._lock)
-        self._line.append(mine)
-        self._changed.notify_all()  # earlier requests of the same call can run meanwhile
         try:
+            self._line.append(mine)
+            self._changed.notify_all()  # earlier requests of the same call can run meanwhile
             while self._line[0] is not mine or not self._packer.room(tokens):
                 self._lead(lengths, deadline)
-                mine.wait(None if deadline is None else max(deadline - self.now(), 0) / 1e9)
+                # Every second, since Ctrl-C may interrupt the thread that would wake this one.
+                mine.wait(_LOOK_S if deadline is None else min(max(deadline - self.now(), 0) / 1e9, _LOOK_S))
                 self.check_open()
         finally:
-            self._line.remove(mine)
+            if mine in self._line:
+                self._line.remove(mine)
             self._call_next()
 
     def _call_next(self) -> None:
@@ -348,13 +353,12 @@ class RequestQueue:
             )
 
     def close(self, drain: bool) -> None:
-        """Accept no more requests; without `drain`, fail those that wait."""
+        """Accept no more requests; without `drain`, let the worker end and fail those that wait (`die`)."""
         with self._lock:
+            self._abandoned |= not drain
             self._closing = True
-            dropped = [] if drain else self._drop()
             self._changed.notify_all()
             self._send_away()
-        fail(dropped, RunnerClosedError("the runner was closed before the request ran"))
 
     def die(self, died: str | None) -> None:
         """Fail all requests that run or wait, since the worker ends; `died` is its error (None: a normal end)."""
@@ -365,7 +369,8 @@ class RequestQueue:
             self._running, self._late_ones = [], []
             self._changed.notify_all()
             self._send_away()
-        fail(left, RunnerClosedError(f"the runner's worker died: {died}"))
+        why = "the runner was closed before the request ran" if died is None else f"the runner's worker died: {died}"
+        fail(left, RunnerClosedError(why))
 
     def _send_away(self) -> None:
         """Wake all callers that wait for room (the line); they then find that the runner is closed."""
@@ -386,6 +391,8 @@ class RequestQueue:
         """Wait for a batch; return its sequences, sorted by row, without cancelled ones. None: no batch will follow."""
         while True:
             with self._lock:
+                if self._abandoned:
+                    return None
                 decision = self._packer.poll(self.now(), draining=self._closing)
                 known = [self._waiting.pop(number) for number in decision.expired.tolist() if number in self._waiting]
                 late = list(dict.fromkeys(request for request, _ in known))
@@ -478,6 +485,16 @@ class RequestQueue:
             request.future.set_exception(answer)
         else:
             request.future.set_result(answer)
+
+
+def _load(batching: Batching) -> None:
+    """Let Numba load or compile all loops that requests need: Ctrl-C amid that may leave its lock taken for ever."""
+    scratch = OnlinePacker(batching)
+    for deadline in (1, None, None):
+        number = scratch.add(1, 0, deadline_ns=deadline)
+    scratch.ahead([1], 1)
+    scratch.cancel(number)
+    scratch.poll(2, draining=True)
 
 
 def fail(left: Iterable[Waiting], error: Exception) -> None:
