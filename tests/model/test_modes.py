@@ -37,7 +37,7 @@ def test_the_last_of_overlapping_blocks_ends_evaluation_mode():
 def test_what_is_put_into_evaluation_mode_meanwhile_stays_there():
     model = nn.Sequential(nn.Dropout(), nn.Linear(2, 2)).train()
     with evaluated(model):
-        assert in_training(model.modules())
+        assert in_training(list(model.modules()))
         to_evaluation(model[0])
-        assert not in_training(model[0].modules())
+        assert not in_training(list(model[0].modules()))
     assert modes(model) == [True, False, True]
