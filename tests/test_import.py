@@ -42,7 +42,18 @@ def test_the_command_line_starts_without_what_it_does_not_need_yet():
 
 def test_only_the_packages_of_planning_are_opened():
     opened = {name.split(".")[1] for name in modules_after("import nopad") if name.startswith("nopad.")}
-    ground = {"arrow", "assignment", "errors", "files", "histogram", "options", "packs", "random", "wording"}
+    ground = {
+        "arrow",
+        "assignment",
+        "errors",
+        "files",
+        "histogram",
+        "options",
+        "packs",
+        "properties",
+        "random",
+        "wording",
+    }
     assert opened == {*ground, "planning"}
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import nopad
-from nopad.threads import Blocks, cached_property, new_lock
+from nopad.properties import cached_property
+from nopad.threads import Blocks, new_lock
 
 OPEN = """
 import nopad
@@ -83,7 +84,7 @@ def test_no_property_has_a_lock():
     source = Path(nopad.__file__).parent
     files = [str(path.relative_to(source)) for path in source.rglob("*.py") if "cached_property" in path.read_text()]
     wrong = [name for name in files if re.search(r"functools import.*cached_property", (source / name).read_text())]
-    assert (len(files) > 15, wrong) == (True, ["threads.py"])
+    assert (len(files) > 15, wrong) == (True, ["properties.py"])
 
 
 class Thing:

@@ -1,4 +1,4 @@
-"""Threads and forks: a pool, locks, blocks and cached properties that survive the end of Python, or a fork."""
+"""Threads and forks: a pool, locks and blocks that survive the end of Python, or a fork."""
 
 from __future__ import annotations
 
@@ -9,28 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-__all__ = ["Blocks", "Pool", "cached_property", "new_lock"]
-
-if TYPE_CHECKING or sys.version_info >= (3, 12):
-    from functools import cached_property
-else:
-    import functools
-    from contextlib import nullcontext
-
-    class cached_property(functools.cached_property[Any]):
-        """Python's own, without the lock that it has before 3.12.
-
-        In a process that was forked while another thread computed such a property of any object, the lock would be held
-        for ever.
-        """
-
-        def __init__(self, function: Callable[[Any], Any]) -> None:
-            super().__init__(function)
-            self.lock = nullcontext()
-
+__all__ = ["Blocks", "Pool", "new_lock"]
 
 _locks: WeakSet[Any] = WeakSet()
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.errors import OptionError
-from nopad.threads import cached_property
+from nopad.properties import cached_property
 
 __all__ = ["Tokens", "draw"]
 

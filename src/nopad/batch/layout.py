@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from nopad.errors import BatchError, LengthError, OptionError
 from nopad.histogram import integers
 from nopad.options import MAX_LENGTH
-from nopad.threads import cached_property
+from nopad.properties import cached_property
 
 __all__ = ["Layout", "checked"]
 

@@ -37,7 +37,7 @@ from nopad.corpus.prefixes import prefix_lengths, token_ids
 from nopad.corpus.templates import Frame, Template
 from nopad.errors import LengthError, RecordError
 from nopad.options import check_choice
-from nopad.threads import cached_property
+from nopad.properties import cached_property
 
 __all__ = ["Answered", "ChatEncoder", "EndOfTurn", "Rewriting", "fitted"]
 

@@ -16,7 +16,7 @@ from nopad.corpus.npy import NpyFile
 from nopad.corpus.records import BadRecord, Record
 from nopad.corpus.source import Block, Source
 from nopad.errors import FormatError, OptionError, SourceError
-from nopad.threads import cached_property
+from nopad.properties import cached_property
 
 __all__ = ["LengthsFile"]
 

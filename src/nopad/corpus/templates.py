@@ -18,7 +18,7 @@ from typing import Any
 from nopad.corpus.conversations import Conversation
 from nopad.corpus.prefixes import token_ids
 from nopad.errors import OptionError, RecordError
-from nopad.threads import cached_property
+from nopad.properties import cached_property
 
 __all__ = ["Frame", "Template"]
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from nopad.corpus.network import NOT_REACHED, hub_in_reach
 from nopad.corpus.slow_tokenizer import SlowBackend
 from nopad.errors import FormatError, MissingExtraError
-from nopad.threads import cached_property
+from nopad.properties import cached_property
 from nopad.wording import first_line
 
 _FEW = 1000  # tokens; `with_words` does not search a vocabulary of at least so many

@@ -28,7 +28,7 @@ from nopad.planning.conditions import bound_under, broken_conditions, even_limit
 from nopad.planning.cost_certificate import CostCertificate
 from nopad.planning.costs import broken_evenness, load_of
 from nopad.planning.document import opened, parsed, text_of
-from nopad.threads import cached_property
+from nopad.properties import cached_property
 
 __all__ = ["Plan"]
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.planning import Plan
-from nopad.threads import cached_property
+from nopad.properties import cached_property
 
 __all__ = ["Composition", "Step"]
 

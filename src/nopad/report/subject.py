@@ -22,6 +22,7 @@ from nopad.errors import FormatError, OptionError
 from nopad.histogram import Histogram, read_histogram
 from nopad.planning import Plan, plan
 from nopad.planning.comparison import DEPTHS, compare, notes_of
+from nopad.properties import cached_property
 from nopad.report.causes import causes_of_padding
 from nopad.report.command import pack_command, plan_command, tokenizer_of
 from nopad.report.composition import Composition
@@ -29,7 +30,6 @@ from nopad.report.supervision import Supervised, supervised
 from nopad.report.wording import answer
 from nopad.store import Manifest, PackedRow, open_packed
 from nopad.store.manifest import PLAN
-from nopad.threads import cached_property
 
 __all__ = ["Subject", "read_subject"]
 

@@ -27,6 +27,7 @@ from nopad.errors import (
 )
 from nopad.files import local_path
 from nopad.histogram import as_lengths
+from nopad.properties import cached_property
 from nopad.sequences import Sequences
 from nopad.store.build import Builder
 from nopad.store.choice import check_divisible, choose
@@ -35,7 +36,6 @@ from nopad.store.monitor import Monitor, Silent
 from nopad.store.options import PackOptions
 from nopad.store.spool import Progress, Spool
 from nopad.store.workspace import Workspace, check_outside
-from nopad.threads import cached_property
 from nopad.wording import counted
 
 __all__ = ["pack_corpus"]

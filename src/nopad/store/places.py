@@ -18,8 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 from nopad import random
 from nopad.errors import CorruptError
 from nopad.packs import index_dtype
+from nopad.properties import cached_property
 from nopad.store.manifest import Manifest
-from nopad.threads import cached_property
 
 __all__ = ["Places"]
 

@@ -38,6 +38,7 @@ from nopad.files import damage_errors, local_path, sha256_file, write_atomic
 from nopad.model.admission import device_of
 from nopad.model.safety import bare
 from nopad.options import Option
+from nopad.properties import cached_property
 from nopad.seal import sealed, unsealed
 from nopad.store.manifest import tool_versions
 from nopad.store.monitor import Monitor, Silent
@@ -48,7 +49,6 @@ from nopad.tasks.parts import aligned, array_of_cells, schema_of_part, table_of,
 from nopad.tasks.predicting import BATCH_RECORDS, Chunk
 from nopad.tasks.predictor import Predictor
 from nopad.tasks.task import Task
-from nopad.threads import cached_property
 from nopad.wording import numbers_of
 
 __all__ = ["MANIFEST", "PredictionFiles", "predict_files"]

@@ -25,12 +25,12 @@ from nopad.errors import LengthError, OptionError
 from nopad.loading.supply import Collate
 from nopad.losses.means import Per
 from nopad.options import BOOLEAN, Option
+from nopad.properties import cached_property
 from nopad.tasks.examples import Examples, field_of, numbered, stacked
 from nopad.tasks.masked import filled
 from nopad.tasks.masking import Masking
 from nopad.tasks.next_sentence import OfPretraining
 from nopad.tasks.task import Task
-from nopad.threads import cached_property
 
 __all__ = ["Pretraining"]
 

@@ -11,7 +11,7 @@ from nopad.errors import OptionError
 from nopad.loading import PackedLoader
 from nopad.loading.summary import Summary
 from nopad.loading.torch import TorchLoader
-from nopad.threads import cached_property
+from nopad.properties import cached_property
 
 __all__ = ["Ahead", "FedLoader", "Progress"]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from nopad.errors import OptionError
 from nopad.files import local_path, write_text
-from nopad.threads import cached_property
+from nopad.properties import cached_property
 
 __all__ = ["Trace"]
 

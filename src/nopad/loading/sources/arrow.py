@@ -29,7 +29,7 @@ from nopad.loading import _kernels
 from nopad.loading.sources.arrays import lengths_of
 from nopad.loading.sources.mapped import MappedFile
 from nopad.loading.sources.source import Bits, Located, TokenSource
-from nopad.threads import cached_property
+from nopad.properties import cached_property
 from nopad.wording import numbers_of
 
 __all__ = ["ArrowTokens", "dataset_tokens", "file_tokens"]

@@ -27,10 +27,10 @@ from nopad.corpus.source import Source
 from nopad.errors import OptionError, PlanMismatchError, SourceError
 from nopad.loading.sources.corpora import whole_records
 from nopad.loading.sources.source import Located, TokenSource
+from nopad.properties import cached_property
 from nopad.sequences import Sequences
 from nopad.store.index import Index, hashes, read_index
 from nopad.store.reader import open_packed
-from nopad.threads import cached_property
 
 __all__ = ["IndexTokens", "Reading"]
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from nopad.corpus.inputs import InputFile, reading
 from nopad.errors import SourceError
-from nopad.threads import cached_property
+from nopad.properties import cached_property
 
 __all__ = ["MappedArray", "MappedFile"]
 

@@ -13,7 +13,7 @@ from nopad.histogram import Histogram, exact_sum
 from nopad.packs import take_lists
 from nopad.planning.algorithm import Strategies
 from nopad.planning.lpfhp import placed
-from nopad.threads import cached_property
+from nopad.properties import cached_property
 
 __all__ = ["Listed"]
 

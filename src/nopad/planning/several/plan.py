@@ -23,7 +23,7 @@ from nopad.planning.several.bounds import PriceBound, price_bound
 from nopad.planning.several.certificate import PriceCertificate
 from nopad.planning.several.given import Capacity, Price, distinct, shown, task_of
 from nopad.planning.several.task import Task, number, whole_prices
-from nopad.threads import cached_property
+from nopad.properties import cached_property
 
 if TYPE_CHECKING:
     from nopad.packs import Packs

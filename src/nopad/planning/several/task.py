@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.histogram import exact_dot
-from nopad.threads import cached_property
+from nopad.properties import cached_property
 
 __all__ = ["Pack", "Packing", "Task", "number", "whole_prices"]
 
