@@ -248,6 +248,13 @@ def test_what_each_batch_begins_with_counts(lengths, options):
     assert device.ends[last] == last.deadline - 50 * MS
 
 
+def test_a_queue_of_one_token():
+    device = Simulated(Batching(capacity=1, max_waiting_tokens=1), 1, 0)
+    only = device.add(1)
+    device.run()
+    assert only.result() == "answered"
+
+
 def test_what_is_due_leaves_in_order_of_deadlines():
     packer = OnlinePacker(Batching(capacity=8))
     for deadline in (None, 90, 70, 80, 70):

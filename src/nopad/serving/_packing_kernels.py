@@ -267,17 +267,20 @@ def ahead(
         left, places = limits[ROWS] * limits[CAPACITY], limits[MOST]
         while oldest < n + k and not waits[oldest]:
             oldest += 1
-        first = oldest
-        for kind in (2, 1, 0):
-            begin = first if kind == 2 else begins[kind]
-            whole, misses = kind != 2, 0  # whether all of this kind up to here have left
-            for at in range(begin, first + 1 if kind == 2 else n + k):
-                if kind != 2 and (places == 0 or left < least or misses == MISSES):
+        waits[oldest] = False  # it may be longer than a flat batch
+        left_of_mine -= oldest >= n
+        left -= lengths[oldest]
+        tokens += lengths[oldest]
+        places -= 1
+        for kind in (1, 0):
+            whole, misses = True, 0  # whether all of this kind up to here have left
+            for at in range(begins[kind], n + k):
+                if places == 0 or left < least or misses == MISSES:
                     break
-                if not waits[at] or (kind != 2 and before[at] != kind):
-                    begins[kind % 2] += whole and at == begins[kind % 2]
+                if not waits[at] or before[at] != kind:
+                    begins[kind] += whole and at == begins[kind]
                     continue
-                if kind != 2 and lengths[at] > left:
+                if lengths[at] > left:
                     whole, misses = False, misses + 1
                     if in_order:
                         break

@@ -489,7 +489,7 @@ class RequestQueue:
 
 def _load(batching: Batching) -> None:
     """Let Numba load or compile all loops that requests need: Ctrl-C amid that may leave its lock taken for ever."""
-    scratch = OnlinePacker(batching)
+    scratch = OnlinePacker(replace(batching, max_waiting_tokens=max(batching.max_waiting_tokens, 3)))
     for deadline in (1, None, None):
         number = scratch.add(1, 0, deadline_ns=deadline)
     scratch.ahead([1], 1)
