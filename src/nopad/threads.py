@@ -42,8 +42,8 @@ class Blocks:
     """Objects that something holds for as long as ``with`` blocks are open for them, in any thread.
 
     A block that Ctrl-C interrupts while it opens or ends is closed for all its objects, at the latest when the
-    exception is released. Blocks of other threads than
-    the one that forked end in the forked process: nobody is left there to end them.
+    exception is released. Blocks of other threads than the one that forked end in the forked process: nobody is left
+    there to end them.
 
     >>> states = {}
     >>> class Thing: pass
