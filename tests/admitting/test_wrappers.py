@@ -21,7 +21,7 @@ from nopad.errors import BatchError, NotPackSafeError, OptionError, UnsupportedM
 from nopad.model import is_packed
 from nopad.model.proven import Proven
 from nopad.model.safety import STATE
-from nopad.model.wrapper_parts import leaves_of
+from nopad.model.wrapper_parts import _outer, leaves_of
 
 LENGTHS = (9, 1, 40, 17)
 FORMS = {"flat": nopad.Flat(), "rows": nopad.Rows(44), "end to end": nopad.Rows(41, end_to_end=True)}
@@ -236,6 +236,25 @@ def test_layers_of_the_model_inside_may_be_replaced():
         one.encoder.encoder.layer[0] = type(one.encoder.encoder.layer[0])(one.encoder.config).double().eval()
     model.encoder.encoder.layer[0].attention.self.config = model.encoder.config
     held_to(stock, model)
+
+
+class Hollow(nn.ModuleList):
+    """A list of modules without any, so its truth value is False; the model is an attribute of it."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def __len__(self):
+        return 0
+
+    def forward(self, **inputs):
+        return self.inner(**inputs)
+
+
+def test_modules_without_entries_are_looked_into():
+    names = [name for name, _ in _outer(nn.Sequential(Hollow(nn.Linear(2, 2))))]
+    assert names == ["", "0", "0.inner"]
 
 
 def test_copies_and_weights_stay_as_they_are():

@@ -104,13 +104,23 @@ class TestTransformers:
     def test_an_own_count_of_all_ranks(self, tmp_path):
         """Counted by accelerate or by torch, in `get_batch_samples`, where each rank knows its own batches only."""
 
+        highest = []
+
         class Counts(transformers.Trainer):
             def get_batch_samples(self, batches, number, device):
                 samples, count = super().get_batch_samples(batches, number, device)
                 assert self.args.world_size == self.accelerator.num_processes == 2
                 assert self.args.process_index == torch.distributed.get_rank()
                 mine = sum(int((one["labels"] != -100).sum()) for one in samples)
-                assert int(self.accelerator.reduce(torch.tensor(mine))) == int(count)
+                reduced = {"sum": int(count), "mean": int(count) / 2}
+                for reduction, total in reduced.items():
+                    assert self.accelerator.reduce(torch.tensor(mine), reduction, scale=0.5) == total
+                both = self.accelerator.reduce([torch.tensor(mine), {"one": torch.tensor(1)}])
+                assert (int(both[0]), int(both[1]["one"])) == (int(count), 2)
+                rank = torch.tensor(torch.distributed.get_rank())
+                highest.append(int(self.accelerator.reduce(rank, "max")))
+                gathered = self.accelerator.gather({"of": rank[None].repeat(2)})["of"]
+                assert gathered.tolist() in ([0, 0, 1, 1], [int(rank)] * 4)  # the first run knows one rank only
                 return samples, nopad.losses.over_ranks(torch.tensor(mine))
 
         class Forgets(transformers.Trainer):
@@ -121,6 +131,7 @@ class TestTransformers:
         given = {"train_dataset": texts(), "data_collator": causal}
         verdict = nopad.audit_step(trainer=Counts(nopad.packed(stock()), arguments(tmp_path), **given))
         assert verdict.passed, str(verdict)
+        assert highest[-2:] == [1, 1]
         verdict = nopad.audit_step(trainer=Forgets(nopad.packed(stock()), arguments(tmp_path), **given))
         assert kinds(verdict)[0] == "mean of means"
         assert "averaged over the ranks" in verdict.diagnosis

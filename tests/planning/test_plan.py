@@ -110,6 +110,7 @@ def test_the_table(made):
     wasteful = plan([3, 6, 3, 6, 2], 8, algorithm="greedy")
     assert (greedy.packs, wasteful.packs, wasteful.lower_bound) == (3, 4, 3)
     assert "lower bound    3 packs, by tokens (this plan: 1 above, 33.3333%)" in str(wasteful).splitlines()
+    assert "lower bound    0 packs, by tokens (this plan: proven optimal)" in str(plan([], 8)).splitlines()
     assert repr(made) == "Plan(ffd, capacity 8, depth 3: 4 packs, 93.750%)"
     assert repr(plan([1], 8)) == "Plan(auto, capacity 8, depth unlimited: 1 packs, 12.500%)"
 

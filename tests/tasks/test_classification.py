@@ -215,6 +215,7 @@ def test_labels_that_mean_two_things_are_refused_until_it_is_said_which():
     assert SeveralLabels(tokenizer(), 2, labels_as="classes").target([0, 1], 0) == [1.0, 1.0]
     flags = SeveralLabels(tokenizer(), 2, labels_as="flags")
     assert flags.target([0, 1], 0) == flags.target((False, True), 0) == flags.target(np.array([0.0, 1.0]), 0) == [0, 1]
+    assert flags.target(np.array([True, False]), 0) == [1, 0]
     assert SeveralLabels(tokenizer(), 3).target([0, 1], 0) == [1.0, 1.0, 0.0]
     for wrong in ([0], [0, 2], ["a", "b"], [0, 1, 0], [0.5, 1]):
         with pytest.raises(RecordError, match=r"record 0: labels is .* 0 or 1"):

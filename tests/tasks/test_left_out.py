@@ -169,6 +169,10 @@ class TestFilesCalledRecord:
         with pytest.raises(RecordError, match=r"^(\S*/)?record 12\.jsonl, line 2: "):
             list(TaskSource(CausalLM(tokenizer()), open_records(broken)).blocks())
 
+    def test_what_is_no_record(self):
+        with pytest.raises(RecordError, match="record 0 is a str; expected a dict of columns"):
+            list(TaskSource(CausalLM(tokenizer()), ["abc"]).blocks())
+
     def test_a_record_of_such_a_file(self, broken):
         """The record that the message is about still gets its line and number."""
         records = open_records(broken, on_bad_record="skip")

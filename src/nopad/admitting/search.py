@@ -104,7 +104,8 @@ class Search:
             mixes = self._looked_into(module, inside, mixes)
         if mixes:
             if module in self.whole:
-                self.probed.unsplit = self.probed.unsplit or module
+                if self.probed.unsplit is None:  # a module may be false: `len` of an empty list of modules is 0
+                    self.probed.unsplit = module
                 return inside
             return [module]
         return inside

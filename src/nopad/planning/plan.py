@@ -239,15 +239,16 @@ class Plan:
 
     def __str__(self) -> str:
         """Return a small table for reading, one figure per line: limits, packs, lower bound, efficiency and notes."""
-        above = f"{self.gap:,} above, {_percent(self.gap, self.lower_bound)}"
-        state = f"this plan: {above if self.gap else 'proven optimal'}"
+        state = "proven optimal"
+        if self.gap:  # not without packs: then the bound is 0, and no share of it
+            state = f"{self.gap:,} above, {_percent(self.gap, self.lower_bound)}"
         rows = [
             ("algorithm", self.algorithm),
             ("capacity", f"{self.capacity:,} tokens"),
             ("depth", f"{'unlimited' if self.depth is None else self.depth} (reached: {self.max_depth_used})"),
             ("sequences", f"{self.sequences:,}"),
             ("packs", f"{self.packs:,} ({self.counts.size:,} strategies)"),
-            ("lower bound", f"{self.lower_bound:,} packs, by {self.bound.proof} ({state})"),
+            ("lower bound", f"{self.lower_bound:,} packs, by {self.bound.proof} (this plan: {state})"),
             ("efficiency", f"{self.efficiency:.3%} ({self.padding_tokens:,} padding tokens)"),
             ("packing factor", f"{self.packing_factor:.3f} (limit {self.limit:.3f})"),
             *(("note", note) for note in self.notes),

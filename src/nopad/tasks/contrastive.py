@@ -33,7 +33,7 @@ from nopad.losses.contrast import (
 )
 from nopad.losses.slots import wide
 from nopad.options import BOOLEAN, Option, check_choice, check_number
-from nopad.tasks.examples import Examples, field_of, numbered, stacked
+from nopad.tasks.examples import Examples, check_text, field_of, numbered, stacked
 from nopad.tasks.folder import Pooling
 from nopad.tasks.meters import over_all_ranks
 from nopad.tasks.objective import Meter
@@ -304,7 +304,8 @@ class Contrastive(Task):
         """Return anchor, positive and hard negatives of each record, with their prompts.
 
         Raises:
-            RecordError: a text is missing or is not a string, or records have different numbers of negatives.
+            RecordError: a text is missing, is not a string or has a lone surrogate; or records have different numbers of
+                hard negatives.
             LengthError: there is no record.
         """
         found: list[list[str]] = []
@@ -316,6 +317,8 @@ class Contrastive(Task):
                 raise RecordError(
                     f"record {number}: {self.negative} is a {type(given).__name__}; it is a text, or a list of texts"
                 )
+            for at, text in enumerate(against):
+                check_text(text, f"record {number}: {self.negative}, text {at}")
             if found and len(against) != len(found[0]) - 2:
                 raise RecordError(
                     f"record {number} has {len(against)} hard negatives, and the first one {len(found[0]) - 2}; give "

@@ -24,7 +24,7 @@ from nopad.corpus.selection import is_list, is_string
 from nopad.corpus.source import Block, Source
 from nopad.errors import OptionError, RecordError, SourceError
 from nopad.sequences import Sequences
-from nopad.tasks.examples import Examples, encoded_after, parts_of
+from nopad.tasks.examples import Examples, encoded_after, numbered, parts_of
 from nopad.tasks.task import Task
 
 __all__ = ["TaskSource"]
@@ -126,7 +126,7 @@ class TaskSource(Source):
             RecordError, LengthError: the task cannot encode a record, or a record lacks a column of `carry`.
         """
         if not first:  # columns of the first record that the task does not read are reported to the user
-            looked = _Looked(part[0])
+            looked = _Looked(next(numbered(part))[1])
             part = [looked, *part[1:]]
         made = encoded_after(self.task, part, range(first, first + len(part)), before, labels=self._labels)
         if made.group > 1:

@@ -128,7 +128,8 @@ def without_first_labels(layout: Layout) -> Change:
     return Change(
         "labels of first tokens",
         "the last token of a sequence predicts the first of the next one",
-        f'{layout.number}\nbatch["labels"] = batch["labels"].masked_fill(number != number.roll(1, 1), -100)',
+        f"{layout.number}\nfirst = number != number.roll(1, 1)\nfirst[:, 0] = True\n"
+        'batch["labels"] = batch["labels"].masked_fill(first, -100)',
     )
 
 

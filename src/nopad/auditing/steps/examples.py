@@ -108,7 +108,7 @@ def examples_of(features: Sequence[Mapping[str, Any]]) -> list[Example]:
 
     Raises:
         BatchError: a dict has no ``input_ids``, or they are not a list of integers, or it is not a dict.
-        LengthError: a sequence is empty.
+        LengthError: a sequence is empty, or ``seq_lengths`` do not add up to the number of tokens.
     """
     rows = [_tensors(number, feature) for number, feature in enumerate(features)]
     names = {name for row in rows for name in row}
@@ -123,14 +123,28 @@ def examples_of(features: Sequence[Mapping[str, Any]]) -> list[Example]:
         if mask is not None and "attention_mask" in per_token:
             row = {name: value[mask != 0] if name in per_token else value for name, value in row.items()}
         lengths = row["seq_lengths"].tolist() if "seq_lengths" in row else [len(row["input_ids"])]
+        _check_lengths(number, lengths, len(row["input_ids"]))
         begin = 0
         for length in lengths:
-            if not length:
-                raise LengthError(f"sequence {number} has no tokens; each needs at least 1: leave empty ones out")
             cut = {n: v[begin : begin + length] if n in per_token else v for n, v in row.items() if n not in LAYOUT}
             found.append(Example(cut, per_token - set(LAYOUT)))
             begin += length
     return found
+
+
+def _check_lengths(number: int, lengths: list[int], tokens: int) -> None:
+    """Check the lengths of the sequences in dict `number` of a dataset, which has so many `tokens` without padding.
+
+    Raises:
+        LengthError: a sequence is empty, or the lengths do not add up to the number of tokens.
+    """
+    if min(lengths, default=0) < 1:
+        raise LengthError(f"sequence {number} has no tokens; each needs at least 1: leave empty ones out")
+    if sum(lengths) != tokens:
+        raise LengthError(
+            f"seq_lengths of sequence {number} add up to {sum(lengths):,}, and it has {tokens:,} tokens (padding not "
+            "counted); every token belongs to one sequence"
+        )
 
 
 def merged(model: Any, examples: Sequence[Example], ends: frozenset[int] = frozenset()) -> list[str]:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from accelerate.utils import recursively_apply
 from torch import Tensor
 
 from nopad.auditing.failure import inside_model
@@ -60,11 +61,14 @@ class _Ranked:
     def gather(self, value: Any) -> Any:
         """Return the values of all ranks, concatenated in the order of the ranks, as accelerate does.
 
-        Outside of a step, or for a value that is no tensor, accelerate's own method is called.
+        `value` is a tensor, or dicts, lists and tuples of tensors. Outside of a step, accelerate's own method is called.
         """
-        if self._world is None or not isinstance(value, Tensor):
+        if self._world is None:
             return self._accelerator.gather(value)
-        said = self._world.everybody(value)
+        return recursively_apply(self._gathered, value, error_on_other_type=True)
+
+    def _gathered(self, value: Tensor) -> Tensor:
+        said: list[Tensor] = self._world.everybody(value)  # type: ignore[union-attr]
         return torch.cat([one.reshape(1) if one.dim() == 0 else one for one in said])
 
     def gather_for_metrics(self, value: Any, *more: Any, **named: Any) -> Any:
@@ -72,15 +76,20 @@ class _Ranked:
         return self.gather(value)
 
     def reduce(self, value: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Return the sum or the mean of the values of all ranks, times `scale`, as accelerate does.
+        """Return the values of all ranks, reduced as accelerate does: their mean, "max", or for all else their sum.
 
-        Outside of a step, for a value that is no tensor, or for another `reduction` than "sum" and "mean", accelerate's
-        own method is called.
+        `value` is a tensor, or dicts, lists and tuples of tensors. `scale` is not used, as accelerate uses it on XLA
+        only. Outside of a step, accelerate's own method is called.
         """
-        if self._world is None or not isinstance(value, Tensor) or reduction not in ("sum", "mean"):
+        if self._world is None:
             return self._accelerator.reduce(value, reduction, scale)
-        total = torch.stack(self._world.everybody(value)).sum(0) * scale
-        return total / self._ranks if reduction == "mean" else total
+        return recursively_apply(self._reduced, value, error_on_other_type=True, reduction=reduction)
+
+    def _reduced(self, value: Tensor, reduction: str) -> Tensor:
+        said = torch.stack(self._world.everybody(value))  # type: ignore[union-attr]
+        if reduction == "max":
+            return said.amax(0)
+        return said.sum(0) / self._ranks if reduction == "mean" else said.sum(0)
 
     def backward(self, loss: Tensor, **named: Any) -> None:
         """Call ``backward()`` on a loss as accelerate does, but without the loss scaling of float16."""
