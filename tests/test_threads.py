@@ -167,3 +167,49 @@ def test_every_lock_is_free_after_a_fork():
     source = Path(nopad.__file__).parent
     files = [path for path in source.rglob("*.py") if re.search(r"\bR?Lock\(\)", path.read_text())]
     assert {str(path.relative_to(source)) for path in files} == OWN
+
+
+class Held:
+    on = False
+
+
+def begin(one):
+    one.on = True
+
+
+def end(one):
+    one.on = False
+
+
+def test_a_block_that_ends_at_any_line_of_another_one_that_opens():
+    """As the garbage collector ends one that nobody holds any more."""
+    reached = 0
+    for at in range(1, 60):
+        one, blocks, left = Held(), Blocks(begin, end), at
+        other = blocks.open(lambda one=one: [one])
+        other.__enter__()
+
+        def trace(frame, event, _, other=other):
+            nonlocal left, reached
+            if frame.f_code.co_name == "open" and event == "line":
+                left -= 1
+                if not left:
+                    sys.settrace(None)
+                    reached += 1
+                    other.__exit__(None, None, None)
+            return trace
+
+        block, before = blocks.open(lambda one=one: [one]), sys.gettrace()
+        sys.settrace(trace)
+        try:
+            block.__enter__()
+        finally:
+            sys.settrace(before)
+        assert one.on
+        assert one in blocks
+        block.__exit__(None, None, None)
+        if left > 0:
+            other.__exit__(None, None, None)
+        assert not one.on
+        assert one not in blocks
+    assert reached > 5

@@ -58,7 +58,8 @@ class Blocks:
     def __init__(self, begin: Callable[[Any], object], end: Callable[[Any], object]) -> None:
         """Store two functions of an object: `begin` is called when its first block opens, `end` when its last ends.
 
-        Either may be called again for an object for which it was interrupted. They must not raise an exception.
+        Either may be called again for an object, or `end` before `begin`, after an interrupt or if the garbage
+        collector ends a block meanwhile. They must not raise an exception.
         """
         self._begin, self._end = begin, end
         self._open: WeakKeyDictionary[Any, list[_Block]] = WeakKeyDictionary()
@@ -79,10 +80,10 @@ class Blocks:
             with self.lock:
                 for one in list(choose()):
                     mine.append(one)  # before anything changes, so that an interrupt or a fork right now ends it
-                    blocks = self._open.setdefault(one, [])
-                    if not blocks:  # new, or it was interrupted amid its beginning or end
+                    while block not in self._open.get(one, ()):  # a block that ends meanwhile makes a new list
+                        self._open.setdefault(one, []).append(block)
+                    if len(self._open[one]) == 1:  # new, or it was interrupted amid its beginning or end
                         self._begin(one)
-                    blocks.append(block)
             yield
         finally:  # not in a function of its own, which Ctrl-C could interrupt before its first line
             tries = 100

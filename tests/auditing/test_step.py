@@ -321,8 +321,8 @@ class TestRefusals:
         with pytest.raises(nopad.errors.LengthError, match="sequence 0 has no tokens"):
             nopad.audit_step(model, [{"input_ids": [], "labels": []}], ranks=1, accumulation=1)
         for lengths, says in (([3], "add up to 3, and it has 5"), ([3, 0, 2], "has no tokens"), ([6, -1], "no tokens")):
+            given = {"input_ids": [1, 2, 3, 4, 5], "labels": [1, 2, 3, 4, 5], "seq_lengths": lengths}
             with pytest.raises(nopad.errors.LengthError, match=says):
-                given = {"input_ids": [1, 2, 3, 4, 5], "labels": [1, 2, 3, 4, 5], "seq_lengths": lengths}
                 nopad.audit_step(model, [given], ranks=1, accumulation=1)
         with pytest.raises(nopad.errors.OptionError, match="no sequence has a label"):
             nopad.audit_step(model, [{**one, "labels": [-100] * len(one["labels"])} for one in texts()])

@@ -29,7 +29,7 @@ class Simulated:
 
     def add(self, *lengths, within=None):
         """Add a request; return its future, or None if it was refused since its deadline cannot be met."""
-        request = Waiting(Prepared(of_length(lengths)), Answer(None), self.queue.now())
+        request = Waiting(Prepared(of_length(lengths)), Answer(None, self.queue.lock), self.queue.now())
         deadline = None if within is None else self.queue.now() + within * MS
         try:
             self.queue.add([request], deadline, 0)

@@ -271,7 +271,7 @@ def test_a_caller_that_is_interrupted_anywhere_leaves_no_lock_taken(model):
         time.sleep(1e-4)
     done.set()
     thread.join(WAIT)
-    lock = runner._queue._lock
+    lock = runner._queue.lock
     free = threading.Thread(target=lambda: lock.acquire() and lock.release(), daemon=True)
     free.start()
     free.join(WAIT / 6)

@@ -117,11 +117,11 @@ def test_a_process_that_is_forked_while_locks_are_held_hangs_nowhere():
     with nopad.PackRunner(nopad.packed(BertModel(BertConfig(**sizes, vocab_size=50)))) as runner:
         future = runner.submit({"input_ids": [1, 2]})
         future.result(60)
-        waiting = nopad.serving.answer.Answer(threading.current_thread())
+        waiting = nopad.serving.answer.Answer(threading.current_thread(), threading.RLock())
         held, done = threading.Event(), threading.Event()
 
         def hold():
-            with runner._queue._lock, waiting._condition:
+            with runner._queue.lock, waiting._condition:
                 held.set()
                 done.wait(60)
 

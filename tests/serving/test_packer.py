@@ -481,6 +481,17 @@ def test_a_long_request_leaves_a_full_queue_in_time(policy, priority):
     assert batches <= urgent * (ahead // 4096 + 1) + 1
 
 
+@pytest.mark.parametrize(
+    ("rows", "lengths", "reason"), [(2, (6, 10), "full"), (3, (6, 5, 10), "full"), (3, (6, 10), None)]
+)
+def test_rows_that_next_fit_has_left_are_closed(rows, lengths, reason):
+    packer = OnlinePacker(Batching(capacity=10, rows=rows, policy="next_fit", wait_s=1.0, accumulate=True))
+    for length in lengths:
+        packer.add(length, 0)
+    batch = packer.poll(0).batch
+    assert (batch and batch.reason) == reason
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_each_reason(policy):
     def packer(**more):
@@ -507,6 +518,10 @@ def test_each_reason(policy):
         two.add(1, 0)
     batch = two.poll(0).batch
     assert (batch.reason, batch.numbers.tolist()) == ("count", [0, 1])
+    stuck = packer()
+    stuck.add(6, 0)
+    assert stuck.poll(1, idle=False, stuck=True).batch is None
+    assert stuck.poll(1, stuck=True).batch.reason == "full"
     three = OnlinePacker(Batching(capacity=10, rows=2, policy=policy))
     three.add(6, 0)
     assert three.poll(0, idle=False).batch is None

@@ -219,7 +219,7 @@ def case_decide(rng):
     if rng.random() < 0.1:
         state[0], state[6] = state[1], 0
     made = np.zeros((4, state[1] - state[0]), np.int64)
-    return state, table, a_limit(rng), int(rng.choice([NOW, NOW + 2000])), *rng.integers(0, 2, 2).tolist(), made
+    return state, table, a_limit(rng), int(rng.choice([NOW, NOW + 2000])), *rng.integers(0, 2, 3).tolist(), made
 
 
 CASES = {name.removeprefix("case_"): case for name, case in vars().items() if name.startswith("case_")}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -118,6 +120,12 @@ def test_buffers_hold_the_result(models):
     np.testing.assert_allclose(one, same["last_hidden_state"], rtol=0, atol=1e-12)
 
 
+def ragged(*parts):
+    """A nested tensor; torch warns that it is a prototype."""
+    with warnings.catch_warnings(action="ignore"):
+        return torch.nested.nested_tensor(list(parts))
+
+
 def buffers(kind):
     good = torch.zeros(5, 9, 16, dtype=torch.float64)
     read_only = np.zeros((5, 9, 16))
@@ -134,6 +142,12 @@ def buffers(kind):
         "read-only": {"last_hidden_state": read_only},
         "gradients": {"last_hidden_state": good.clone().requires_grad_()},
         "twice": {"last_hidden_state": good, "pooler_output": good.view(-1)[:80].view(5, 16)},
+        "overlap": {"last_hidden_state": good, "pooler_output": good.view(-1)[70:150].view(5, 16)},
+        "around": {"pooler_output": good.view(-1)[70:150].view(5, 16), "last_hidden_state": good},
+        "meta": {"last_hidden_state": torch.zeros(5, 9, 16, dtype=torch.float64, device="meta")},
+        "sparse": {"last_hidden_state": good.to_sparse()},
+        "nested": {"last_hidden_state": ragged(good[0], good[1])},
+        "masked": {"last_hidden_state": np.ma.masked_array(np.zeros((5, 9, 16)), mask=True)},
     }[kind]
 
 
@@ -150,7 +164,13 @@ def buffers(kind):
         ("numpy gaps", "is not contiguous; give a buffer without gaps"),
         ("read-only", "is read-only"),
         ("gradients", "requires gradients, and is overwritten; give a detached buffer"),
-        ("twice", r"out\['pooler_output'\] is the same memory as out\['last_hidden_state'\]"),
+        ("overlap", r"out\['pooler_output'\] shares memory with out\['last_hidden_state'\]"),
+        ("around", r"out\['last_hidden_state'\] shares memory with out\['pooler_output'\]"),
+        ("meta", "is on device meta; give a buffer with memory"),
+        ("sparse", "is torch.sparse_coo; give a buffer with memory"),
+        ("nested", "is nested; give a buffer with memory"),
+        ("masked", "of type MaskedArray; expected a tensor or a NumPy array"),
+        ("twice", r"out\['pooler_output'\] shares memory with out\['last_hidden_state'\]"),
     ],
 )
 def test_buffers_that_do_not_fit_are_refused_before_any_work(models, kind, message):
@@ -203,6 +223,12 @@ def test_a_buffer_stays_untouched_where_the_request_fails():
         (LengthError, {"attention_mask": np.eye(5, 9, 1, np.int64)[[0, 1, 2, 3, 3]] * 0}, "row 0: "),
         (OptionError, {"input_ids": np.full((5, 9), 500)}, "row 0: input_ids: token 0 has the value 500"),
         (BatchError, {"input_ids": np.full((5, 9), 1.5)}, "row 0: "),
+        (BatchError, {"input_ids": ragged(torch.ones(3), torch.ones(2))}, "shape cannot be read"),
+        (
+            BatchError,
+            {"input_ids": [1, 2], "attention_mask": [torch.ones(2), torch.ones(2)]},
+            "attention_mask of sequence 0 has 2 dimensions",
+        ),
     ],
 )
 def test_rows_that_are_refused(models, error, change, message):

@@ -160,3 +160,14 @@ def test_all_who_wait_are_told_when_the_runner_closes(full):
             one.result(WAIT)
     gate.open.set()
     closing.result(WAIT)
+
+
+def test_who_accumulates_does_not_wait_while_nobody_can_enter(model):
+    """The queue is full, so its batch is as full as it gets."""
+    batching = Batching(capacity=64, max_waiting_tokens=8, wait_s=60.0, accumulate=True)
+    with nopad.PackRunner(model, batching) as runner:
+        futures = [runner.submit({"input_ids": [1] * 5}) for _ in range(4)]  # each after the first waits for room
+        assert all(len(future.result(30)["last_hidden_state"]) == 5 for future in futures[:-1])
+        assert runner.statistics.packer.flushes["full"] == 3
+        runner.close()
+        assert len(futures[-1].result(30)["last_hidden_state"]) == 5

@@ -185,7 +185,8 @@ def _span(mask: Any, n: int) -> tuple[int, int]:
         LengthError: the mask has no 1.
         BatchError: the mask has a 0 between ones, or a value other than 0 and 1.
     """
-    if type(mask) is list and mask and mask.count(1) == len(mask):  # fast path for the usual case, without an array
+    # A fast path for the usual case, without an array; a list of tensors would be compared with 1 by `count`.
+    if type(mask) is list and mask and type(mask[0]) is int and mask.count(1) == len(mask):
         return 0, len(mask)
     found = flat_array(mask, MASK, n)
     ones = np.flatnonzero(found == 1)

@@ -95,7 +95,9 @@ def _outer(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         seen.add(module)
         yield name, module
         if not isinstance(module, PreTrainedModel):
-            waiting += [(f"{name}.{key}" if name else key, one) for key, one in module._modules.items() if one is not None]
+            waiting += [
+                (f"{name}.{key}" if name else key, one) for key, one in module._modules.items() if one is not None
+            ]
 
 
 def leaves_of(output: Any) -> Iterator[tuple[str, Any]]:

@@ -391,14 +391,16 @@ def decide(
     now: int,
     idle: int,
     draining: int,
+    stuck: int,
     batch: NDArray[Any],
 ) -> tuple[int, int, int]:
     """Choose the next batch, and take its requests out of the table; return (reason, number of requests, their tokens).
 
-    `now` is the time in nanoseconds. `idle` is 1 if the model has nothing to run, and `draining` is 1 if no more
-    requests will come; else they are 0. ``batch``, int64 ``[4, n]``, gets the number, length, row and start of each
-    request, in order of arrival; n must be large enough. The reason why the batch leaves is `FULL`, `COUNT`, `TIMEOUT`,
-    `IDLE`, `DEADLINE_NEAR` or `DRAIN`. If no batch leaves now, the result is (0, 0, 0).
+    `now` is the time in nanoseconds. `idle` is 1 if the model has nothing to run, `draining` is 1 if no more requests
+    will come, and `stuck` is 1 if none can come before a batch has left; else they are 0. ``batch``, int64 ``[4, n]``,
+    gets the number, length, row and start of each request, in order of arrival; n must be large enough. The reason why
+    the batch leaves is `FULL`, `COUNT`, `TIMEOUT`, `IDLE`, `DEADLINE_NEAR` or `DRAIN`. If no batch leaves now, the
+    result is (0, 0, 0).
     """
     waiting = waiting_of(state)
     if waiting == 0:
@@ -408,6 +410,8 @@ def decide(
     why = 0
     if idle and not limits[ACCUMULATE]:
         why = IDLE
+    if stuck and idle and why == 0:  # waiting makes it no fuller
+        why = FULL
     if draining:
         why = DRAIN
     if now - table[state[HEAD], ARRIVED] >= limits[WAIT]:

@@ -170,10 +170,13 @@ def room_of(limits: NDArray[Any]) -> int:
 def widest_of(fill: NDArray[Any], limits: NDArray[Any]) -> int:
     """Return the length of the longest request that still fits into the batch; 0 if none fits.
 
-    ``fill[r]`` is the number of slots used in row r (or in the stream, if `is_crossing`).
+    ``fill[r]`` is the number of slots used in row r (or in the stream, if `is_crossing`). With `NEXT_FIT`, only the
+    last row in use and those after it are open.
     """
-    widest, room = 0, room_of(limits)
-    for used in fill:
+    widest, room, first = 0, room_of(limits), 0
+    while limits[POLICY] == NEXT_FIT and first + 1 < fill.size and fill[first + 1] > 0:
+        first += 1
+    for used in fill[first:]:
         widest = max(widest, room - after(used, limits[SEPARATOR]))
     return widest
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from collections import deque
@@ -12,7 +13,9 @@ from typing import Any
 
 from nopad.errors import RunnerClosedError, ServingError
 
-__all__ = ["Answer", "check_process"]
+__all__ = ["Answer", "check_process", "check_whole"]
+
+_log = logging.getLogger("nopad")
 
 
 class _Condition(type(threading.RLock())):  # type: ignore[misc]
@@ -36,15 +39,38 @@ class Answer(Future[Any]):
     the runner's worker, between two batches: they should be short. If the request is cancelled, they are called in the
     thread that does so. A callback that is added after the answer is called at once.
 
-    `result`, `exception` and ``await`` raise an error at once in two cases in which no answer could come. In the first,
-    a callback waits for another answer of its own runner, which would come only after the callback. In the second, this
-    process was forked while the request had no answer yet. A callback may submit requests.
+    `result`, `exception` and ``await`` raise an error at once in three cases in which no answer could come:
+
+    * a callback waits for another answer of its own runner, which would come only after the callback
+    * a signal handler or a finaliser (``__del__``) waits while the call that it interrupts holds the runner's queue
+    * this process was forked while the request had no answer yet
+
+    A callback may submit requests. Whatever exception a callback raises, the other callbacks are called.
     """
 
-    def __init__(self, worker: threading.Thread) -> None:
-        self._worker, self._process = worker, os.getpid()
+    def __init__(self, worker: threading.Thread, lock: Any) -> None:
+        """Create the future of a request of the runner with this worker; `lock` is that of its queue, an RLock."""
+        self._worker, self._lock, self._process = worker, lock, os.getpid()
         self._made = self._process, _Condition()
         super().__init__()
+
+    def _invoke_callbacks(self) -> None:
+        """Call all callbacks, whatever they raise; `set_result`, `set_exception` and `cancel` of `Future` call this.
+
+        Exceptions are logged. One that is no `Exception`, such as KeyboardInterrupt, is raised after the last callback,
+        but not in the worker, where it would end the runner for all callers.
+        """
+        raised: BaseException | None = None
+        for callback in self._done_callbacks:  # type: ignore[attr-defined]
+            try:
+                callback(self)
+            except BaseException as error:
+                if isinstance(error, Exception) or threading.current_thread() is self._worker:
+                    _log.exception("a callback of an answer failed")
+                else:
+                    raised = error
+        if raised is not None:
+            raise raised
 
     @property
     def _condition(self) -> Any:
@@ -64,8 +90,8 @@ class Answer(Future[Any]):
 
         Raises:
             TimeoutError: the answer is not there in time.
-            ServingError: the request was not answered (`DeadlineError`, `RequestError`, `RunnerClosedError`); or this
-                is called in a callback of the same runner.
+            ServingError: the request was not answered (`DeadlineError`, `RequestError`, `RunnerClosedError`); or no
+                answer could come, since a callback, signal handler or finaliser calls this (see the class).
             RunnerClosedError: this process was forked while the request had no answer yet.
             CancelledError: the request was cancelled.
         """
@@ -79,7 +105,8 @@ class Answer(Future[Any]):
 
         Raises:
             TimeoutError: the answer is not there in time.
-            ServingError: this is called in a callback of the same runner.
+            ServingError: no answer could come, since a callback, signal handler or finaliser calls this (see the
+                class).
             RunnerClosedError: this process was forked while the request had no answer yet.
             CancelledError: the request was cancelled.
         """
@@ -90,8 +117,8 @@ class Answer(Future[Any]):
         """Wait for the answer in a coroutine, and return it. Cancelling the coroutine cancels the request.
 
         Raises:
-            ServingError: the request was not answered (`DeadlineError`, `RequestError`, `RunnerClosedError`); or this
-                is called in a callback of the same runner.
+            ServingError: the request was not answered (`DeadlineError`, `RequestError`, `RunnerClosedError`); or no
+                answer could come, since a callback, signal handler or finaliser calls this (see the class).
             RunnerClosedError: this process was forked while the request had no answer yet.
             CancelledError: the request was cancelled.
         """
@@ -102,11 +129,28 @@ class Answer(Future[Any]):
         if self.done():
             return
         check_process(self._process)
+        check_whole(self._lock)
         if threading.current_thread() is self._worker:
             raise ServingError(
                 "a callback waits for a request of the same runner, which runs only after the callback has ended; give "
                 "that request a callback of its own, or wait in another thread"
             )
+
+
+def check_whole(lock: Any) -> None:
+    """Check that this thread is not within another call that holds `lock`, the lock of a runner's queue (an RLock).
+
+    It is so in a signal handler, or in a finaliser (``__del__``) that the garbage collector calls, if it interrupts
+    such a call in its own thread. Waiting would then never end, and the queue may be half changed.
+
+    Raises:
+        ServingError: the thread holds the lock.
+    """
+    if lock._is_owned():
+        raise ServingError(
+            "a signal handler or a finaliser (__del__) uses the runner while it interrupts another call of it in the "
+            "same thread; cancel or close there, and do all else in another thread"
+        )
 
 
 def check_process(process: int) -> None:

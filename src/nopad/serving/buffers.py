@@ -39,17 +39,21 @@ def check_buffers(out: Any, outputs: Mapping[str, Output], rows: tuple[int, ...]
 
     Raises:
         OptionError: `outputs` is empty; `out` is not a dict of tensors or arrays; a name is not an output; a buffer has
-            another shape or dtype, is not contiguous, cannot be written to, requires gradients, or is given twice.
+            another shape or dtype, is not contiguous, cannot be written to, requires gradients, has no memory (device
+            "meta"), or overlaps another one.
     """
     if not outputs:
         raise OptionError("out needs to know the model's outputs; give it to a runner that warms up before it is ready")
     if not isinstance(out, Mapping):
         raise OptionError(f"out is of type {type(out).__name__}; expected a dict of buffers by the names of outputs")
-    seen: dict[int, str] = {}
+    seen: list[tuple[torch.device, int, int, str]] = []
     for name, buffer in out.items():
         if name not in outputs:
             raise OptionError(f"out has {name!r}, and the model's outputs are {', '.join(outputs)}")
         tensor, form = _tensor(name, buffer), outputs[name]
+        if tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta:
+            what = "nested" if tensor.is_nested else "on device meta" if tensor.is_meta else str(tensor.layout)
+            raise OptionError(f"out[{name!r}] is {what}; give a buffer with memory of its own, without gaps")
         shape = (*rows, *((width,) if form.per_token else ()), *form.tail)
         if tuple(tensor.shape) != shape or tensor.dtype != form.dtype:
             raise OptionError(
@@ -60,9 +64,11 @@ def check_buffers(out: Any, outputs: Mapping[str, Output], rows: tuple[int, ...]
             raise OptionError(f"out[{name!r}] is not contiguous; give a buffer without gaps")
         if tensor.requires_grad:
             raise OptionError(f"out[{name!r}] requires gradients, and is overwritten; give a detached buffer")
-        if tensor.numel() and tensor.data_ptr() in seen:
-            raise OptionError(f"out[{name!r}] is the same memory as out[{seen[tensor.data_ptr()]!r}]")
-        seen[tensor.data_ptr()] = name
+        begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()
+        for device, first, last, other in seen:
+            if device == tensor.device and begin < last and first < end:
+                raise OptionError(f"out[{name!r}] shares memory with out[{other!r}]; give buffers that do not overlap")
+        seen.append((tensor.device, begin, end, name))
 
 
 def filled(buffer: Any, value: Tensor) -> Any:
@@ -81,7 +87,7 @@ def _tensor(name: str, buffer: Any) -> Tensor:
     """
     if isinstance(buffer, Tensor):
         return buffer
-    if not isinstance(buffer, np.ndarray):
+    if not isinstance(buffer, np.ndarray) or isinstance(buffer, np.ma.MaskedArray):
         raise OptionError(f"out[{name!r}] is of type {type(buffer).__name__}; expected a tensor or a NumPy array")
     if not buffer.flags.writeable:
         raise OptionError(f"out[{name!r}] is read-only; give a buffer that can be written to")

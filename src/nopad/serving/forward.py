@@ -30,6 +30,7 @@ from nopad.sequences import Sequences
 from nopad.serving.batching import Batching
 from nopad.serving.buffers import Output, check_buffers, filled
 from nopad.tasks.core import Core, Prepared
+from nopad.wording import first_line
 
 __all__ = ["Placed", "Tensors", "answers", "batch_of", "check_batching", "form_of"]
 
@@ -412,6 +413,10 @@ def _shape(values: Any) -> tuple[int, ...]:
         return np.shape(values)
     except ValueError as error:  # NumPy's, of lists in a list
         raise BatchError("the rows of a request have different lengths; pad them, or submit each by itself") from error
+    except Exception as error:  # of a nested tensor, or of an object of the user's own
+        raise BatchError(
+            f"a request's shape cannot be read ({first_line(error)}); give lists, arrays or tensors"
+        ) from error
 
 
 def _width(values: Any) -> int:

@@ -359,7 +359,7 @@ class OnlinePacker:
         self._counts["cancelled"] += found
         return found
 
-    def poll(self, now_ns: int, *, idle: bool = True, draining: bool = False) -> Decision:
+    def poll(self, now_ns: int, *, idle: bool = True, draining: bool = False, stuck: bool = False) -> Decision:
         """Return a `Decision`: the batch that leaves now, if any, the expired requests, and when to call this again.
 
         The requests of the batch, and those whose deadline has come, no longer wait afterwards.
@@ -368,6 +368,8 @@ class OnlinePacker:
             now_ns: the current time, in nanoseconds.
             idle: whether the device has nothing to run; if so, a batch may leave before it is full.
             draining: whether no more requests will come, so that there is no point in waiting for a fuller batch.
+            stuck: whether no request can come before a batch has left, since the queue has no room for the next one. If
+                the device is idle, a batch then leaves with the reason "full".
 
         Raises:
             OptionError: `now_ns` is not an integer from 0 to 2^61.
@@ -381,7 +383,8 @@ class OnlinePacker:
             return Decision(None, expired, None)
         most = min(waiting, self.batching.slots, self.batching.max_sequences or waiting)
         made = np.empty((4, most), dtype=np.int64)
-        why, n, tokens = self._kernels.decide(state, self._table, self._limits, now, int(idle), int(draining), made)
+        known = int(idle), int(draining), int(stuck)
+        why, n, tokens = self._kernels.decide(state, self._table, self._limits, now, *known, made)
         batch = self._leave(REASONS[why - 1], made[:, :n].copy(), tokens) if why else None
         return Decision(batch, expired, self._wake())
 

@@ -3,6 +3,10 @@
 A request is one or several sequences, which wait separately: windows of a long text, or rows of a padded array, may
 run in different batches. The request is answered when all of them have run, and fails when one fails.
 
+A signal handler, or a finaliser (``__del__``) that the garbage collector calls, may interrupt a method and call another
+one in the same thread, which holds the lock already. Closing then works, and cancelling is done by the worker's next
+`take`; whatever else would change the queue, or wait, raises ServingError.
+
 Callers that find the queue full wait in a line, and enter in the order in which they came. So a long request is not
 kept out by later, short ones that would fit into less room.
 
@@ -17,13 +21,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from nopad.errors import DeadlineError, QueueFullError, RequestError, RunnerClosedError, ServingError
 from nopad.sequences import Sequences
-from nopad.serving.answer import Answer, check_process
+from nopad.serving.answer import Answer, check_process, check_whole
 from nopad.serving.batching import Batching
 from nopad.serving.pace import Pace
 from nopad.serving.packer import OnlineBatch, OnlinePacker
@@ -35,7 +40,7 @@ __all__ = ["Part", "RequestQueue", "Waiting", "WhenFull"]
 WhenFull = Literal["block", "raise"]
 
 _TIMES = 1000  # requests whose time to the answer is remembered
-_LOOK_S = 1.0  # a caller that waits for room looks for it after so many seconds, even if nobody wakes it
+_LOOK_S = 1.0  # whoever waits looks again after so many seconds, even if nobody wakes it
 
 
 @dataclass(eq=False)
@@ -87,6 +92,21 @@ class Part(NamedTuple):
         return self.request.prepared.sequences.part(self.at, self.at + 1)
 
 
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """A caller's place in the line of those that wait for room.
+
+    Attributes:
+        turn: is notified when there may be room.
+        tokens: how many tokens the caller's request has.
+        thread: the caller's thread (`threading.get_ident`).
+    """
+
+    turn: threading.Condition
+    tokens: int
+    thread: int
+
+
 class RequestQueue:
     """The requests of one runner: those that wait, and those that run.
 
@@ -104,11 +124,12 @@ class RequestQueue:
         self._latest = self._set_back = 0  # what the clock said last, and how far it was set back, in all
         self._packer = OnlinePacker(batching)
         _load(batching)
-        # Re-entrant: cancelling a future while it is held calls `cancel`. It is entered itself, never through a
+        # Re-entrant: a signal handler may close the runner while it is held. It is entered itself, never through a
         # condition, whose `__enter__` is Python: an interrupt between its lines would leave the lock taken for ever.
-        lock = threading.RLock()
-        self._changed = threading.Condition(lock)
-        self._lock, self._line = lock, deque[threading.Condition]()  # one for each caller that waits for room, in order
+        self.lock: Any = threading.RLock()
+        self._changed = threading.Condition(self.lock)
+        self._line = deque[_Place]()  # callers that wait for room, in order
+        self._cancelled = deque[range]()  # numbers of requests to cancel, by calls that came while the lock was held
         self._refused = 0  # since others wait in the line
         self._waiting: dict[int, tuple[Waiting, int]] = {}
         self._running: list[Part] = []
@@ -124,7 +145,7 @@ class RequestQueue:
 
     def now(self) -> int:
         """Return the time in nanoseconds; if the clock is set back, time goes on from the latest time so far."""
-        with self._lock:
+        with self.lock:
             found = self._clock()
             self._set_back += max(self._latest - found, 0)
             self._latest = found
@@ -132,7 +153,7 @@ class RequestQueue:
 
     def warmed(self, tokens: int, spent_ns: int) -> None:
         """Note the time that a batch of the warm-up took, so that the first deadlines can be judged."""
-        with self._lock:
+        with self.lock:
             self._pace.add(tokens, spent_ns)
 
     def add(self, requests: Iterable[Waiting], deadline: int | None, priority: int) -> None:
@@ -150,8 +171,10 @@ class RequestQueue:
             DeadlineError: the deadline has passed; or it cannot be met at the speed of recent batches, and other
                 requests wait or run.
             RunnerClosedError: the runner is closed, its worker has died, or the runner was started in another process.
+            ServingError: a signal handler or finaliser calls this within another call of the same thread.
         """
-        with self._lock:
+        check_whole(self.lock)
+        with self.lock:
             for request in requests:
                 lengths = request.prepared.lengths
                 self._enter(lengths, deadline)
@@ -199,6 +222,7 @@ class RequestQueue:
 
         Raises:
             QueueFullError: the worker itself calls this while other callers wait.
+            ServingError: this thread waits for room already.
             DeadlineError: the deadline has passed, or cannot be met any more.
             RunnerClosedError: the runner is closed, its worker has died, or the runner was started in another process.
         """
@@ -213,14 +237,19 @@ class RequestQueue:
                 f"other callers wait for room already ({len(self._line)}), and a callback cannot wait behind them; "
                 "submit in another thread, or raise max_waiting_tokens"
             )
-        mine = threading.Condition(self._lock)
+        mine = _Place(threading.Condition(self.lock), tokens, threading.get_ident())
+        if any(place.thread == mine.thread for place in self._line):
+            raise ServingError(
+                "a signal handler or a finaliser (__del__) submits while the call that it interrupts waits for room, "
+                "behind which it would wait for ever; submit in another thread"
+            )
         try:
             self._line.append(mine)
             self._changed.notify_all()  # earlier requests of the same call can run meanwhile
             while self._line[0] is not mine or not self._packer.room(tokens):
                 self._lead(lengths, deadline)
                 # Every second, since Ctrl-C may interrupt the thread that would wake this one.
-                mine.wait(_LOOK_S if deadline is None else min(max(deadline - self.now(), 0) / 1e9, _LOOK_S))
+                mine.turn.wait(_LOOK_S if deadline is None else min(max(deadline - self.now(), 0) / 1e9, _LOOK_S))
                 self.check_open()
         finally:
             if mine in self._line:
@@ -230,11 +259,11 @@ class RequestQueue:
     def _call_next(self) -> None:
         """Wake the first of the callers that wait for room (the line), since there may be room now."""
         if self._line:
-            self._line[0].notify()
+            self._line[0].turn.notify()
 
     def count(self, counts: Mapping[str, int]) -> None:
         """Add `counts` to the totals: how many requests were cut or left out, by reason, such as "truncated"."""
-        with self._lock:
+        with self.lock:
             for name, number in counts.items():
                 self._counts[name] = self._counts.get(name, 0) + number
 
@@ -277,17 +306,23 @@ class RequestQueue:
     def cancel(self, numbers: range) -> None:
         """Remove those sequences of a request that still wait; `numbers` are the numbers of all its sequences.
 
-        In a forked process, this does nothing.
+        In a forked process, this does nothing. Within another call of the same thread, `take` does it later.
         """
         if os.getpid() != self._process:
             return
-        with self._lock:
-            for number in numbers:
-                if number in self._waiting:
-                    self._waiting[number][0].over = True
-                    self._remove(self._waiting[number][0])
+        if self.lock._is_owned():
+            self._cancelled.append(numbers)
+            return
+        with self.lock:
+            self._cancel(numbers)
             self._call_next()
             self._changed.notify_all()
+
+    def _cancel(self, numbers: range) -> None:
+        for number in numbers:
+            if number in self._waiting:
+                self._waiting[number][0].over = True
+                self._remove(self._waiting[number][0])
 
     def _remove(self, request: Waiting) -> None:
         """Remove a request that is `over` from those that wait; `take` ignores what Ctrl-C leaves in the packer."""
@@ -320,7 +355,7 @@ class RequestQueue:
             RunnerClosedError: the runner was started in another process.
         """
         check_process(self._process)
-        with self._lock:
+        with self.lock:
             seen = self._packer.statistics
             times = np.fromiter(self._times, np.int64) / 1e6
             half, most = np.percentile(times, (50, 99), method="higher").tolist() if times.size else (None, None)
@@ -341,20 +376,22 @@ class RequestQueue:
         """Wait until no request waits or runs; return False if that takes longer than `timeout_s` (None: no limit).
 
         Raises:
-            ServingError: the worker itself calls this, in a callback.
+            ServingError: the worker itself calls this, in a callback; or a signal handler or finaliser calls this
+                within another call of the same thread.
             RunnerClosedError: the runner was started in another process.
         """
         check_process(self._process)
+        check_whole(self.lock)
         if self._is_worker():
             raise ServingError("a callback waits until its own runner has nothing to do, which it has when it returns")
-        with self._lock:
+        with self.lock:
             return self._changed.wait_for(
                 lambda: not self._waiting and not self._running and not self._late_ones, timeout_s
             )
 
     def close(self, drain: bool) -> None:
         """Accept no more requests; without `drain`, let the worker end and fail those that wait (`die`)."""
-        with self._lock:
+        with self.lock:
             self._abandoned |= not drain
             self._closing = True
             self._changed.notify_all()
@@ -362,7 +399,7 @@ class RequestQueue:
 
     def die(self, died: str | None) -> None:
         """Fail all requests that run or wait, since the worker ends; `died` is its error (None: a normal end)."""
-        with self._lock:
+        with self.lock:
             self._died = died
             self._closing = True
             left = [*dict.fromkeys(part.request for part in self._running), *self._late_ones, *self._drop()]
@@ -370,12 +407,12 @@ class RequestQueue:
             self._changed.notify_all()
             self._send_away()
         why = "the runner was closed before the request ran" if died is None else f"the runner's worker died: {died}"
-        fail(left, RunnerClosedError(why))
+        fail(left, partial(RunnerClosedError, why))
 
     def _send_away(self) -> None:
         """Wake all callers that wait for room (the line); they then find that the runner is closed."""
-        for one in self._line:
-            one.notify()
+        for place in self._line:
+            place.turn.notify()
 
     def _drop(self) -> list[Waiting]:
         """Remove all waiting requests from the queue, and return them."""
@@ -390,10 +427,14 @@ class RequestQueue:
     def take(self) -> list[Part] | None:
         """Wait for a batch; return its sequences, sorted by row, without cancelled ones. None: no batch will follow."""
         while True:
-            with self._lock:
+            with self.lock:
                 if self._abandoned:
                     return None
-                decision = self._packer.poll(self.now(), draining=self._closing)
+                while self._cancelled:
+                    self._cancel(self._cancelled.popleft())
+                # The first of the line keeps all others out too.
+                stuck = bool(self._line) and not self._packer.room(self._line[0].tokens)
+                decision = self._packer.poll(self.now(), draining=self._closing, stuck=stuck)
                 known = [self._waiting.pop(number) for number in decision.expired.tolist() if number in self._waiting]
                 late = list(dict.fromkeys(request for request, _ in known))
                 self._late_ones = late
@@ -409,10 +450,10 @@ class RequestQueue:
                     return None
                 else:
                     wake = decision.wake_ns
-                    self._changed.wait(None if wake is None else max(wake - self.now(), 0) / 1e9)
-            fail(late, DeadlineError("the deadline passed before the request ran"))
+                    self._changed.wait(_LOOK_S if wake is None else min(max(wake - self.now(), 0) / 1e9, _LOOK_S))
+            fail(late, partial(DeadlineError, "the deadline passed before the request ran"))
             if late:
-                with self._lock:
+                with self.lock:
                     self._late_ones = []
                     self._changed.notify_all()
             if found:
@@ -447,7 +488,7 @@ class RequestQueue:
         request and its results.
         """
         done: list[Waiting] = []
-        with self._lock:
+        with self.lock:
             self._filler += filler
             if not any(isinstance(result, RequestError) for result in results):  # a failed batch ran in parts: slower
                 self._pace.add(sum(part.request.prepared.lengths[part.at] for part in batch), spent_ns)
@@ -463,7 +504,7 @@ class RequestQueue:
                     done.append(request)
         for request in done:
             self._resolve(request, finish)
-        with self._lock:
+        with self.lock:
             self._running = []
             self._call_next()
             self._changed.notify_all()
@@ -476,7 +517,7 @@ class RequestQueue:
             answer = RequestError(f"no answer can be made for this request: {type(error).__name__}: {error}")
             answer.__cause__ = error
         failed = isinstance(answer, RequestError)
-        with self._lock:
+        with self.lock:
             self._failed += failed
             self._answered += not failed
             if not failed:
@@ -497,11 +538,14 @@ def _load(batching: Batching) -> None:
     scratch.poll(2, draining=True)
 
 
-def fail(left: Iterable[Waiting], error: Exception) -> None:
-    """Set `error` in the futures of these requests, except those that are done."""
+def fail(left: Iterable[Waiting], make: Callable[[], Exception]) -> None:
+    """Set an error that `make` returns in the future of each of these requests, except those that are done.
+
+    Each gets an error of its own: whoever raises it adds to its traceback.
+    """
     for one in left:
         if not one.future.done() and (one.future.running() or one.future.set_running_or_notify_cancel()):
-            one.future.set_exception(error)
+            one.future.set_exception(make())
 
 
 def _error_of(request: Waiting) -> RequestError | None:

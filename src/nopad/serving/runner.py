@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice, repeat
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from nopad.errors import InputError, OptionError
@@ -43,6 +44,7 @@ __all__ = ["PackRunner"]
 _FIXED = Option(default=None, high=MAX_LENGTH, help="places of every result per token")
 _WARM = Option(default=True, choices=BOOLEAN, help="run some batches first")
 _AT_ONCE = (64, 4096)  # requests of one call that are tokenised together: the first ones, all others
+_LOCKING = ("nopad.serving.", "nopad.tasks.", "nopad.model.", "nopad.threads", "concurrent.futures.")
 _NUMBER = re.compile(r"\b(record|text|request) (\d+)\b")
 
 
@@ -156,7 +158,8 @@ class PackRunner:
         try:
             self._worker.ready.wait()
         except BaseException:  # such as KeyboardInterrupt: nobody waits for the runner any more
-            self.close(drain=False)
+            self._queue.close(drain=False)
+            self._worker.thread.join()
             raise
         if self._worker.unfit is not None:
             raise self._worker.unfit
@@ -214,6 +217,8 @@ class PackRunner:
                 wait, submits while the queue is full or other callers wait for room.
             DeadlineError: the deadline cannot be met.
             RunnerClosedError: the runner is closed, its worker has died, or the runner was started in another process.
+            ServingError: a signal handler or finaliser (``__del__``) calls this while it interrupts another call of the
+                runner in the same thread.
         """
         [found] = self._submit([inputs], 0, deadline_s=deadline_s, priority=priority, **how)
         return found
@@ -231,7 +236,7 @@ class PackRunner:
             raise OptionError(f"deadline_s must be a number of seconds, got {deadline_s!r}")
         with _numbered_from(first):
             prepared, counts = self._core.prepare(inputs, **how)
-        made = [Waiting(one, Answer(self._worker.thread), now) for one in prepared]
+        made = [Waiting(one, Answer(self._worker.thread, self._queue.lock), now) for one in prepared]
         deadline = None if deadline_s is None else now + in_ns(deadline_s)
         try:
             self._queue.add(self._in_line(made), deadline, priority)
@@ -288,7 +293,8 @@ class PackRunner:
 
         Raises:
             OptionError: `timeout_s` is neither None nor a number of seconds from 0 to 10^9.
-            ServingError: this is called in a callback of the runner.
+            ServingError: this is called in a callback of the runner; or a signal handler or finaliser calls it while it
+                interrupts another call of the runner in the same thread.
             RunnerClosedError: the runner was started in another process.
         """
         if timeout_s is not None:
@@ -299,13 +305,18 @@ class PackRunner:
         """Accept no more requests, and wait until the worker has ended.
 
         Requests that still wait are answered first; with ``drain=False``, their futures raise RunnerClosedError
-        instead. Called on the worker's own thread, as in the callback of a future, it returns at once without waiting.
-        In a process that was forked after the runner was started, this does nothing.
+        instead. In two cases, it returns at once without waiting: on the worker's own thread, as in the callback of a
+        future; and in a signal handler (or a ``__del__``) that interrupts one of nopad's own calls, since the worker
+        may need what that call holds. In a process that was forked after the runner was started, this does nothing.
         """
+        self._close(drain, sys._getframe(1))
+
+    def _close(self, drain: bool, caller: FrameType | None) -> None:
+        """Close the runner as `close` does; `caller` is the frame of the code that asked for it."""
         if os.getpid() != self._process:
             return
         self._queue.close(drain)
-        if not self._is_worker():
+        if not self._is_worker() and not _interrupts(caller):
             self._worker.thread.join()
 
     def __enter__(self) -> PackRunner:
@@ -316,7 +327,16 @@ class PackRunner:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         """Close the runner; after an exception, without answering what waits."""
-        self.close(drain=kind is None)
+        self._close(kind is None, sys._getframe(1))
+
+
+def _interrupts(frame: FrameType | None) -> bool:
+    """Return whether `frame` is in a call of a module that may hold a lock which a worker needs (`_LOCKING`)."""
+    while frame is not None:
+        if str(frame.f_globals.get("__name__", "")).startswith(_LOCKING):
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextmanager

@@ -145,7 +145,7 @@ class Worker:
             results = [] if in_training(modules) else answers(placed, partial(self._run_placed, filler))
             spent = time.perf_counter_ns() - begin
             if not results or in_training(modules):
-                results = [RequestError(_TRAINING)] * len(batch)
+                results = [RequestError(_TRAINING) for _ in batch]
         if any(isinstance(one, RequestError) for one in results):
             results = self._explained(results, modules)
         self._queue.ran(batch, results, spent, sum(filler), self._core.finish)

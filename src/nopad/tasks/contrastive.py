@@ -304,7 +304,7 @@ class Contrastive(Task):
         """Return anchor, positive and hard negatives of each record, with their prompts.
 
         Raises:
-            RecordError: a text is missing, is not a string or has a lone surrogate; or records have different numbers of
+            RecordError: a text is missing, is no string or has a lone surrogate; or records have different numbers of
                 hard negatives.
             LengthError: there is no record.
         """

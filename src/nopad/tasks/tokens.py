@@ -392,7 +392,11 @@ def _listed(record: Mapping[str, Any], name: str, number: int, option: str) -> l
     `option` is the task's option that names the column, for messages.
 
     Raises:
-        RecordError: there is no such column, or it is not a list.
+        RecordError: there is no such column, or it is not a list, or it is an array of another shape than ``[n]``.
     """
     found = field_of(record, name, number, (list, tuple, np.ndarray), option)
-    return found.tolist() if isinstance(found, np.ndarray) else list(found)
+    if isinstance(found, np.ndarray):
+        if found.ndim != 1:
+            raise RecordError(f"record {number}: {name} is an array of shape {list(found.shape)}, expected [n]")
+        found = found.tolist()
+    return list(found)

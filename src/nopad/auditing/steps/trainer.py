@@ -61,7 +61,7 @@ class _Ranked:
     def gather(self, value: Any) -> Any:
         """Return the values of all ranks, concatenated in the order of the ranks, as accelerate does.
 
-        `value` is a tensor, or dicts, lists and tuples of tensors. Outside of a step, accelerate's own method is called.
+        `value` is a tensor, or dicts, lists and tuples of tensors. Outside of a step, accelerate's method is called.
         """
         if self._world is None:
             return self._accelerator.gather(value)

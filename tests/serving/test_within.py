@@ -1,0 +1,300 @@
+"""A signal handler or finaliser that uses a runner in the midst of another call of it, in the same thread.
+
+Whatever it does, the interrupted call ends as it should, no request is lost, and nothing waits for itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import nullcontext, suppress
+
+import pytest
+from transformers import BertConfig, BertModel
+
+import nopad
+from nopad.errors import RunnerClosedError, ServingError
+from nopad.serving import Batching, OnlinePacker
+from nopad.serving.answer import Answer
+from nopad.serving.queue import RequestQueue, Waiting
+from nopad.tasks.core import Prepared, of_length
+
+SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+ONE, TWO = {"input_ids": [3, 4, 5]}, {"input_ids": [1, 2]}
+CALLER = [
+    *(RequestQueue.add, RequestQueue._enter, RequestQueue._admit, RequestQueue.now, RequestQueue._call_next),
+    *(OnlinePacker.add_all, OnlinePacker._checked, OnlinePacker._settle, OnlinePacker.cancel, RequestQueue._cancel),
+]
+WORKER = [RequestQueue.take, RequestQueue._taken, OnlinePacker.poll, OnlinePacker._settle, OnlinePacker._leave]
+WAIT = 30
+
+
+@pytest.fixture(scope="module")
+def model():
+    return nopad.packed(BertModel(BertConfig(**SIZES, vocab_size=50)))
+
+
+class Within:
+    """In a ``with`` block, calls `nested` at one line of functions, as a signal handler would be called there."""
+
+    def __init__(self, parts, at, nested):
+        self.codes, self.left, self.nested = {part.__code__ for part in parts}, at, nested
+
+    def __enter__(self):
+        self.before = sys.gettrace()
+        sys.settrace(self.trace)
+        return self
+
+    def __exit__(self, *_):
+        sys.settrace(self.before)
+
+    def trace(self, frame, event, _):
+        if frame.f_code in self.codes and event == "line":
+            self.left -= 1
+            if not self.left:
+                sys.settrace(None)
+                self.nested()
+        return self.trace
+
+    @property
+    def reached(self):
+        return self.left <= 0
+
+
+def test_submitting_at_each_line(model):
+    """Both requests are answered, or the inner one is refused at once."""
+    accepted = refused = 0
+    with nopad.PackRunner(model, Batching(capacity=64)) as runner:
+        for at in range(1, 200):
+            inner = []
+
+            def nested(inner=inner):
+                try:
+                    inner.append(runner.submit(TWO))
+                except ServingError as error:
+                    inner.append(error)
+
+            with Within(CALLER, at, nested) as within:
+                outer = runner.submit(ONE)
+            assert outer.result(WAIT)["last_hidden_state"].shape == (3, 8)
+            if not within.reached:
+                break
+            if isinstance(inner[0], ServingError):
+                refused += "in the same thread" in str(inner[0])
+            else:
+                accepted += 1
+                assert inner[0].result(WAIT)["last_hidden_state"].shape == (2, 8)
+        assert runner.drain(WAIT)
+        assert runner.statistics.packer.waiting == 0
+    assert refused >= 15
+    assert accepted >= 1  # before the lock is taken
+
+
+@pytest.mark.parametrize("call", ["drain", "result", "runner"])
+def test_waiting_at_each_line_is_refused_where_it_would_last_for_ever(model, call):
+    with nopad.PackRunner(model, Batching(capacity=64, accumulate=True, wait_s=0.02)) as runner:
+        for at in range(1, 200):
+            other, says = runner.submit(TWO), []
+
+            def nested(other=other, says=says):
+                calls = {"drain": runner.drain, "result": other.result, "runner": lambda: runner(TWO)}
+                try:
+                    calls[call]()
+                except ServingError as error:
+                    says.append(str(error))
+
+            with Within(CALLER, at, nested) as within:
+                outer = runner.submit(ONE)
+            assert outer.result(WAIT)["last_hidden_state"].shape == (3, 8)
+            assert other.result(WAIT)["last_hidden_state"].shape == (2, 8)
+            assert not says or "in the same thread" in says[0]
+            if not within.reached:
+                break
+        assert at > 15
+
+
+@pytest.mark.parametrize("what", ["submit", "cancel"])
+def test_cancelling_at_each_line(model, what):
+    with nopad.PackRunner(model, Batching(capacity=64, accumulate=True, wait_s=0.02)) as runner:
+        for at in range(1, 200):
+            other, mine = runner.submit(TWO), runner.submit(TWO)
+            kept = runner.submit(ONE)
+            with Within(CALLER, at, mine.cancel) as within:
+                outer = runner.submit(ONE) if what == "submit" else other.cancel()
+            assert mine.cancelled() or not within.reached
+            if what == "submit":
+                assert outer.result(WAIT)["last_hidden_state"].shape == (3, 8)
+                assert other.result(WAIT)["last_hidden_state"].shape == (2, 8)
+            assert kept.result(WAIT)["last_hidden_state"].shape == (3, 8)
+            assert runner.drain(WAIT)
+            assert (runner.statistics.packer.waiting, runner.statistics.packer.waiting_tokens) == (0, 0)
+            if not within.reached:
+                break
+        assert at > 3
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_closing_at_each_line(model, drain):
+    for at in range(1, 200, 3):
+        runner = nopad.PackRunner(model, Batching(capacity=64), warm_up=False)
+        with Within(CALLER, at, lambda runner=runner: runner.close(drain=drain)) as within:
+            try:
+                outer = runner.submit(ONE)
+            except RunnerClosedError:
+                outer = None
+        if outer is not None and (drain or not within.reached):
+            assert outer.result(WAIT)["last_hidden_state"].shape == (3, 8)
+        elif outer is not None:
+            outer.exception(WAIT)  # answered, or closed: but done
+        runner.close()
+        assert not runner._worker.thread.is_alive()
+        if not within.reached:
+            break
+    assert at > 15
+
+
+def test_what_interrupts_the_worker_at_each_line():
+    """The garbage collector may call a finaliser there; what it cancels does not run, and closing is seen at once."""
+    for act in ("cancel", "close", "submit"):
+        for at in range(1, 200):
+            queue = RequestQueue(Batching(capacity=64), "block", time.monotonic_ns, lambda: False)
+
+            def waiting(length, queue=queue):
+                return Waiting(Prepared(of_length([length])), Answer(None, queue.lock), queue.now())
+
+            one, two, late = waiting(3), waiting(5), waiting(2)
+            queue.add([one, two], None, 0)
+
+            def nested(queue=queue, two=two, late=late, act=act):
+                if act == "cancel":
+                    two.future.cancel()
+                    queue.cancel(two.numbers)
+                elif act == "close":
+                    queue.close(drain=True)
+                else:
+                    held = queue.lock._is_owned()
+                    with pytest.raises(ServingError, match="in the same thread") if held else nullcontext():
+                        queue.add([late], None, 0)
+
+            with Within(WORKER, at, nested) as within:
+                found = queue.take()
+            if not within.reached:
+                break
+            lengths = [part.sequence.seq_lengths.item() for part in found]
+            assert lengths in ([3, 5], [3], [3, 5, 2]) if act != "close" else lengths == [3, 5]
+            assert act == "submit" or 2 not in lengths
+            assert two.future.running() == (5 in lengths)
+            queue.ran(found, [None] * len(found), 1, 0, lambda prepared, results: "answer")
+            assert one.future.result(1) == "answer"
+            queue.close(drain=True)
+            while (rest := queue.take()) is not None:
+                queue.ran(rest, [None] * len(rest), 1, 0, lambda prepared, results: "answer")
+            assert late.future.done() == (act == "submit" and len(late.numbers) > 0)
+            assert queue.statistics.packer.waiting == 0
+        assert at > 20
+
+
+def test_submitting_while_the_interrupted_call_waits_for_room(model):
+    """The inner call would wait in the line behind the outer one, for ever."""
+    gate, says = threading.Event(), []
+    with nopad.PackRunner(model, Batching(capacity=8, max_waiting_tokens=8, max_sequences=1)) as runner:
+        first = runner.submit(ONE)
+        first.result(WAIT)
+        busy = runner.submit(ONE)
+        busy.add_done_callback(lambda _: gate.wait(WAIT))
+        time.sleep(0.05)
+        filling = [runner.submit({"input_ids": [1] * 4}) for _ in range(2)]
+
+        def handler(*_):
+            try:
+                runner.submit({"input_ids": [1] * 4})
+            except ServingError as error:
+                says.append(str(error))
+            gate.set()
+
+        before = signal.signal(signal.SIGALRM, handler)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            outer = runner.submit({"input_ids": [1] * 8})
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert outer.result(WAIT)["last_hidden_state"].shape == (8, 8)
+        assert all(one.result(WAIT) for one in filling)
+    assert len(says) == 1
+    assert "waits for room" in says[0]
+
+
+def test_a_handler_that_closes_while_the_main_thread_submits(model):
+    """The usual way to end a server: it hung once in six times."""
+    for number in range(20):
+        runner = nopad.PackRunner(model, Batching(capacity=64), warm_up=False)
+        before = signal.signal(signal.SIGTERM, lambda *_, runner=runner: runner.close())
+        killer = threading.Timer(0.001 * number, os.kill, (os.getpid(), signal.SIGTERM))
+        futures = []
+        try:
+            killer.start()
+            while runner.healthy:
+                with suppress(RunnerClosedError):
+                    futures.append(runner.submit(TWO))
+        finally:
+            killer.join()
+            signal.signal(signal.SIGTERM, before)
+        runner.close()
+        assert not runner._worker.thread.is_alive()
+        assert all(one.result(WAIT)["last_hidden_state"].shape == (2, 8) for one in futures)
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, ValueError])
+@pytest.mark.parametrize("how", ["close", "answer", "deadline"])
+def test_a_callback_that_raises_anything_harms_nobody(model, error, how, caplog):
+    def raises(_):
+        raise error("boo")
+
+    gate, called = threading.Event(), []
+    runner = nopad.PackRunner(model, Batching(capacity=8, max_sequences=1))
+    first = runner.submit(ONE)
+    first.add_done_callback(lambda _: gate.wait(WAIT))
+    deadline = 0.3 if how == "deadline" else None
+    futures = [runner.submit(TWO, deadline_s=deadline) for _ in range(6)]
+    futures[2].add_done_callback(raises)
+    futures[2].add_done_callback(called.append)
+    if how == "close":
+        closing = threading.Thread(target=runner.close, kwargs={"drain": False})
+        closing.start()
+        while runner.healthy:
+            time.sleep(0.01)
+    if how == "deadline":
+        time.sleep(0.4)
+    gate.set()
+    errors = {type(one.exception(WAIT)) for one in futures}
+    kind = {"close": RunnerClosedError, "deadline": nopad.errors.DeadlineError, "answer": type(None)}[how]
+    assert errors <= {kind, type(None)}
+    assert runner.drain(WAIT) if how != "close" else closing.join(WAIT) is None
+    assert called == [futures[2]]
+    assert "a callback of an answer failed" in caplog.text
+    if how != "close":
+        assert runner.healthy
+        assert runner(ONE)
+        runner.close()
+    failed = [one.exception() for one in futures if one.exception() is not None]
+    assert len({id(one) for one in failed}) == len(failed)  # each has a traceback of its own
+
+
+def test_a_callback_that_interrupts_the_caller_who_cancels(model):
+    called = []
+
+    def raises(_):
+        raise KeyboardInterrupt
+
+    with nopad.PackRunner(model, Batching(capacity=64, accumulate=True, wait_s=5.0)) as runner:
+        future = runner.submit(ONE)
+        future.add_done_callback(raises)
+        future.add_done_callback(called.append)
+        with pytest.raises(KeyboardInterrupt):
+            future.cancel()
+        assert called == [future]
+        assert runner.statistics.packer.waiting == 0
