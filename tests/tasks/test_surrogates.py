@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.tasks.tiny import tokenizer
+from tests.tasks.templates import tokenizer
 
 from nopad.errors import RecordError
 from nopad.tasks.registry import task_named, tasks_by_name
@@ -17,13 +17,13 @@ ANSWERS = {"text": ["cat"], "answer_start": [2]}
 RECORDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "answer": ({}, {"question": "why", "context": "a cat", "answers": ANSWERS}),
     "causal": ({}, {"text": "a cat"}),
-    "chat": ({"template": "chatml"}, {"messages": TURNS}),
+    "chat": ({}, {"messages": TURNS}),
     "classify": ({"pair": "other"}, {"text": "a cat", "other": "it sat", "label": 0}),
     "contrast": ({}, {"anchor": "a cat", "positive": "it sat", "negative": ["why", "not"]}),
-    "dpo": ({}, {"prompt": "why", "chosen": "a cat", "rejected": "it sat"}),
+    "dpo": ({}, {"prompt": "why ", "chosen": "a cat", "rejected": "it sat"}),
     "embed": ({"text": "title"}, {"title": "a cat"}),
     "mask": ({}, {"text": "a cat"}),
-    "pretrain": ({}, {"text": "a cat"}),
+    "pretrain": ({"max_length": 16}, {"text": "a cat"}),
     "regress": ({}, {"text": "a cat", "label": 0.5}),
     "reward": ({}, {"chosen": "a cat", "rejected": "it sat"}),
     "tag": ({"labels": 3}, {"text": "a cat", "labels": [0, 1]}),

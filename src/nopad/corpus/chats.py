@@ -34,6 +34,7 @@ from typing import Any, Literal
 from nopad.corpus.conversations import Conversation, Passage
 from nopad.corpus.options import OverLong
 from nopad.corpus.prefixes import prefix_lengths, token_ids
+from nopad.corpus.records import check_text
 from nopad.corpus.templates import Frame, Template
 from nopad.errors import LengthError, RecordError
 from nopad.options import check_choice
@@ -147,6 +148,7 @@ class ChatEncoder:
                 * the template refuses the chat, or leaves out a part of it
                 * the learned tokens cannot be determined for certain
                 * a learned turn does not end as `end_of_turn` says
+                * a text has a lone surrogate
             OptionError: the record is a chat and the tokenizer has no chat template; or the record is a prompt with a
                 completion, and the special tokens around a text are unknown or there is no end-of-sequence token.
         """
@@ -185,11 +187,13 @@ class ChatEncoder:
         messages.
 
         Raises:
-            RecordError: the template refuses the chat or leaves out a part of it, or a text has no token.
+            RecordError: the template refuses the chat or leaves out a part of it, or a text has no token or has a lone
+                surrogate.
             OptionError: the tokenizer has no chat template, or the special tokens that it puts around a text cannot be
                 found.
         """
         if isinstance(given, Passage):
+            check_text(given.prompt + given.completion, f"record {number}")
             found = token_ids(self.tokenizer, [given.prompt + given.completion])[0]
             if not found:
                 raise RecordError(f"record {number} has a text without any token; leave it out")
@@ -199,6 +203,7 @@ class ChatEncoder:
         return token_ids(self.tokenizer, [whole])[0]
 
     def _passage(self, given: Passage, number: int) -> Answered:
+        check_text(given.prompt + given.completion, f"record {number}")
         whole, prompt = token_ids(self.tokenizer, [given.prompt + given.completion, given.prompt])
         if whole[: len(prompt)] != prompt or len(whole) == len(prompt):
             raise RecordError(

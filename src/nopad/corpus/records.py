@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from nopad.errors import RecordError
 from nopad.sequences import Sequences
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = [
     "Origin",
     "Record",
     "Records",
+    "check_text",
     "good_and_bad",
     "ids_record",
     "run_of",
@@ -336,3 +338,17 @@ def shown(value: object, limit: int = 40) -> str:
     """
     text = json.dumps(value, ensure_ascii=True, default=repr)
     return text if len(text) <= limit else text[:limit] + "..."
+
+
+def check_text(text: str, where: str) -> None:
+    """Refuse a text with a lone surrogate, which JSON allows and no tokenizer can read.
+
+    Raises:
+        RecordError: the text holds a lone surrogate; the message calls the text `where`.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RecordError(
+            f"{where} holds a lone surrogate, {text[error.start]!a}, at character {error.start}; repair the text"
+        ) from error

@@ -17,6 +17,7 @@ from typing import Any
 
 from nopad.corpus.conversations import Conversation
 from nopad.corpus.prefixes import token_ids
+from nopad.corpus.records import check_text
 from nopad.errors import OptionError, RecordError
 from nopad.properties import cached_property
 
@@ -151,12 +152,14 @@ class Template:
             tools: whether the chat's tools are passed to the template.
 
         Raises:
-            RecordError: the template refuses these messages, or the chat's options have an argument of
-                `apply_chat_template` that is not the template's.
+            RecordError: the template refuses these messages, the text has a lone surrogate, or the chat's options have
+                an argument of `apply_chat_template` that is not the template's.
             OptionError: the tokenizer has no chat template.
         """
         found = self._applied(chat, number, until, tokenize=False, add_generation_prompt=prompt, with_tools=tools)
-        return str(found)
+        text = str(found)
+        check_text(text, f"record {number}: its chat")
+        return text
 
     def marks(self, chat: Conversation, number: int) -> tuple[list[int], list[bool], list[tuple[int, int]]]:
         """Return three lists with one entry per token of a chat: its id, whether the template marks it, and its place.

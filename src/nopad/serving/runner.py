@@ -44,7 +44,7 @@ __all__ = ["PackRunner"]
 _FIXED = Option(default=None, high=MAX_LENGTH, help="places of every result per token")
 _WARM = Option(default=True, choices=BOOLEAN, help="run some batches first")
 _AT_ONCE = (64, 4096)  # requests of one call that are tokenised together: the first ones, all others
-_LOCKING = ("nopad.serving.", "nopad.tasks.", "nopad.model.", "nopad.threads", "concurrent.futures.")
+_LOCKING = ("nopad.serving.", "nopad.tasks.", "nopad.model.", "nopad.threads", "concurrent.futures._base")
 _NUMBER = re.compile(r"\b(record|text|request) (\d+)\b")
 
 
@@ -306,8 +306,9 @@ class PackRunner:
 
         Requests that still wait are answered first; with ``drain=False``, their futures raise RunnerClosedError
         instead. In two cases, it returns at once without waiting: on the worker's own thread, as in the callback of a
-        future; and in a signal handler (or a ``__del__``) that interrupts one of nopad's own calls, since the worker
-        may need what that call holds. In a process that was forked after the runner was started, this does nothing.
+        future; and within one of nopad's own calls, as in a signal handler or a ``__del__`` that interrupts it, since
+        the worker may need what that call holds. In a process that was forked after the runner was started, this does
+        nothing.
         """
         self._close(drain, sys._getframe(1))
 

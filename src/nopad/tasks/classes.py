@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from nopad.corpus.records import check_text
 from nopad.errors import LengthError, OptionError, RecordError
-from nopad.tasks.examples import check_text, placed, readable
+from nopad.tasks.examples import placed, readable
 from nopad.tasks.registry import options_of
 from nopad.tasks.task import Task
 

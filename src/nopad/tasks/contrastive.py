@@ -19,6 +19,7 @@ from torch import Tensor
 
 from nopad.batch import PackedBatch
 from nopad.corpus.framing import Tokenised, tokenised
+from nopad.corpus.records import check_text
 from nopad.errors import RecordError
 from nopad.losses.contrast import (
     ANCHOR,
@@ -33,7 +34,7 @@ from nopad.losses.contrast import (
 )
 from nopad.losses.slots import wide
 from nopad.options import BOOLEAN, Option, check_choice, check_number
-from nopad.tasks.examples import Examples, check_text, field_of, numbered, stacked
+from nopad.tasks.examples import Examples, field_of, numbered, stacked
 from nopad.tasks.folder import Pooling
 from nopad.tasks.meters import over_all_ranks
 from nopad.tasks.objective import Meter

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.corpus.record_stream import RecordStream
+from nopad.corpus.records import check_text
 from nopad.corpus.runs import Bad
 from nopad.errors import InputError, LengthError, OptionError, RecordError
 from nopad.sequences import Sequences
@@ -20,7 +21,6 @@ from nopad.sequences import Sequences
 __all__ = [
     "Examples",
     "check_examples",
-    "check_text",
     "counted",
     "encoded_after",
     "encoded_part",
@@ -335,20 +335,6 @@ def field_of(
     if isinstance(value, str):
         check_text(value, f"record {number}: {name}")
     return value
-
-
-def check_text(text: str, where: str) -> None:
-    """Refuse a text with a lone surrogate, which JSON allows and no tokenizer can read.
-
-    Raises:
-        RecordError: the text holds a lone surrogate; the message calls the text `where`.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise RecordError(
-            f"{where} holds a lone surrogate, {text[error.start]!a}, at character {error.start}; repair the text"
-        ) from error
 
 
 def paired(

@@ -17,12 +17,13 @@ import torch
 
 from nopad.batch import PackedBatch
 from nopad.corpus.options import OverLong
+from nopad.corpus.records import check_text
 from nopad.errors import OptionError, RecordError
 from nopad.options import BOOLEAN, Option
 from nopad.sequences import IGNORED
 from nopad.tasks.classification import names_of, number_of
 from nopad.tasks.entities import OfTags, entities, f1_of, has_entities
-from nopad.tasks.examples import Examples, check_text, field_of, numbered, paired, stacked
+from nopad.tasks.examples import Examples, field_of, numbered, paired, stacked
 from nopad.tasks.pieces import aligned, check_offsets, cut, framed, trimmed, words_in
 from nopad.tasks.task import Task
 
