@@ -13,7 +13,8 @@ __all__ = ["line_of"]
 def line_of(family: Family) -> str:
     """Return Python code that makes this `Family`; it sets the fields that differ from the defaults.
 
-    The field `refuse`, a function, is left out.
+    The field `refuse`, a function, is left out. If `mixes` is a function other than a `Times`, the result is not valid
+    code.
 
     >>> from nopad.admitting.line import line_of
     >>> from nopad.model.families import Family
