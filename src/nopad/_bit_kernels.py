@@ -5,8 +5,8 @@ level says whether word w of the level below is not 0, so a search skips words w
 one word. So finding the nearest member takes O(log64(capacity)) steps.
 
 A set is passed as its words, the lowest level first (a uint64 array, from `empty_set`), and its capacity, which
-determines where the levels begin. A result of -1 means that there is no such member. As in `nopad._kernels`, callers
-validate the arguments.
+determines where the levels begin. Functions that look for a member return -1 if there is none. As in `nopad._kernels`,
+callers validate the arguments.
 """
 
 from __future__ import annotations

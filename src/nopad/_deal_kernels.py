@@ -108,8 +108,8 @@ def deal_in_order(
 
     The first sequence that has no pack yet opens a pack: the next unused pack with a slot of this sequence's length.
     Each slot of the pack then takes the next unused sequence of the slot's length. This is repeated until each sequence
-    has a pack. So the packs are in the order of their first sequences. Of two sequences of the same length, the later
-    one never gets an earlier pack.
+    has a pack. So the packs are in the order of their earliest sequences. Of two sequences of the same length, the
+    later one never gets an earlier pack.
 
     Args:
         ranks: the rank of each sequence's length.
@@ -158,9 +158,9 @@ def even_position(copy: int, count: int, packs: int) -> np.int64:
 def spread(counts: NDArray[Any], packs: int, strategy_of_pack: NDArray[Any]) -> None:
     """Fill `strategy_of_pack`: strategy s gets ``counts[s]`` packs, spread evenly over all packs.
 
-    `packs` is the number of packs, the sum of `counts`. Pack number c of strategy s asks for the position
-    ``even_position(c, counts[s], packs)``. The packs are sorted by this position; of those that ask for the same
-    position, the lower strategy number comes first.
+    `packs` is the number of packs, the sum of `counts`. The packs are sorted by position: that of pack number c (from
+    0) of strategy s is ``even_position(c, counts[s], packs)``. Packs with equal positions are sorted by their strategy
+    numbers.
     """
     begin = np.zeros(packs + 1, dtype=np.uint32)
     for s in range(counts.shape[0]):

@@ -1,7 +1,7 @@
 """Compiled loops that several packages use, and those of `nopad.batch`; other packages have their own modules of loops.
 
 A kernel (a compiled loop) takes NumPy arrays and plain numbers. Most kernels write their results into arrays that the
-caller gives. All of them release the GIL, and cache their compilation. Callers check the arguments, with one exception:
+caller gives. All kernels release the GIL, and cache their compilation. Callers check the arguments, with one exception:
 `lay_rows` checks its argument `per_row`. Tests also run kernels as plain Python (``kernel.py_func``) and compare the
 results.
 
@@ -145,10 +145,10 @@ def gather_tokens(source: NDArray[Any], starts: NDArray[Any], lengths: NDArray[A
 def lay_rows(
     lengths: NDArray[Any], per_row: NDArray[Any], width: int, align: int, starts: NDArray[Any], tokens: NDArray[Any]
 ) -> bool:
-    """Set ``starts[i]`` to where sequence i begins in concatenated rows, and ``tokens[r]`` to the slots taken in row r.
+    """Set ``starts[i]`` to where sequence i begins in concatenated rows, and ``tokens[r]`` to the slots used in row r.
 
-    A row has `width` slots. The next ``per_row[r]`` sequences lie in row r. Each takes the slots of its length, rounded
-    up to a multiple of `align`. It is not checked whether the sequences of a row fit into it.
+    A row has `width` slots. The next ``per_row[r]`` sequences lie in row r. A sequence takes as many slots as its
+    length, rounded up to a multiple of `align`. Whether the sequences of a row fit into it is not checked.
 
     Returns whether `per_row` is valid. If a number in it is negative, or its numbers do not add up to the number of
     sequences, nothing is set, and the result is False.

@@ -17,12 +17,12 @@
   more word at the end, which `window` needs
 * ``mirror`` uint64 ``[capacity // 64 + 2]``: bit ``capacity - l`` is set if length l is held
 
-``mirror`` serves to find two held lengths that fill a room together (the tokens still free in a pack). Bit a of
-``words`` is set if length a is held, and bit ``capacity - room + a`` of ``mirror`` is set if length ``room - a`` is
-held. So one AND of two words tests 64 values of a. Near the capacity, such an AND also reads words of the next level.
-They give no false pairs, since ``mirror`` has no bits there.
+``mirror`` serves to find two held lengths that together fill the room of a pack (its free tokens). Bit a of ``words``
+is set if length a is held, and bit ``capacity - room + a`` of ``mirror`` is set if length ``room - a`` is held. So one
+AND of two words tests 64 values of a. Near the capacity, such an AND also reads words of the next level. They give no
+false pairs, since ``mirror`` has no bits there.
 
-A result that is a length or a sequence number is -1 if there is none.
+Functions that return a length or a sequence number return -1 if there is none.
 """
 
 from __future__ import annotations
@@ -157,9 +157,9 @@ def exact(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], room:
     """Return the held length that fills `room` tokens exactly, or the longer of two that fill them together.
 
     The result is -1 if there are no such lengths. `places` is how many sequences may still be added to the pack; if it
-    is 1, no pairs are considered. If several lengths or pairs fill the room, the one with the most held sequences is
-    taken, so that the buffer keeps many different lengths; a pair counts the sequences of both lengths. About `PAIRS`
-    pairs are compared at most, beginning with lengths near half the room.
+    is 1, no pairs are considered. If there are several ways to fill the room, the length or pair with the most held
+    sequences is taken, so that the buffer keeps many different lengths; a pair counts the sequences of both lengths.
+    About `PAIRS` pairs are compared at most, beginning with lengths near half the room.
     """
     best, most = -1, 0
     if queues[room, COUNT] > 0:
@@ -188,8 +188,8 @@ def exact(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], room:
 def padding(queues: NDArray[Any], words: NDArray[Any], room: int, places: int) -> int:
     """Return an estimate of how many of `room` tokens stay empty if held sequences are added to a pack.
 
-    The estimate adds the longest sequence that fits, again and again, until `places` sequences are added. At most
-    `STEPS` different lengths are considered. Nothing is changed.
+    The estimate adds the longest sequence that fits, again and again, until `places` sequences are added or none fits.
+    At most `STEPS` different lengths are considered. Nothing is changed.
     """
     capacity, length = queues.shape[0] - 2, room
     for _ in range(STEPS):
@@ -207,10 +207,10 @@ def padding(queues: NDArray[Any], words: NDArray[Any], room: int, places: int) -
 def anchor(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], capacity: int, depth: int) -> int:
     """Return the length with which the next pack, of at most `depth` sequences, begins; -1 if no sequence is held.
 
-    Of the `ANCHORS` longest held lengths, those of at least a third of the capacity are tried, the longest first. The
-    first length is taken for which one or two other held sequences fill the rest of the pack exactly (one, if `depth`
-    is 2). If there is no such length, the one is taken whose pack would have the least padding, as `padding` estimates
-    it. If all held lengths are below a third of the capacity, the longest is taken.
+    The `ANCHORS` longest held lengths are tried, the longest first, as far as they are at least a third of the
+    capacity. The result is the first of these for which one or two other held sequences fill the rest of the pack
+    exactly (one, if `depth` is 2). If there is none, it is the length whose pack would have the least padding by the
+    estimate of `padding`. If all held lengths are below a third of the capacity, the result is the longest.
     """
     length, best, least = capacity, -1, capacity + 1
     for _ in range(ANCHORS):
@@ -295,10 +295,10 @@ def push(
 ) -> int:
     """Add sequences of these `lengths` one by one; write the packs that are made, and return how many there are.
 
-    A pack is made when the buffer is full or holds at least `most` tokens. A pack is also made when `patience`
-    sequences have arrived after one that is still held; this pack begins with the length of the oldest held sequence. A
-    sequence as long as the capacity becomes a pack by itself at once. If `depth`, the most sequences of a pack, is 1,
-    every sequence becomes a pack by itself.
+    When the buffer is full or holds at least `most` tokens, packs are made until neither is so. A pack is also made
+    when `patience` sequences have arrived after one that is still held; this pack begins with the length of the oldest
+    held sequence. A sequence as long as the capacity becomes a pack by itself at once. If `depth`, the most sequences
+    of a pack, is 1, every sequence becomes a pack by itself.
 
     Pack p gets the sequence numbers ``sequence[indptr[p]:indptr[p + 1]]``, where ``indptr[0]`` must be 0.
     """

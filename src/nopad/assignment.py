@@ -123,7 +123,7 @@ def _assigned(plan: Plan, checked: NDArray[np.int32], seed: int, order: Order) -
     """Assign valid lengths to the packs of a plan; return `Packs` without `Packs.lengths_sha256`.
 
     `checked` are the lengths, int32 ``[n]``. `order` is "random" (by `seed`) or "source" (close to the order of
-    arrival); both are valid too.
+    arrival). All arguments are valid.
 
     Raises:
         PlanMismatchError: the plan does not cover exactly these lengths.

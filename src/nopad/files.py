@@ -107,7 +107,7 @@ def storage_errors(doing: str, path: Path) -> Iterator[None]:
 
 @contextmanager
 def damage_errors(path: Path, *raised: type[Exception]) -> Iterator[None]:
-    """Turn errors of a ``with`` block that reads the file `path` of a dataset into errors of nopad that name the file.
+    """Turn errors of a ``with`` block, which reads the file `path`, into errors of nopad that name this file.
 
     `raised` are the exceptions that reading a damaged file may raise, besides OSError. Other exceptions are raised as
     they are.
@@ -155,7 +155,8 @@ def replacing(path: Path) -> Iterator[Path]:
     unchanged.
 
     Raises:
-        StorageError: the block raised an OSError, or the file could not be forced to disk or renamed.
+        StorageError: the block raised an OSError, the file could not be renamed, or it or its folder could not be
+            forced to disk.
     """
     with preparing(path) as partial:
         yield partial

@@ -38,8 +38,8 @@ class Histogram:
         counts: number of sequences of each length, each from 1 to 2^63 - 1; int64 ``[k]``.
 
     Raises:
-        LengthError: a length or count is not an integer or is out of range, lengths do not ascend or one occurs twice,
-            or the numbers of lengths and counts differ.
+        LengthError: a length or count is not an integer or is out of range, an array is not one-dimensional, lengths do
+            not ascend or one occurs twice, or the numbers of lengths and counts differ.
 
     >>> h = Histogram.from_lengths([3, 5, 3]) + Histogram.from_lengths([5])
     >>> h.lengths.tolist(), h.counts.tolist(), h.sequences, h.tokens

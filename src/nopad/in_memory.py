@@ -88,8 +88,8 @@ def pack_dataset(
             None: a temporary folder, which is removed when the dataset is garbage-collected, or when the process ends.
         depth: maximum number of sequences in a pack; None: unlimited.
         algorithm: the packing algorithm, as in `nopad.pack`.
-        seed: random seed, used only if `order` is "random". It decides the order of the packs, and which of several
-            sequences of equal length goes into which pack, as in `nopad.pack`.
+        seed: random seed, used only if `order` is "random". It decides the order of the packs. Unless `algorithm` is an
+            arrival-order algorithm, it also decides which of several sequences of equal length goes into which pack.
         order: order of the packs, as in `nopad.pack`: "random", or "source" to stay close to the order of the records.
         over_long: what happens to records longer than `capacity`: "error", "truncate", "split" or "drop"
             (`CorpusOptions`). Chats and pairs cannot be split. A task allows the values in its attribute ``policies``.
@@ -105,14 +105,14 @@ def pack_dataset(
             ``last_only``, ``rewriting``, ``end_of_turn``, ``template`` and ``roles``, as in `nopad.tasks.Chat`.
         ids_field: column of ready-made ids; None: ``input_ids``.
         carry: names of further columns to pack. "auto": for ids, all columns that can be packed; for texts, the column
-            ``labels``, ``label`` or ``label_ids`` if it holds numbers.
+            ``labels``, ``label`` or ``label_ids`` if it holds numbers; with a task, none.
         mask_field: column that is 0 at padding tokens, which are removed. "auto": ``attention_mask`` if it holds lists
             and `pad_id` is None; None: no column.
         pad_id: id of padding tokens, which are removed at both ends of a record; None: no id is padding.
 
     Raises:
-        SourceError: the data are of a kind that cannot be read, have no record, lack a column, or are named inputs of
-            which some hold texts and others ready-made ids.
+        SourceError: the data are of a kind that cannot be read, have no record, lack a column that is needed, or are
+            named inputs of which some hold texts and others ready-made ids.
         RecordError: a record is bad, or longer than `capacity`, and the message says which; or no record gives a
             sequence.
         LengthError: a record is longer than `capacity`, and a task reads the records.
@@ -208,8 +208,9 @@ def _source(
 ) -> tuple[Source, CorpusOptions, Tokenizer | None]:
     """Return three arguments of `pack_corpus` for these data: ``(source, corpus, tokenizer)``.
 
-    The corpus options are those given; but if a task makes the sequences, all but `capacity` have their defaults. The
-    tokenizer is None if no tokenizer was given, if the source has ready-made ids, or if a task makes the sequences.
+    The `corpus` returned is the one given. But if a task makes the sequences, it keeps only the `capacity`, and its
+    other options have their defaults. The tokenizer is None if no tokenizer was given, if the source has ready-made
+    ids, or if a task makes the sequences.
 
     Raises:
         OptionError: an option does not apply to these data, or they are texts and there is no tokenizer.
@@ -259,11 +260,12 @@ def _of_transformers(tokenizer: Any) -> Any:
 def _seen(data: Any) -> tuple[Any, Mapping[str, Any] | None]:
     """Return ``(data, first)``: the data in a form that can be read as records, and the first record.
 
-    The first record is None if it is not a dict, or if it is not known before the data are read. If the data are an
-    iterator, its first record is read; the iterator that is returned yields this record again.
+    The first record is None if it is not a dict, or if it is not known before the data are read. If the data are a
+    function, it is called once to see the first record. If the data are an iterator, its first record is read; the
+    iterator that is returned yields this record again.
 
     Raises:
-        SourceError: the data are a path; or a dataset, list or iterator has no record, or its records are numbers.
+        SourceError: the data are a path; or a dataset, list or iterator has no record, or its first record is a number.
         MissingExtraError: the data are a table, and `datasets` is not installed.
     """
     if isinstance(data, Source):
@@ -334,8 +336,9 @@ def _of_task(
 ) -> Source:
     """Return a source of the sequences that a task makes from the records.
 
-    `first` is the first record of `data`; None: it is not a dict, or not known before the data are read. `reading` and
-    `content` hold options of `pack_dataset` that are mostly not allowed with a task.
+    `first` is the first record of `data`; None: it is not a dict, or not known before the data are read. `corpus`,
+    `reading` and `content` hold options of `pack_dataset`. With a task, only the capacity, `over_long` and `carry` may
+    differ from their defaults.
 
     Raises:
         OptionError: an option is for texts and ready-made ids only, or contradicts the task.
@@ -363,8 +366,9 @@ def _limited(task: Task, corpus: CorpusOptions, tokenizer: Any) -> Task:
     The copy gets the capacity in `corpus` as its `max_length`, and `over_long` from `corpus`.
 
     Raises:
-        OptionError: `task` is not a task; it does not allow the `over_long` in `corpus`; `tokenizer` is given, and is
-            not the task's; or the task's own `max_length` is above the capacity, or set with another `over_long`.
+        OptionError: `task` is not a task; or `tokenizer` is given, and is not the task's. If the task has no
+            `max_length`: it does not allow the `over_long` in `corpus`. If it has one: its `max_length` is above the
+            capacity, or the `over_long` in `corpus` is neither "error" nor that of the task.
     """
     from nopad.tasks import Task
 

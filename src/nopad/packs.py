@@ -136,7 +136,7 @@ class Packs:
         """Return the packs with these numbers (integers ``[n]``), in this order.
 
         Raises:
-            LengthError: `packs` are not integers ``[n]``, such as a mask; ``np.flatnonzero(mask)`` gives its numbers.
+            LengthError: `packs` are not integers ``[n]``. For a boolean mask of packs, give ``np.flatnonzero(mask)``.
             IndexError: a number is negative, or not below the number of packs.
         """
         chosen = integers(packs, "pack numbers").astype(np.int64, copy=False)

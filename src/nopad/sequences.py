@@ -29,11 +29,11 @@ class Sequences:
 
     Attributes:
         seq_lengths: length of each sequence in tokens; int32 ``[n]``.
-        tokens: per-token columns by name, with ``input_ids`` if the token ids are known. If `begin` is None, they are
-            the concatenated sequences, ``[T]``.
+        tokens: per-token columns by name, with ``input_ids`` if the token ids are known. If `begin` is None, each
+            column is the concatenated sequences, ``[T]``.
         values: per-sequence columns by name; ``[n, ...]`` NumPy arrays, or Arrow arrays of n entries.
-        begin: where each sequence begins in the per-token columns, which may then hold other tokens too; int64 ``[n]``.
-            None: sequences are concatenated, the first at 0.
+        begin: where each sequence begins in the per-token columns; int64 ``[n]``. The columns may then hold more tokens
+            than those of the n sequences. None: sequences are concatenated, the first at 0.
 
     The chosen sequences begin at the tokens 3 and 0 of the columns; gathered, their tokens are concatenated:
 
@@ -60,7 +60,10 @@ class Sequences:
         return np.cumsum(self.seq_lengths, dtype=np.int64) - self.seq_lengths
 
     def take(self, numbers: NDArray[np.int64]) -> Sequences:
-        """Return the sequences with these numbers (int64 ``[m]``), in this order; per-token columns are not copied."""
+        """Return the sequences at the indices `numbers`, in this order; per-token columns are not copied.
+
+        `numbers` is int64 ``[m]``.
+        """
 
         def entries(column: Any) -> Any:  # of a NumPy array [n, ...], or of an Arrow array
             return column[numbers] if isinstance(column, np.ndarray) else column.take(numbers)

@@ -39,11 +39,11 @@ os.register_at_fork(after_in_child=_free)
 
 
 class Blocks:
-    """Objects that something holds for as long as ``with`` blocks are open for them, in any thread.
+    """Calls a function when the first ``with`` block opens for an object, and another when the last such block ends.
 
-    A block that Ctrl-C interrupts while it opens or ends is closed for all its objects, at the latest when the
-    exception is released. Blocks of other threads than the one that forked end in the forked process: nobody is left
-    there to end them.
+    The blocks of all threads count. A block that Ctrl-C interrupts while it opens or ends is closed for all its
+    objects, at the latest when Python frees the exception. In a forked process, only the blocks of the thread that
+    forked stay open: the other threads are not there to end theirs.
 
     >>> states = {}
     >>> class Thing: pass
@@ -56,7 +56,7 @@ class Blocks:
     """
 
     def __init__(self, begin: Callable[[Any], object], end: Callable[[Any], object]) -> None:
-        """Store two functions of an object: `begin` is called when its first block opens, `end` when its last ends.
+        """Store two functions: `begin(object)` for an object's first block that opens, `end(object)` for its last.
 
         Either may be called again for an object, or `end` before `begin`, after an interrupt or if the garbage
         collector ends a block meanwhile. They must not raise an exception.
@@ -73,7 +73,10 @@ class Blocks:
 
     @contextmanager
     def open(self, choose: Callable[[], Iterable[Any]]) -> Iterator[None]:
-        """Open a block for the objects that `choose` returns, which is called while no block opens or ends."""
+        """Open a block for the objects that `choose` returns.
+
+        While `choose` runs, no other thread opens or ends a block.
+        """
         block, mine, interrupt = _Block(threading.get_ident()), list[Any](), None
         ending = sys.is_finalizing  # when Python ends, globals may be gone, and objects need no release
         try:
@@ -100,7 +103,7 @@ class Blocks:
                 raise interrupt
 
     def _keep(self, one: Any, keeps: Callable[[_Block], bool]) -> None:
-        """Forget the blocks of an object for which `keeps` returns False; if none is left, the object is released."""
+        """Forget an object's blocks for which `keeps` returns False; if no block is left, call `end` for the object."""
         if one not in self._open:
             return
         self._open[one] = left = [block for block in self._open[one] if keeps(block)]
@@ -131,8 +134,9 @@ _all_blocks: WeakSet[Blocks] = WeakSet()
 class Pool(ThreadPoolExecutor):
     """A `ThreadPoolExecutor` whose shutdown does nothing while Python ends.
 
-    A generator that is still open at the end of Python is closed by the garbage collector. By then, the modules that a
-    shutdown uses may be gone. The pool's threads have ended before, since Python joins them.
+    If a generator that uses a pool is still open when Python ends, the garbage collector closes it, and this shuts the
+    pool down. By then, the modules that a shutdown uses may be gone. The pool's threads have ended before, since Python
+    joins them.
     """
 
     _is_ending = staticmethod(sys.is_finalizing)  # an attribute: globals of this module may be gone, too

@@ -72,7 +72,8 @@ def check_modules(name: str, modules: Mapping[str, nn.Module]) -> None:
     """Check a model's modules, which `modules` has by their names in the model; messages call the model `name`.
 
     Raises:
-        UnsupportedModelError: a module computes statistics over a batch (such as batch norm), or has quantised weights.
+        UnsupportedModelError: a module computes statistics over rows or over the batch (instance norm, batch norm), or
+            has quantised weights; weights that are not plain floating-point `nn.Parameter` count as quantised.
     """
     for place, module in modules.items():
         if isinstance(module, STATISTICS):
@@ -112,8 +113,8 @@ def check_parts(model: Any) -> None:
     """Check that a model is one text model, not several parts.
 
     Raises:
-        UnsupportedModelError: the model has an encoder and a decoder, parts for images or sound, or a text model as one
-            of its parts.
+        UnsupportedModelError: the model has an encoder and a decoder, parts for images, video or sound, or a text model
+            as one of its parts.
     """
     name, config = type(model).__name__, model.config
     if getattr(config, "is_encoder_decoder", False):
@@ -146,8 +147,8 @@ def _check_versions(model: nn.Module) -> None:
 def outputs_of(output: Any) -> dict[str, Tensor]:
     """Return the floating-point tensors with at least one dimension in a model's output, by name.
 
-    Tensors in a tuple are named "output 0", "output 1", ... by their index. Tensors in nested tuples (such as
-    `hidden_states`) are left out.
+    A single tensor is named "output 0"; tensors in a tuple are named "output 0", "output 1", ... by their index.
+    Tensors in nested tuples (such as `hidden_states`) are left out.
     """
     if isinstance(output, Tensor):
         output = (output,)
@@ -174,8 +175,8 @@ def check_steady(model: Any) -> None:
 def check_forgets(model: Any) -> None:
     """Check that the user's own modules keep nothing from call to call, except what depends on the length alone.
 
-    A copy of the model runs on three sequences of one length, in evaluation mode and in training mode. What its modules
-    hold, and the globals that their code uses, must be the same after the second call and after the third.
+    A copy of the model runs on three sequences of one length, in evaluation mode and in training mode. What the user's
+    own modules hold, and the globals that their code uses, must be the same after the second call and after the third.
 
     Raises:
         UnsupportedModelError: something changed; the message names it.
@@ -279,8 +280,8 @@ def _first_apart(
 
     Modules are compared in the order in which they finish; the model itself, with the name "", comes last. None: no
     outputs differ. ``alike(tensor of one, tensor of two)`` says whether two tensors count as equal. Of modules inside
-    the model, only tensors with at least three dimensions are compared. If the two runs call different modules, only
-    the model's outputs are compared.
+    the model, only tensors with at least three dimensions are compared. If the two runs call different modules, or in
+    another order, only the model's outputs are compared.
     """
     runs: list[list[tuple[str, list[Tensor]]]] = []
     for run in (one, two):

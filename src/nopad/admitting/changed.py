@@ -43,8 +43,8 @@ def check_changes(model: Any) -> None:
             (`nopad.model.later`).
 
     Raises:
-        UnsupportedModelError: a sequence gets another result in a pack than alone, or the model does not run. The model
-            is then no longer pack-safe.
+        UnsupportedModelError: a sequence gets another result in a pack than alone, or another one if the rest of its
+            pack changes; or the model does not run. The model is then no longer pack-safe.
         MemoryError, torch.OutOfMemoryError: the run needs too much memory.
     """
     found = changes(model)
@@ -116,14 +116,16 @@ def _apart(
 ) -> str:
     """Return a sentence on an output that differs by more than its limit, or has another shape; "": no output does.
 
-    Only names in both `wanted` and `found` are compared. More rows than wanted, at the end of an output, are ignored.
+    Only names in both `wanted` and `found` are compared. If a tensor to judge has more rows than the wanted one, its
+    last rows are ignored.
 
     Args:
         wanted: the outputs to compare with, by name; one tensor per sequence.
         found: the outputs to judge, in the same form.
         numbers: indices of the sequences that are compared.
-        limits: for float64 and float32, the largest difference that passes, relative to the output's largest value. On
-            devices other than a CPU, `OF_GPU` passes in float32 too. For other dtypes, it is `OF_HALF`.
+        limits: for float64 and float32, the largest difference that passes, relative to the output's largest value in
+            all sequences. For other dtypes, `OF_HALF` is used. On devices other than a CPU, float32 has the limit
+            `OF_GPU` if that is larger.
         when: words on where the difference is, for the result.
     """
     for name in (one for one in wanted if one in found):

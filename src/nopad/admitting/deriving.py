@@ -66,7 +66,12 @@ class Derived:
     def of(self, model: nn.Module) -> Family:
         """Return the `Family` (facts about a model type) for `model`, of which the probed model is a small copy.
 
-        It differs from `family` if `model` has more modules that mix tokens, and their number is among the facts.
+        Mostly this is `family` itself. But if `each` is not empty, the mixing calls of `model` are counted from its
+        modules in two cases:
+
+        * `family.mixes` is a `Times`. The result has the count as its `mixes`.
+        * `family.mixes` is None, and `family.attends` (mixing calls per layer) is not 1. The result has the count as
+          its `mixes` if it is not `attends` per layer.
         """
         if not self.each or (self.family.mixes is None and self.family.attends == 1):
             return self.family
@@ -92,14 +97,16 @@ def derive(model: Any, close: float, table: Family | None = None) -> Iterator[De
             modules mixes tokens. None: the type is not in the tables.
 
     Raises:
-        UnsupportedModelError: no `Family` can fit, for one of these causes:
+        UnsupportedModelError: no `Family` can be derived; `table` may have been yielded before. The cause is one of
+            these:
 
             * the forward method of the model, or of its base model, mixes tokens outside of any submodule
             * one of the user's own modules does not always compute the same function, for example since it decides by
               values of its input; and it cannot be run on each sequence by itself
             * code of the user's own changes gradients in a module that neither mixes tokens nor is inside one that does
-            * two classes of one name mix tokens
-            * the result that a mixing module gives for a row changes if other rows are in the batch
+            * modules of two classes with the same name mix tokens
+            * the result that a mixing module gives for a row changes if another row is in the batch, or the module does
+              not run on two rows
             * how often a mixing module runs depends on the tokens
     """
     base = base_of(model)
@@ -184,7 +191,8 @@ def _variants(line: Family, causal: bool, attended: tuple[str, ...], registers: 
     * Can nopad's attention replace the registered one? If not, the modules that call the registered attention are run
       on each sequence by itself (`mixers`).
     * Does a decoder read its result from the first token (`pooled`)?
-    * Does the model count positions otherwise (`tables`), and do its positions limit the width of rows (`narrow`)?
+    * Are the tables of positions that probing found none after all (`tables`)? Do the model's positions limit the width
+      of rows (`narrow`)?
 
     Args:
         line: the facts that probing found.
@@ -274,10 +282,10 @@ def _is_causal(model: Any, tokens: list[int], close: float) -> bool:
 
 
 def _with_counts(line: Family, config: Any, probed: Probed) -> tuple[Family, dict[str, list[int]]]:
-    """Return `line`, the facts about a model type, with the number of times that one call of the model mixes tokens.
+    """Return (`line` with the number of times that one call of the model mixes tokens, the dict for `Derived.each`).
 
-    If this number is a multiple of the number of layers, `attends` is set to the number per layer. Otherwise `mixes` is
-    set to the number for the whole model. The second value returned is the dict for `Derived.each`.
+    `line` has the facts about a model type. If the number is above 0 and a multiple of the number of layers, `attends`
+    is set to the number per layer. Otherwise `mixes` is set to the number for the whole model.
     """
     each: dict[str, list[int]] = {}
     runs = probed.attended + Counter({module: probed.seen[module].calls for module in probed.mixing})
@@ -355,8 +363,8 @@ def _with_positions(line: Family, model: Any, base: Any, probed: Probed) -> Fami
 def _counts_from(table: nn.Embedding, seen: Seen, tokens: list[int]) -> int | None:
     """Return which row of a table of position embeddings the first token got; None: it is no such table.
 
-    It is one if the tokens, in order, got this row and the next ones. Only the rows 0 to 4 are tried for the first
-    token. `seen` is the recorded call of the table, and `tokens` are the token ids of the sequence.
+    A table holds positions if the tokens, in order, got consecutive rows of it. Only the rows 0 to 4 are tried for the
+    first token. `seen` is the recorded call of the table, and `tokens` are the token ids of the sequence.
     """
     given = seen.output
     if not isinstance(given, Tensor) or given.numel() != len(tokens) * table.embedding_dim:
@@ -400,7 +408,7 @@ def _with_pooling(line: Family, model: Any, base: Any, probed: Probed, causal: b
 
 
 def _reads(child: nn.Module, holder: Any, probed: Probed) -> tuple[int, Pooled] | None:
-    """Return how a module of a head or pooler reads one hidden state per sequence; None: it does not.
+    """Return how a module that may be a head or pooler reads one hidden state per sequence; None: it does not.
 
     The first value returned is 3 if the module gets the states of all tokens, ``[1, L, hidden]``, and 2 if it gets one
     state, ``[1, hidden]``. The second says which state it reads: that of the "first" or "last" token, or the "mean"

@@ -40,7 +40,7 @@ class Traced:
         tokens: token ids of the sequence.
         given: the wrapper's arguments, by name.
         output: what the wrapper returned.
-        base: what the base returned; None: it was not called.
+        base: what the base returned when it was first called; None: it was not called.
         calls: how often the base was called.
         sequences: whether the wrapper returns a tensor of its own with one entry per sequence; `check` sets it.
     """
@@ -166,8 +166,8 @@ class Traced:
     def many(self) -> Run:
         """Return the recorded call as a `Run` in which the base returns results of several sequences in one row.
 
-        The base's tensors with one entry per sequence get several entries, its own times factors from 1 to 2, so that
-        floats other than 0 all differ. Its tensors per token stay as recorded.
+        A tensor of the base with one entry per sequence gets several entries: the recorded entry times different
+        factors from 1 to 2. So floats other than 0 all differ. Tensors with a dimension of tokens stay as recorded.
         """
         length, base = len(self.tokens), self.model.base
         many = next(one for one in SEQUENCES if one != length and not _has_size(self.model, one))
@@ -212,7 +212,8 @@ class Traced:
         """Return a sentence that says where information first moves between tokens.
 
         `run` is the recorded call to follow. `odd` has the names of the tensors that the wrapper itself computes and
-        that have no entry per token; if there are any, the first of them is named.
+        that have no entry per token. If there are any, the sentence names the first of them, unless a submodule moved
+        the information.
         """
         module, mixes = first_crossing(run, self.tokens)
         name = type(self.model).__name__

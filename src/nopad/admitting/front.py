@@ -44,8 +44,8 @@ def packed(
     tables of model types. A model of another type, or with classes of your own, is proven first: nopad builds a small
     copy of the same classes and configuration, derives from it how sequences can be kept apart, and audits the copy on
     packs. This takes some seconds. The verdict is remembered in ``~/.cache/nopad`` (or ``$XDG_CACHE_HOME/nopad``) until
-    something changes on which it depends: the classes' source, the configuration, the versions of Python, torch and
-    transformers, or nopad's code.
+    something changes on which it depends, such as the classes' source, the configuration, the versions of Python, torch
+    and transformers, or nopad's code.
 
     Args:
         model: a transformers model, bare or with a head, also inside PEFT; or a module of your own (`nn.Module`) that
@@ -56,8 +56,8 @@ def packed(
             `varlen` for flat batches in half precision on a CUDA GPU that the kernel supports. Otherwise it is `repack`
             if sequences may go on in the next row (rows filled end to end), else `mask`. Models with attention of their
             own (DeBERTa) never use `varlen`, and use `mask` if their layers are compiled.
-        max_sequences: the most sequences that a batch may have; a batch with more is refused. None: unlimited. With
-            this limit, heads that give a result per sequence have static shapes too (`nopad.model.static_inputs`).
+        max_sequences: the most sequences that a batch may have; a batch with more is refused. None: unlimited. Heads
+            that give a result per sequence need this limit for calls with static shapes (`nopad.model.static_inputs`).
         head: the kind of head, if the model's class is your own. "tokens": one result per token; "causal": the same,
             with labels that the model shifts; "classification": one result per sequence; "answers": start_logits and
             end_logits of question answering. None: nopad finds it out, and proves it. A call whose results contradict
@@ -71,9 +71,10 @@ def packed(
     Raises:
         UnsupportedModelError: sequences of this model cannot be kept apart, or the proof failed; the message names the
             reason, such as the first layer that differs.
-        OptionError: `backend`, `head` or `prove` has an unknown value; the class is known to have another head;
-            `max_sequences` is not an integer of at least 1; the model, or a part of it, is already pack-safe; it is not
-            a transformers model; or it has attention of its own, which cannot use this backend.
+        OptionError: `backend`, `head` or `prove` has an unknown value; the class is known to have another head, or the
+            proof of your own module around a model found another; `max_sequences` is not an integer of at least 1; the
+            model, or a part of it, is already pack-safe; it is not a transformers model; or it has attention of its
+            own, which cannot use this backend.
         MemoryError, torch.OutOfMemoryError: a trial run of a model with hooks or forward methods of your own needs too
             much memory.
 
@@ -120,7 +121,7 @@ def _wrapped(whole: Any, backend: str, max_sequences: int | None, head: str | No
     kind of head that the user names (None: the proof decides). A remembered proof is used unless `prove` is "always".
 
     Raises:
-        UnsupportedModelError: the proof of the module failed, or `prove` is "never".
+        UnsupportedModelError: the proof of the module failed, `prove` is "never", or the model inside is refused.
         OptionError: the module or the model inside is pack-safe already, `head` contradicts the proof, or the model
             inside cannot use this backend or limit of sequences.
     """
@@ -211,10 +212,13 @@ def _why_proven(model: Any) -> str:
 def _in_tables(model: Any, prove: Prove) -> bool:
     """Return whether a model is made pack-safe, or refused, by nopad's tables alone, without a proof.
 
-    So it is if `prove` is "never", or if the tables admit or refuse the model's type. With `prove` "always", a type
-    that the tables refuse is proven. A model with classes of the user's own is proven too, unless its type is refused
-    or it takes images. The result is also True if `model` is no `PreTrainedModel`, since the next step then raises the
-    right error.
+    It is so in these cases:
+
+    * `prove` is "never"
+    * `model` is no `PreTrainedModel`: the next step then raises the right error
+    * the tables refuse the model's type, and `prove` is not "always"
+    * the tables have the type among those that take images
+    * the tables have the type, and no class among the model's modules is the user's own
     """
     if prove == "never" or not isinstance(model, PreTrainedModel):
         return True

@@ -1,8 +1,8 @@
 """`Judge`: run packs through a copy of a model with a given `Family`, and compare them with the stock model.
 
 The stock model is the model before `packed`; it runs on each sequence alone. The audit comes after this, and compares a
-pack-safe model only with itself. Here evaluation mode and training mode (without dropout) are both compared, since a
-model may compute something else in training.
+pack-safe model only with itself. Here packs are compared in evaluation mode and in training mode (without dropout),
+since a model may compute something else in training.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Judge:
         limit: the largest difference between packs and alone that passes, relative to the output's largest value.
         close: differences of a module's output of at most this, relative to its largest value, are rounding.
         operations: how many of PyTorch's operations the model runs for a sequence of 29 tokens.
-        looped: whether it runs over 1.5 times as many operations for 29 tokens as for 13, as with a loop over tokens.
+        looped: whether the model runs more than 1.5 times as many operations for 29 tokens as for 13, as with a loop
+            over tokens.
 
     Raises:
         UnsupportedModelError: the configuration has no vocabulary, or what the model returns depends on earlier calls.
@@ -129,9 +130,9 @@ class Judge:
     def apart(self, model: Any, narrow: bool) -> str:
         """Return how `model`, a pack-safe copy, differs on packs from the stock model; "": it does not.
 
-        The result is a sentence for messages. If the copy raises an error, it is the error's message. With `narrow`, no
-        row is longer than the number of the model's positions. Without it, a row that is longer is tried too, unless it
-        would hold each sequence more than 10 times.
+        The result is a sentence for messages. If the copy raises an error, the sentence has the error's message. With
+        `narrow`, no row is longer than the number of positions that the configuration states. Without `narrow`, one row
+        that is longer than this is tried, unless it would hold each sequence more than 10 times.
         """
         try:
             for training, wanted in self.alone.items():
@@ -200,8 +201,8 @@ def _worst(wanted: Outputs, found: Outputs, sequences: list[list[int]], limit: f
 
     The result is "" if none differs by more than `limit`. `wanted` and `found` have one dict of outputs for each
     sequence. Every output that `wanted` has for its first sequence is compared; if one of these is missing for some
-    sequence, the sentence says which. `sequences` are the token ids of the sequences; the sentence gives the length of
-    the one that differs most.
+    sequence, the result says which output. Rows that `found` has beyond those of `wanted` are ignored. `sequences` are
+    the token ids of the sequences; the sentence gives the length of the one that differs most.
     """
     said, most = "", limit
     for name in wanted[0]:

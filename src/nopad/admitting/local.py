@@ -1,4 +1,4 @@
-"""Find out whether the user's own code computes each token's result from that token alone, whatever is around it.
+"""Find out whether the user's own code computes each token's result from that token alone, in batches of any size.
 
 Changed values and compared outputs show only what a module does with one input. Its code may do something else for a
 longer row, for more rows, at one token, or in training. So more checks are made:
@@ -144,7 +144,8 @@ def backward_of_ones_own(run: Run, many: int = MANY[-1], longest: int = WIDE[-1]
     The name is that of an autograd function, or of the PyTorch method that attached a hook to a gradient
     (``register_hook``). What such code does with gradients cannot be followed. Modules in `held` are not looked into.
     The module runs in evaluation mode and in training mode: on one row as recorded, on `many` rows, and on longer rows
-    of up to `longest` tokens, as far as memory allows. Runs in which it raises an error are skipped.
+    of up to `longest` tokens, as far as memory allows. A run that raises an error finds nothing. After an error on one
+    row, no larger sizes are tried in this mode.
     """
     for training in (False, True):
         with in_mode(run.module, training):
@@ -279,10 +280,10 @@ def _followed(
 def varying(run: Run, mixes: bool, whole: bool = False, brief: bool = False) -> tuple[str, bool]:
     """Run a module on longer rows and on more rows, and look for a difference; return ``(change, by_rows)``.
 
-    `change` says in words what changes with the size; "": nothing. An error on some size counts as a change. `by_rows`
-    is whether something changes with more rows. With `whole`, the module is a whole model, which may raise an error on
-    long rows. With `mixes`, the module moves information between tokens and may compute something else for longer rows,
-    so only more rows are tried. With `brief`, fewer sizes are tried, and only in evaluation mode.
+    `change` says in words what changes with the size; "": nothing. An error on some size counts as a change; but with
+    `whole`, the module is a whole model, and may raise an error on longer rows. `by_rows` is whether something changes
+    with more rows. With `mixes`, the module moves information between tokens and may compute something else for longer
+    rows, so only more rows are tried. With `brief`, fewer sizes are tried, and only in evaluation mode.
 
     Some sizes are not tried: those that would need too much memory, and several rows of a length at which even one row
     raises an error. A mode in which two equal calls give different results is not tried either.
@@ -327,7 +328,8 @@ def _differs(run: Run, names: list[str], made: Any, rows: int, wide: int, base: 
     """Run a module on `rows` rows of `wide` tokens; return (difference, number of elements of the largest tensor).
 
     The difference tells, in words, how this run differs from an earlier one on one row of `base` tokens; "": it does
-    not. `names` are the functions that the module called in the earlier run, and `made` is its output.
+    not. An error is a difference; the number is then 0. `names` are the functions that the module called in the earlier
+    run, and `made` is its output.
     """
     try:
         again, after, most = run.at(rows, wide)
@@ -385,7 +387,7 @@ def _sized(value: Any, length: int, rows: int, wide: int, table: bool) -> Any:
 def _is_data(value: Tensor, tokens: list[int]) -> bool:
     """Return whether a tensor holds data of the tokens: their ids, or floats with exactly one dimension of tokens.
 
-    Masks of integers and positions are no data.
+    Positions and integer masks are no data.
     """
     if tuple(value.shape).count(len(tokens)) != 1:
         return False
@@ -423,7 +425,7 @@ class _Calls(TorchFunctionMode):
     """A PyTorch function mode that calls ``look(name, args)`` for each function of PyTorch that is called.
 
     Reading an attribute of a tensor does not count as a call. The attribute `most` is the number of elements of the
-    largest tensor that such a function returned.
+    largest tensor that a function, or reading an attribute, returned.
     """
 
     def __init__(self, look: Callable[[str, Sequence[Any]], None]) -> None:

@@ -53,6 +53,8 @@ PARTS = ("_parameters", "_modules", "training", "name_or_path", "warnings_issued
 def mark_of(*values: Any) -> str | None:
     """Return a SHA-256, in hex, of values and the code that they reach; None: something in them cannot be hashed.
 
+    Of weights (`nn.Parameter`) and tensors on the device "meta", only shape, dtype and class count, not the values.
+
     >>> from nopad.admitting.marks import mark_of
     >>> mark_of({"a": 1}) == mark_of({"a": 1}), mark_of({"a": 1}) == mark_of({"a": 2}), mark_of(iter([]))
     (True, False, None)
@@ -69,8 +71,8 @@ def mark_of(*values: Any) -> str | None:
 def settings_of(model: nn.Module) -> Iterator[tuple[str, type, dict[str, Any]]]:
     """Yield (name, class, attributes by name) of each of the user's own modules in a model.
 
-    The attributes do not include weights, submodules, nopad's hooks, and what loading a model sets (such as
-    `name_or_path`).
+    The attributes do not include weights, submodules, the mode (`training`), nopad's hooks, or what loading a model
+    sets (such as `name_or_path`).
     """
     for name, module in own_modules(model):
         held = {key: value for key, value in vars(module).items() if key not in PARTS and not _is_nopads(value)}
@@ -80,7 +82,8 @@ def settings_of(model: nn.Module) -> Iterator[tuple[str, type, dict[str, Any]]]:
 def is_library(name: str) -> bool:
     """Return whether the Python module called `name` is of the standard library or an installed package.
 
-    If not, it is the user's own, or not loaded.
+    A loaded module that has no source file (``.py``), such as a compiled one, counts as installed. If the result is
+    False, the module is the user's own, or not loaded.
     """
     top = name.partition(".")[0]
     if top in sys.stdlib_module_names or top in ("torch", "transformers", "nopad"):

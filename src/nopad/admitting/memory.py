@@ -10,7 +10,7 @@ A proof depends on:
 The files lie in ``nopad/proofs`` under ``$XDG_CACHE_HOME`` if that is an absolute path, else under ``~/.cache``; each
 has a checksum of itself. A damaged file counts as missing. Nothing is remembered if
 
-* a class has no source
+* some of the user's own code that the model's classes use has no source file
 * something that the user's own modules hold cannot be hashed
 * the model was changed after it was built (a hook, a replaced forward method)
 * the user has no home folder, and ``$XDG_CACHE_HOME`` is no absolute path
@@ -75,7 +75,7 @@ def fingerprint(model: Any, head: str | None = None, base: Any = None) -> str | 
 
     None: some of this cannot be found or hashed, or the model was changed after it was built, so the proof cannot be
     remembered. `head` is the kind of head that the user names. `base` is the transformers model inside, if `model` is
-    the user's own module around it.
+    the user's own module around it; else None.
     """
     whole = model if base is None else base
     kinds = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in map(type, model.modules())}
@@ -221,7 +221,7 @@ def _sources(module: ModuleType | None, files: dict[str, str]) -> bool:
 
     The standard library, torch, transformers and nopad are left out, since their versions are in the fingerprint. Of
     another installed package's module, only its own file is added. The result is False if one of the user's own modules
-    (of no installed package) has no source file.
+    (of no installed package) has no source file, or if `module` is None.
     """
     if module is None:
         return False

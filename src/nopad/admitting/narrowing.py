@@ -1,7 +1,8 @@
 """Make configurations narrow and short: with smaller sizes, and with few layers of each kind.
 
 Sizes have many names in configurations. `SIZES` and `WIDTHS` have the common ones, each with the largest size that it
-has in a small copy. Sizes of other names stay as they are.
+has in a small copy. Sizes of other names stay as they are, except vocabularies (`narrowed`) and lists of layers
+(`list_counts`).
 """
 
 from __future__ import annotations
@@ -116,8 +117,8 @@ def _equal_dims(given: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any
     """Return new sizes of heads, by the names of their fields, which end with ``head_dim``.
 
     `given` are the values of the configuration, and `changes` its new sizes, by name. Fields that had equal sizes get
-    the smallest of their new sizes. ``v_head_dim`` is left out. In latent attention, ``qk_head_dim`` becomes the sum of
-    the new ``qk_nope_head_dim`` and ``qk_rope_head_dim``.
+    the smallest of their new sizes. ``v_head_dim`` counts among these, but is not in the result. In latent attention,
+    ``qk_head_dim`` becomes the sum of the new ``qk_nope_head_dim`` and ``qk_rope_head_dim``.
     """
     dims = {name: value for name, value in given.items() if name.endswith("head_dim") and type(value) is int}
     new = {
@@ -228,8 +229,8 @@ def _on_no_device(kind: type, config: Any) -> nn.Module:
 def _signatures(stacks: list[nn.ModuleList], there: int) -> list[list[Any]]:
     """Return, for each layer, a list of (name, value) pairs: the classes and settings of its modules.
 
-    Layers of one kind have the same pairs. Settings that differ in every layer (such as `layer_idx`) are left out.
-    `stacks` are the model's lists of layers, each with `there` layers.
+    Layers of one kind have the same pairs. Settings that differ in every layer, or only number layers (such as
+    `layer_idx`), are left out. `stacks` are the model's lists of layers, each with `there` layers.
     """
     found: list[dict[str, Any]] = []
     for at in range(there):
@@ -265,9 +266,10 @@ def list_counts(kind: type, config: Any) -> dict[str, int]:
 
     The usual fields for the number of layers (`LAYER_COUNTS`) are left out. An example of another one is
     ``num_layers_per_stack``, in a model that runs two stacks of layers again and again. A field is taken if its name
-    contains "layer" or "block", and its value is the length of a list of modules in a model of the class `kind`. It
-    must also differ from the number of layers. Its new value is the smallest with which the list still has each kind of
-    layer (`layers_of`), and at least 2.
+    contains "layer" or "block", and its value is the length of a list of modules in a model of the class `kind`. The
+    value must also differ from the number of layers. The new value is the smallest with which the list still has each
+    kind of layer (see `layers_of`), and at least 2. Fields for which this is not smaller are left out. The result is
+    empty if the class cannot be built without weights.
     """
     counts = {
         name: value

@@ -43,7 +43,7 @@ AUDITS = 3  # lines that are audited at most
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """The result of a proof of a model whose type is not in nopad's tables: it is admitted, or refused with a reason.
+    """The result of a proof of a transformers model on a small copy: it is admitted, or refused with a reason.
 
     Attributes:
         kind: the model type, or the name of the class if the configuration has none.
@@ -121,7 +121,7 @@ def prove(model: Any, head: str | None = None) -> Proof:
 
 
 def _proven(model: Any, small: Any, head: str | None) -> Proof:
-    """Return a proof with the first derived `Family` (facts about a model type) that passes two tests.
+    """Return a proof with the first `Family` (facts about a model type) that passes two tests.
 
     The first test is the comparison with the stock model (`Judge`), the second is the audit. At most 3 families are
     audited. `small` is the small copy. The proof still lacks the kind and name of the model.
@@ -169,11 +169,11 @@ def _proven(model: Any, small: Any, head: str | None) -> Proof:
 def _lines(model: Any, exact: Any, close: float) -> Iterator[Derived]:
     """Yield each way in which a small copy could run on packs, as a `Derived`, the likeliest first.
 
-    The first has the `Family` (facts about a model type) that nopad's tables have for the model; the others are
-    derived. The first is left out if the tables do not have the type, or if one of the user's own modules mixes tokens.
-    `exact` is the small copy in float64. A model with classes of the user's own is probed in another copy instead,
-    which has more layers (`deep_copy`), unless no such copy can be made. Differences of at most `close`, relative to an
-    output's largest value, are rounding.
+    If nopad's tables have the model's type, and none of the user's own modules mixes tokens, the first one has the
+    `Family` (facts about a model type) of the tables. All others are derived. `exact` is the small copy in float64. A
+    model with classes of the user's own is probed in another copy instead, which has more layers (`deep_copy`). But
+    `exact` is used if that copy cannot be made, or if the model was changed after it was built. Differences of at most
+    `close`, relative to an output's largest value, are rounding.
     """
     kind = getattr(model.config, "model_type", "")
     deep = deep_copy(model) if foreign(model) and not own_parts(model) else None

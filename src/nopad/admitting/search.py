@@ -2,8 +2,8 @@
 
 A module is called again with its recorded arguments, except that one token's values are changed. If its output for
 other tokens changes, it mixes. Of nested modules that mix, the innermost are found. A module that contains mixing
-modules mixes *by itself* if it still mixes while these return their recorded outputs. What the code of the user's own
-modules does is followed, too (`nopad.admitting.local`).
+modules mixes *by itself* if it still mixes while these return their recorded outputs; it is then found in their place.
+The code of the user's own modules is also followed (`nopad.admitting.local`).
 """
 
 from __future__ import annotations
@@ -90,10 +90,10 @@ class Search:
         self.times: Counter[type] = Counter()  # how many modules of a class were looked into
 
     def of(self, module: nn.Module) -> list[nn.Module]:
-        """Return the innermost modules in `module` that mix tokens; one of these may be `module` itself.
+        """Return the innermost modules inside `module` that mix tokens; or only `module`, if it mixes tokens by itself.
 
-        If `module` itself does, but is the model or its base model, it is not returned: it is stored as
-        `Probed.unsplit`, unless another module is stored there already.
+        The model and its base model are never returned. If one of them mixes tokens by itself, it is stored as
+        `Probed.unsplit` (unless another module is stored there already), and the modules inside it are returned.
         """
         inside = [one for child in module.children() for one in self.of(child)]
         inside = list(dict.fromkeys(inside))
@@ -117,8 +117,9 @@ class Search:
         mixes. The module's code is followed, and run on other sizes (`nopad.admitting.local`). Findings are stored in
         `alone` and `gradients` of `self.probed`.
 
-        A module in `whole`, or one that returns nothing per token, cannot run sequence by sequence. If it may not
-        always compute the same, this is stored in `self.probed.varies`, and does not make the result True.
+        A module in `whole`, or one that returns nothing per token, cannot run sequence by sequence. If such a module
+        does not mix tokens, but may not always compute the same, this is stored in `self.probed.varies`; the result
+        stays False.
         """
         probed, seen = self.probed, self.probed.seen[module]
         held = {one: probed.seen[one].output for one in (*mixing, *_stock(module, probed.seen))}
@@ -220,8 +221,9 @@ def _floats(output: Any) -> list[Tensor]:
 def _changed(given: dict[str, Any], tokens: list[int], place: int, factor: float) -> dict[str, Any] | None:
     """Return the arguments `given`, with other values for the token at `place`; None: nothing could be changed.
 
-    Floats are multiplied by `factor`. If it is 0, noise is added to floats instead, and token ids become others. A
-    large factor also changes what a module decides by the values of a whole row.
+    Only tensors ``[1, L, ...]`` are changed. Floats are multiplied by `factor`. If it is 0, noise is added to floats
+    instead, and token ids become others. A large factor also changes what a module decides by the values of a whole
+    row.
     """
     changed = False
 

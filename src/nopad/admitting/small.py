@@ -47,11 +47,11 @@ MOST_PARAMETERS = 20_000_000  # of a model that is tried itself
 
 
 def small_copy(model: Any) -> tuple[Any, str]:
-    """Return a small model of the same class and configuration, and how it was made, in words.
+    """Return a small model of the same class, with a smaller configuration, and how it was made, in words.
 
     The copy is in float32 and in evaluation mode. Its weights are random, and its dropout rates are 0. If no small
     model can be built, or if the model was changed after it was built (`own_parts`), the whole model is copied instead.
-    Such a copy has the model's weights, with noise added, and its dropout rates.
+    Such a copy has the model's weights, with noise added, and the model's dropout rates.
 
     Raises:
         UnsupportedModelError: no small copy can be built and run, and the model itself is too large to be tried, has no
@@ -96,9 +96,9 @@ def small_copy(model: Any) -> tuple[Any, str]:
 def deep_copy(model: Any) -> Any:
     """Return a copy of a model, to look into the user's own code; None: no copy can be built and run.
 
-    Such code may do something else in a later layer, or from some width on. So the copy has all layers and the true
-    sizes. If the model has more than 20 million parameters, the copy is narrow, with the first 32 layers. It is in
-    float32 and in evaluation mode. Its weights are random, and its dropout rates are 0.
+    Such code may do something else in a later layer, or from some width on. So the copy of a model with up to 20
+    million parameters has all layers and the true sizes. The copy of a larger model is narrow, and has the first 32
+    layers. A copy is in float32 and in evaluation mode. Its weights are random, and its dropout rates are 0.
     """
     config = model.config
     rates = {name: 0.0 for name, value in values_of(config).items() if isinstance(value, float) and "drop" in name}
@@ -176,9 +176,9 @@ def uncached(model: Any) -> dict[str, Any]:
 
 
 def own_parts(model: nn.Module) -> str:
-    """Return a sentence on what a model has and a copy built from its configuration would lack; "" if nothing.
+    """Return a sentence on a part of a model that a copy built from its configuration would lack; "": there is none.
 
-    Examples are a hook and a replaced forward method.
+    Examples are a hook, a replaced forward method and an attribute that was set later.
     """
     for name, module in model.named_modules():
         tables = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
@@ -192,8 +192,9 @@ def own_parts(model: nn.Module) -> str:
 def _unlike(model: Any) -> str:
     """Return a sentence on how a model differs from what its class builds from its configuration; "": it does not.
 
-    The classes of modules are compared, and the attributes of the user's own modules. The result is "" also if the
-    class cannot be built from a configuration alone.
+    The classes of modules are compared, and the attributes of the user's own modules. Left out are what libraries such
+    as PEFT added (`ADDED`), and layers that treat each token by itself (`LOCAL`). The result is "" also if the class
+    cannot be built from a configuration alone.
     """
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):

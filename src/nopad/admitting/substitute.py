@@ -73,7 +73,8 @@ class Substitute(nn.Module):
         """Call the wrapper, and return the tensors of its output by name, converted to floats if they are not.
 
         With the mask of a packed batch, the arguments `given` are passed on as they are. Otherwise the wrapper gets
-        only those that it takes, and a mask of ones if there is no mask.
+        only those that it takes and that are not None, and a mask of ones if there is no mask. `use_cache` is never
+        passed on.
 
         Raises:
             UnsupportedModelError: the output holds an object in which nopad cannot look.
@@ -132,7 +133,9 @@ def substitute(wrapper: nn.Module, base: Any, every: bool = False) -> tuple[Subs
 def _bases(wrapper: nn.Module, base: Any) -> Iterator[tuple[str, Any]]:
     """Yield, as (description, function), ways to make the base of a copy, the smallest first.
 
-    The function returns a new base, or None if the copy is to have a copy of the whole base.
+    The function returns a new base, or None if the copy is to have a copy of the whole base. This last way is left out
+    if the wrapper has more than 60 million parameters. It is the only one if the wrapper holds a part of the base by
+    itself, or if the base has classes of the user's own or was changed after it was built.
     """
     mine = set(base.modules())
     # A part of the base that the wrapper holds by itself would not be that of another base.
@@ -175,8 +178,8 @@ def _lacks(base: nn.Module, name: str, key: str) -> bool:
 def _copied(wrapper: nn.Module, base: Any, small: Any) -> nn.Module:
     """Return a copy of a wrapper with the model `small` in place of its base; `small` None: with a copy of the base.
 
-    The copy is on the CPU, in float32 and evaluation mode. Noise is added to the weights that are copied, so that none
-    is 0.
+    The copy is on the CPU, in float32 and evaluation mode. Noise is added to the weights that are copied, and to
+    floating-point buffers of the wrapper's own modules, so that none is 0.
 
     Raises:
         UnsupportedModelError: the wrapper cannot be copied.

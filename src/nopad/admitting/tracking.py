@@ -86,20 +86,22 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.states[id(tensor)] = State(tensor, holds)
 
     def look(self, name: str, args: Sequence[Any]) -> None:
-        """Set `reads` if the function `name` takes numbers out of its first argument, a tensor of weights or tokens.
+        """Set `reads` if the function `name` reads values out of a weight, or out of a tensor computed from tokens.
 
-        `args` are the function's arguments.
+        `args` are the function's arguments; only the first one is looked at.
         """
         if name in READERS and args and isinstance(args[0], Tensor):
             self.reads |= bool(self.of(args[0])) or id(args[0]) in self.weights
 
     def held(self, module: nn.Module, made: Any, given: Any) -> Any:
-        """Copy the tensors of `made`, the recorded output of a module that is not run, and store what each copy holds.
+        """Return `made`, the recorded output of `module`, with its tensors copied; store what each copy holds.
 
-        A copy that is not floating-point holds 0. A floating-point copy holds `ROW` if a tensor in `given`, the
-        module's arguments, holds `ROW`; if `self.sequences` is True, this does not matter. It also holds `ROW` unless
-        exactly one of its dimensions has the size `length`. Otherwise it holds `TOKEN`. `handed` is raised to the
-        largest value that a tensor in `given` holds (`TOKEN` if `given` has no tensors).
+        The module is not run again.
+
+        A copy that is not floating-point holds 0. A floating-point copy holds `TOKEN` if exactly one of its dimensions
+        has the size `length`, and no tensor in `given`, the module's arguments, holds `ROW`; otherwise it holds `ROW`.
+        If `self.sequences` is True, what `given` holds does not matter for this. `handed` is raised to the largest
+        value that a tensor in `given` holds (`TOKEN` if `given` has no tensors).
         """
         worst = max((self.of(one) for one in tree_leaves(given) if isinstance(one, Tensor)), default=TOKEN)
         self.handed = max(self.handed, worst)
@@ -162,9 +164,11 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _crosses(self, function: Any, before: Any, holds: Mapping[int, int], output: Any) -> bool:
         """Return whether an operation changes its result for a token when the input for another token changes.
 
-        The operation is run again with changed copies of its arguments. The result is also True if this cannot be
-        tried, or if a tensor in the output does not have exactly one dimension of tokens. Otherwise it is False for a
-        random operation, which cannot be compared.
+        The operation is run again with changed copies of its arguments (`_changed`). Special cases, in this order:
+
+        * True: a tensor in the output does not have exactly one dimension of tokens.
+        * False: the operation is random, so that it cannot be compared.
+        * True: it raises an error on arguments changed by "other" or "nan". Errors on other changes are ignored.
 
         Args:
             function: the operation.
@@ -233,7 +237,7 @@ def _sizes_by_values(function: Any, given: Sequence[Tensor]) -> bool:
 
 
 def _integers(before: Any, holds: Mapping[int, int]) -> bool:
-    """Return whether an operation gets integers that belong to one token each: a tensor that holds `TOKEN`.
+    """Return whether an operation gets a tensor of integers that holds `TOKEN`: each integer belongs to one token.
 
     `before` are the operation's arguments, and `holds` says by ``id`` what their tensors hold.
     """

@@ -118,7 +118,7 @@ class Losses:
         pack-safe copy of the wrapper, and `kind` the kind of loss that the method `kind` returned.
 
         Raises:
-            UnsupportedModelError: a loss or a gradient differs.
+            UnsupportedModelError: a loss or a gradient differs, or labels change another output.
         """
         ids = [one.tolist() for one in self.sequences]
         for form in (Flat(), Rows(max(LENGTHS) + 1)):
@@ -173,7 +173,7 @@ def _loss_of(name: str, before: dict[str, Tensor], after: dict[str, Tensor]) -> 
 
 
 def _wanted(scores: Tensor, labels: Tensor, kind: str) -> Tensor:
-    """Return the mean cross entropy of scores and labels, as transformers computes it, without labels of -100.
+    """Return the mean cross entropy of scores and labels, as transformers computes it; labels of -100 are left out.
 
     For the `kind` "classification", the shapes are ``[sequences, classes]`` and ``[sequences]``. For "tokens" and
     "causal", they are ``[rows, tokens, classes]`` and ``[rows, tokens]``; for "causal", labels are shifted by one token
@@ -198,10 +198,10 @@ def _alike(one: Tensor | None, two: Tensor | None, scale: float) -> bool:
 
 
 def _check_always(runs: Callable[[str, int], Run], kind: str) -> None:
-    """Check that a wrapper computes its loss in the same way for other labels and other numbers of tokens or sequences.
+    """Check that a wrapper computes its loss in the same way for all numbers of tokens or sequences.
 
-    ``runs(kind, label)`` returns a recorded call of the wrapper in which all labels are `label`. `kind` is the kind of
-    loss: "tokens", "causal" or "classification".
+    This is tried with all labels 0, and with all labels 1. ``runs(kind, label)`` returns a recorded call of the wrapper
+    in which all labels are `label`. `kind` is the kind of loss: "tokens", "causal" or "classification".
 
     Raises:
         UnsupportedModelError: code takes Python numbers out of tensors, calls other functions, or gives other values.

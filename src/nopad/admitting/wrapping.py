@@ -144,8 +144,8 @@ def _proven(small: Substitute, deep: Substitute, config: Any, make: MakeBase) ->
 
     Args:
         small: the copy that is judged and audited.
-        deep: a copy with all layers of the base, in which the wrapper's code is followed too, with the values of
-            `config`.
+        deep: a copy with all layers of the base. The wrapper's code is followed in this copy too, after the
+            configuration of the copy's base got the values of `config`.
         config: the configuration of the wrapper's base.
         make: makes the base of a copy pack-safe, in place.
 
@@ -206,8 +206,8 @@ def _labelled(exact: Substitute, close: float, kind: str, fill: int) -> Run:
     """Return a call of the wrapper in a copy of `exact`, with labels that are all `fill`, as a recorded `Run`.
 
     `kind` is the kind of loss: "tokens", "causal" or "classification". For "classification", the call is that of
-    several sequences, with one label each. The model inside the wrapper is not called: its recorded output is used.
-    Differences of at most `close`, relative to an output's largest value, are rounding.
+    several sequences, with one label each. When the `Run` is repeated, the model inside the wrapper returns its
+    recorded output. Differences of at most `close`, relative to an output's largest value, are rounding.
     """
     model = copy.deepcopy(exact)
     if kind != "classification":
@@ -230,7 +230,8 @@ def _with_types(exact: Substitute, safe: Substitute, judge: Judge) -> str:
     """Return a sentence on how outputs with token types differ between packs and sequences alone; "": they do not.
 
     The sequences are those of `judge`: `exact` runs each of them alone, and `safe`, the pack-safe copy, runs them
-    packed. The result is also "" if the wrapper takes no ``token_type_ids``.
+    packed. The result is also "" if the wrapper takes no ``token_type_ids``, or if the base's configuration has no
+    number of token types.
     """
     kinds = getattr(exact.config, "type_vocab_size", 0)
     if "token_type_ids" not in accepted(exact.wrapped, exact.base) or not kinds:

@@ -44,8 +44,8 @@ class Alone:
     def gradients(self, names: Names, numbers: Sequence[int] | None = None) -> Gradients:
         """Return, by parameter name, the gradients of a weighted sum of all values of the outputs `names`.
 
-        The weights are random numbers, the same in every call. The sum is over the sequences with the indices `numbers`
-        (None: all). Results are kept, so a second call with the same arguments computes nothing.
+        The sum is over the sequences with the indices `numbers` (None: all). The weights are random numbers. Results
+        are kept, so a second call with the same arguments returns the same gradients, and computes nothing.
 
         Raises:
             ModelFailedError: the gradients cannot be computed.
@@ -63,8 +63,9 @@ class Alone:
 
         The result is (an `Alone` with the sequences that are kept, names of the parameters left out, notes). A
         parameter is left out if every sequence gives it a gradient that is not finite. A sequence is kept if its
-        gradients for all other parameters are finite. The first entry is None if fewer than two sequences or no
-        parameter would remain. `names` are the outputs whose gradients are computed.
+        gradients for all other parameters are finite. If the gradients of all sequences together are finite, nothing is
+        left out. Otherwise the first entry is None if fewer than two sequences or no parameter would remain. `names`
+        are the outputs whose gradients are computed.
 
         Raises:
             ModelFailedError: the gradients cannot be computed.

@@ -59,7 +59,7 @@ class Found:
 
         Checks and notes are appended; `worst` and `row` become the larger ones; `first`, `attended` and `names` are
         replaced only if they are not set yet. If `other.unseen` is None, `unseen` stays as it is. Otherwise it becomes
-        `other.unseen`, but if it is False already, it stays False.
+        False if one of the two is False, and else True.
         """
         self.checks += other.checks
         self.worst = max(self.worst, other.worst)
@@ -80,8 +80,8 @@ class Found:
     def attempt(self, name: str, measure: Callable[[], Found], may_refuse: bool = False) -> None:
         """Call `measure` and add its result; if the model raises an exception, add a failed check called `name`.
 
-        A failed check whose name begins with "float64" makes `worst` infinite. With `may_refuse`, there is one
-        exception: if nopad refuses the batch for this model, a note is added and no check.
+        The failed check also makes `worst` infinite if `name` begins with "float64". With `may_refuse`, a refusal of
+        the batch by nopad adds only a note, and no check.
         """
         try:
             self.add(measure())

@@ -35,8 +35,9 @@ def arranged(
 ) -> PackedBatch:
     """Build a batch of one `form` in `FORMS`, with targets for a decoder if they are given.
 
-    In the form "rows", a sequence and its target are in rows with the same index. The rows of targets differ in width
-    from those of sequences, so the shape of an output shows whether it belongs to targets or to sequences.
+    In the form "rows", a sequence and its target are in rows with the same index. In this form, the rows of targets
+    differ in width from those of sequences, so the shape of an output shows whether it belongs to targets or to
+    sequences.
 
     Args:
         form: "flat", "rows" or "end to end".
@@ -46,8 +47,8 @@ def arranged(
         pad_id: id that fills the padding.
         targets: target ids for each sequence; None: there is no decoder.
         start_id: first id of each decoder input.
-        build: function that builds the batch of these sequences, given `form` and `pad_id` by name; None:
-            `PackedBatch.from_sequences`.
+        build: function that builds the batch of these sequences. It gets a `Rows` as `form`, and `pad_id`, by name; for
+            the form "flat", it gets nothing. None: `PackedBatch.from_sequences`.
     """
     lengths = [len(sequence) for sequence in sequences]
     rows = _rows(lengths, capacity)
@@ -62,7 +63,7 @@ def arranged(
 
 
 def crossing(lengths: Sequence[int]) -> int | None:
-    """Return a row width, larger than every length, at which some sequence crosses into the next row.
+    """Return the smallest row width, larger than every length, at which some sequence crosses into the next row.
 
     The sequences lie one after the other. The result is None if there is no such width. In the first example, the third
     sequence takes the slots 5 and 6, so with rows of 6 slots it begins in the first row and ends in the second:

@@ -66,14 +66,13 @@ def compare_gradients(
     difference in a parameter's gradient is relative to the gradient's largest value. If the true gradient is zero
     (`truth`), the difference is relative to the largest value of all gradients instead.
 
-    The limit is `limits.limit_of` for the dtype, with one allowance for small sums of large numbers (DeBERTa's key
-    biases), where rounding alone may exceed it. A gradient may also differ by 4 times its rounding error for the
-    sequences alone. Even then it may not differ by more than the dtype's limit times the largest value of all
-    gradients.
+    The limit is `limits.limit_of` for the dtype. In small sums of large numbers (DeBERTa's key biases), rounding alone
+    may exceed it. So a gradient may also differ by 4 times the rounding error that it has for the sequences alone, but
+    by no more than the dtype's limit times the largest value of all gradients.
 
-    In float64, this allowance holds only if the model computes some results in float32 (such as a softmax). The
-    rounding error is then one rounding of the largest value of all gradients to float32, and the dtype's limit is that
-    of float32.
+    The rounding error is the difference from the float64 gradient. A float64 model gets this allowance only if it
+    computes some results in float32 (such as a softmax). Its rounding error is then one rounding of the largest value
+    of all gradients to float32, and the dtype's limit is that of float32.
 
     Args:
         alone: the outputs and gradients of the sequences, each run alone.

@@ -39,14 +39,14 @@ class Failure:
 def junit(suite: str, checks: Sequence[Check], said: str, others: Sequence[Failure] = ()) -> str:
     """Return checks as JUnit XML.
 
-    A check that did not pass is a failure, with its measured value, limit and detail as the message. If the model
-    raised an exception, it is an error instead.
+    A check that did not pass becomes a failure, with its measured value, limit and detail as the message. If the model
+    raised an exception, the check becomes an error instead.
 
     Args:
         suite: name of the test suite: what was audited, and how.
         checks: the checks; each is one test case.
         said: the whole verdict as text, which becomes the suite's output.
-        others: failures that do not come from a check; each is one more test case.
+        others: failed test cases that do not come from a check; those with an `error` become errors, the rest failures.
 
     Returns:
         The XML document as text. Characters that XML cannot hold are replaced by U+FFFD.

@@ -15,9 +15,9 @@ LIMITS = {torch.float64: EXACT, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch
 def limit_of(measured: float, dtype: torch.dtype, partly: bool = False) -> float:
     """Return the largest relative difference that is allowed for results in `dtype`.
 
-    It is 1e-12 for float64, 1e-5 for float32, 5e-2 for bfloat16, and 1e-2 for any other dtype. There is one exception,
-    for a float64 model that computes some results in float32 nevertheless (`partly`): the limit is 1e-5 if the
-    difference that was `measured` is above 1e-12 and at most 1e-5.
+    The limit is 1e-12 for float64, 1e-5 for float32, 5e-2 for bfloat16, and 1e-2 for any other dtype. Only a float64
+    model that computes some results in float32 (`partly`) has two limits: 1e-5 if the difference that was `measured` is
+    above 1e-12 and at most 1e-5, else 1e-12.
     """
     if dtype == torch.float64 and partly and EXACT < measured <= PARTLY_SINGLE:
         return PARTLY_SINGLE

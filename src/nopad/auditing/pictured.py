@@ -1,7 +1,7 @@
 """Audit a model that takes images, in nopad's own batches: compare samples run packed and alone.
 
-The samples are those of `nopad.auditing.shown`. With a collator of the user's, these samples are its features, and the
-audit is the one for texts (`nopad.auditing.run`).
+The samples are those of `nopad.auditing.shown`. If the user gives a collator, the audit for texts
+(`nopad.auditing.run`) is used instead, and the collator gets these samples as its features.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ Sample = dict[str, Tensor]
 def audit_pictured(model: Any, backend: Callable[[torch.dtype], str], gradients: bool, seed: int, how: str) -> Verdict:
     """Audit a model that takes images, on five samples that are drawn.
 
-    The samples run alone and in packs: in one flat row, in rows, and in rows filled end to end, unless the backend
-    refuses those. The middle sample is replaced by another one of the same shape. Then its pixel values are replaced by
-    others, by very large ones, and by NaN if the backend keeps NaN out of other samples. Only a copy of the model runs.
+    The samples run alone and in packs: in one flat row, in rows, and in rows filled end to end (left out if the backend
+    refuses these). To see whether the results of the others change, the middle sample is changed in several ways. It is
+    replaced by another sample of the same shape. Its pixel values are replaced by random values, by very large ones,
+    and by NaN if the backend keeps NaN out of other samples. Only copies of the model run.
 
     Args:
         model: a transformers model that takes images (`takes_pictures`), pack-safe or not.
@@ -48,7 +49,8 @@ def audit_pictured(model: Any, backend: Callable[[torch.dtype], str], gradients:
 
     Raises:
         UnsupportedModelError: nopad refuses this model.
-        OptionError: the model's vocabulary is too small to draw from, or it is random in evaluation mode.
+        OptionError: the model has no vocabulary, has one that is too small to draw from, or is random in evaluation
+            mode.
     """
     made = copy.deepcopy(bare(model))
     eager_experts(made)
@@ -84,8 +86,8 @@ class _Texts:
     def alone(self, model: Any, sample: Sample) -> dict[str, Tensor]:
         """Return the outputs of one sample, run in an ordinary call without packing; tensors by name.
 
-        Each output is in the dict once for each form (batch layout), under names such as "flat logits" and "rows
-        logits", since `packed` returns it under these names. The batch dimension is removed.
+        The dict has each output once per form (batch layout), without the batch dimension. The names are those that
+        `packed` gives, such as "flat logits" and "rows logits".
         """
         found = _results(model(**sample))
         return {f"{form} {name}": value[0] for form in self._forms(model) for name, value in found.items()}
@@ -93,7 +95,7 @@ class _Texts:
     def packed(self, model: Any, samples: Sequence[Sample]) -> list[dict[str, Tensor]]:
         """Run all samples as one batch, once in each form (batch layout); return one dict of outputs per sample.
 
-        A dict has the outputs of all forms, by form and output: "flat logits", "rows logits".
+        The names in a dict consist of form and output, such as "flat logits" and "rows logits".
         """
         forms = self._forms(model)
         batches = {name: self._batch(model, samples, form) for name, form in forms.items()}
@@ -106,8 +108,8 @@ class _Texts:
     def _forms(self, model: Any) -> dict[str, Any]:
         """Return the forms (batch layouts) to try, by name, as `PackedBatch` takes them: `Flat` and `Rows` objects.
 
-        The model's backend is also set to the one for its dtype. The form "end to end" is left out if that backend
-        refuses it.
+        The call also sets the model's backend to the one for the model's dtype. The form "end to end" is left out if
+        this backend refuses it.
         """
         backend = state_of(model).backend = self.backend(next(model.parameters()).dtype)
         forms = {"flat": Flat(), "rows": Rows(self.longest + 3), "end to end": Rows(self.longest + 1, end_to_end=True)}
@@ -121,8 +123,8 @@ class _Front(_Texts):
     def alone(self, model: Any, sample: Sample) -> dict[str, Tensor]:
         """Return the outputs of one image, run in an ordinary call at its own size; tensors by name.
 
-        Each output is in the dict once for each form (batch layout), as in `_Texts.alone`: "flat logits", "rows
-        logits".
+        The dict has each output once per form (batch layout), without the batch dimension, under names such as "flat
+        logits" and "rows logits".
         """
         found = _results(model(**sample, interpolate_pos_encoding=True))
         return {f"{form} {name}": value[0] for form in self._forms(model) for name, value in found.items()}

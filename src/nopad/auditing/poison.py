@@ -39,22 +39,22 @@ FORM = "rows"
 def poison(alone: Alone, dtype: torch.dtype) -> Found:
     """Change one sequence in several ways; for each way, measure how much the results of the other sequences change.
 
-    The sequence is changed in three ways: it gets other tokens; its embeddings are scaled; its embeddings become NaN.
-    NaN is not tried with a collator, or with backends in which NaN spreads to neighbours. The returned `Found` has a
-    check for each way that was tried; the check fails if the model raises an exception. If no output can be split into
+    The sequence gets other tokens; its embeddings are scaled; and its embeddings become NaN. The last way is tried only
+    without a collator, and with a backend in which NaN does not spread to neighbours. The returned `Found` has a check
+    for each way that was tried; the check fails if the model raises an exception. If no output can be split into
     sequences, there are no checks.
 
-    On a CPU, not a single bit of a neighbour's result may change. On other devices, where the order of additions
-    varies, a few roundings of the largest value are allowed. There are two exceptions, on any device, in which a few
-    roundings per layer are allowed. The first: the change of the sequence changes which tokens are computed together,
-    as in a mixture of experts. The second: a collator puts the sequences of the changed batch at other places.
+    On a CPU, a neighbour's result must usually stay the same, bit for bit. On other devices, where the order of
+    additions varies, it may usually change by a few roundings of the largest value. In two cases, it may change by a
+    few roundings per layer instead, on any device: the change of the sequence alters which tokens are computed
+    together, as in a mixture of experts; or a collator puts the sequences of the changed batch at other places.
 
     Args:
         alone: the results of the sequences, each run alone; they say how the outputs are split.
         dtype: the dtype of the model, which decides how large a rounding is.
 
     Raises:
-        BatchError: the collator failed on the changed sequences, or cut, dropped, changed or added tokens.
+        BatchError: the collator failed, or cut, dropped, changed or added tokens.
         UnsupportedModelError: the model does not say which module embeds its ``input_ids``.
     """
     found, trial, huge = Found(), alone.trial, SCALE.get(dtype, 1e6)
@@ -83,14 +83,14 @@ def keeps_nan_apart(backend: str) -> bool:
 
 
 def unseen(alone: Alone, dtype: torch.dtype) -> bool:
-    """Return whether no sequence's results change when another sequence gets other tokens.
+    """Return whether no sequence's results change, but for rounding, when another sequence gets other tokens.
 
-    Each sequence is changed once, in every form (batch layout) of the trial. The result is False too if the model
+    Each sequence is changed once, in every form (batch layout) of the trial. The result is also False if the model
     fails, or if no output can be split into sequences. `alone` has the trial, and the results of its sequences, each
     run alone. `dtype` is the dtype of the model, which decides how large a rounding is.
 
     Raises:
-        BatchError: the collator fails on the changed sequences, or cuts, drops, changes or adds tokens.
+        BatchError: the collator fails, or cuts, drops, changes or adds tokens.
     """
     trial = alone.trial
     try:
@@ -128,7 +128,7 @@ class Poisoned:
             trial: the trial whose sequence is changed.
             kinds: for each output: whether its values belong to tokens, targets or sequences.
             victim: index of the sequence that is changed; None: the longest of those that are shorter than the
-                capacity.
+                capacity, or the first sequence if none is.
             tokens: the positions in the sequence whose tokens are replaced; None: all.
             form: one of the trial's forms; None: "rows", or the last form if "rows" is not among them.
         """
@@ -148,9 +148,9 @@ class Poisoned:
     ) -> dict[str, list[Tensor]]:
         """Run the sequences packed; return the outputs, by name, split into one part per sequence.
 
-        `factor` scales the embeddings of the sequence with the index `victim`; None: they stay as they are. If `watch`
-        is given, it is called with the `Places` of the sequences in the batch, and returns a context manager inside
-        which the model runs.
+        The embeddings of the sequence with the index `victim`, and of its target, are multiplied by `factor`; None:
+        they stay as they are. If `watch` is given, it is called with the `Places` of the sequences in the batch, and
+        returns a context manager inside which the model runs.
 
         Raises:
             ModelFailedError: the model raised an exception.
@@ -164,7 +164,8 @@ class Poisoned:
     ) -> tuple[dict[str, list[Tensor]], Places]:
         """Run the sequences packed, as `run` does; return ``(outputs, places)``.
 
-        The outputs are by name, split into one part per sequence; the places say where the sequences lie in the batch.
+        `outputs` has the outputs by name, each split into one part per sequence. `places` says where the sequences lie
+        in the batch.
         """
         batch, there = self.trial.batch(self.form, sequences)
         inside = nullcontext() if watch is None else watch(there)
@@ -172,11 +173,11 @@ class Poisoned:
             return per_sequence(self.trial.run(batch, f"packed, {self.form}"), there, self.kinds), there
 
     def check(self, name: str, dtype: torch.dtype, sequences: list[list[int]], factor: float | None) -> Check | None:
-        """Return a check of how far the results of the other sequences move when one sequence is changed.
+        """Return a check of how far the results of the other sequences move when sequence `victim` is changed.
 
-        The model runs the unchanged sequences, and then `sequences`, in which sequence `victim` may be another.
-        `factor` scales the embeddings of this sequence; None: they stay as they are. The result is None if no output of
-        the model can be split into sequences.
+        The model runs the unchanged sequences (once for all calls), and then `sequences`, in which only sequence
+        `victim` may differ. The embeddings of this sequence are multiplied by `factor`; None: they stay as they are.
+        `name` is the name of the check. The result is None if no output of the model can be split into sequences.
 
         Raises:
             ModelFailedError: the model raised an exception.
@@ -214,13 +215,17 @@ class Poisoned:
     ) -> tuple[float, str]:
         """Return ``(limit, reason)``: how far results of other sequences may move, and text that explains the limit.
 
-        The limit is relative to the largest value of all results. `worst` is how far the results moved when the model
-        ran these `sequences`, with the embeddings of sequence `victim` scaled by `factor` (None: not scaled). `alike`
-        is whether the sequences lay in both batches at the same places: a collator may order them anew at each call.
+        The limit is relative to the largest value of all results: 0 on a CPU, and a few roundings on other devices. If
+        `worst` is above this, the limit becomes a few roundings per layer in two cases: the change alters which tokens
+        are computed together, or the sequences do not lie at the same places in both batches (`alike` is False).
+
+        `worst` is how far the results moved when the model ran `sequences`, with the embeddings of sequence `victim`
+        multiplied by `factor` (None: unchanged).
 
         Raises:
             ModelFailedError: the model raised an exception.
             BatchError: the collator failed, or cut, dropped, changed or added tokens.
+            UnsupportedModelError: `factor` is given, and the model does not say which module embeds its ``input_ids``.
         """
         exact = next(bare(self.trial.model).parameters()).device.type == "cpu"
         limit = 0.0 if exact else ROUNDINGS * torch.finfo(dtype).eps
@@ -235,10 +240,11 @@ class Poisoned:
         return ROUNDINGS * eps * max(_layers(self.trial), 1), f", but for rounding: {why}"
 
     def _reroutes(self, sequences: list[list[int]], factor: float | None) -> bool:
-        """Return whether the changed sequence changes a decision of the model (a token's experts) or a tensor's shape.
+        """Return whether the changed sequence alters what the model computes: operations, shapes or decisions.
 
-        The model runs the unchanged sequences, and then `sequences`. In the second run, `factor` scales the embeddings
-        of the changed sequence (None: they stay).
+        A decision is, for example, the choice of a token's experts. The model runs the unchanged sequences, and then
+        `sequences`. In the second run, the embeddings of the changed sequence are multiplied by `factor` (None:
+        unchanged).
         """
         make: Any = _Decisions
         before, after = make(), make()
@@ -249,7 +255,7 @@ class Poisoned:
 
 
 class _Decisions(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that records, for each operation, the shapes of its results, and integers computed from floats.
+    """A dispatch mode that records each operation: its name, the shapes of its results, and integers made from floats.
 
     Such integers are the model's decisions, such as the expert of a token.
     """
@@ -269,7 +275,7 @@ class _Decisions(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def _scaled(trial: Trial, places: Places, victim: int, factor: float | None) -> Iterator[None]:
-    """Inside this context, multiply the embeddings of sequence `victim`, and of its target, by `factor`.
+    """Inside this context, multiply the embeddings of sequence `victim`, and of its target if it has one, by `factor`.
 
     `places` says where the tokens of the sequences lie in the batch. If `factor` is None, the embeddings stay as they
     are.
@@ -322,9 +328,9 @@ def _layers(trial: Trial) -> int:
 
 
 def once_a_layer(trial: Trial, counts: dict[int, int]) -> Check:
-    """Return a check that each attention layer called nopad's attention as often as this model type needs, mostly once.
+    """Return a check that each layer called nopad's attention as often as this model type needs, usually once.
 
-    `counts` is the number of calls of each attention layer, by ``id(module)``. If several layers share one module
+    `counts` has the number of calls of each attention layer, by ``id(module)``. If several layers share one module
     (ALBERT), only the total is checked.
     """
     family, config = state_of(trial.model).family, bare(trial.model).config

@@ -23,8 +23,8 @@ __all__ = ["Places", "find", "lengths_for", "slots_of"]
 def lengths_for(capacity: int, longest: int) -> list[int]:
     """Return six lengths in tokens, none above `longest`, which fill packs of `capacity` in different ways.
 
-    Exactly one of them is 1, if `capacity` and `longest` are above 1: two sequences that are only an eos could not be
-    told apart in a batch.
+    If `capacity` and `longest` are above 1, exactly one length is 1, since two sequences that are only an eos could not
+    be told apart in a batch.
 
     >>> lengths_for(64, 512), lengths_for(8, 8)
     ([64, 1, 38, 19, 6, 31], [8, 1, 4, 2, 2, 3])
@@ -41,7 +41,7 @@ class Places:
         shape: (R, L) of the batch.
         of: for each sequence, in the order given, the positions of its tokens; int64 ``[length]``.
         batch: the packed batch, which is used to split values per sequence; None: nopad did not build the batch.
-        target: the places of the targets; None: there is no decoder.
+        target: the places of the targets, the sequences that the decoder reads; None: there is no decoder.
     """
 
     shape: tuple[int, int]
@@ -52,10 +52,13 @@ class Places:
     def split(self, values: Tensor, kind: str | None = None) -> list[Tensor] | None:
         """Split an output of the batch, `values`, into one tensor per sequence; None if its shape does not allow this.
 
-        `kind` says what the values belong to; None: the shape decides. Values per token ("token", or "target" for the
-        tokens of targets) have the shape ``[R, L, ...]`` of rows. Values per sequence ("sequence") have one entry per
-        sequence in the first dimension if nopad built the batch. In another batch they have one per row, ``[R, ...]``,
-        and can be split only if each row holds one sequence.
+        `kind` says what the values belong to; None: the shape decides.
+
+        * Values per token ("token", or "target" for the tokens of targets) have the shape ``[R, L, ...]`` of rows.
+        * Values per sequence ("sequence") of a batch that nopad built have one entry per sequence in the first
+          dimension.
+        * Values per sequence of any other batch are the values of its rows, ``[R, ...]``, if each row holds one
+          sequence.
         """
         if self.target is not None and kind in (None, "target") and self._is(self.target, values):
             return self.target.split(values, "token")
@@ -71,7 +74,7 @@ class Places:
         return None
 
     def alike(self, other: Places) -> bool:
-        """Return whether another batch has the same shape as this one, and its sequences the same positions."""
+        """Return whether another batch has the same shape, and its sequences and targets lie at the same positions."""
         sides = [(self, other)]
         if self.target is not None and other.target is not None:
             sides.append((self.target, other.target))

@@ -38,8 +38,8 @@ def within(name: str, parts: Iterable[str]) -> bool:
 def states_of(output: Any) -> Tensor | None:
     """Return a module's output as a tensor, detached from the autograd graph.
 
-    Of a tuple or list, this is the first entry. The result is None if that is not a floating-point tensor with at least
-    2 dimensions.
+    If the output is a tuple or list, its first entry is returned. The result is None if the output (or this entry) is
+    not a floating-point tensor with at least 2 dimensions.
     """
     value = output[0] if isinstance(output, tuple | list) and output else output
     kept = isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 2

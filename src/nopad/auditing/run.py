@@ -59,7 +59,7 @@ def audit(
     gradients: bool = True,
     seed: int = 0,
 ) -> Verdict:
-    """Check that sequences in a pack get the results they get alone; else name the first module whose output differs.
+    """Check that sequences get the same results in a pack as alone; if not, name the first module whose output differs.
 
     Args:
         model: a transformers model; the audit runs copies of it. Without a collator, the copies are made pack-safe if
@@ -69,12 +69,12 @@ def audit(
             they also have the columns of images that its processor gives. With a collator, the model is audited as it
             is, in batches of this collator. None: nopad builds the batches.
         capacity: capacity of the packs, and length of the longest sequence; both are smaller if the model has too few
-            positions. None: 64; but for a model with a local attention window of 52 to 256 tokens, it is a quarter more
-            than the window. Shorter sequences would not test the window.
+            positions. None: 64, or a quarter more than the model's local attention window if this has 52 to 256 tokens;
+            shorter sequences would not test the window.
         backend: attention backend with which the copies are made pack-safe, as in `nopad.packed`.
-        layers: audit a copy with only the first `layers` layers, if the whole model is too large; None: all layers.
+        layers: audit a copy with only the first `layers` layers, for example of a very large model; None: all layers.
         gradients: also compare the gradients of the parameters.
-        seed: random seed of the tokens, and of the weights with which outputs are summed for gradients.
+        seed: random seed of the tokens and images, and of the weights with which outputs are summed for gradients.
 
     Returns:
         A `nopad.auditing.Verdict`; `isolated` says whether all checks passed. An exception in the model is not raised
@@ -168,9 +168,10 @@ def _check_backend(model: Any, backend: str) -> None:
 
 
 def refuse_capacity(model: Any, capacity: int | None) -> None:
-    """Refuse a capacity for a model that takes images: its sequences have fixed sizes.
+    """Raise an `OptionError` if a capacity is given for `model`, which takes images.
 
-    Call this only for such a model, which is only named in the message.
+    Call this only for such a model: its sequences have fixed sizes, so they cannot have a capacity. `model` is only
+    named in the message.
 
     Raises:
         OptionError: `capacity` is not None.
@@ -185,8 +186,8 @@ def refuse_capacity(model: Any, capacity: int | None) -> None:
 def backend_for(model: Any, backend: str, dtype: torch.dtype) -> str:
     """Return the name of the attention backend with which a model is audited in `dtype`.
 
-    This is the model's own backend if the model is pack-safe, and `backend` otherwise. For float64, it is "segments"
-    instead if the kernel of this backend does not support float64.
+    This is the model's own backend if the model is pack-safe, and `backend` otherwise. If `dtype` is float64, and the
+    kernel of this backend does not support it on the model's device, it is "segments" instead.
     """
     asked = state_of(model).backend if is_packed(model) else backend
     on_gpu = next(bare(model).parameters()).device.type != "cpu"
@@ -211,9 +212,10 @@ class _Task:
         capacity: capacity of the packs, and length of the longest sequence, in tokens.
         backend: attention backend with which the copies are made pack-safe.
         gradients: whether gradients are compared too.
-        seed: random seed of the tokens and of the weights of outputs.
+        seed: random seed of the tokens, and of the weights with which outputs are summed for gradients.
         tokens: the token ids to draw from.
-        truth: float64 gradients of the short sequences, each run alone; None: not computed yet.
+        truth: float64 gradients of the sequences that are audited in the model's own dtype, each run alone; None: not
+            computed (yet).
     """
 
     model: Any
@@ -297,11 +299,12 @@ class _Task:
         return backend_for(self.model, self.backend, dtype)
 
     def _drawn(self, subject: Any, tokens: Tokens, capacity: int | None = None, partly: bool = False) -> Trial:
-        """Return a `Trial`: the model's copy `subject` with 6 random sequences, for packs of `capacity` tokens.
+        """Return a `Trial` of random sequences for the model's copy `subject`.
 
-        `tokens` says which ids are drawn. If `capacity` is None, the trial is small: 4 sequences, for packs of a
-        quarter of the audit's capacity, but of at least 4 and at most 16 tokens. `partly` says whether the model
-        computes some of its results in float32 although its dtype is float64.
+        If `capacity` is given, the trial has up to 6 sequences, for packs of `capacity` tokens. If it is None, the
+        trial is small. It then has 4 sequences, for packs of a quarter of the audit's capacity, but of at least 4 and
+        at most 16 tokens. `tokens` says which ids are drawn. `partly` says whether the model computes some of its
+        results in float32 although its dtype is float64.
         """
         size = max(min(self.capacity, CAPACITY) // 4, 4) if capacity is None else capacity
         most = 4 if capacity is None else 6
@@ -310,7 +313,8 @@ class _Task:
     def _in_float64(self, subject: Any, own: torch.dtype) -> Found:
         """Run all checks in float64, and return the results; `subject` is the copy of the model in float64.
 
-        The task's attributes `tokens` and `truth` are set for the later checks in `own`, the model's own dtype.
+        This may set the task's attributes `tokens` and `truth`, which the later checks in `own`, the model's own dtype,
+        use.
         """
         found, first, apart = Found(), self._drawn(subject, self.tokens), {}
         partly = steady(first)
@@ -359,8 +363,8 @@ class _Task:
     def _compiled(self, subject: Any, dtype: torch.dtype, layers: dict[str, Any]) -> Found:
         """Compile parts of the model's copy `subject`, compare outputs packed and alone, and return the results.
 
-        `layers` has the parts that are compiled in the user's model, by name, each with its ``torch.compile`` context.
-        If no compiler works here, the result has only a note that says so.
+        `layers` has the names of the parts that are compiled in the user's model, each with its ``torch.compile``
+        context. If no compiler works here, the result has only a note that says so.
         """
         found = Found()
         recompiled(subject, layers)
@@ -374,10 +378,11 @@ class _Task:
 
 
 def _compared(alone: Alone, dtype: torch.dtype, truth: Truth | None = None) -> Found:
-    """Return the result of `compare`; if outputs differ, its attribute `unseen` is set too (see `Found`).
+    """Compare sequences packed and alone (`compare`), and return the results.
 
-    `alone` has the results of the sequences, each run alone, and `dtype` is the model's dtype. `truth` has the float64
-    gradients of the same sequences; without it, only float64 gradients are compared.
+    If outputs differ, the attribute `unseen` of the results is set too. It says whether they differ although no
+    sequence sees another. `alone` has the results of the sequences, each run alone, and `dtype` is the model's dtype.
+    `truth` has the float64 gradients of the same sequences; without it, only float64 gradients are compared.
     """
     found = compare(alone, dtype, truth)
     odd = [check for check in found.checks if not check.passed and not check.error and " outputs, " in check.name]
@@ -389,7 +394,7 @@ def _compared(alone: Alone, dtype: torch.dtype, truth: Truth | None = None) -> F
 def _poisoned(found: Found, alone: Alone, dtype: torch.dtype) -> None:
     """Run the checks of `poison`, which change one sequence and look at the others, and add them to `found`.
 
-    `found.unseen` becomes False if it is True, and one of these checks fails or none can be run.
+    If `found.unseen` is True, it becomes False when one of these checks fails, or when none can be run.
     """
     checks = poison(alone, dtype)
     if found.unseen is not None:

@@ -57,9 +57,9 @@ def audit_samples(
 
     The model is copied in float64 and in its own dtype, both in evaluation mode. Through each copy the samples are run
     alone, and packed in the given order and in reverse. Then the float values of the middle sample are replaced in
-    three ways: by random values, by values x 1e6 (x 1e3 in float16), and by NaN (left out if the backend of a pack-safe
-    model lets NaN spread). On a CPU, not a single bit may change in the results of the other samples in the pack; on
-    other devices, they may change by rounding only.
+    three ways: by random values, by themselves times 1e6 (1e3 in float16), and by NaN (left out if the backend of a
+    pack-safe model lets NaN spread). On a CPU, not a single bit may change in the results of the other samples in the
+    pack; on other devices, they may change by rounding only.
 
     Args:
         model: any torch module, pack-safe or not. It is copied, never changed.
@@ -79,8 +79,9 @@ def audit_samples(
             not changed, and a note says so.
 
     Raises:
-        OptionError: `model` is not a module, `alone` or `packed` is not callable, `samples` is not a list or has fewer
-            than two entries, `gradients` or `seed` is not valid, or the results alone differ from one run to the next.
+        OptionError: `model` is not a module, `alone` or `packed` is not callable, `samples` is not a list or tuple, or
+            has fewer than two entries, `gradients` or `seed` is not valid, or the results alone differ from one run to
+            the next.
 
     >>> import torch, nopad
     >>> model = torch.nn.Linear(3, 2)
@@ -123,7 +124,7 @@ def compared(
         gradients: also compare the gradients of the model's parameters.
         seed: random seed. For gradients, the values of the outputs are multiplied by random weights and added up. To
             see whether the results of the others change, the floats of the middle sample get random values.
-        how: text for the verdict on what keeps samples apart.
+        how: text that says what keeps samples apart, for the verdict.
         other: one more sample that replaces the middle one, to see whether the results of the others change. Its
             integers may differ too, such as its tokens. None: there is none.
 
@@ -162,7 +163,8 @@ class _Task:
         worst: largest absolute difference of an output between packed and alone so far, in float64; infinite if the
             model or a function failed.
         partly: whether the model computes some results in float32, even in float64.
-        truth: float64 gradients of the samples, each run alone; None: not computed yet.
+        truth: gradients of the samples, each run alone, in float64; None: not computed yet. If the outputs differ in
+            float64, they are in the model's own dtype.
     """
 
     model: nn.Module
@@ -261,9 +263,9 @@ class _Task:
         """Change the sample in the middle of `samples`, and measure how far the results of the other samples move.
 
         It is changed in up to four ways: it is replaced by the attribute `other`, if there is one; its floats become
-        random values; they are multiplied by a large number; they become NaN, if the backend keeps NaN apart. Each way
-        adds a check to `checks`. If the sample holds no floats, and there is no `other`, only a note is added. `single`
-        are the results of the samples alone.
+        random values; its floats are multiplied by a large number; its floats become NaN, if the backend keeps NaN
+        apart. Each way adds a check to `checks`. If the sample holds no floats, and there is no `other`, there is no
+        check, and a note says so. `single` has the results of the samples alone.
         """
         victim = len(samples) // 2
         generator = torch.Generator().manual_seed(self.seed)
@@ -338,7 +340,7 @@ class _Task:
         return found
 
     def _together(self, model: nn.Module, samples: list[Any], doing: str, single: Parts, order: list[int]) -> Parts:
-        """Run samples packed, and return their results; these must have the same output names as the results alone.
+        """Run samples packed, and return the result of each, which must have the same output names as its result alone.
 
         `single` has the results of all samples alone, and `order` says which of them belongs to each entry of
         `samples`, by index. `doing` begins the message of an error.

@@ -46,8 +46,9 @@ def shortened(model: Any, layers: int) -> Any:
 
     Raises:
         OptionError: `layers` is below 1, or above the model's number of layers.
-        UnsupportedModelError: a module has hooks or a replaced `forward`, which a copy would not have; or a model built
-            from the changed configuration has other weights than this one, for example because PEFT wraps it.
+        UnsupportedModelError: a module has forward hooks or a replaced `forward`, which a copy would not have; or a
+            model built from the changed configuration has a weight that this one lacks or has in another shape, for
+            example because PEFT wraps it.
     """
     inner = bare(model)
     there = layer_count(inner.config)
@@ -91,7 +92,7 @@ def _has_hooks(module: Any) -> bool:
 def _attention(inner: Any) -> str:
     """Return the name of a model's attention implementation, such as "sdpa".
 
-    Of a pack-safe model, it is the one that `packed` replaced.
+    For a pack-safe model, it is the implementation that `packed` replaced.
     """
     state = getattr(inner, STATE, None)
     return str((state.before if state is not None else "") or inner.config._attn_implementation)

@@ -55,9 +55,9 @@ def takes_pictures(model: Any) -> bool:
 def parts_of_images(model: Any) -> tuple[str, ...]:
     """Return the names of the modules of a model that work on images and not on tokens; () if there are none.
 
-    In a model that takes images beside its tokens, these are the children of its base model without the text part, such
-    as ``model.visual``. In a model that makes its tokens from images, it is the module that does this, such as
-    ``vit.embeddings``.
+    In a model that takes images beside its tokens, these are all children of its base model except the text part, such
+    as ``model.visual``. In a model that makes its tokens from images, the only one is the module that does this, such
+    as ``vit.embeddings``.
     """
     if not takes_pictures(model):
         return ()
@@ -75,6 +75,8 @@ def parts_of_images(model: Any) -> tuple[str, ...]:
 def tokens_of(model: Any) -> Tokens:
     """Return the tokens to draw from: those of the text model, without ids that stand for images or their borders.
 
+    For a model that makes its tokens from images, a placeholder is returned, from which nothing is drawn.
+
     Raises:
         OptionError: the vocabulary is missing, or too small to draw from.
     """
@@ -89,9 +91,10 @@ def tokens_of(model: Any) -> Tokens:
 
 
 def shown_to(model: Any, seed: int, tokens: Tokens) -> Pictures | Patches | None:
-    """Draw the sequences for a model that takes images, with random numbers from `seed`; None: the model takes none.
+    """Return random sequences for a model that takes images; None if the model takes none.
 
-    `tokens` says which ids of text are drawn. A model that makes its tokens from images must be pack-safe.
+    `seed` is the random seed, and `tokens` says which ids of text are drawn. A model that makes its tokens from images
+    must be pack-safe.
     """
     inner = bare(model)
     kind = getattr(inner.config, "model_type", "")
@@ -106,8 +109,9 @@ class Picture:
 
     Attributes:
         kind: whether it is an image or a video.
-        columns: its columns by name: pixel values, and a grid ``[1, 3]`` if the model takes one; of a video also the
-            seconds between its steps, ``[1]``, if the model counts positions by them.
+        columns: the tensors that a processor would give for it, by name: pixel values, and a grid ``[1, 3]`` if the
+            model takes one. A video also has the seconds between its steps, ``[1]``, if the model counts positions by
+            them.
         tokens: number of its tokens.
         patches: number of rows of its pixel values: one row per patch, or a single row for an image of a fixed size.
     """
@@ -124,7 +128,7 @@ class Pictures:
 
     Attributes:
         config: the model's configuration.
-        first: the first id that stands for a token of an image; smaller ids are tokens of text.
+        first: the first id that stands for a token of an image or video; smaller ids are tokens of text.
         pictures: the images and videos, those of `sequences` first, then as many others of the same shapes. A token of
             ``pictures[k]`` has the id ``first + k``.
         sequences: ids of each sequence.
@@ -171,7 +175,8 @@ class Pictures:
     def places(self, sequence: Sequence[int]) -> list[tuple[Picture, NDArray[np.int64]]]:
         """Return the images and videos of a sequence, in order, each with the indices of its tokens, int64.
 
-        If a token of an image was replaced by one of the other image of the same shape, that other image is returned.
+        An image has a counterpart of the same shape in `others`. If any token of the image was replaced by a token of
+        the counterpart, the counterpart is returned.
         """
         half = len(self.pictures) // 2
         numbers = np.asarray(sequence) - self.first
@@ -264,12 +269,15 @@ class Patches:
         return cls(images, torch.cat(states), numbers[: len(SIZES)], numbers[len(SIZES) :])
 
     def alone(self, sequence: Sequence[int]) -> dict[str, Any]:
-        """Return the model's arguments for running an image alone; `sequence` is in `sequences` or `others`."""
+        """Return the model's arguments for running one image alone: `sequence`, one of `sequences` or `others`."""
         number = [*self.sequences, *self.others].index(list(sequence))
         return {PICTURES.pixels: self.images[number], "interpolate_pos_encoding": True}
 
     def batch(self, sequences: Sequence[Sequence[int]], parameter: Tensor, **how: Any) -> PackedBatch:
-        """Return a batch of the token vectors of these sequences; of `how`, only the argument ``form`` is used."""
+        """Return a batch of the token vectors of these sequences.
+
+        Of `how`, only the argument ``form`` is used, and `parameter` is not used.
+        """
         form = {"form": how["form"]} if "form" in how else {}
         return PackedBatch.from_embeddings([self.states[torch.tensor(one)] for one in sequences], **form)
 
@@ -278,8 +286,8 @@ def _ids(config: Any, images: Images, part: Part, shown: int, tokens: Tokens, rn
     """Return the ids of one part of a sequence: text, an image or a video.
 
     Text is drawn from `tokens`. The tokens of an image or a video all have the id `shown`, and lie between two tokens
-    that mark its borders. If the model separates the steps of a video (`images.steps`), each step has such borders of
-    its own, and two tokens of text before it.
+    that mark its borders (ordinary tokens if the configuration has no marks). If the model separates the steps of a
+    video (`images.steps`), each of several steps lies between such borders, after two tokens of text.
 
     Args:
         config: the model's configuration.
@@ -315,7 +323,8 @@ def _bordered(ids: list[int], tokens: Tokens) -> list[int]:
 def _picture(config: Any, images: Images, part: tuple[int, ...], generator: torch.Generator) -> Picture:
     """Draw the pixel values of an image or a video; return it as a `Picture`.
 
-    `part` is its size in tokens: ``(height, width)`` of an image, ``(steps, height, width)`` of a video.
+    `part` is its size in tokens: ``(height, width)`` of an image, ``(steps, height, width)`` of a video. If all images
+    of the model have one fixed size, `part` is not used.
     """
 
     def drawn(*shape: int) -> Tensor:

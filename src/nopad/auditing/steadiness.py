@@ -35,7 +35,7 @@ class Singles(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def steady(trial: Trial) -> bool:
-    """Run the shortest sequence alone, twice; return whether any operation of the model gave a float32 result.
+    """Run the shortest sequence alone, twice; return whether any operation of the first run gave a float32 result.
 
     Raises:
         OptionError: the outputs of the two runs differ, so packed and alone cannot be compared.
@@ -58,9 +58,9 @@ def steady(trial: Trial) -> bool:
 def looked_for(trial: Trial, tokens: Tokens) -> dict[str, int]:
     """Return the ids, by name, of the special tokens that the model itself looks for in its input.
 
-    The results of such a model depend on where these tokens are. So it is found out by a comparison: such a model gives
-    other results for embeddings than for the ids themselves, since embeddings do not show which tokens are special. The
-    dict is empty if the model does not accept embeddings, or if its results differ even without special tokens.
+    The results of such a model depend on where these tokens are. Embeddings do not show which tokens are special, so
+    the model gives other results for the embeddings of these tokens than for their ids. This is how they are found. The
+    dict is empty if the model does not accept embeddings, or if the results differ even without special tokens.
     """
     length = min(6, max(map(len, trial.sequences)))
 

@@ -62,9 +62,9 @@ def subject_of(model: Any, dtype: torch.dtype, safe: bool, backend: str = "auto"
 
 
 def compiled_layers(model: Any) -> dict[str, Any]:
-    """Return the compiled modules of a model: the ``torch.compile`` context of each, by the module's name.
+    """Return the ``torch.compile`` context of each compiled module inside a model, by the module's name.
 
-    The context holds the settings of `torch.compile`; it is None if it cannot be found.
+    A context holds the settings of `torch.compile`; it is None if it cannot be found.
     """
     found: dict[str, Any] = {}
     for name, module in bare(model).named_modules():
@@ -106,7 +106,10 @@ def _compiler_of(compiled: Any) -> Any:
 
 
 def _sparse_tables(model: nn.Module) -> None:
-    """Make gradients of large embeddings sparse: dense ones, for the whole vocabulary, would take most of the time."""
+    """Make gradients of large embeddings sparse.
+
+    Dense gradients, for the whole vocabulary, would take most of the time.
+    """
     for module in model.modules():
         if isinstance(module, nn.Embedding) and module.num_embeddings >= TABLE and module.max_norm is None:
             module.sparse = True

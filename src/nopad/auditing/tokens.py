@@ -79,14 +79,14 @@ class Tokens:
     def for_collators(self) -> Tokens:
         """Return the tokens for an audit with a collator that is not nopad's.
 
-        If there is an eos whose id is not that of pad, the result is that of `bordered`, which puts eos at the end of
-        each sequence. Otherwise these tokens are returned as they are.
+        If there is an eos whose id is not that of pad, the result is that of `bordered`: sequences end with eos, and
+        may begin with bos. Otherwise these tokens are returned as they are.
         """
         eos, pad = (self.special.get(name) for name in ("eos", "pad"))
         return self if eos is None or eos == pad else self.bordered()
 
     def bordered(self) -> Tokens:
-        """Return a copy whose sequences end with eos, and begin with bos unless bos equals pad or eos."""
+        """Return a copy whose sequences end with eos, and begin with bos if its id is not that of pad or eos."""
         pad, bos, eos = (self.special.get(name) for name in ("pad", "bos", "eos"))
         return replace(self, begins=None if bos in (pad, eos) else bos, ends=eos)
 
@@ -95,8 +95,8 @@ def draw(lengths: Sequence[int], tokens: Tokens, seed: int) -> list[list[int]]:
     """Draw the token ids of one sequence for each length, and return them.
 
     Up to a third of a sequence's ids are from `tokens.inside`. Then the last id is replaced by `tokens.ends`, and, in a
-    sequence of at least 3 tokens, the first by `tokens.begins`, if these are set. A sequence that was drawn before is
-    drawn again, up to 100 times, since sequences are found in a batch by their ids.
+    sequence of at least 3 tokens, the first by `tokens.begins`, if these are set. Sequences are found in a batch by
+    their ids, so one that equals an earlier one is drawn anew, in up to 100 draws.
     """
     rng = np.random.default_rng(seed)
     drawn: list[list[int]] = []

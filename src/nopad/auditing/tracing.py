@@ -62,10 +62,12 @@ def first_difference(trial: Trial, form: str, limit: float) -> str | None:
 def _traced(model: Any, trace: dict[str, Any], keep: Callable[[Tensor], Any]) -> Iterator[None]:
     """Inside this context, store what ``keep(tensor)`` returns for modules' outputs in `trace`, by module name.
 
-    The entries are in the order in which modules finish. `keep` gets the first tensor of a module's output, if it is of
-    floating point and has at least 2 dimensions. If `keep` returns None, nothing is stored. If it returns a pair
-    ``(key, value)``, ``trace[name]`` is a dict with such pairs. If a module is called several times, the first result
-    counts (the first for each key).
+    The entries are in the order in which modules finish; the model itself has none. `keep` gets a module's output, or
+    its first entry if it is a tuple or list. This must be a floating-point tensor with at least 2 dimensions; other
+    outputs are passed over.
+
+    If `keep` returns None, nothing is stored. If it returns a pair ``(key, value)``, ``trace[name]`` is a dict with
+    such pairs. If a module is called several times, the first result counts (the first for each key).
     """
 
     def seen(name: str, output: Any) -> None:

@@ -62,9 +62,11 @@ class Trial:
     ) -> Trial:
         """Return a trial with up to `most` random sequences; `tokens` says which ids are drawn.
 
-        No sequence is longer than `capacity`, or than the model's positions allow. If nopad builds the batches and the
-        model has a decoder, targets are drawn too. For a model that takes images, sequences have fixed sizes whatever
-        `capacity` is, and the capacity of the trial is the length of the longest.
+        Sequences of text are no longer than `capacity`, or than the model's positions allow. If nopad builds the
+        batches and the model has a decoder, targets are drawn too.
+
+        A model that takes images gets sequences of fixed sizes instead, and `capacity` is not used: the capacity of the
+        trial is the length of the longest sequence.
         """
         config = bare(model).config.get_text_config()
         shown = shown_to(model, seed, tokens)
@@ -89,7 +91,8 @@ class Trial:
     def forms(self) -> list[str]:
         """Names of the forms (batch layouts) in which sequences are batched.
 
-        The only name is "packed" if a collator builds the batches.
+        If a collator builds the batches, the only name is "packed". Otherwise the names are "flat", "rows" and "end to
+        end"; the last is left out if no width of rows makes one of these sequences continue in the next row.
         """
         if self.collator is not None:
             return ["packed"]
@@ -189,8 +192,9 @@ class Trial:
 def kinds_of(alone: Sequence[Mapping[str, Tensor]], trial: Trial) -> Kinds:
     """Return what the values of each output belong to, by name: "token", "target" (a token of a target) or "sequence".
 
-    `alone` has the outputs of each sequence by name. The shapes decide: values belong to tokens if the second dimension
-    is the length of the sequence, in every sequence. Names that a sequence lacks are left out.
+    `alone` has the outputs of each sequence by name. The shapes decide. Values belong to tokens if the second dimension
+    is the length of the sequence, in every sequence; and to targets if it is the length of the target. All others
+    belong to sequences. Names that a sequence lacks are left out.
     """
 
     def as_long_as(name: str, wanted: Sequence[Sequence[int]]) -> bool:
@@ -220,9 +224,9 @@ def per_sequence(output: Mapping[str, Tensor], places: Places, kinds: Kinds) -> 
 
 
 def longest_of(config: Any, capacity: int) -> int:
-    """Return the longest length to try: `capacity`, or the model's number of positions minus 2 if this is less.
+    """Return the longest length to try: `capacity`, or the model's number of positions minus 2 if that is less.
 
-    Some models, such as RoBERTa, never use the first two positions.
+    Some models, such as RoBERTa, never use the first two positions. The result is at least 1.
     """
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or capacity
     return min(capacity, max(int(limit) - 2, 1)) if limit > 0 else capacity
@@ -231,8 +235,8 @@ def longest_of(config: Any, capacity: int) -> int:
 def fitted(value: Any, parameter: Tensor) -> Any:
     """Return a tensor on the device of `parameter`, a parameter of the model; other values are returned as they are.
 
-    Tensors of floats, such as additive masks, are cast to the model's dtype. Finite values beyond its range become its
-    largest or smallest value; infinity and NaN stay.
+    Tensors of floats, such as additive masks, are cast to the model's dtype. Finite values beyond the dtype's range
+    become its largest or smallest value; infinity and NaN stay.
     """
     if not isinstance(value, Tensor):
         return value

@@ -46,8 +46,8 @@ class Verdict:
         isolated: whether every check passed.
         max_abs_diff: largest absolute difference of an output between packed and alone, in float64; infinite if
             outputs could not be compared.
-        first_difference: name of the first module whose output differs; None: no output differs, or modules were not
-            compared (`audit_samples`).
+        first_difference: name of the first module whose output differs; None: no output differs, no such module was
+            found, or modules were not compared (`audit_samples`, and `audit` of images without a collator).
         model: class name of the model.
         how: the backend, collator or function that is meant to keep sequences apart.
         checks: all measurements.

@@ -18,8 +18,8 @@ from nopad.balance._kernels import sort_by_cost
 def _before(rank: int, other: int, values: NDArray[Any], units_of: NDArray[Any]) -> bool:
     """Return whether `rank` comes before `other` in a heap of ranks.
 
-    The rank with the lower ``values[rank]`` comes first. If these are equal, it is the rank with fewer units
-    (``units_of[rank]``), and if these are equal too, the rank with the lower number.
+    The rank r with the lower ``values[r]`` comes first. Ties go to the rank with fewer units, ``units_of[r]``, then to
+    the rank with the lower number.
     """
     if values[rank] != values[other]:
         return bool(values[rank] < values[other])
@@ -63,11 +63,12 @@ def _place(
 ) -> bool:
     """Place units on ranks one by one, the last of `order` first; return whether each found a rank with room for it.
 
-    ``rank_of[u]`` is set to the rank of unit u; `cost_of`, `tokens_of` and `units_of` to the totals of each rank. A
-    rank has room up to `cap` tokens. If a unit finds no room, the units after it are not placed.
+    Unit u has the cost ``costs[u]`` and ``tokens[u]`` tokens. ``rank_of[u]`` is set to its rank; `cost_of`, `tokens_of`
+    and `units_of` are set to the cost, tokens and number of units of each rank. A rank has room for `cap` tokens. If a
+    unit finds no room, the units after it are not placed.
 
     A unit goes to one of the ranks with room: the one with the lowest cost (`by` 0), the fewest tokens (`by` 1) or the
-    most tokens (`by` 2). Ties go to the rank with fewer units, then to that with the lower number.
+    most tokens (`by` 2). Ties go to the rank with fewer units, then to the rank with the lower number.
     """
     cost_of[:] = 0
     tokens_of[:] = 0
@@ -158,9 +159,9 @@ def _relieve(
 ) -> None:
     """Lower the cost of the costliest rank: move its units to other ranks, or swap them with theirs, while that helps.
 
-    No rank gets more than `cap` tokens. This stops after about `most_looks` comparisons of pairs of units. It also
-    stops when the highest cost of a rank is within 1 part in 4,096 of a lower bound. This bound is the mean cost of a
-    rank, or the cost of the costliest unit if that is more.
+    No rank gets more than `cap` tokens or loses its last unit. This stops after about `most_looks` comparisons of pairs
+    of units. It also stops when the highest cost of a rank is within 1 part in 4,096 of a lower bound. This bound is
+    the mean cost of a rank, rounded up, or the cost of the costliest unit if that is more.
 
     Unit u has the cost ``costs[u]``, ``tokens[u]`` tokens and the rank ``rank_of[u]``. The totals of rank r are its
     cost, tokens and units: ``cost_of[r]``, ``tokens_of[r]`` and ``units_of[r]``. `rank_of` and the totals are changed
@@ -210,8 +211,8 @@ def deal_capped(
 ) -> bool:
     """Set ``rank_of[u]`` to a rank for each unit u, with at most `cap` tokens per rank; return whether a way was found.
 
-    There must be at least as many units as ranks (`world`); each rank gets one or more. If the result is False,
-    `rank_of` holds no valid result.
+    Unit u has the cost ``costs[u]`` and ``tokens[u]`` tokens. There must be at least as many units as ranks (`world`);
+    each rank gets one or more. If the result is False, `rank_of` holds no valid result.
 
     Four ways are tried until one works:
 
@@ -243,9 +244,9 @@ def deal_capped(
 
 @njit(cache=True, nogil=True)
 def _add_to_emptiest(loads: NDArray[Any], size: int, cap: int) -> bool:
-    """Add `size` to the smallest of `loads`, a heap with the smallest first, and return True.
+    """Add `size` to the smallest of `loads`, unless the sum would be above `cap`; return whether it was added.
 
-    If the sum would be above `cap`, nothing is changed, and the result is False.
+    `loads` is a heap with the smallest first.
     """
     if size > cap - loads[0]:
         return False
@@ -286,7 +287,7 @@ def _fit_as_they_come(sizes: NDArray[Any], parts: int, loads: NDArray[Any], cap:
     """Return how many units fit into bins if they are placed in the given order.
 
     A unit has several parts: unit u has the sizes ``sizes[u * parts : (u + 1) * parts]``. Each part is placed in the
-    emptiest bin, which holds at most `cap`. The first unit that does not fit ends the count. `loads`, ``[bins]``, is
+    emptiest bin; a bin holds at most `cap`. The first unit that does not fit ends the count. `loads`, ``[bins]``, is
     working memory, and is overwritten.
     """
     loads[:] = 0
@@ -303,19 +304,19 @@ def cut_capped(
     """Cut units into steps that `deal_capped` can deal to `bins` bins; return the number of steps.
 
     A bin is one micro-step of one rank, with room for `cap` tokens; all bins together have room for `room` tokens. Each
-    unit has several parts, which may lie in different bins: unit u has parts of
-    ``sizes[u * parts : (u + 1) * parts]`` tokens. ``bounds[s + 1]`` is set to the number of the unit after step s. If
-    unit u does not fit into an empty step, ``-u - 1`` is returned.
+    unit has several parts, which may lie in different bins: unit u has parts of ``sizes[u * parts : (u + 1) * parts]``
+    tokens. ``bounds[s + 1]`` is set to the index of the first unit after step s. If unit u does not fit into an empty
+    step, ``-u - 1`` is returned.
 
     A step takes up to `most` units, as follows:
 
-    1. Several numbers of units are tried, `tries` of them at most. The first is the largest number whose tokens do not
-       exceed `room`; smaller numbers follow.
+    1. The largest number of units whose tokens do not exceed `room` is tried first. Smaller numbers follow, up to
+       `tries` numbers in all.
     2. The step takes the first number whose units fit into the bins if their parts are placed largest first.
     3. If no number fits, the step takes as many units as fit if they are placed in the given order, but at least one.
 
-    Fewer numbers are tried if the first one leaves more than a quarter of `room` free. In that case, units are first
-    placed in the given order, and only numbers above the number that fits in this way are tried.
+    If the first number leaves more than a quarter of `room` free, units are placed in the given order before numbers
+    are tried. Only numbers above the number that fits in this way are tried then.
     """
     units, begin, steps = sizes.shape[0] // parts, 0, 0
     loads = np.zeros(bins, dtype=np.int64)

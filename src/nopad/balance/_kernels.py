@@ -29,8 +29,8 @@ def sort_by_cost(
     """Sort `items` and their `costs` ascending by cost, in place; equal costs stay in order.
 
     Up to 64 items are sorted by insertion, more by a radix sort of ``cost - lowest cost``. Its digits have 11 bits; it
-    ends with the highest digit that is not 0 in the largest difference. The spare arrays are working memory, at least
-    as large as `costs`.
+    sorts only by the digits that the largest difference has. The spare arrays are working memory, at least as large as
+    `costs`.
     """
     n = costs.shape[0]
     if n <= _FEW:
@@ -203,12 +203,12 @@ def deal_karmarkar_karp(costs: NDArray[Any], units: NDArray[Any], parts: NDArray
 
 @njit(cache=True, nogil=True)
 def deal_groups(costs: NDArray[Any], how: int, parts: NDArray[Any]) -> None:
-    """Deal each group's units to its ranks; write their indices in `costs` to `parts`.
+    """Deal each group's units to the ranks of the group; write the units' indices in `costs` to `parts`.
 
-    `costs` has the cost of each unit, and does not change. `parts` is ``[groups, blocks, ranks, rows]``. A group is the
-    ranks of a node, or all ranks; the costs of its units are adjacent in `costs`. The units of a group are sorted by
-    cost, ascending, and cut into blocks. Each block is dealt by itself. A block is a micro-step, or the whole step.
-    `how` is RASTER, SNAKE or KARMARKAR_KARP.
+    `costs` has the cost of each unit, and does not change. `parts` is ``[groups, blocks, ranks, rows]``; `rows` is the
+    number of units of a rank in a block. A group is the ranks of a node, or all ranks; the costs of its units are
+    adjacent in `costs`. The units of a group are sorted by cost, ascending, and cut into blocks. A block is a
+    micro-step, or the whole step. Each block is dealt by itself. `how` is RASTER, SNAKE or KARMARKAR_KARP.
     """
     groups, blocks, ranks, rows = parts.shape
     size, block_size = blocks * ranks * rows, ranks * rows

@@ -67,7 +67,7 @@ def deal_under_cap(costs: ArrayLike, tokens: ArrayLike, world_size: int, cap: in
 def _fitting(costs: ArrayLike, tokens: ArrayLike, cap: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
     """Return `costs` and `tokens` as int64 ``[n]`` after a check, and the cap to use.
 
-    This is `cap`, or the sum of `tokens` if that is less.
+    The cap to use is `cap`, or the sum of `tokens` if that is less.
 
     Raises:
         BalanceError: `costs` and `tokens` differ in size; a unit has more tokens than the cap; a cost or a number of
@@ -100,10 +100,11 @@ def _ranks(
 
 
 def cut_under_cap(tokens: ArrayLike, shape: Shape, cap: int, parts: int = 1) -> NDArray[np.int64]:
-    """Divide a list of units, in its order, into steps in which no rank's micro-step has more than `cap` tokens.
+    """Divide a list of units, in its order, into steps that can be dealt with at most `cap` tokens per micro-step.
 
-    A step takes ``shape.per_step`` units, or fewer if no way was found to deal that many under the cap; the last step
-    takes the units left. The result says where each step begins, and where the last step ends; int64 ``[steps + 1]``.
+    A micro-step here is that of one rank. A step takes ``shape.per_step`` units, or fewer if no way was found to deal
+    that many under the cap; the last step takes the units left. The result says where each step begins, and where the
+    last step ends; int64 ``[steps + 1]``.
 
     Args:
         tokens: number of tokens of each unit, in the order that `draw` returned; ``[n]``. With `parts` above 1, number
@@ -175,8 +176,9 @@ def deal_step_under_cap(
     that are left. If the step has fewer units than there are micro-steps on all ranks, some micro-steps have no unit.
 
     If the step has ``shape.per_step`` units and the result of `deal` keeps to the cap, that result is returned.
-    Otherwise the units are divided under the cap into parts of nearly equal cost (`deal_under_cap`). There is one part
-    for each micro-step of each rank, ``world_size * accumulation`` in all. The parts are dealt by their costs.
+    Otherwise the units are divided under the cap into ``world_size * accumulation`` parts, one for each micro-step of
+    each rank. The costs of the parts are kept alike, as in `deal_under_cap`. The parts are then dealt to all ranks by
+    Karmarkar-Karp; of `balance`, only `wait` is used for this.
 
     Args:
         costs: cost of each unit, integers; ``[n]``.
@@ -211,10 +213,10 @@ def deal_step_under_cap(
 def _in_parts(
     costs: NDArray[np.int64], sizes: NDArray[np.int64], shape: Shape, balance: Balance, cap: int
 ) -> NDArray[np.int64]:
-    """Divide units into one part for each micro-step of each rank, none above the cap; deal these parts by their costs.
+    """Divide units under `cap` into one part for each micro-step of each rank; deal the parts by Karmarkar-Karp.
 
-    `sizes` is the number of tokens of each unit. The result holds the indices of the units of each micro-step, int64
-    ``[world_size, accumulation, most]``; -1: no unit.
+    `sizes` is the number of tokens of each unit. Of `balance`, only `wait` is used. The result holds the indices of the
+    units of each micro-step, int64 ``[world_size, accumulation, most]``; -1: no unit.
 
     Raises:
         BalanceError: no way was found to keep to the cap.

@@ -27,7 +27,7 @@ _PROBED = 1024  # most lengths at which a fingerprint evaluates a model
 
 
 class CostModel(ABC):
-    """Base class of cost models. A cost model gives the cost of a sequence by its length; a subclass defines `of`.
+    """Base class of cost models. A cost model computes the cost of a sequence from its length; a subclass defines `of`.
 
     A cost is an integer, in a unit that the subclass chooses: only ratios of costs matter.
     """
@@ -272,7 +272,7 @@ class Measured(CostModel):
 def fingerprint(model: CostModel, longest: int) -> str:
     """Return a text: the class name of a cost model, and a digest of its costs at up to 1,024 lengths.
 
-    The lengths are spread from 1 to `longest`.
+    The lengths are spread from 1 to `longest`, in equal ratios.
 
     Models of the same class name with equal costs at these lengths have equal fingerprints, in every process.
 

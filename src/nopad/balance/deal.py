@@ -22,16 +22,16 @@ __all__ = ["deal"]
 def deal(costs: ArrayLike, shape: Shape, balance: Balance) -> NDArray[np.int64]:
     """Deal a step's units to the ranks; return each rank's units, int64 ``[world_size, accumulation, per_rank]``.
 
-    The result holds indices into `costs`, each exactly once.
+    The result holds indices into `costs`, each exactly once. If `Balance.deal` is "none", units stay in the given
+    order. Otherwise:
 
     * If ranks wait at each micro-step (`Balance.wait`), the units are sorted by cost and cut into micro-steps, so that
-      the units of a micro-step have similar costs. Each micro-step is then dealt by itself. The order of micro-steps
-      within a step does not change what is learnt.
-    * If ranks wait once per step, the total cost of each rank is balanced, and its units are spread over its
-      micro-steps.
+      the units of a micro-step have similar costs. The units of each micro-step are then dealt to the ranks. The order
+      of micro-steps within a step does not change what is learnt.
+    * If ranks wait once per step, the units of the step are dealt so that the ranks have similar total costs. The units
+      of each rank are then spread over its micro-steps.
 
-    With `Balance.within` "node", this is done for each node by itself. With `Balance.deal` "none", units stay in the
-    given order.
+    If `Balance.within` is "node", this is done for each node by itself.
 
     Args:
         costs: cost of each unit of the step, integers, in the order of `draw`; ``[shape.per_step]``.
@@ -83,8 +83,8 @@ def _into_micro_steps(parts: NDArray[np.int64], shape: Shape) -> NDArray[np.int6
     """Deal the units of each rank to its micro-steps; return them, int64 ``[world_size, accumulation, per_rank]``.
 
     `parts` has a row for each rank: its units, sorted by cost. They are dealt to the micro-steps in turn, and every
-    second turn is reversed. So the costliest units of a rank are spread over its micro-steps. If they shared one, this
-    micro-step would take the most memory.
+    second turn is reversed. So the costliest units of a rank are spread over its micro-steps. A micro-step that had
+    them all would need the most memory.
     """
     rows = parts.reshape(shape.world_size, shape.per_rank, shape.accumulation).copy()
     rows[:, 1::2] = rows[:, 1::2, ::-1].copy()

@@ -1,9 +1,10 @@
-"""Draw the order in which an epoch takes its units (sequences or packs), once per epoch.
+"""Draw the order in which an epoch, or a part of it, takes its units (sequences or packs).
 
 Step k takes ``order[k * per_step : (k + 1) * per_step]``, where ``order`` is the result of `draw`, and ``per_step`` is
 `Shape.per_step`. Within a step, the units drawn for the first rank come first, then those for the second, and so on. So
-the units of a node are adjacent. `deal` may then exchange units between ranks. The units that are left over, since they
-do not make a whole step, come last; which units these are is random too.
+the units of a node are adjacent. `deal` may then exchange units between ranks. The units left over, of which no further
+step can be made, come last. Which units these are is random too; with draw "stratified", it is random within each range
+of costs.
 
 Drawing takes O(n) time; 16 million units take about a second.
 """
@@ -27,11 +28,11 @@ _STRATA = 4  # number of strata if no edges are given
 
 
 def draw(costs: ArrayLike, shape: Shape, balance: Balance, key: int) -> NDArray[Any]:
-    """Return the order in which an epoch takes its units: their indices, int32 ``[n]`` (int64 from 2^31 units on).
+    """Return the order in which an epoch takes its units: the units' indices, int32 ``[n]`` (int64 from 2^31 units on).
 
     `Balance.draw` says how units are drawn. With "stratified", each rank's micro-step takes a fixed number of units
-    (the quota) from each range of costs (the stratum). Such steps come first, until a stratum has too few units for a
-    further step; all units left then follow in random order.
+    (the quota) from each range of costs (the stratum). Steps that are filled in this way come first, until a stratum
+    has too few units for a further step; all units left follow in random order.
 
     Args:
         costs: cost of each unit, integers; ``[n]``.
@@ -42,8 +43,8 @@ def draw(costs: ArrayLike, shape: Shape, balance: Balance, key: int) -> NDArray[
 
     Raises:
         BalanceError: there are fewer units than ranks; a stratum with a quota is empty; the quotas do not add up to
-            ``shape.per_rank``; ``shape.per_rank`` is too small to give every stratum that has units a quota; a cost is
-            negative; or the sum of all costs does not fit into 64 bits.
+            ``shape.per_rank``; `Balance.quotas` is None, and the quota of a stratum that has units is rounded to 0; a
+            cost is negative; or the sum of all costs does not fit into 64 bits.
         LengthError: costs are not integers, not one-dimensional, or masked.
 
     >>> order = draw(range(10), Shape(2, 1, 1, 2), Balance.named("karmarkar_karp"), key=0)
@@ -83,14 +84,14 @@ def _proven(order: NDArray[Any], units: int) -> NDArray[Any]:
 def whole_steps(costs: ArrayLike, shape: Shape, balance: Balance) -> int:
     """Return how many whole steps the order from `draw` begins with; the units left over come after them.
 
-    The result is ``n // shape.per_step`` for n units. If `Balance.draw` is "stratified", it can be lower: a stratum
-    (range of costs) may run out of units. For Wikipedia in sequences of up to 512 tokens, quotas of 6:3:2:5 leave over
-    6 % of the units. If there are fewer units than ranks, the result is 0.
+    The result is ``n // shape.per_step`` for n units. If `Balance.draw` is "stratified", the result can be lower: a
+    stratum (range of costs) may run out of units. For Wikipedia in sequences of up to 512 tokens, quotas of 6:3:2:5
+    leave 6 % of the units over. If there are fewer units than ranks, the result is 0.
 
     Raises:
-        BalanceError: a stratum with a quota is empty; the quotas do not add up to ``shape.per_rank``;
-            ``shape.per_rank`` is too small to give every stratum that has units a quota; a cost is negative; or the sum
-            of all costs does not fit into 64 bits.
+        BalanceError: a stratum with a quota is empty; the quotas do not add up to ``shape.per_rank``; `Balance.quotas`
+            is None, and the quota of a stratum that has units is rounded to 0; a cost is negative; or the sum of all
+            costs does not fit into 64 bits.
         LengthError: costs are not integers, not one-dimensional, or masked.
 
     In the example, each step takes one unit that costs more than 5. Only one unit does, so there is only one whole
@@ -110,7 +111,7 @@ def whole_steps(costs: ArrayLike, shape: Shape, balance: Balance) -> int:
 
 
 def _batches(counts: list[int], quotas: tuple[int, ...]) -> int:
-    """Return how many micro-steps, counted for each rank by itself, can take their quota of units from every stratum.
+    """Return how many micro-steps of single ranks can take their quota of units from every stratum.
 
     ``counts[s]`` is the number of units in stratum s, and ``quotas[s]`` its quota; at least one quota is not 0.
     """
@@ -118,12 +119,12 @@ def _batches(counts: list[int], quotas: tuple[int, ...]) -> int:
 
 
 def _sort(units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: Balance, key: int) -> None:
-    """Arrange the units in place so that those of a step, or of a micro-step if ranks wait there, have similar costs.
+    """Arrange the units in place so that the units of a step, or of a micro-step if ranks wait there, cost alike.
 
     In each window of `balance.window` steps (None: all steps), units are sorted by cost and cut into steps or
     micro-steps. If ranks wait at micro-steps, and a step has m of them, the sorted micro-steps are divided into m
-    ranges. Each step gets one micro-step from each range, so that steps differ little in cost. `key` decides at random
-    the order of steps, which micro-step of a range a step gets, and the order within the step.
+    ranges. Each step gets one micro-step from each range, so that the steps differ little in cost. `key` decides at
+    random the order of steps, which micro-step of a range a step gets, and the order within the step.
 
     `units` are indices into `costs`, and fill whole steps.
     """
@@ -142,11 +143,11 @@ def _sort(units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: 
 def _stratify_by_quantile(
     units: NDArray[Any], costs: NDArray[np.int64], shape: Shape, balance: Balance, key: int
 ) -> None:
-    """Arrange the units in place so that in each step, every taker has one unit of each stratum.
+    """Arrange the units in place so that in each step, every group of ranks has one unit of each stratum.
 
-    The strata are equally large parts of the units sorted by cost. `balance.within` says what a taker is: "rank" (each
-    rank), "node" (each node) or "world" (all ranks together). `units` are indices into `costs`, and fill whole steps.
-    Which unit of a stratum goes where is random, by `key`.
+    `balance.within` says what a group is: one rank ("rank"), the ranks of a node ("node"), or all ranks ("world"). The
+    strata are equally large parts of the units sorted by cost, as many as a group has units per step. `units` are
+    indices into `costs`, and fill whole steps. Which unit of a stratum goes where is random, by `key`.
     """
     from nopad._deal_kernels import shuffle_segments
 

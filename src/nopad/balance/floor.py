@@ -58,11 +58,11 @@ def floor(costs: ArrayLike, world_size: int) -> float:
 
     The waste is the fraction by which a step takes longer than if all ranks had equal costs. The bound is
     ``max(costliest, mean) / mean - 1``, where ``costliest`` is the cost of the costliest unit, and ``mean`` the mean
-    cost of a rank. Inside of ``max``, the mean is rounded up, since costs are integers. If all costs are 0, the bound
-    is 0.0.
+    cost of a rank. In ``max``, the mean is rounded up, since costs are integers. If all costs are 0, the bound is 0.0.
 
     Args:
-        costs: cost of each unit of a step on all ranks (of a micro-step, if ranks wait for one another there); ``[n]``.
+        costs: cost of each unit that all ranks together take in a step (in a micro-step, if ranks wait for one
+            another there); ``[n]``.
         world_size: number of ranks.
 
     Raises:
@@ -81,11 +81,12 @@ def floor(costs: ArrayLike, world_size: int) -> float:
 def needs_context_parallelism(costs: ArrayLike, world_size: int, above: float = 0.10) -> NDArray[np.int64]:
     """Return the indices of units that cost more than ``1 + above`` times a rank's mean cost; int64 ``[k]``.
 
-    The costliest unit comes first. Ranks wait for such a unit however units are dealt; only splitting it over several
-    ranks (context parallelism) helps.
+    The costliest unit comes first, the others follow by decreasing cost. Ranks wait for such a unit however units are
+    dealt; only splitting it over several ranks (context parallelism) helps.
 
     Args:
-        costs: cost of each unit of a step on all ranks (of a micro-step, if ranks wait for one another there); ``[n]``.
+        costs: cost of each unit that all ranks together take in a step (in a micro-step, if ranks wait for one
+            another there); ``[n]``.
         world_size: number of ranks.
         above: the fraction by which a unit may exceed the mean cost of a rank; 0.1: 10 %.
 

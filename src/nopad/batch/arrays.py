@@ -57,9 +57,9 @@ def listed(given: Any, name: str, each: str = "sequence") -> Sequence[Any]:
 def converted(entry: Any, name: str, n: int) -> NDArray[Any]:
     """Return a list, array or tensor of numbers as a NumPy array of the same shape.
 
-    Python floats become float32. In ``input_ids`` and ``seq_lengths`` they stay float64, since callers refuse floats
-    there. Arrays and tensors keep their dtype, but bfloat16 becomes float32. Error messages name the column `name` and
-    the index `n` of the sequence.
+    Python floats become float32, except in ``input_ids`` and ``seq_lengths``: callers refuse floats there, so they stay
+    float64. Arrays and tensors keep their dtype, but bfloat16 becomes float32. Error messages name the column `name`
+    and the index `n` of the sequence.
 
     Raises:
         BatchError: NumPy cannot make an array of `entry`, or a Python float is beyond float32.
@@ -116,8 +116,9 @@ def concatenated(given: Sequence[Any], name: str) -> tuple[NDArray[Any], NDArray
 def single_values(given: Sequence[Any], name: str) -> NDArray[Any]:
     """Return n single values, one per sequence, as an array ``[n]``; error messages call the column `name`.
 
-    Integers become int64, and Python floats float32. Floats from tensors and arrays keep their dtype. If any value is a
-    string, the result has dtype object and holds the values as they are.
+    Integers become int64, and Python floats and bfloat16 float32; floats from tensors and arrays keep their dtype
+    otherwise. If dtypes of floats differ, the widest is taken. If any value is a string, the result has dtype object
+    and holds the values as they are.
 
     Raises:
         BatchError: a value is None or is not a single value; numbers are mixed with other objects than strings; or a
@@ -144,12 +145,12 @@ def single_values(given: Sequence[Any], name: str) -> NDArray[Any]:
 
 
 def _float_of(entry: Any) -> np.dtype[Any] | None:
-    """Return the dtype of an array of floats made from `entry`; None if it is of another dtype or is not a number.
+    """Return the dtype that `entry` has as floats in a batch; None if it does not hold floats or Python numbers.
 
-    `entry` is a number, or a list, array or tensor of numbers; the first value of a list decides. The dtypes float16,
-    float32 and float64 are returned as they are. For any other float dtype, such as bfloat16, the result is float32. It
-    is also float32 for Python numbers, integers included. It is None for other dtypes, such as int64, and for objects
-    that are not numbers.
+    `entry` is a number, or a list, array or tensor of numbers; the first value of a list decides. The result is float32
+    for Python numbers, integers included. The dtypes float16, float32 and float64 are returned as they are; for any
+    other float dtype, such as bfloat16, the result is float32. It is None for other dtypes, such as int64, and for
+    objects that are not numbers.
     """
     while isinstance(entry, list | tuple) and entry:
         entry = entry[0]
@@ -200,10 +201,11 @@ def signed(array: NDArray[Any], name: str, n: int) -> NDArray[np.int64]:
 
 
 def common(arrays: Sequence[NDArray[Any]]) -> np.dtype[Any] | None:
-    """Return the dtype for joining arrays: the widest float dtype among them; None: NumPy chooses.
+    """Return the dtype for joining arrays: the widest float dtype among them, or None, with which NumPy chooses.
 
-    So integer arrays do not change the float dtype: NumPy alone would join float32 and int64 to float64. The result is
-    None if no array holds floats, or if one holds something other than numbers. Empty float arrays do not count.
+    The result is None if no array holds floats, or if one holds something other than numbers. Empty float arrays do not
+    count. NumPy alone would join float32 and int64 to float64; with the result, integer arrays do not change the float
+    dtype.
     """
     floats = {array.dtype for array in arrays if array.dtype.kind == "f" and array.size}
     return np.result_type(*floats) if floats and all(array.dtype.kind in "biuf" for array in arrays) else None

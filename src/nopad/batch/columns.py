@@ -1,8 +1,9 @@
-"""Turn sequences of ids, rows of a packed dataset, or columns into `Sequences`, which hold one flat array per column.
+"""Turn sequences of ids, rows of a packed dataset, or columns into `Sequences`, which hold one array per column.
 
 Columns with a value per token, such as ``input_ids``, hold numbers. Columns with a value per sequence are NumPy arrays;
 strings are in object arrays. Integers become int64, and Python floats and bfloat16 become float32; other floats keep
-their dtype. `nopad.batch.features` does the same with dicts.
+their dtype, except that float64 in rows of a packed dataset becomes float32. `nopad.batch.features` turns dicts into
+`Sequences`.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np
 def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
     """Prepare sequences for a batch: integers become int64, and labels get the name ``labels``.
 
-    A column ``label`` or ``label_ids`` is renamed to ``labels``, if there is none of this name.
+    A column ``label`` or ``label_ids`` is renamed to ``labels``, unless there is a column ``labels`` already.
 
     Returns the sequences, and a dict of the arrays that say where each one comes from: those of the columns
     ``seq_index``, ``seq_start`` and ``seq_source`` that `sequences` has. The returned sequences lack these columns, and
@@ -184,10 +185,10 @@ def narrowed(stored: Sequences) -> Sequences:
 
 
 def without_positions(stacked: Sequences) -> Sequences:
-    """Return the sequences without their ``position_ids``, since the layout computes these.
+    """Return the sequences without the column ``position_ids``, since the layout computes it.
 
     Raises:
-        BatchError: the given ``position_ids`` do not count from 0 in each sequence.
+        BatchError: there are ``position_ids``, and they do not count from 0 in each sequence.
     """
     given = stacked.tokens.get(POSITIONS)
     if given is None and POSITIONS not in stacked.values:

@@ -93,7 +93,7 @@ class Placement:
 
     @property
     def owner(self) -> Tensor:
-        """For each token, in stream order: the index that its sequence has in the order given; int64 ``[T]``."""
+        """For each token, in stream order: the index of its sequence in the order given; int64 ``[T]``."""
         return self._tensor("owner", lambda at: np.repeat(at.order, at.stream_lengths))
 
     @property
@@ -110,8 +110,8 @@ class Placement:
     def padded_index(self) -> Tensor:
         """Index of each token in a flattened array ``[S, longest]`` with one sequence per row; int64 ``[T]``.
 
-        Tokens are in stream order. The rows are in the order in which the caller passed the sequences, and each
-        sequence begins its row.
+        Tokens are in stream order. The rows are in the order in which the caller passed the sequences; each sequence
+        begins at the start of its row.
         """
 
         def made(at: Layout) -> Any:
@@ -124,7 +124,8 @@ class Placement:
     def given(self, slots: Tensor) -> Tensor:
         """Return one entry per real token, ``[T, ...]``, from concatenated rows ``[R * L, ...]``.
 
-        Sequences are in the order in which the caller passed them. In the flat form, `slots` itself is returned.
+        The result has the sequences in the order in which the caller passed them. In the flat form, `slots` itself is
+        returned.
         """
         return slots if self.index is None else slots[self._tensor("places", lambda at: at.places)]
 
@@ -163,8 +164,8 @@ class Placement:
     def mask(self, opaque: bool = False) -> Tensor:
         """Return the attention mask that a model gets, ``[R, 1, 1, L]``, with this placement attached.
 
-        The mask holds the numbers of `ids`, int32. If rows are filled end to end, or with `opaque`, it holds zeros,
-        int16. `opaque` is for attention modules that cannot read the numbers.
+        The mask holds the numbers of `ids`, int32; or zeros, int16, if rows are filled end to end or `opaque` is True.
+        `opaque` is for attention modules that cannot read the numbers.
         """
         numbers = torch.zeros_like(self.ids, dtype=OPAQUE) if opaque or self.layout.crossing else self.ids
         carrier = numbers[:, None, None, :]
@@ -205,9 +206,9 @@ class Cross:
         """Return states ``[R, L, ...]`` of the keys as ``[rows, width, ...]``, with as many rows as the queries have.
 
         Some cross attention takes the number of rows from its queries only (UMT5). The slots keep their order, row
-        after row, and zeros fill the end. `width` is just large enough for all slots. It is at least the length of the
-        longest key sequence, since position biases are as wide as a row. If keys and queries have equally many rows,
-        `states` itself is returned. `in_own_rows` is the inverse.
+        after row, and zeros fill the end. `width` is the smallest width that holds all slots, or the length of the
+        longest key sequence if that is larger, since position biases are as wide as a row. If keys and queries have
+        equally many rows, `states` itself is returned. `in_own_rows` is the inverse.
         """
         rows, layout = self.queries.layout.shape[0], self.keys.layout
         if states.shape[0] == rows:
@@ -228,7 +229,7 @@ class Cross:
         return slots.view(*layout.shape, *slots.shape[1:]).transpose(1, 2)
 
     def keep(self, make: Callable[[], Tensor]) -> Tensor:
-        """Return the mask between queries and keys: ``make()`` at the first call, later the same tensor."""
+        """Return the mask between queries and keys: ``make()`` at the first call, the same tensor at later calls."""
         if self._kept is None:
             with lasting():
                 self._kept = make()

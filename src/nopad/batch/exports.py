@@ -57,8 +57,8 @@ def grain_arrays(batch: PackedBatch, fields: Mapping[str, Any], names: Mapping[s
 
     Raises:
         BatchError: rows are filled end to end.
-        OptionError: `names` has a column that the batch lacks, or ``position_ids`` or a mask, which the result does not
-            have; or two columns would get the same name.
+        OptionError: `names` has a name that is not a column of the batch (``position_ids`` and masks do not count as
+            columns); or two columns would get the same name.
     """
     columns = [name for name, value in fields.items() if not isinstance(value, PackedMask) and name != "position_ids"]
     odd = [name for name in names if name not in columns]

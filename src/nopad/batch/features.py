@@ -30,8 +30,8 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Rec
     If each dict is a sequence, a list holds one value per token, and a single value belongs to the whole sequence; a
     column may also be one row ``[1, L]``. If each dict is a row of a packed dataset (it has ``seq_lengths``), a list
     holds one value per token, or one per sequence. Tokens whose ``attention_mask`` is 0 are padding and are removed.
-    ``position_ids`` are dropped, since the layout computes them. If there are no ``labels``, ``label`` or ``label_ids``
-    is renamed to ``labels``, as transformers' collators do.
+    ``position_ids`` are dropped, since the layout computes them. A column ``label`` or ``label_ids`` is renamed to
+    ``labels``, as transformers' collators do, unless there is a column ``labels`` already.
 
     Returns:
         The sequences; arrays by name that say where each sequence of a packed dataset comes from (none if each dict is
@@ -44,9 +44,11 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Rec
             * `features` are not dicts, or there are none
             * dicts have different keys, or no ``input_ids``; or both ``label`` and ``label_ids``, but no ``labels``
             * a mask has a 0 between ones, or a value other than 0 and 1
-            * a list is not as long as its ``input_ids``, or a column has values that cannot be used
+            * a list is not as long as its ``input_ids``, the ``seq_lengths`` of a row do not add up to its tokens, or a
+              column has values that cannot be used
             * ``position_ids`` do not count from 0 in each sequence
-            * images are in tiles or with a mask, or images or videos have wrong shapes or do not fit their grid
+            * images are in tiles or with a mask; or images or videos have wrong shapes, do not fit their grid, or
+              cannot be concatenated
     """
     features = listed(features, "features")
     if not len(features):
@@ -70,12 +72,12 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Rec
 def _plain_features(features: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Sequences:
     """Turn one dict per sequence into `Sequences` with the columns `names`.
 
-    Tokens whose ``attention_mask`` is 0 are removed, and so is this column.
+    Tokens whose ``attention_mask`` is 0 are removed. The column ``attention_mask`` itself is removed too.
 
     Raises:
         LengthError: a sequence has no token, or its mask is all 0.
-        BatchError: a mask has a 0 between ones, or a value other than 0 and 1; a list is not as long as its sequence or
-            mask; or a column has values that cannot be used.
+        BatchError: a mask is not a list, has a 0 between ones, or has a value other than 0 and 1; a list is not as long
+            as its sequence or mask; or a column has values that cannot be used.
     """
     kept = [name for name in names if name != MASK]
     given = {name: [feature[name] for feature in features] for name in kept}
@@ -105,7 +107,7 @@ def _check_widths(name: str, entries: Sequence[Any], features: Sequence[Mapping[
 def _packed_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Records]:
     """Split rows of a packed dataset into sequences, without padding.
 
-    `features` has one dict per row, as `datasets` gives it, with ``seq_lengths``. The result is the sequences, and a
+    `features` has one dict per row, as `datasets` gives it, with ``seq_lengths``. The results are the sequences, and a
     dict of the arrays that say where each sequence comes from, such as ``seq_index``.
 
     Raises:

@@ -24,7 +24,7 @@ def without_first(stacked: Sequences, layout: Layout) -> tuple[Sequences, Layout
     """Return `stacked` with the first label of each sequence set to -100, and `layout` with `causal` set to True.
 
     A causal language model does not predict a sequence's first token. If there are no ``labels`` per token, `stacked`
-    itself is returned. The arguments themselves do not change.
+    is returned as it is. The arguments themselves do not change.
     """
     if "labels" in stacked.tokens:
         labels = stacked.tokens["labels"].copy()
@@ -53,7 +53,7 @@ def filled(
         fill: padding value of each other per-token column, by name; default: -100 for names that end in ``labels``, 0
             for other names.
         records: where each sequence comes from; None: the batch has no records.
-        images: the images of the sequences, and their videos.
+        images: the images of all sequences as one `Pictured`, and their videos as another, each only if there are some.
 
     Raises:
         OptionError: `fill` names a column that is not per token, or a column cannot hold its padding value.

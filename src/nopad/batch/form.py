@@ -73,9 +73,9 @@ class Flat:
         return Layout.rows(seq_lengths, np.array([flat.sequences]), flat.shape[1] + missing)
 
     def keep(self, seq_lengths: NDArray[np.int32], per_row: NDArray[np.int64]) -> Layout:
-        """Return the layout of sequences that a dataset has divided into rows; the flat form ignores these rows.
+        """Return the layout of sequences as one stream; the rows into which a dataset divided them are ignored.
 
-        `per_row` is the number of sequences in each row, int64 ``[rows]``; it is not read.
+        `per_row`, the number of sequences in each row, is not read.
 
         Raises:
             LengthError: a length is not an integer from 1 to 2^31 - 1.

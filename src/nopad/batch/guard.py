@@ -51,7 +51,7 @@ class PackedMask:
         raise NotPackSafeError(_SAYS.format(what=f".{name}"))
 
     def __eq__(self, other: object) -> bool:
-        """Return whether `other` is this very mask; a comparison with numbers or tensors raises NotPackSafeError."""
+        """Return whether `other` is this very mask; objects other than masks and None raise NotPackSafeError."""
         if other is None or isinstance(other, PackedMask):
             return self is other
         raise NotPackSafeError(_SAYS.format(what="comparing"))
@@ -111,5 +111,5 @@ def mark(tensor: Any) -> None:
 
 
 def is_of_batch(value: Any) -> bool:
-    """Return whether `value` is a tensor of a packed batch, as `mark` has marked it."""
+    """Return whether `value` is a tensor that `mark` has marked as one of a packed batch."""
     return getattr(value, MARK, False) is True

@@ -65,7 +65,7 @@ class Kind:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of its columns: `pixels`, `grids` and, if there is one, `seconds`."""
+        """The names of the columns: `pixels`, `grids` and, if there is one, `seconds`."""
         return tuple(name for name in (self.pixels, self.grids, self.seconds) if name)
 
 
@@ -102,10 +102,10 @@ class Pictured:
         }
 
     def sizes(self) -> NDArray[np.int64]:
-        """Return the size of each sequence in images, int64 ``[n]``; a pack may have a limit on the sum of these sizes.
+        """Return the size of each sequence, counted in images; int64 ``[n]``.
 
-        An image counts 1. A video counts as many as it has steps in time, since a vision tower runs on each step as on
-        one image.
+        A pack may have a limit on the sum of these sizes. An image counts 1. A video counts as many images as it has
+        steps in time, since a vision tower runs on each step as on one image.
         """
         if self.kind is PICTURES:
             return self.counts

@@ -22,8 +22,8 @@ class Items(MutableMapping[str, Any]):
     """A mapping with the items of a packed batch: its columns, and the guard (`PackedMask`) as ``attention_mask``.
 
     Reading a column of numbers gives a torch tensor. A tensor of tokens or positions is marked when it is read, so that
-    a pack-safe model that gets it without the guard raises an error. A batch of a single sequence without padding needs
-    no mark. The guard can be neither replaced nor deleted.
+    a pack-safe model that gets it without the guard raises an error. This is not done in a batch of a single sequence
+    without padding, which needs no guard. The guard can be neither replaced nor deleted.
 
     Attributes:
         layout: where the tokens lie (`Layout`); the guard holds the same layout.
@@ -128,7 +128,7 @@ class Items(MutableMapping[str, Any]):
 
     @property
     def cu_seqlens(self) -> NDArray[np.int32]:
-        """Where sequences begin in the stream without padding, and where it ends; int32 ``[S + 1]``, on the host.
+        """Where sequences begin in the stream without padding, and the stream's end; int32 ``[S + 1]``, on the host.
 
         Sequences are in stream order: row after row.
         """

@@ -37,14 +37,14 @@ class Layout:
             sequence are contiguous there, even if it goes on in the next row.
         order: the sequences in stream order (row after row), each by its index in the order given; int64 ``[S]``.
         crossing: whether a sequence may go on in the next row ("end to end": PopRT's fixed grid without gaps).
-        causal: whether the batch was made for a causal language model. If it has labels, those of first tokens are then
-            -100, since such a model does not predict them.
+        causal: whether the batch was made for a causal language model. Labels of first tokens, if there are any, are
+            then -100, since such a model does not predict these tokens.
         records: where each sequence of a packed dataset comes from, in the order given: arrays ``seq_index`` (number of
             its record), and if the dataset has them, ``seq_start`` (where it begins in the record) and ``seq_source``
             (number of its source). They are ``[S]``, or ``[0]`` in a stand-in. The dict is empty if the sequences are
             not from a packed dataset.
-        row_tokens: number of tokens of each row, int64 ``[R]``. None unless the layout was made by `rows`, with
-            sequences in the order given and without gaps between them.
+        row_tokens: number of tokens of each row, int64 ``[R]``. None unless the layout was made by `rows` without
+            `order`, and with `align` 1.
         stand_in: whether the batch is a stand-in for a rank that has no sequence left (`PackedBatch.weight` is 0).
         images: number of images of each sequence, in the order given; int64 ``[S]``; None: the batch has no images.
         videos: number of videos of each sequence, in the order given; int64 ``[S]``; None: the batch has no videos.
@@ -261,9 +261,9 @@ class Layout:
         return self.scatter(numbers.repeat(self.seq_lengths), 0)
 
     def same_places(self, other: Layout) -> bool:
-        """Return whether both layouts have the same sequence lengths, and each sequence begins at the same index.
+        """Return whether in both layouts, the sequences have the same lengths and begin at the same indices.
 
-        The index is that in the concatenated rows.
+        The indices are those in the concatenated rows.
         """
         return np.array_equal(self.starts, other.starts) and np.array_equal(self.seq_lengths, other.seq_lengths)
 

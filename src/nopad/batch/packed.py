@@ -157,16 +157,16 @@ class PackedBatch(Items):
         """Build a batch from dicts, as Hugging Face datasets give them; use it as a collator.
 
         Tokens whose ``attention_mask`` is 0 are padding and are removed. Rows of a packed dataset, which have
-        ``seq_lengths``, are split into sequences. If there are no ``labels``, ``label`` or ``label_ids`` is renamed to
-        ``labels``.
+        ``seq_lengths``, are split into sequences. A column ``label`` or ``label_ids`` is renamed to ``labels``, unless
+        there is a column ``labels`` already.
 
         A dict may also be what a processor of transformers gives for one text with its images and videos: columns
         ``[1, L]``; ``pixel_values`` (images ``[images, C, height, width]``, or patches ``[patches, size]`` with
         ``image_grid_thw`` ``[images, 3]``); and ``pixel_values_videos`` (patches) with ``video_grid_thw``
-        ``[videos, 3]`` and, for Qwen2.5-VL, ``second_per_grid_ts`` ``[videos]``. For a text without images, or without
-        videos, their keys are missing or None. The batch holds all images, and all videos, in the order in which
-        sequences lie in its rows, as models read them. Its attributes `images` and `videos` are the numbers of images
-        and of videos in each sequence.
+        ``[videos, 3]`` and, for Qwen2.5-VL, ``second_per_grid_ts`` ``[videos]``. In the dict of a text without images,
+        the keys of images are missing or None; the same goes for videos. The batch holds all images, and all videos, in
+        the order in which sequences lie in its rows, as models read them. Its attributes `images` and `videos` are the
+        numbers of images and of videos in each sequence.
 
         Args:
             features: one dict per sequence, or per row of a packed dataset, with ``input_ids``; all have the same keys,
@@ -186,9 +186,11 @@ class PackedBatch(Items):
                 * `features` are not dicts, or there are none
                 * dicts have different keys, or no ``input_ids``; or both ``label`` and ``label_ids``, but no ``labels``
                 * a mask has a 0 between ones, or a value other than 0 and 1
-                * a list is not as long as its ``input_ids``, or a column has values that cannot be used
+                * a list is not as long as its ``input_ids``, the ``seq_lengths`` of a row do not add up to its tokens,
+                  or a column has values that cannot be used
                 * ``position_ids`` do not count from 0 in each sequence
-                * images are in tiles or with a mask, or images or videos have wrong shapes or do not fit their grid
+                * images are in tiles or with a mask; or images or videos have wrong shapes, do not fit their grid, or
+                  cannot be concatenated
         """
         form = check_form(form)
         stacked, records, images = from_features(features)
@@ -217,7 +219,7 @@ class PackedBatch(Items):
                 an array for each sequence, or None.
             form: `nopad.Flat()`, one stream without padding, or `nopad.Rows(capacity)`.
             per_row: with `Rows`, how many sequences each row takes, int64 ``[R]``, in the order given. None: `form`
-                decides. The flat form ignores it.
+                decides. The flat form ignores `per_row`.
             causal: whether the batch is for a causal language model. The label of each sequence's first token then
                 becomes -100.
             pad_id: id of the padding in ``input_ids``.
@@ -225,10 +227,11 @@ class PackedBatch(Items):
                 0 for other names.
 
         Raises:
-            LengthError: with `Rows`, a row or a sequence has more tokens than the capacity.
-            OptionError: `form` is invalid or does not fit these sequences; with `per_row`, it has fewer rows, or has
-                `depth`, `packs` or `end_to_end`, which would move sequences to other rows; `per_row` does not add up to
-                the number of sequences; or `fill` is invalid.
+            LengthError: with `Rows`, a row or a sequence takes more slots than the capacity, or rows filled end to end
+                are too few for the tokens.
+            OptionError: `form` is invalid or does not fit these sequences; with `per_row`, `form` has fewer rows, or
+                has `depth`, `packs` or `end_to_end`, which would move sequences to other rows; `per_row` does not add
+                up to the number of sequences; or `fill` is invalid.
             BatchError: one of these:
 
                 * `sequences` are not `Sequences`, hold no sequence, or have no ``input_ids``
@@ -236,7 +239,7 @@ class PackedBatch(Items):
                 * an integer does not fit into int64
                 * there are both ``label`` and ``label_ids``, but no ``labels``
                 * ``position_ids`` do not count from 0 in each sequence
-                * images or videos have wrong shapes or do not fit their grid
+                * images or videos have wrong shapes, do not fit their grid, or cannot be concatenated
         """
         form = check_form(form)
         if not isinstance(sequences, Sequences):
@@ -279,7 +282,7 @@ class PackedBatch(Items):
             LengthError: a sequence is empty, or the sequences do not fit into the rows of `form`.
             OptionError: `form` is invalid or does not fit these sequences, or `fill` is invalid.
             BatchError: there are no embeddings; they are not all float tensors ``[length, H]`` with the same H, dtype
-                and device; or a column has wrong lengths, holds no numbers, or is one that the batch provides itself
+                and device; or a column has wrong lengths or unusable values, or is one that the batch provides itself
                 (input_ids, inputs_embeds, attention_mask, position_ids).
         """
         check_embeddings(embeddings)
@@ -297,8 +300,9 @@ class PackedBatch(Items):
         """Return a copy of this batch as a stand-in: with `weight` 0, empty `records`, and labels that losses ignore.
 
         A rank that has no sequence left runs a stand-in, so that all ranks take part in the step. All columns whose
-        names end in ``labels`` become NaN if they are floats, and otherwise -100. Labels that were booleans or unsigned
-        become int64. A mean over no valid label is NaN, so a loss that forgets `weight` is noticed.
+        names end in ``labels`` become -100 if they are integers or booleans, and otherwise NaN. Labels that were
+        booleans or unsigned become int64. A mean over no valid label is NaN, so a loss that forgets `weight` is
+        noticed.
         """
         records = {name: values[:0] for name, values in self.records.items()}
         layout = self.layout.marked(stand_in=True, records=records)
@@ -309,15 +313,16 @@ class PackedBatch(Items):
     def sources(self) -> PackedBatch:
         """The encoder's batch: the items of this batch without the targets of `with_decoder`, and without ``labels``.
 
-        Its `unpack_tokens` splits the encoder's outputs into sequences.
+        The `unpack_tokens` of the returned batch splits the encoder's outputs into sequences.
         """
         return PackedBatch({name: value for name, value in self._fields.items() if name not in TARGETS})
 
     @property
     def targets(self) -> PackedBatch:
-        """The decoder's batch: the targets of `with_decoder`, with the items ``input_ids`` and ``labels``.
+        """The decoder's batch: this batch's ``decoder_input_ids`` as ``input_ids``, and its ``labels``.
 
-        Its `unpack_tokens` splits the decoder's outputs into sequences.
+        The returned batch has the layout of the targets of `with_decoder`; its `unpack_tokens` splits the decoder's
+        outputs into sequences.
 
         Raises:
             BatchError: this batch has no targets.
@@ -359,8 +364,8 @@ class PackedBatch(Items):
 
         Raises:
             BatchError: `values` is not an array; its shape does not begin with ``[R, L]``; or it may belong to the
-                batch's targets, since it has their shape, and these lie elsewhere. Then call `unpack_tokens` of
-                `targets` or of `sources`.
+                batch's targets: it has their shape, and they do not lie where the sequences lie. Then call
+                `unpack_tokens` of `targets` or of `sources`.
         """
         target = self._fields.get(f"decoder_{MASK}")
         return split(values, self.layout, None if target is None else layout_of(target))
@@ -397,7 +402,7 @@ class PackedBatch(Items):
         return list(values)
 
     def with_decoder(self, targets: Sequence[Any], start_id: int, form: Form = FLAT, *, pad_id: int = 0) -> PackedBatch:
-        """Return this batch with targets for an encoder-decoder model, one per sequence, in the order given.
+        """Return a copy of this batch with targets for an encoder-decoder model, one per sequence, in the order given.
 
         The item ``decoder_input_ids`` holds the targets shifted right by one token, with `start_id` first. The item
         ``labels`` holds the targets, and replaces other ``labels``. Targets are packed separately from the sequences

@@ -33,10 +33,10 @@ def shape_of(values: Any) -> Any:
 
 
 def ignored(labels: Any) -> Any:
-    """Return an array with the shape of `labels` in which no label counts: NaN if they are floats, else -100.
+    """Return an array with the shape of `labels` in which no label counts: -100 for integers and booleans, else NaN.
 
-    `labels` is a NumPy array or torch tensor, and so is the result, with the same dtype. But booleans and unsigned
-    integers become int64, since they cannot hold -100.
+    `labels` is a NumPy array or torch tensor, and so is the result. The dtype stays the same, except that booleans and
+    unsigned integers become int64, since they cannot hold -100.
     """
     if isinstance(labels, np.ndarray):
         if labels.dtype.kind in "bu":
@@ -64,7 +64,7 @@ def check_fill(name: str, value: Any, dtype: np.dtype[Any]) -> None:
     """Check that column `name`, which has this `dtype`, can hold the padding value `value`.
 
     Raises:
-        OptionError: `value` is not a number, or the dtype cannot hold it.
+        OptionError: `value` is not a number, or `dtype` is an integer or boolean dtype that cannot hold it.
     """
     if type(value) is int and value == 0:
         return

@@ -1,6 +1,6 @@
 """The answer of `nopad plan`: padding without packing and with it, the proven minimum of packs, and what a depth costs.
 
-Functions take rows: each is a dict about one plan, as `nopad.planning.comparison.compare` returns it.
+The `rows` that functions take are dicts, each about one plan, as `nopad.planning.comparison.compare` returns them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ NEAR = 1.01  # a depth counts as free if it needs at most this multiple of the p
 def best_of(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return the row with the fewest packs.
 
-    Of several rows with as few packs, it is the one without a depth limit or, if there is none, the deepest one.
+    If several rows have that few packs, the one without a depth limit is returned or, if each has a limit, the one with
+    the largest limit.
     """
     return min(rows, key=lambda row: (row["packs"], 0 if row["depth"] is None else 1, -(row["depth"] or 0)))
 
@@ -43,9 +44,10 @@ def best_of(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 def answer(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what packing gains, as lines of text.
 
-    Four lines are always there: the lengths; the padding without packing and with it; the packs; and the slots that
-    each way of padding needs, as a multiple of the slots of packs. A slot is the place of one token in a batch, real or
-    padding. Then comes a line for each named input, and, if text files were read, a line that says what a record is.
+    Four lines are always there: the lengths, with what became of the records; the padding without packing and with it;
+    the packs; and the slots that each way of padding needs, as a multiple of the slots of packs. A slot is the place of
+    one token in a batch, real or padding. Then comes a line for each named input, and, if text files were read, a line
+    that says what a record is.
 
     `given` has the lengths and the capacity, and `without` the numbers of slots without packing. `rows` has a dict
     about each plan, from `nopad.planning.comparison.compare`.
@@ -122,9 +124,9 @@ def listed_sources(given: Given) -> list[dict[str, Any]]:
 
 
 def text_unit(given: Given) -> list[str]:
-    """Return a list of one line: what one record of the text files is, here and in `nopad train` and `nopad predict`.
+    """Return a line that says what a record of the text files is, in a list; an empty list if no text files were read.
 
-    The list is empty if no text files were read.
+    The line also says what a record is in `nopad train` and `nopad predict`.
 
     >>> from nopad.histogram import Histogram
     >>> text_unit(Given(capacity=8, histogram=Histogram.from_lengths([5]), lengths=None, text_unit="line"))
@@ -169,10 +171,11 @@ def became(given: Given) -> list[str]:
 
 
 def _from_least(given: Given, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a text on the packs of the plan with the fewest, such as "3 above the proven minimum".
+    """Return a text that compares the fewest packs with the proven minimum, such as "3 above the proven minimum".
 
-    The minimum is the one without a depth limit if this plan has no limit, or has exactly that number of packs.
-    Otherwise, it is the minimum at the depth of this plan.
+    The fewest packs are those of the plan from `best_of`. The minimum is the one without a depth limit if this plan has
+    no limit, or if it has a limit but exactly as many packs as that minimum. Otherwise, it is the minimum at the depth
+    of the plan.
     """
     best, least = best_of(rows), least_packs(given.histogram, given.capacity, rows)
     if best["depth"] is None or best["packs"] == least:
@@ -195,8 +198,8 @@ def chosen(given: Given) -> str:
 def left_out(given: Given, options: str) -> str:
     """Return a sentence on the sequences above the capacity, which the plan leaves out; "" if there are none.
 
-    The sentence ends with what can be done about these sequences. `options` is its part on what `nopad pack` can do; in
-    it, ``{it}`` is replaced by "it" or "them".
+    The sentence ends with what can be done about these sequences. `options` is the part of the sentence that says what
+    `nopad pack` can do; in this part, ``{it}`` is replaced by "it" or "them".
     """
     if not given.over_long:
         return ""
@@ -211,8 +214,9 @@ def left_out(given: Given, options: str) -> str:
 def advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return lines of text on the choice of ``--depth``.
 
-    They say how long the plan without a limit took and how deep its deepest pack is, and how many more packs a limit
-    needs. The list is empty if all `rows` have a limit, or none has.
+    The first line says how long planning took without a limit, and how many sequences the deepest pack of that plan
+    holds. A second line, if there is one, says how many more packs some limits need. The list is empty if all `rows`
+    have a limit, or none has.
     """
     whole = next((row for row in rows if row["depth"] is None), None)
     limited = [row for row in rows if row["depth"] is not None]
@@ -237,7 +241,7 @@ def facts(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> d
     """Return the facts of the answer as JSON values by name.
 
     Among them are the numbers of sequences, tokens and packs; "slots" and "padding", each a dict with a value for each
-    way of padding; "advice", the lines on ``--depth``; and "plans", the `rows` of all plans.
+    way of padding; "advice", the lines on ``--depth``; and "plans", the dicts in `rows`.
     """
     best = best_of(rows)
     slots = {

@@ -144,7 +144,7 @@ def _command() -> Any:
 
 
 def _ended(stop: SystemExit, debug: bool) -> int:
-    """Print that code outside nopad ended the program, so that there is no result; return nopad's exit code, 2.
+    """Print the message that there is no result, since foreign code ended the program; return the exit code, 2.
 
     With `debug`, the traceback is printed instead.
     """
@@ -167,8 +167,8 @@ def _leave_threads(code: int) -> None:
 def _warned(verb: str, message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:
     """Print a warning to stderr as one line that begins with the name of the package that gave the warning.
 
-    Warnings of nopad, and of files that are not installed, begin with "nopad"; their options are named as the flags of
-    the command `verb`. This function replaces `warnings.showwarning`.
+    Warnings of nopad, and of files that are not installed, begin with "nopad". In them, the names of options are
+    replaced by the flags of the command `verb`. This function replaces `warnings.showwarning`.
     """
     parts = Path(filename).parts
     installed = "site-packages" in parts[:-1]

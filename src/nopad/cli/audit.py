@@ -154,8 +154,8 @@ def _audited(
 ) -> tuple[Any, Extras]:
     """Load the model `name` and audit it; return its `Verdict`, and the `Extras` that `more` asks for.
 
-    `options` are further arguments of `nopad.audit`, by name. The trace is made before the audit: it refuses a token of
-    ``--poisoned`` that does not exist, and the audit takes longer.
+    `options` are further arguments of `nopad.audit`, by name. The trace is made before the audit, which takes longer:
+    so a token of ``--poisoned`` that does not exist is refused early.
     """
     monitor.stage("loading the model", None, "")
     with _uncollected():
@@ -222,7 +222,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def _few_threads(model: Any) -> None:
-    """Let torch use one thread if the model has under 200 million parameters.
+    """Let torch use only one thread if the model has under 200 million parameters.
 
     With so small a model, several threads would mostly wait for each other.
     """
@@ -233,7 +233,7 @@ def _few_threads(model: Any) -> None:
 
 
 def _collator(name: str, model: Any) -> Any:
-    """Return the collator that `name` stands for; None if it is "nopad": the model gets nopad's own batches.
+    """Return the collator that `name` stands for; None for "nopad": the model gets nopad's own batches.
 
     Other names are "flattening" (of transformers), "trl", and ``module:name`` for a collator of the user's.
 
@@ -276,7 +276,7 @@ class _AsTrained:
 
 
 def _imported(name: str) -> Any:
-    """Import the object that a text of the form ``module:name`` stands for; return it, or an instance if it is a class.
+    """Import the object that a text ``module:name`` stands for; return it or, if it is a class, an instance of it.
 
     Module and name may have dots.
 

@@ -97,10 +97,10 @@ class More:
 
     @contextmanager
     def written(self, suite: str) -> Iterator[None]:
-        """Remove the files of earlier audits (``--html``, ``--junit``), then run a ``with`` block that audits.
+        """In a ``with`` block that audits, first remove the files of earlier audits (``--html``, ``--junit``).
 
-        If the block raises an exception and the user asks for JUnit XML, this file is still written. It then has one
-        test case, called `suite`, with the exception as an error. The exception is raised again.
+        If the block raises an exception and the user asks for JUnit XML, the JUnit file is still written. It then has
+        one test case, called `suite`, with the exception as an error. The exception is raised again.
 
         Raises:
             StorageError: a file cannot be removed or written.
@@ -196,7 +196,7 @@ def _places(poisoned: str) -> Any:
     "one" becomes None, "each" stays, and pairs such as ``2:0,3:1`` become ``[(2, 0), (3, 1)]``.
 
     Raises:
-        OptionError: it is none of "one", "each" and pairs SEQUENCE:TOKEN, separated by commas.
+        OptionError: the value is none of "one", "each" and pairs SEQUENCE:TOKEN, separated by commas.
     """
     if poisoned in ("one", "each"):
         return None if poisoned == "one" else "each"

@@ -82,8 +82,8 @@ def show_capacities(
     """Read the input once, plan for every capacity, and print a table with a line for each, or one JSON object.
 
     Args:
-        read: a function that reads the input: `read_given` with its other arguments set, called as ``read(capacity,
-            monitor, apart=True)``.
+        read: a function that reads the input, called as ``read(capacity, monitor, apart=True)``; it is `read_given`
+            with its other arguments set.
         inputs: the inputs as given, for messages.
         capacities: two or more; the lines are in this order.
         planner: a function that plans for a `Given`, and returns a list with one dict about the plan.

@@ -29,7 +29,8 @@ _Values = dict[str, Any]
 def read_config(path: Path, group: Any) -> _Values:
     """Return the values in a configuration file as defaults (click's ``default_map``) for the commands of `group`.
 
-    The result has a dict for each command in the file: values by the names of parameters.
+    The result has a dict for each command in the file: values by the names of parameters. A group of commands has a
+    dict of such dicts.
 
     Raises:
         FormatError: the file cannot be read, or is not TOML.
@@ -81,8 +82,8 @@ def _of_command(table: Mapping[str, Any], command: Any, place: str) -> _Values:
 def _checked(value: Any, param: Any, place: str) -> Any:
     """Return a value of the file in the form in which click takes it, after a check.
 
-    This is a bool for a flag, a list of texts for an option that takes several values, and a text for any other option.
-    `param` is the option. The message of an error begins with `place`.
+    The result is a bool for a flag, a list of texts for an option that takes several values, and a text for any other
+    option. `param` is the option. The message of an error begins with `place`.
 
     Raises:
         OptionError: the value has a wrong type, or is an empty text.

@@ -91,7 +91,8 @@ def content_of(
         others: values by name of the options that cannot be combined with chats, pairs or several fields.
 
     Raises:
-        OptionError: options contradict each other, or a value in `chat_options` is not NAME=VALUE.
+        OptionError: options contradict each other, a field is named twice, or a value in `chat_options` is not
+            NAME=VALUE.
     """
     return Content(
         fields=tuple(fields or ()),
@@ -111,8 +112,8 @@ def encoder_for(
     is the value of ``--tokenizer``.
 
     Raises:
-        OptionError: an option in `policies` is invalid, or cannot be used with chats or pairs; chats have no tokenizer;
-            or the first record holds both a text and a chat.
+        OptionError: an option in `policies` is invalid, or cannot be used with chats or pairs; there are options of
+            chats, but no chats; chats have no tokenizer; or the first record holds both a text and a chat.
         FormatError, MissingExtraError: the tokenizer cannot be loaded (`load_transformers_tokenizer`).
     """
 

@@ -156,8 +156,8 @@ def _without_old_result(folder: Path) -> str:
     """Remove the demo's packed dataset in `folder` if another version of nopad made it; return a note on this, else "".
 
     Raises:
-        FormatError: there is such a dataset, but not the demo's texts beside it; so it may not be the demo's.
-        StorageError: it cannot be removed.
+        FormatError: there is such a dataset, but the demo's texts are not beside it; so it may not be the demo's.
+        StorageError: the dataset cannot be removed.
     """
     out = folder / "packed"
     version = other_version(out)

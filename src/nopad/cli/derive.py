@@ -1,7 +1,7 @@
 """``nopad audit --derive MODEL``: find out how the sequences of an unknown type of model can be kept apart.
 
-The result is printed in one line: whether the model is admitted, and why. If it is, the next line is its entry for the
-table of model families (`nopad.model.families`), as code. With ``--json``, both are one JSON object.
+The result is printed in one line: whether the model is admitted, and why. If it is admitted, the next line is its entry
+for the table of model families (`nopad.model.families`), as code. With ``--json``, both are one JSON object.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ _NAME = "nopad_audited_step"  # of the module
 
 @contextmanager
 def users_code(folder: str | Path) -> Iterator[None]:
-    """In a ``with`` block that runs a user's code, let it import modules from `folder`, and send its prints to stderr.
+    """In a ``with`` block, let a user's code import modules from `folder`, and send what it prints to stderr.
 
     So stdout has only the output of the command itself.
     """
@@ -40,8 +40,9 @@ def users_code(folder: str | Path) -> Iterator[None]:
 def running(what: str, file: str = "") -> Iterator[None]:
     """In a ``with`` block, turn exceptions of a user's code, also `SystemExit`, into an `OptionError`.
 
-    `what` names the code in the message, such as "step.py: model()"; `file` is the file whose line the message names
-    ("": none). Errors of nopad pass unchanged.
+    `what` names the code in the message, such as "step.py: model()". `file` is the path of the code: if the exception
+    passed through this file, the message has the number of the line; "": the message has no number. Errors of nopad
+    pass unchanged.
     """
     try:
         yield

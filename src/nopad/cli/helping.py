@@ -115,8 +115,8 @@ def _choices(command: Any, name: str) -> str:
 def _said(param: Any, is_option: bool) -> str:
     """Return the help text of an option or argument.
 
-    At the end of an option's text stands its default, if it has one that is shown; or the word "Required", if the
-    option must be given.
+    An option's text ends with its default, if it has one that is shown, or with the word "Required", if the option must
+    be given.
     """
     text = " ".join((getattr(param, "help", None) or "").split())
     if param.required:
@@ -140,8 +140,8 @@ def _said(param: Any, is_option: bool) -> str:
 def _table(rows: Iterable[tuple[str, str]], width: int) -> Iterator[str]:
     """Yield the lines of a table with two columns; `width` is the width of a line in characters.
 
-    `rows` has the text of the first column, such as the names of an option, and that of the second column. A first text
-    that is too wide for its column has a line of its own.
+    `rows` are pairs of texts, one for each column; the first is, for example, the names of an option. A first text that
+    is too wide for its column has a line of its own.
     """
     rows = list(rows)
     column = min(max(len(names) for names, _ in rows), NAMES) + 2

@@ -24,8 +24,8 @@ Ladder = tuple[tuple[tuple[int, ...], ...], tuple[int | float, ...] | None]
 def parse_ladder(text: str) -> Ladder:
     """Parse a text such as ``2048:1,8192:4.3`` or ``2048,8192``; return the limits of each capacity, and the prices.
 
-    The prices are None if they are not given. With limits on two kinds of size, the text is like
-    ``2048x16:1,8192x32:4.3``; if it has one such capacity without a price, the price is 1.
+    If no price is given, the prices are None. With limits on two kinds of size, the text is like
+    ``2048x16:1,8192x32:4.3``; then a single capacity without a price costs 1, and several need prices.
 
     Raises:
         OptionError: the text has another form, or a capacity or a price is not allowed.

@@ -43,15 +43,15 @@ class Given:
         histogram: histogram of the lengths; not empty.
         lengths: lengths in the order of the input, any int dtype ``[n]``; None if the input is a histogram.
         policies: for a corpus, a text on what `nopad pack` can do with records above the capacity; else "".
-        over_long, over_long_tokens: number of sequences above the capacity, which are left out of `histogram` and
-            `lengths`, and number of their tokens.
-        longest: number of tokens in the longest of these sequences; 0 if there are none.
+        over_long, over_long_tokens: number of sequences above the capacity, and of their tokens; these sequences are
+            left out of `histogram` and `lengths`.
+        longest: number of tokens in the longest sequence above the capacity; 0 if there is none.
         text_unit: what one record of the text files is, "file", "line" or "paragraph"; None: no text file was read.
         counts: for a corpus, how many records were read, truncated and so on; None: the input has no records.
         passed_over: names of files in the given folders that were not read.
-        sources: for named inputs, the number of sequences and of tokens of each, by name; those above the capacity
+        sources: for named inputs, the number of sequences and of tokens of each, by name; sequences above the capacity
             count too.
-        corpus: how the input was read, to be stored in `Plan.facts`: the options, the names of its sources, and the
+        corpus: how the input was read, to be stored in `Plan.facts`: the options, the names of the sources, and the
             tokenizer, under the names that a dataset's manifest has.
     """
 
@@ -72,8 +72,8 @@ class Given:
     def apart(self, file: str) -> Given:
         """Return a copy without the sequences above the capacity.
 
-        They are counted in `over_long`, `over_long_tokens` and `longest`. If there are none, the object itself is
-        returned.
+        The copy describes these sequences in `over_long`, `over_long_tokens` and `longest`. If there are none, the
+        object itself is returned.
 
         Raises:
             SourceError: no sequence is left; `file` names the input in the message.
@@ -134,10 +134,10 @@ def read_given(
 
     Raises:
         StorageError: the lengths cannot be saved.
-        OptionError: `capacity` is None, and the histograms state different capacities; it is None, no input states one,
-            and `apart` is False; histograms or files of lengths are given with another kind of input or with corpus
-            options; a histogram is given with `as_pairs`, `keep` or a `validation` above 0; or an option has an invalid
-            value.
+        OptionError: `capacity` is None, and the histograms state different capacities; `capacity` is None, no input
+            states one, and `apart` is False; histograms or files of lengths are given with another kind of input or
+            with corpus options; a histogram is given with `as_pairs`, `keep` or a `validation` above 0; or an option
+            has an invalid value.
         RecordError: `policies` do not allow a record; a CSV, TSV or JSON file is broken; or no record is left to plan
             for.
         SourceError: there is no such file, it holds no sequences, or `apart` is True and all are above the capacity.
@@ -214,7 +214,7 @@ def read_pairs(
     keep: Path | None,
     **_: Any,
 ) -> NDArray[Any]:
-    """Return two sizes for each sequence, ``[n, 2]``, read from ``.npy`` files; their dtype is not checked.
+    """Return two sizes for each sequence, ``[n, 2]``, read from ``.npy`` files; the dtype is not checked.
 
     Corpus options have no effect on such files, so they must have their defaults.
 
@@ -227,7 +227,7 @@ def read_pairs(
 
     Raises:
         OptionError: an input is no ``.npy`` file, corpus options or `keep` are given, or `validation` is not 0.
-        FormatError: a file holds an array of another shape.
+        FormatError: a file holds an array whose shape is not ``[n, 2]``.
         SourceError: a file is missing or damaged, or the files hold no sequences.
     """
     if keep is not None:
@@ -262,7 +262,7 @@ def _elsewhere(file: str) -> bool:
 
 
 def _named(given: str) -> bool:
-    """Return whether an input has the form NAME=INPUT, which gives it a name, and is not itself the path of a file."""
+    """Return whether an input has the form NAME=INPUT, which names it, and is not itself an existing path."""
     return "=" in given and not Path(given).exists()
 
 
@@ -281,8 +281,8 @@ def _read_histogram(
 
     Raises:
         OptionError: another kind of input, options of a corpus or a `validation` above 0 are given with the histograms;
-            `capacity` is invalid; it is None, and the histograms state different capacities; or there is no capacity,
-            and `apart` is False.
+            `capacity` is invalid; `capacity` is None, and the histograms state different capacities; or `capacity` is
+            None, no histogram states one, and `apart` is False.
         SourceError: there are no sequences.
         FormatError: a histogram cannot be read.
         LengthError: a length or count of a histogram is not an integer, or is out of range.

@@ -36,7 +36,7 @@ class _Share(ProgressColumn):
     """The column of a progress bar that shows the percentage done, if the total is known."""
 
     def render(self, task: Task) -> Text:
-        """Return the percentage as text; empty if the total is not known."""
+        """Return the percentage as text; empty if the total is not known or 0."""
         return Text(f"{task.percentage:3.0f} %" if task.total else "")
 
 
@@ -64,7 +64,7 @@ class Bars(Drawn):
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Prepare the bars; nothing is drawn until the ``with`` block begins. `clock` gives seconds."""
+        """Prepare the bars; nothing is drawn until the ``with`` block begins. `clock` returns a time in seconds."""
         console = self._console = Console(stderr=True, soft_wrap=True, highlight=False)
         self._clock, self._begun, self._wait = clock, clock(), _FIRST
         self._stage, self._done, self._tokens = "", 0, 0
@@ -92,7 +92,10 @@ class Bars(Drawn):
         self._stage, self._total, self._done, self._tokens = name, total, 0, 0
 
     def advance(self, units: int, tokens: int = 0) -> None:
-        """Move the bar on by `units`, and add `tokens` to the tokens from which the bar computes tokens per second."""
+        """Count `units` of the current stage and `tokens` as done, and move its bar on.
+
+        If stderr is not a terminal, print a line instead, once one is due.
+        """
         if self._task is not None:
             task = self._progress.tasks[-1]
             self._progress.update(self._task, advance=units, tokens=task.fields["tokens"] + tokens)

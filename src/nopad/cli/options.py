@@ -183,7 +183,7 @@ def parse_options(given: list[str] | None, even: bool = False) -> dict[str, Any]
     If `even` is True (``--even``), the result also has "even" with the value True.
 
     Raises:
-        OptionError: a pair has no name or no ``=``, or a name occurs twice.
+        OptionError: a pair has no name or no ``=``; a name occurs twice; or `even` is True and a pair is named "even".
     """
     return parse_pairs("--option", "pack_multiple=8", [*(given or []), *(["even=true"] if even else [])])
 
@@ -225,10 +225,10 @@ def parse_reader(
     *,
     find_labels: bool = False,
 ) -> corpus.ReaderOptions:
-    """Return the `ReaderOptions` that the options of a command state.
+    """Return the `ReaderOptions` that a command's options describe; each argument is the field with the same name.
 
-    The arguments are its fields. For `carry` and `mask_field`, None means "auto", and the name "none" means no column.
-    A suffix gets a dot in front if it has none.
+    For `carry` and `mask_field`, None means "auto", and the name "none" means no column. A suffix gets a dot in front
+    if it has none.
 
     Raises:
         OptionError: `carry` has "none" together with other names, or a value is not allowed.
@@ -255,7 +255,7 @@ def parse_policies(
     on_bad_record: corpus.OnBadRecord,
     vocab_size: int | None,
 ) -> dict[str, Any]:
-    """Return the arguments by name; they are the options of `CorpusOptions`, except its capacity."""
+    """Return a dict of the arguments by name: all options of `CorpusOptions`, except its capacity."""
     return {
         "special_tokens": special_tokens,
         "over_long": over_long,
@@ -269,7 +269,7 @@ def parse_share(text: str | None) -> float:
     """Return a share such as ``1%`` or ``0.01`` as a number; None gives 0.
 
     Raises:
-        OptionError: the text is not a number.
+        OptionError: the text is not a number, with or without ``%``.
 
     >>> parse_share("1%"), parse_share("0.01"), parse_share(None)
     (0.01, 0.01, 0.0)

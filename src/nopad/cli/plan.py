@@ -235,13 +235,13 @@ class Wanted:
 
     @property
     def algorithms(self) -> list[str]:
-        """The algorithms to plan with."""
+        """Names of the algorithms to plan with; if the user names none, only "auto", or all that are quick."""
         quick = list(quick_algorithms(self.options))
         return self.algorithm or (["auto"] if not self.everything and self._one_row and "auto" in quick else quick)
 
     @property
     def depths(self) -> list[int | None]:
-        """The depths to plan for; None: unlimited."""
+        """The depths to plan for; a depth of None is unlimited."""
         return [parse_depth(text) for text in self.depth] if self.depth else list(DEPTHS)
 
     @property
@@ -251,12 +251,15 @@ class Wanted:
 
     @property
     def saved_depth(self) -> int | None:
-        """The depth of the plan that is saved; None: unlimited."""
+        """The depth of the plan that is saved: the first that the user gave. None: unlimited, or not given."""
         return self.depths[0] if self.depth else None
 
     @property
     def short(self) -> bool:
-        """Whether to show the short answer in place of a table of algorithms."""
+        """Whether to show the short answer, as without ``--all``, ``--algorithm`` and ``--depth``.
+
+        It has fewer columns than the table of several algorithms, and advice on ``--depth``.
+        """
         return not self.everything and not self.algorithm and not self.depth
 
 
@@ -266,10 +269,10 @@ def _compare(
     """Read the input, plan with every wanted algorithm at every wanted depth; return the input and a row for each plan.
 
     A row is a dict about the plan, as `nopad.planning.comparison.compare` returns it. ``read(capacity, monitor)`` reads
-    the input. With ``--output``, the plan is saved.
+    the input. With ``--output``, the plan of depth `Wanted.saved_depth` is saved.
 
-    Algorithms that take sequences in the order of arrival need an order, which is drawn at random for a histogram. If
-    the histogram has too many sequences for that, and the user named no algorithm, these algorithms are left out.
+    Some algorithms take sequences in the order of arrival. If the input is a histogram, this order is drawn at random.
+    If a histogram has too many sequences for that, these algorithms are left out, unless the user named algorithms.
     """
     options, algorithms = wanted.options, wanted.algorithms
     for name in algorithms:
@@ -298,7 +301,8 @@ def _compare(
 def _as_saved(given: Given, made: Plan) -> Plan:
     """Return the plan in the form in which it is saved.
 
-    It gets a note on records that were changed or skipped, and the facts of how the corpus was read.
+    If records were changed or skipped, a note on them is added. If there are facts about how the corpus was read, they
+    are added too.
     """
     notes = (*made.notes, f"records: {'; '.join(became(given))}") if became(given) else made.notes
     how = {name: value for name, value in given.corpus.items() if value}
@@ -306,10 +310,10 @@ def _as_saved(given: Given, made: Plan) -> Plan:
 
 
 def _ladder(text: str, read: partial[Given], beside: Mapping[str, Any], wanted: Wanted) -> None:
-    """Read the input, and make, show and save one plan for the capacities in `text`, the value of ``--ladder``.
+    """Read the input, and make and show one plan for the capacities in `text`; with ``--output``, save it too.
 
     Args:
-        text: the capacities, with or without prices.
+        text: the value of ``--ladder``: the capacities, with or without prices.
         read: `read_given` with all its arguments except capacity and monitor.
         beside: the values of the options that ``--ladder`` excludes, by name.
         wanted: what the user asked for.
@@ -334,7 +338,8 @@ def _ladder(text: str, read: partial[Given], beside: Mapping[str, Any], wanted: 
 def _show(given: Given, without: Padded, rows: list[dict[str, Any]], wanted: Wanted) -> None:
     """Print what packing gains, a table of the plans, and their notes.
 
-    The short answer (`Wanted.short`) ends with what a limit on depth costs; any other answer ends with the lower bound.
+    Below them, the short answer (`Wanted.short`) says what a limit on depth costs; any other answer states the lower
+    bound. If a plan was saved, the last line names its file.
     """
     out = console()
     whole = not out.is_terminal  # lines are wrapped for a terminal only
@@ -356,7 +361,7 @@ def _show(given: Given, without: Padded, rows: list[dict[str, Any]], wanted: Wan
 
 
 def _without_evenness(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the rows without the notes on evenness at limited depths: such plans can hardly be even.
+    """Return the rows, without notes on evenness in those with a depth limit: their plans can hardly be even.
 
     >>> rows = [{"depth": depth, "notes": ["even packs: ...", "stopped"]} for depth in (2, None)]
     >>> [row["notes"] for row in _without_evenness(rows)]

@@ -246,10 +246,10 @@ def _loaded(
 
 
 def _lowered(loaded: Any, precision: str | None) -> tuple[Any, float | None]:
-    """Return the model in the given precision, and the agreement of its outputs with those of the given model.
+    """Return `loaded` in lower precision, and how much its outputs agree with those of `loaded`.
 
-    The agreement is a cosine similarity, the smallest one that `nopad.model.precision.agreement` finds. If `precision`
-    is None, return the given model and None.
+    The agreement is the smallest cosine similarity that `nopad.model.precision.agreement` finds. If `precision` is
+    None, return `loaded` and None.
     """
     if precision is None:
         return loaded, None
@@ -276,8 +276,8 @@ def _placed(loaded: Any, device: str | None) -> Any:
 def _as_trained(task: str | None, model: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the name of the task, and its options.
 
-    If training stored this task in the model's folder, or `task` is None, the stored options are added to `options`,
-    which take precedence. If another task is given than the stored one, nothing is added.
+    Training stores its task and options in the model's folder. If `task` is the stored task or None, the stored options
+    are added to `options`, which take precedence. If `task` is another one, nothing is added.
 
     Raises:
         OptionError: no task is given, and none is stored.

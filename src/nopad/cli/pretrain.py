@@ -57,8 +57,9 @@ def parse_pretrain(
         seed: random seed for making pairs.
 
     Raises:
-        OptionError: an option is unknown, is given in a wrong form or has no effect on pairs; or `given` is not empty
-            without ``--pretrain``.
+        OptionError: a pair in `given` is not NAME=VALUE, is given twice, or names an unknown option or one with a flag
+            of its own; `policies` has no special tokens, or a vocabulary size; or `given` is not empty without
+            ``--pretrain``.
     """
     options = parse_pairs("--pretrain-option", "copies=5", given)
     if pretrain is None:

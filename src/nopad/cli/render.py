@@ -184,8 +184,8 @@ def bars(manifest: Manifest) -> Text:
 def outcome(manifest: Manifest, plan: Plan) -> Text:
     """Return the summary of a dataset that `nopad pack` prints.
 
-    It has bars of padding, the number of packs and its lower bound, what happened to records, the share of each source,
-    and which columns are carried or left out.
+    It has bars of padding, the number of packs and its lower bound, the plan's notes, what happened to records, the
+    share of each source, and which columns are carried or left out.
     """
     text = bars(manifest)
     text.append(f"  packs: {plan.packs:,} for {counted(plan.sequences, 'sequence')} (")

@@ -68,10 +68,10 @@ def waste_table(rows: Sequence[BalanceRow]) -> Group:
 
 
 def effect_lines(effects: Mapping[str, float], steps: int) -> Iterator[str]:
-    """Yield lines that say whether steps become cheaper or dearer during an epoch, for each way to draw the sequences.
+    """Yield lines of text: for each way to draw the sequences, whether steps become cheaper or dearer during an epoch.
 
-    `effects` has, for each way to draw, the correlation between the cost of a step and the step's number; about 0 means
-    that steps become neither cheaper nor dearer. `steps` is the number of steps from which it was computed.
+    `effects` maps each way to the correlation between a step's cost and its number. A value of about 0 means that steps
+    become neither cheaper nor dearer. `steps` is the number of steps from which the correlations were computed.
     """
     yield f"correlation of a step's cost with its number, over {steps:,} steps of 128 sequences:"
     for draw, correlation in effects.items():
@@ -81,7 +81,8 @@ def effect_lines(effects: Mapping[str, float], steps: int) -> Iterator[str]:
 def long_table(rows: Sequence[LongRow], width: int) -> Group:
     """Return a table of how evenly the ranks are loaded on a workload: a row per method of packing and dealing.
 
-    Up to four columns are left out if the table is wider than `width` characters.
+    The methods are listed twice: for ranks that wait for each other once per step, and at each micro-step. Up to four
+    columns are left out if the table is wider than `width` characters.
     """
     columns: dict[str, Callable[[LongRow], str]] = {
         "unit": lambda row: row.unit,
@@ -119,7 +120,10 @@ def scaling_table(rows: Sequence[ScalingRow]) -> Group:
 
 
 def latency_table(rows: Sequence[LatencyRow]) -> Group:
-    """Return a table of the simulated time of a step: a row per batch size and number of GPUs, a column per method."""
+    """Return a table of the simulated time of a step: a row per batch size and number of GPUs, a column per method.
+
+    Beside a time is the share of it that exchanging and sorting samples takes, unless this is 0.
+    """
     methods = [name for name in METHODS if any(row.method == name for row in rows)]
     found = {(row.batch, row.gpus, row.method): row for row in rows}
     table = headed(["batch", "GPUs", *methods], left=0)

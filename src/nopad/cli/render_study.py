@@ -30,7 +30,8 @@ def redone_table(table: Table, rows: Sequence[Redone], width: int) -> Group:
     """Return a table with the figures of a published table and ours.
 
     Each row has up to three lines: the published figures, ours, and the differences. Lines without figures are left
-    out. Up to three columns are left out if the table is wider than `width` characters.
+    out; if no line has figures, an empty one for ours is shown. Up to three columns are left out if the table is wider
+    than `width` characters.
     """
 
     def make(left_out: Sequence[str]) -> Shown:

@@ -2,7 +2,7 @@
 
 Nothing is guessed silently. Input that begins like JSON, Parquet or Arrow is read as that, and raises an error if it is
 not. Some input may be a CSV or TSV file, or plain text with the same number of commas or tabs in each line. It is
-refused until ``--stdin-format`` says which it is.
+refused until ``--stdin-format`` says which it is. Any other input is plain text.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def _is_one(begin: bytes) -> bool:
 def _is_table(text: str, sign: str, *, whole: bool) -> bool:
     """Return whether a text may be a table: names of columns, and then rows with as many cells.
 
-    At most 20 rows after the first are looked at. A first line of one cell counts only if it is "text"; then the next
-    rows are not looked at.
+    Names of columns are distinct, have 1 to 64 characters, and no full stop, ``!`` or ``?``. At most 20 rows after the
+    first are looked at. A first line of one cell counts only if it is "text"; then the next rows are not looked at.
 
     Args:
         text: the beginning of the input.

@@ -26,8 +26,8 @@ def audited(
     `accumulation`, `per` and `seed` are passed to `nopad.audit_step`; `seed` also seeds torch before the file runs.
 
     Raises:
-        OptionError: there is no such file, it cannot be run, or it defines neither ``trainer()`` nor ``model()`` and
-            ``examples()``; or `nopad.audit_step` refuses a part or an option.
+        OptionError: the file does not exist or cannot be run; the parts that it defines are incomplete, do not go
+            together, or fail when called; or `nopad.audit_step` refuses a part or an option.
         BatchError, LengthError: `nopad.audit_step` cannot use the examples.
         MissingExtraError: torch or transformers is not installed.
     """
@@ -52,15 +52,17 @@ def audited(
 def parts_of(path: str) -> dict[str, Any]:
     """Run a Python file; return the parts that it defines, as keyword arguments of `nopad.audit_step`.
 
-    The file defines either ``trainer()``, which returns a Trainer, or ``model()`` and ``examples()``. Together with the
-    latter two, it may define ``collate(examples)`` and ``loss(model, batch, step)``; in both cases, it may define
-    ``alone(model, inputs)``. The result has the Trainer as "trainer", or the model and the examples as "model" and
-    "sequences"; and the other functions that are defined, by their names.
+    The file defines either ``trainer()``, which returns a Trainer, or ``model()`` and ``examples()``. Beside
+    ``model()`` and ``examples()``, it may define ``collate(examples)`` and ``loss(model, batch, step)``. In either
+    case, it may define ``alone(model, inputs)``.
+
+    The result has the Trainer as "trainer", or the model and the examples as "model" and "sequences". The other
+    functions that are defined are in it by their names.
 
     Raises:
-        OptionError: the file cannot be run; it defines neither ``trainer()`` nor ``model()`` and ``examples()``, or a
-            part that does not go with ``trainer()``; a part is not a function; or ``trainer()``, ``model()`` or
-            ``examples()`` raises an exception or returns None.
+        OptionError: the file does not exist or cannot be run; it defines neither ``trainer()`` nor ``model()`` and
+            ``examples()``, or a part that does not go with ``trainer()``; a part is not a function; or ``trainer()``,
+            ``model()`` or ``examples()`` raises an exception or returns None.
     """
     module = module_of(path)
     if module is None:

@@ -37,8 +37,8 @@ class StrictCommand(HelpedCommand):
         Returns the arguments that are left over.
 
         Raises:
-            OptionError: an option is given twice; a value is empty; an output is a URL; a folder, or something else
-                that is no regular file, is given in place of a file; or an output file exists and ``--force`` is not
+            OptionError: an option that takes one value is given twice; a value is empty; an output is a URL, or its
+                path is not UTF-8; or an output file is a folder or no regular file, or exists and ``--force`` is not
                 given.
         """
         values, _, given = self.make_parser(ctx).parse_args(args=list(args))
@@ -64,8 +64,8 @@ def _check_output(path: str, *, is_file: bool) -> None:
     """Refuse an output path that cannot be written to.
 
     Raises:
-        OptionError: the path is a URL; or a file is to be written (`is_file`), and the path is a folder or no regular
-            file.
+        OptionError: the path is a URL or not UTF-8; or a file is to be written (`is_file`), and the path is a folder,
+            or something else that exists and is no regular file or lies in ``/dev``.
     """
     local_path(path)
     if is_file and os.path.isdir(path):

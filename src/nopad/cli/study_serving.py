@@ -101,7 +101,7 @@ def serving(
 def _runs() -> dict[str, list[RealRow]]:
     """Run the requests of each of `GRIDS`, the settings of PopRT's examples, through a model; return the measurements.
 
-    They are in a dict by the name of the setting.
+    The result is a dict by the name of the setting.
 
     Raises:
         MissingExtraError: torch or transformers is not installed.

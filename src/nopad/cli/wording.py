@@ -103,8 +103,8 @@ _KEY = re.compile(r'"([^"]*)": ')
 def verb_of(arguments: list[str]) -> str:
     """Return the verb (the command) in a command line, such as "pack" or "study glue"; "" if it has none.
 
-    It is the first argument that does not begin with a dash and is not the file of ``--config``; after "study", the
-    second one belongs to it too.
+    Arguments that begin with a dash do not count, and neither does the file of ``--config``. The verb is the first of
+    the others; if this is "study", the second one belongs to the verb too.
 
     >>> verb_of(["--debug", "study", "glue", "folder"]), verb_of(["--config", "my.toml", "pack", "texts"])
     ('study glue', 'pack')

@@ -31,7 +31,7 @@ def choose(kinds: NDArray[Any], key: np.uint64, below: np.uint64, count: int, ch
     `key` is a random seed. It determines a series of random 64-bit integers, which are numbered from 0. Each word uses
     the one with the number ``3 * t``, where t is the index of the word's first token. If `count` is -1, the words whose
     random integer is less than `below` are chosen. Otherwise the words are tried in ascending order of their random
-    integers. A word is chosen if at most `count` tokens are then chosen in all.
+    integers. A word is skipped if more than `count` tokens would be chosen with it.
     """
     words = 0
     for t in range(kinds.shape[0]):
@@ -89,9 +89,9 @@ def by_draw(draws: NDArray[Any]) -> NDArray[Any]:
 
 @njit(cache=True, nogil=True, inline="always")
 def mark(kinds: NDArray[Any], first: int, last: int, chosen: NDArray[Any]) -> None:
-    """Mark the tokens with the indices `first` to `last` (inclusive) as chosen, by setting their `chosen` to True.
+    """Set ``chosen[t]`` for the tokens t from `first` to `last` (inclusive): False where `kinds` is `NEVER`, else True.
 
-    It is set to False for tokens that are never predicted: those that are `NEVER` in `kinds`.
+    Tokens that are `NEVER` are never predicted.
     """
     for t in range(first, last + 1):
         chosen[t] = kinds[t] != NEVER
@@ -112,14 +112,14 @@ def mask(
 ) -> None:
     """Mask tokens of `ids` in place, and set `labels`: the original id of a chosen token, -100 for all others.
 
-    `ids`, `labels` and `kinds` hold n sequences, one after the other; sequence i has ``lengths[i]`` tokens. `choose`
-    chooses its tokens by their `kinds`: up to ``counts[i]`` of them, or if this is -1, each word with probability
-    ``below / 2**64``. The random integers of a sequence are determined by its own seed. This is made from `key` and
-    from ``names[i]``, the k integers that identify the sequence; `names` is int64 ``[n, k]``.
+    `ids`, `labels` and `kinds` hold n sequences, one after the other; sequence i has ``lengths[i]`` tokens. The
+    function `choose` chooses tokens of a sequence by their `kinds`: up to ``counts[i]`` of them; but if this is -1,
+    each word with probability ``below / 2**64``. The random integers of a sequence are determined by its own seed. This
+    is made from `key` and from ``names[i]``, the k integers that identify the sequence; `names` is int64 ``[n, k]``.
 
     A chosen token becomes `mask_id` (80 %), becomes an id drawn from the array `ordinary` (10 %), or is kept (10 %).
     For the token with index t in its sequence, the random integer with the number ``3 * t + 1`` decides between these
-    three, and the next one draws the id.
+    three, and the one with the number ``3 * t + 2`` draws the id.
     """
     at = 0
     for i in range(lengths.shape[0]):

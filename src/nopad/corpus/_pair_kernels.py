@@ -60,9 +60,9 @@ def pairs(
 
     Document d has sentences ``first[d]`` to ``first[d + 1]`` (exclusive), and sentence s has tokens ``ends[s]`` to
     ``ends[s + 1]`` (exclusive). No document and no sentence is empty, and there are at least two documents. `key` is a
-    random seed. All pairs of the document have the same target number of tokens: `room`, or a random number from 2 to
-    `room` if the first random number of `key` is less than `short_below`. A pair is made in these steps, which use the
-    next random numbers of `key` in this order:
+    random seed. All pairs of the document have the same target number of tokens. If random number 0 of `key` is less
+    than `short_below`, random number 1 draws the target from 2 to `room`; otherwise it is `room`. A pair is made in
+    these steps, which use the random numbers of `key` from number 2 on, in this order:
 
     1. The next sentences of the document are taken, until they have the target number of tokens or the document ends.
     2. The first few of them become side A. How many is random: at least one, and not all; but if only one sentence was
@@ -138,9 +138,13 @@ def all_pairs(
     describes; it needs ``sentences * copies`` rows.
 
     Document d has sentences ``first[d]`` to ``first[d + 1]`` (exclusive), and sentence s has tokens ``ends[s]`` to
-    ``ends[s + 1]`` (exclusive). A pair has at most `room` tokens. The pairs of a document are made shorter than that
-    with probability ``short_below / 2**64``. Side B of a pair is from another document with probability
-    ``random_below / 2**64``, or if side A is the last sentence of its document.
+    ``ends[s + 1]`` (exclusive). A pair has at most `room` tokens. The pairs of one copy of a document are built up to a
+    target number of tokens. With probability ``short_below / 2**64``, the target is a random number from 2 to `room`;
+    otherwise it is `room`.
+
+    If the next sentence has the target number of tokens by itself, or is the last of its document, it is side A, and
+    side B is from another document. Otherwise, side B is from another document with probability
+    ``random_below / 2**64``.
     """
     made = 0
     for document in range(keys.shape[0]):

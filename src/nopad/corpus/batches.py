@@ -142,8 +142,8 @@ def _inside(kind: pa.DataType) -> pa.Field:
 def _alike(found: pa.DataType, wanted: pa.DataType) -> bool:
     """Return whether a column of type `found` can be read as type `wanted`.
 
-    It can if the types are equal, if `found` is the null type, or if both are types of text. A list of type `found` can
-    be read as a list of type `wanted` if its values can be read as the values of that list.
+    It can if the types are equal, if `found` is the null type, or if both are types of text. If both are types of
+    lists, the same rules decide about the types of their values.
     """
     if found == wanted or pa.types.is_null(found) or (is_string(found) and is_string(wanted)):
         return True

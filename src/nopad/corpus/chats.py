@@ -146,6 +146,7 @@ class ChatEncoder:
 
                 * no message is left to learn from
                 * the template refuses the chat, or leaves out a part of it
+                * the chat has an argument for the template that nopad sets itself
                 * the learned tokens cannot be determined for certain
                 * a learned turn does not end as `end_of_turn` says
                 * a text has a lone surrogate
@@ -183,12 +184,12 @@ class ChatEncoder:
         """Return all token ids of a record, including those that are not learned, as a reward model reads them.
 
         For a `Passage`, these are the ids of the prompt and completion as one text, with the tokenizer's special tokens
-        around it. A chat has only the special tokens that its template writes. `number` is the record's number, for
-        messages.
+        around it. If the tokenizer puts none after a text, they end with its end-of-sequence token, if it has one. A
+        chat has only the special tokens that its template writes. `number` is the record's number, for messages.
 
         Raises:
-            RecordError: the template refuses the chat or leaves out a part of it, or a text has no token or has a lone
-                surrogate.
+            RecordError: the template refuses the chat or leaves out a part of it; the chat has an argument for the
+                template that nopad sets itself; the text of a `Passage` has no token; or a text has a lone surrogate.
             OptionError: the tokenizer has no chat template, or the special tokens that it puts around a text cannot be
                 found.
         """
@@ -405,10 +406,10 @@ def fitted(
 ) -> Answered | None:
     """Return the example `given`, cut to `max_length` tokens (None: unlimited); None: the example is dropped.
 
-    A longer example is dropped if `over_long` is "drop". If `over_long` is "truncate", its end is cut off; it is
-    dropped only if no learned token is left after its first token, which nothing predicts. When an example is cut or
-    dropped, ``counts["truncated"]`` or ``counts["dropped"]`` is increased by one. `number` is the record's number, for
-    messages.
+    If `over_long` is "truncate", the end of a longer example is cut off. Such an example is dropped instead if no
+    learned token would be left after its first token, which nothing predicts. If `over_long` is neither "truncate" nor
+    "error", every longer example is dropped. When an example is cut or dropped, ``counts["truncated"]`` or
+    ``counts["dropped"]`` is increased by one. `number` is the record's number, for messages.
 
     Raises:
         LengthError: the example is longer than `max_length`, and `over_long` is "error".

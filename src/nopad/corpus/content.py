@@ -65,20 +65,20 @@ class Content:
         options: CorpusOptions,
         place: str,
     ) -> Encoder | None:
-        """Return the encoder that makes text or ids of each record; None if each record already has one field of them.
+        """Return the encoder that makes text or ids of each record; None if one field of the record holds them already.
 
         Args:
             first: returns the first record, or None if it is not known; called only if `chat` is None and the first
                 record decides.
             tokenizer: returns the tokenizer of transformers, or None if the user gave none; called only for chats and
                 pairs.
-            options: the job's options. The encoder needs the capacity and `over_long` (what is done with records that
-                have more tokens); chats and pairs also forbid some other values.
+            options: the job's options. The encoder needs `capacity`, and `over_long` (what is done with records that
+                have more tokens). For chats and pairs, `special_tokens` must be True and `vocab_size` None.
             place: name of the input, for messages.
 
         Raises:
-            OptionError: an option cannot be used with such records; the records are chats or pairs, and there is no
-                tokenizer; or the first record holds both a text and a chat.
+            OptionError: an option has an invalid value, or cannot be used with such records; the records are chats or
+                pairs, and there is no tokenizer; or the first record holds both a text and a chat.
             FormatError: the tokenizer is one that `nopad.corpus.Tokenizer` refuses.
         """
         chat = self.chat

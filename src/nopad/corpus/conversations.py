@@ -222,8 +222,8 @@ def _message(given: Any, what: str, roles: Mapping[str, str]) -> dict[str, Any]:
 def _weighted(message: dict[str, Any], what: str) -> dict[str, Any]:
     """Return a message without the keys ``weight`` and ``train``, which say whether it is learned.
 
-    The result is a new dict. If the message is not learned, it has the key ``nopad: not learned`` (`_SILENT`) instead.
-    The two keys are also removed from `message` itself. `what` names the message in errors.
+    The result is a new dict. If the keys say that the message is not learned, it has the key ``nopad: not learned``
+    (`_SILENT`) instead. The two keys are also removed from `message` itself. `what` names the message in errors.
 
     Raises:
         RecordError: ``weight`` or ``train`` is neither 0 nor 1, the two contradict each other, or one is 1 for a

@@ -33,9 +33,9 @@ _Cells = list[str]
 def delimited_runs(file: InputFile, strings: Collection[str] = ()) -> Iterator[Run]:
     """Yield the rows of a CSV or TSV file in runs (`Run`: consecutive records); it is TSV if its suffix is ``.tsv``.
 
-    The columns that `strings` names are read as text. A row is a `Bad` record of its run if it is not UTF-8, or has
-    more or fewer cells than there are columns. It is bad too if a column of numbers has a cell in it that is not a
-    number.
+    The columns that `strings` names are read as text. A row is a `Bad` record of its run in three cases: it is not
+    UTF-8; it has more or fewer cells than there are columns; or one of its cells is not a number, and the cell's column
+    holds numbers.
 
     Nothing can be read after a broken row: one with a broken quote, with a carriage return alone outside of quotes, or
     with a cell of more than 8,388,608 characters. A broken row counts as the last record of the last run.
@@ -136,8 +136,8 @@ def _not_utf8(cell: str) -> bool:
 def _reader(cells: _Cells) -> Callable[[str], Any]:
     """Return the function that turns a cell of a column into a value.
 
-    The column's first `cells` decide: it is `str`, or, if they are numbers, a function that returns an int or a float,
-    and None for an empty cell.
+    `cells` are the column's first cells. If each of them is a number or empty, and not all are empty, the function
+    returns an int or a float, and None for an empty cell. Otherwise, the function is `str`.
     """
     filled = [cell for cell in cells if cell]
     if not filled or not all(map(_NUMBER.fullmatch, filled)):
@@ -158,8 +158,8 @@ def _float(cell: str) -> float | None:
 def _rows(file: InputFile) -> Iterator[tuple[int, _Cells]]:
     """Yield (line, cells) of every row that is not empty; the first of them has the names of the columns.
 
-    The module `csv` has a limit on the length of a cell. A lower limit than `DOCUMENT_BYTES` (8,388,608) is raised to
-    that, for the whole process.
+    The module `csv` limits the length of a cell. This limit is raised to `DOCUMENT_BYTES` (8,388,608) if it is lower,
+    for the whole process.
 
     Raises:
         RecordError: a row has a broken quote, a carriage return alone outside of quotes, or a cell of more than

@@ -114,12 +114,14 @@ def open_source(
 
     Raises:
         SourceError: a path is missing, unreadable, given twice or has nothing to read; `inputs` is of another type; a
-            column that `options` name is missing or cannot be read, or an option is for ids and the input is text; or
-            some files hold text and others ready-made ids, or the files differ in the columns that are packed along or
-            in the column that marks padding. The message says what to do.
+            dict of inputs is empty, or has a name that is not allowed; a column that `options` name is missing or
+            cannot be read; an option is for ids and the input is text; some files hold text and others ready-made ids;
+            or the files differ in the columns that are packed along, or in the column that marks padding. The message
+            says what to do.
         RecordError: a CSV, TSV or JSON file is broken in its first records, which are read to find the columns.
         FormatError: a file that begins as SQuAD's files do is broken.
-        OptionError: an option has no effect beside `encoder`, or a column to carry is one that the encoder makes.
+        OptionError: an option has no effect beside `encoder`; a column to carry is one that the encoder makes; or the
+            encoder cannot encode the first records (`Encoder.check`).
         MissingExtraError: an ``hf:NAME`` or a URL needs a package that is not installed.
 
     >>> import pathlib, tempfile
@@ -161,7 +163,8 @@ def _from_paths(inputs: Any, options: ReaderOptions, encoder: Encoder | None, bl
             inputs differ in what they hold.
         RecordError: a CSV, TSV or JSON file is broken in its first records.
         FormatError: a file that begins as SQuAD's files do is broken.
-        OptionError: an option has no effect beside the encoder, or a column to carry is one that the encoder makes.
+        OptionError: an option has no effect beside the encoder; a column to carry is one that the encoder makes; or the
+            encoder cannot encode the first records (`Encoder.check`).
         MissingExtraError: an ``hf:NAME`` or a URL needs a package that is not installed.
     """
     finder = Finder(suffixes=CORPORA.only(options.suffixes))
@@ -186,7 +189,8 @@ def _opened(found: Found, options: ReaderOptions, encoder: Encoder | None, block
         SourceError: the input cannot be read, or is a folder of arrays beside an encoder, which needs texts.
         RecordError: a CSV, TSV or JSON file is broken in its first records.
         FormatError: a file that begins as SQuAD's files do is broken.
-        OptionError: an option has no effect beside the encoder, or a column to carry is one that the encoder makes.
+        OptionError: an option has no effect beside the encoder; a column to carry is one that the encoder makes; or the
+            encoder cannot encode the first records (`Encoder.check`).
         MissingExtraError: a dataset of the hub needs a package that is not installed.
     """
     match found:
@@ -334,10 +338,11 @@ def _refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:
 
 
 def _check_alike(files: Sequence[Source], paths: Sequence[str]) -> None:
-    """Refuse the last of `files` if it differs from the first one that has records.
+    """Refuse the last of `files` if it differs from the first one whose content is known.
 
     Both must hold text, or both ready-made ids. They must agree in the columns that are packed along, and, if they hold
-    ids, in the column that marks padding. Nothing is refused if the last file has no records. `files` are the sources
+    ids, in the column that marks padding. A file's content is not known (`Source.kind` is None) if only its records
+    could tell, and it has none. Nothing is refused if the last file's content is not known. `files` are the sources
     opened so far; `paths` are their names in messages.
 
     Raises:

@@ -225,7 +225,7 @@ class Finder:
         suffixes: which files are read.
         found: the inputs found so far, in reading order.
         ignored: names of files that were found but are not read.
-        folders: the folders that were walked.
+        folders: the given folders that were walked.
     """
 
     suffixes: Suffixes
@@ -339,11 +339,11 @@ def _no_part(names: Sequence[str], opened: Callable[[str], InputFile], place: Pa
 
 
 def _find_in(folder: Path, suffixes: Suffixes) -> tuple[list[InputFile], list[str]]:
-    """Return two lists: the files of a folder that are read, and the names of everything else in it, for messages.
+    """Return two sorted lists: the files of a folder that are read, and for messages, the names of those that are not.
 
-    Both are sorted. A file that is found twice, through a link, is in the first list once, and in the second list too.
-    Hidden files and folders are in neither list, nor are the JSON files that `save_to_disk` writes beside its Arrow
-    files (`BESIDE`).
+    A file that is found twice, through a link, is in the first list once, and in the second list too. The second list
+    also has the folders that are not entered (`_walk`). Neither list has hidden files and folders, and the JSON files
+    that `save_to_disk` writes beside its Arrow files (`BESIDE`).
 
     Raises:
         SourceError: the folder has no file that is read, or lacks a file of a saved dataset that it holds; or a file in

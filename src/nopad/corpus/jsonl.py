@@ -1,11 +1,11 @@
 """JSON Lines: one object per line, with text or a list of ready-made token ids in one of its fields.
 
-If no field is named, the first object of each file decides: ``input_ids`` is read if the object has it, else ``text``.
-But if ``input_ids`` is not a list and ``text`` is a string, ``text`` is read. The first thousand objects with content
-decide the types of columns that are packed along. Empty lines are skipped: they count as lines, not as records. Any
-other line without an object with such content becomes a `BadRecord`. Lines are parsed by orjson on one core, many times
-faster than any tokenizer works. Lines that orjson refuses, or whose integers it may have rounded, are parsed by the
-standard library.
+If no field is named, the first object of each file decides. ``text`` is read if it is a string and ``input_ids`` is
+not a list. Otherwise, ``input_ids`` is read if the object has it, else ``text``. The first thousand objects with
+content decide the types of columns that are packed along. Empty lines are skipped: they count as lines, not as records.
+Any other line becomes a `BadRecord` if it holds no object, or if the object's field has no text or ids. Lines are
+parsed by orjson on one core, many times faster than any tokenizer works. Lines that orjson refuses, or whose integers
+it may have rounded, are parsed by the standard library.
 """
 
 from __future__ import annotations
@@ -136,9 +136,10 @@ def detect_field(file: InputFile) -> Field | None:
 
 
 def _typical(file: InputFile, field: Field) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line, object) for each object whose `field` holds a text, or a list of integers that is not empty.
+    """Yield (line, object) for each object that has content in `field`.
 
-    The other fields of these objects decide the types of the columns that are packed along.
+    Content is a string in a field of texts, and a list of integers that is not empty in a field of ids. The other
+    fields of these objects decide the types of the columns that are packed along.
     """
     for line, value in json_objects(file):
         content = value.get(field.name)
@@ -203,8 +204,9 @@ def decode_objects(
     The texts of adjacent good lines become one `Records`; a list of ids becomes a `Record`; any other line becomes a
     `BadRecord`. `first_line` is the 1-based number of the first line, and `field` the field that is read.
 
-    `selection` says which columns the first records of the file had. If it is given, an object without a text to read
-    becomes a `BadRecord` if it has a new column that would have been read (`Selection.unforeseen`).
+    `selection`, if given, says which columns the first records of the file had. An object that has a new column becomes
+    a `BadRecord` if the column would have been read (`Selection.unforeseen`). An object whose text is read is not
+    checked for new columns.
     """
     texts: list[str] = []
     lines: list[int] = []

@@ -3,10 +3,10 @@
 As in BERT, 15 % of the tokens are chosen by default (`rate`). Of these, 80 % become ``[MASK]``, 10 % become a random
 token from `ordinary`, and 10 % stay unchanged. Special tokens are never chosen. Without `max_predictions`, each token
 (or whole word) is chosen independently, with probability `rate`. With `max_predictions`, the number of tokens to choose
-in a sequence is fixed, as in BERT. It is `rate` times the number of tokens in the sequence (special ones included),
-rounded, but at least 1 and at most `max_predictions`. Tokens (or whole words) are then taken in random order. A word is
-skipped if too many tokens would be chosen with it, so there may be fewer chosen tokens than that number. The random
-draws depend only on the seed, the epoch, the integers that name a sequence, and the index of a token in its sequence.
+in a sequence has a limit, as in BERT. It is `rate` times the number of tokens in the sequence (special ones included),
+rounded, but at least 1 and at most `max_predictions`. Tokens (or whole words) are chosen in random order until the
+limit is reached; a word with which it would be exceeded is skipped. The random draws depend only on the seed, the
+epoch, the integers that name a sequence, and the index of a token in its sequence.
 
 Source: Devlin et al., BERT, 2019, section 3.1, and ``create_pretraining_data.py`` of its repository.
 """
@@ -55,8 +55,9 @@ class Masks:
         ordinary: ids from which a random replacement of a token is drawn; int64, not empty.
         rate: the share of the tokens that the model has to predict, above 0 and at most 1.
         seed: random seed of the masks.
-        max_predictions: maximum number of tokens to predict in a sequence; they are then chosen as in BERT. None: each
-            token (or whole word) is chosen independently, with probability `rate`.
+        max_predictions: maximum number of tokens to predict in a sequence. Tokens (or whole words) are then chosen up
+            to a limit: `rate` times the sequence's tokens, rounded, but from 1 to `max_predictions`. None: each token
+            (or whole word) is chosen independently, with probability `rate`.
 
     Raises:
         OptionError: `rate`, `seed` or `max_predictions` has an invalid value.
@@ -129,7 +130,7 @@ class Masks:
         return ids, labels
 
     def _counts(self, lengths: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Return how many tokens are to be predicted in each of n sequences of these `lengths`; int64 ``[n]``.
+        """Return the most tokens that are to be predicted in each of n sequences of these `lengths`; int64 ``[n]``.
 
         All values are -1 if `max_predictions` is None: each token or word is then chosen independently.
         """

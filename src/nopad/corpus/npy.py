@@ -43,7 +43,8 @@ class NpyFile:
         """Read the header of the file at `path`, and check that the file is long enough for its values.
 
         Raises:
-            SourceError: the file cannot be found or read, is not an ``.npy`` file of numbers, or is cut short.
+            SourceError: the file cannot be found or read, is not an ``.npy`` file, holds pickled objects, or is cut
+                short.
         """
         self.path = path
         self._file = InputFile.found(path, path.name)
@@ -67,9 +68,9 @@ class NpyFile:
 
     @contextmanager
     def opened(self) -> Iterator[Read]:
-        """Give a ``with`` block a function ``read(begin, end)``, which returns values `begin` to `end` (exclusive).
+        """Pass to a ``with`` block a function ``read(begin, end)``, which returns values `begin` to `end` (exclusive).
 
-        They are a flat array in the machine's byte order.
+        The values are a flat array in the machine's byte order.
 
         Raises:
             SourceError: reading fails, or the file is shorter than its header says, or has changed since it was found.

@@ -196,8 +196,8 @@ class DictSource(TableSource):
     def blocks(self) -> Iterator[Block]:
         """Yield one block per batch.
 
-        When a block is decoded, a row that lacks a column or has a value of a wrong type becomes a bad record
-        (`to_batch`).
+        When a block is decoded, each bad row becomes a bad record. A row is bad if it lacks a column, has a value of a
+        wrong type, or has a column that the first rows lacked and that would have been read (`to_batch`).
         """
         row = 1
         for batch, bad in self._converted():

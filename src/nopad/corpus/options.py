@@ -60,21 +60,21 @@ class ReaderOptions:
             of lines between blank lines is one.
         text_field: name of the column or object field with text.
         ids_field: name of the column or object field with ready-made ids; not allowed together with `text_field`. If
-            both are None, ``input_ids`` is read if it exists, else ``text``; from a folder of arrays, ``ids``. In JSON
-            Lines, ``text`` is read if it is a string and ``input_ids`` is not a list.
-        carry: names of columns that are packed along with the content; "auto": all columns of numbers, booleans,
-            strings or lists of numbers if the content is ready-made ids, no column if it is text (but see
-            `find_labels`).
+            both are None, ``input_ids`` is read if it exists, else ``text``. In JSON Lines, an ``input_ids`` that is
+            not a list is passed over if ``text`` is a string. From a folder of arrays, ``ids`` is read.
+        carry: names of columns that are packed along with the content. "auto": beside ready-made ids, all columns of
+            numbers, booleans, strings, or lists of numbers or booleans; beside text, no column (but see `find_labels`).
         mask_field: name of the column that marks padding of ready-made ids with 0; "auto": ``attention_mask`` if it
             holds lists and `pad_id` is None; None: no column marks padding.
         pad_id: the id of padding tokens; runs of this id at both ends of a record are removed. None: no id marks
             padding.
-        suffixes: suffixes of the files to read from folders; a file with a suffix that nopad does not know is read as
-            text. (): all files of known kinds are read.
+        suffixes: suffixes of the files to read from folders. Files with one of these suffixes that nopad does not know
+            are read as text. (): all files of known kinds are read.
         find_labels: whether a column of labels is looked for; only if `carry` is "auto". With text, the column
-            ``labels``, ``label`` or ``label_ids`` is packed along if it holds numbers. With ids, ``assistant_masks``
-            (as transformers and TRL name it) becomes ``labels``: the ids where it is 1, and -100 elsewhere. `nopad
-            pack` and `nopad.pack_dataset` set this to True, except for pre-training pairs.
+            ``labels``, ``label`` or ``label_ids`` is packed along if it holds numbers. With ids, the column
+            ``assistant_masks`` (so called by transformers and TRL) becomes ``labels``: a label is the token's id where
+            the column is 1, and -100 elsewhere. `nopad.pack_dataset` sets `find_labels` to True, and so does `nopad
+            pack`, except for pre-training pairs.
 
     Raises:
         OptionError: an option has an invalid value, or two options contradict each other.
@@ -125,7 +125,11 @@ class ReaderOptions:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> ReaderOptions:
-        """Return the options in `settings`, which may have other keys too; missing options get their defaults."""
+        """Return the options in `settings`, which may have other keys too; missing options get their defaults.
+
+        Raises:
+            OptionError: an option has an invalid value, or two options contradict each other.
+        """
         return cls(**{field.name: settings[field.name] for field in fields(cls) if field.name in settings})
 
 
@@ -171,9 +175,10 @@ class CorpusOptions:
             check_choice(name, getattr(self, name), allowed)
 
     def content_capacity(self, tokenizer: Tokenizer | None) -> int:
-        """Return how many content tokens fit into a sequence, beside the special tokens of `tokenizer`.
+        """Return how many content tokens fit into a sequence, beside its special tokens.
 
-        With `tokenizer` None, records are ready-made ids, which get no special tokens.
+        A sequence has the special tokens of `tokenizer`. It has none if `tokenizer` is None (for ready-made ids) or
+        `special_tokens` is False.
 
         Raises:
             OptionError: no content token fits.
@@ -197,8 +202,8 @@ class Counts:
 
     Attributes:
         records: number of records, skipped ones included (empty lines of a JSONL file are not records).
-        sequences, tokens: number of sequences made from the records, and number of their tokens, special tokens
-            included.
+        sequences, tokens: number of sequences made from the records, and number of tokens in these sequences, special
+            tokens included.
         truncated, split, dropped: number of records with more tokens than `CorpusOptions.content_capacity` that were
             truncated, split or dropped. `split` also counts records of which a task or encoder made several sequences.
         truncated_tokens, dropped_tokens: number of content tokens lost by truncating and by dropping records.
@@ -207,7 +212,7 @@ class Counts:
         other_split, other_split_tokens: number of records that are not in this dataset but in the other one (training
             or held-out), and number of their tokens, special tokens included.
         documents, documents_empty: number of documents from which pre-training pairs were made, and of documents
-            without a sentence that fits into a pair (`nopad.corpus.pretraining`, for which a record is one pair).
+            without a sentence that fits into a pair (`nopad.corpus.pretraining`; there, each pair is a record).
         long_sentences, long_sentences_tokens: number of sentences that were too long for a pair, and number of their
             tokens that were truncated or dropped.
         random_next: number of pairs whose side B comes from another document.

@@ -1,12 +1,13 @@
 """Make pairs ``[CLS] A [SEP] B [SEP]`` from documents, for next-sentence prediction as in BERT.
 
 The two texts of a pair are called side A and side B. Sentences of a document are taken until they reach a target
-number of tokens. The target is the number of tokens for which a pair has room beside the three special ones. For one
-document in ten (`short`), it is drawn at random from 2 to that number. The sentences are divided at a random point: the
-first ones become side A, the others side B. For half of the pairs (`random_next`), and if there is only one sentence,
-side B comes from another document instead, and begins at a random sentence. The sentences that were to become side B
-are used in the next pair. A pair that is too long loses tokens one by one, from the longer side, at its beginning or
-end at random. Unlike in BERT's code, a random side B never comes from the document of side A.
+number of tokens, or the document ends. The room of a pair is the number of tokens that it may have beside the three
+special ones. The target is this room; for one document in ten (`short`), it is a random number from 2 to the room. The
+sentences that were taken are divided at a random point: the first ones become side A, the others side B. For half of
+the pairs (`random_next`), and if only one sentence was taken, side B comes from another document instead, and begins at
+a random sentence. The sentences that were to become side B are then used in the next pair. A pair that is too long
+loses tokens one by one: the side that is longer loses its first or its last token, at random. Unlike in BERT's code, a
+random side B never comes from the document of side A.
 
 The pairs of a document depend on the options, the tokenizer, the number of the copy, the document's number, and the
 documents that are read with it (a pool of `nopad.corpus.pretraining`), and on nothing else. One core makes some 350,000
@@ -61,27 +62,27 @@ class PairOptions:
     Attributes:
         max_length: maximum number of tokens in a pair, ``[CLS]`` and two ``[SEP]`` included.
         copies: how many times pairs are made from every document, different ones each time (BERT's ``dupe_factor``).
-        short: the share of documents, from 0 to 1, of which shorter pairs are made: a number of tokens is drawn at
-            random for such a document, and its pairs have about that many.
-        random_next: the share of pairs, from 0 to 1, that get side B from another document. It does not count for a
-            pair for which only one sentence was taken: its side B always comes from another document.
+        short: the share of documents, from 0 to 1, whose pairs are shorter. For each of these documents, a number of
+            tokens is drawn at random, and its pairs have about that many.
+        random_next: the share of pairs, from 0 to 1, that get side B from another document. A pair for which only one
+            sentence was taken does not count here: its side B always comes from another document.
         sentences: how documents are divided: "rules" (`nopad.corpus.sentences`), or "line" if each line is a sentence.
-        over_long: what to do with a sentence too long to share a pair with one more token: "error" raises RecordError,
-            "truncate" keeps its beginning, "split" cuts it into pieces, "drop" leaves it out.
+        over_long: what to do with a sentence that leaves no room for one more token in a pair: "error" raises
+            RecordError, "truncate" keeps its beginning, "split" cuts it into pieces, "drop" leaves it out.
         empty: what to do with a document without a sentence: "skip" leaves it out, "error" raises RecordError.
         static: whether masks are drawn now and stored in a column ``labels``; otherwise they are drawn for each batch.
         rate, max_predictions: only for static masks: the share of tokens to predict, and the maximum number of
             predictions in a pair (`nopad.corpus.masks`). `max_predictions` None: 20, 56 or 76 for a `max_length` of
-            128, 384 or 512, else 15 % of `max_length`.
-        whole_words: whether the tokens of a word are masked all together or not at all; needs a WordPiece vocabulary
-            (``##s``).
+            128, 384 or 512, else 15 % of `max_length`, rounded.
+        whole_words: whether the tokens of a word are chosen for prediction all together or not at all; needs a
+            WordPiece vocabulary (``##s``).
         seed: random seed of the pairs and of static masks.
-        pool_bytes: about how many characters of documents (of ASCII text, bytes) are read at a time; a random side B
-            is drawn from these documents.
+        pool_bytes: about how many characters of documents are read at a time (for ASCII text, a character is a byte).
+            A random side B is drawn from these documents.
 
     Raises:
-        OptionError: an option has an invalid value, or `rate` or `max_predictions` is given without `static`. The value
-            of `rate` is only checked by `Vocabulary.of`.
+        OptionError: an option other than `rate` has an invalid value, or `rate` or `max_predictions` is given without
+            `static`. Whether `rate` is valid is only checked by `Vocabulary.of`.
 
     >>> from nopad.corpus import PairOptions
     >>> options = PairOptions(max_length=64, copies=2)
@@ -279,7 +280,7 @@ def pairs_of(
 
     Raises:
         RecordError: fewer than two documents have a sentence that fits, or no document has two such sentences, so there
-            is no next sentence to learn; or a text contains ``[CLS]``, ``[SEP]`` or ``[MASK]`` as a token.
+            is no next sentence to learn; or a sentence contains the token ``[CLS]``, ``[SEP]`` or ``[MASK]``.
     """
     _check_plain(given, words, where)
     fitting, counts = _fitting(given, options)
@@ -313,10 +314,10 @@ def _check_plain(given: Sentences, words: Vocabulary, where: str) -> None:
 def _check_next(sizes: NDArray[np.int64], where: str) -> None:
     """Refuse documents from which no next sentence can be learned.
 
-    `sizes` is the number of sentences in each document that has any; `where` names the documents in messages.
+    `sizes` has the number of sentences of each document that has any; `where` names the documents in messages.
 
     Raises:
-        RecordError: there are fewer than two such documents, or none of them has two sentences.
+        RecordError: fewer than two documents have sentences, or no document has two.
     """
     if sizes.size < 2:
         raise RecordError(
@@ -368,11 +369,13 @@ def _made(
     """Make pairs of the sentences `given`; return eight integers for each of n pairs, int64 ``[n, COLUMNS]``.
 
     The integers of a pair are, in this order: the index of its document among those that have sentences; the number of
-    the pair among all pairs of this document, from 0, through all copies; begin and end of side A in `given.tokens`;
-    begin and end of side B there; 1 if side B is of another document, else 0; and how many tokens were cut off.
+    the pair among all pairs of this document, from 0, through all copies; where side A begins and ends in
+    `given.tokens`; where side B begins and ends there; 1 if side B is from another document, else 0; and how many
+    tokens were cut off from both sides together.
 
     All sentences must fit into a pair. `first` has the index of the first sentence of each document that has sentences,
-    then the number of all sentences. `numbers` are these documents' numbers, on which their random choices depend.
+    and, as its last value, the number of all sentences. `numbers` has a number for each of these documents, on which
+    its random choices depend.
     """
     from nopad.corpus import _pair_kernels
 
@@ -390,10 +393,10 @@ def _made(
 
 
 def _written(made: NDArray[np.int64], tokens: NDArray[np.int32], words: Vocabulary) -> Sequences:
-    """Return pairs as sequences, with the columns ``token_type_ids`` and ``next_sentence_label``.
+    """Return pairs as sequences, with the columns ``input_ids``, ``token_type_ids`` and ``next_sentence_label``.
 
-    The latter has one value per pair: 0 if side B follows side A in its document, 1 if side B is from another document.
-    `made` has a row of integers for each pair, from `_made`. `tokens` are the tokens of all sentences.
+    A pair's ``next_sentence_label`` is 0 if side B follows side A in their document, and 1 if side B is from another
+    document. `made` has a row of integers for each pair, from `_made`. `tokens` are the tokens of all sentences.
     """
     from nopad.corpus import _pair_kernels
 
@@ -406,11 +409,12 @@ def _written(made: NDArray[np.int64], tokens: NDArray[np.int32], words: Vocabula
 
 
 def _for_masks(made: Sequences, names: NDArray[np.int64], words: Vocabulary, options: PairOptions) -> Sequences:
-    """Return pairs with what masking adds: ids with masks and ``labels``, or the column ``maskable``.
+    """Return the pairs `made` with what masking adds: masks and the column ``labels``, or the column ``maskable``.
 
     If `options.static` is True, masks are drawn now: some ids are replaced, and ``labels`` has the original ids to
     predict. Otherwise, the column ``maskable`` says which tokens may be masked, and masks are drawn from it later.
-    `names` are three integers that identify each of n pairs; its random draws depend on them; int64 ``[n, 3]``.
+    `names` has three integers for each of n pairs, int64 ``[n, 3]``. They identify the pair, and its random draws
+    depend on them.
     """
     ids = made.tokens["input_ids"]
     masks, goes_on = words.masks, words.goes_on

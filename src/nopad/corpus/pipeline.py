@@ -55,11 +55,11 @@ class Group(NamedTuple):
     """The sequences made from several consecutive blocks, with counts.
 
     Attributes:
-        batch: the sequences, with these columns. ``input_ids``, int32. ``seq_index``, int64: the number of the record
-            from which each sequence was made; records are counted from 0, with the skipped ones, through all sources of
-            a mixture. ``seq_start``, int64: the index in the record's content tokens at which the sequence starts; 0
-            unless several sequences were made of the record. And the columns that are packed along; those with one
-            value per sequence are Arrow arrays.
+        batch: the sequences, in the columns ``input_ids`` (int32), ``seq_index`` (int64), ``seq_start`` (int64), and
+            those that are packed along. Of the latter, columns with one value per sequence are Arrow arrays.
+            ``seq_index`` is the number of the record from which a sequence was made; records are counted from 0, with
+            the skipped ones, through all sources of a mixture. ``seq_start`` is the index in the record's content
+            tokens at which the sequence starts; it is 0 unless several sequences were made of the record.
         counts: how many records of the blocks were kept, skipped, truncated and so on.
         blocks: the blocks that the sequences were made from.
 
@@ -110,7 +110,7 @@ class Gathered:
 
     @property
     def is_text(self) -> bool:
-        """Whether the group holds text; False for a group without records."""
+        """Whether the group holds text; False for a group without good records."""
         return bool(self.parts) and self.parts[0].run.texts is not None
 
     @property
@@ -125,9 +125,9 @@ class Gathered:
     def skip(self, block: Block, bad: BadRecord, options: CorpusOptions) -> bool:
         """Skip a bad record and return True; if `options` say "error" for bad records, return False instead.
 
-        When it is skipped, it is counted in `bad` and `records`. Otherwise its error is stored in `failure`, and the
-        caller must not go on to the next record. `block` is the record's block; the error says where in it the record
-        is.
+        A skipped record is counted in the attributes `bad` and `records`. If False is returned, the record's error is
+        stored in `failure`, and the caller must not go on to the next record. `block` is the record's block; the error
+        says where in the block the record is.
         """
         if options.on_bad_record == "error":
             reason = f'{block.place(bad.line)}: {bad.reason}; repair it, or choose on_bad_record="skip"'
@@ -138,7 +138,7 @@ class Gathered:
         return True
 
     def found(self, index: int) -> tuple[Block, int]:
-        """Return the block and the line of good record number `index` of this group (from 0).
+        """Return the block and the line of a good record; `index` is its index among the group's good records, from 0.
 
         Raises:
             IndexError: the group has fewer good records.
@@ -162,9 +162,9 @@ def sequences(
 
     Args:
         blocks: the blocks of a source.
-        tokenizer: for text; None if every record is ready-made ids.
+        tokenizer: the tokenizer for texts; None if every record is ready-made ids.
         options: the capacity, and what is done with records that are too long, empty or bad.
-        first_record: number of the first record; the numbers of the others follow it.
+        first_record: number of the first record; the records after it are numbered on from there.
         group_bytes: a group ends when its blocks have at least this many bytes, or where a source of a mixture ends.
 
     Raises:
@@ -219,7 +219,10 @@ def _groups(
 
 
 def _runs(blocks: Iterable[Block], group_bytes: int) -> Iterator[list[Block]]:
-    """Yield the blocks in lists of at least `group_bytes` bytes; a list also ends where a source of a mixture ends."""
+    """Yield the blocks in lists.
+
+    A list ends when it has at least `group_bytes` bytes, or where a source of a mixture ends.
+    """
     group: list[Block] = []
     size = 0
     for block in blocks:
@@ -303,8 +306,8 @@ def start_tokenising(gathered: Gathered, tokenizer: Tokenizer | None, pool: Exec
     """Start tokenising a group in `pool`; return a function that waits for the result and returns it.
 
     The result holds one sequence per good record, without special tokens, and not cut yet. If the group holds ids,
-    nothing is started, and the function returns these ids. The returned function raises FormatError if the tokenizer
-    cannot encode a text.
+    nothing is started: the returned function returns these ids. For texts, the returned function raises FormatError if
+    the tokenizer cannot encode one.
 
     Raises:
         OptionError: the group holds text, and `tokenizer` is None.
@@ -340,11 +343,12 @@ def _end_to_end(parts: Sequence[Sequences]) -> Sequences:
 def finish(gathered: Gathered, wait: Content, tokenizer: Tokenizer | None, options: CorpusOptions) -> Group:
     """Cut, leave out or refuse records as `options` say, add special tokens, and return the group.
 
-    `start_tokenising` was called with the same `gathered` and `tokenizer`, and returned `wait`.
+    `wait` is the function that `start_tokenising` returned for `gathered` and `tokenizer`.
 
     Raises:
         RecordError: a record is refused: it is bad, too long or empty. The message names the first such record.
         FormatError: the tokenizer cannot encode a text.
+        OptionError: no content token fits the capacity.
     """
     content = wait()
     lengths = content.seq_lengths.astype(np.int64)
@@ -406,8 +410,8 @@ def _check_lengths(
 ) -> None:
     """Refuse the first record that is too long or empty, if `options` say "error" for such records.
 
-    `lengths` are the numbers of content tokens in the records, without special tokens; at most `room` of them fit into
-    a sequence. `special` is the number of special tokens that each sequence gets.
+    `lengths` are the numbers of content tokens in the records, without special tokens. `room` is the maximum number of
+    content tokens in a sequence, and `special` the number of special tokens that each sequence gets.
 
     Raises:
         RecordError: there is such a record; the message names it.

@@ -29,8 +29,8 @@ def cut(lengths: NDArray[np.int64], room: int, over_long: OverLong) -> Pieces:
 
     `lengths` are the numbers of tokens of the n records, int64 ``[n]``. A record of at most `room` tokens is one piece.
     For a longer record, `over_long` decides. "split" gives pieces of `room` tokens, and one with the remaining tokens,
-    if any remain. "truncate" gives the first of these pieces only, and "drop" gives none. If it is "error", the caller
-    must have checked that no record exceeds `room`.
+    if any remain. "truncate" gives the first of these pieces only, and "drop" gives none. With "error", the caller must
+    have checked that no record has more than `room` tokens.
     """
     pieces = -(-lengths // room)
     if over_long != "split":
@@ -43,9 +43,9 @@ def cut(lengths: NDArray[np.int64], room: int, over_long: OverLong) -> Pieces:
 def cut_counts(lengths: NDArray[np.int64], room: int, over_long: OverLong) -> dict[str, int]:
     """Return how many records `cut` truncates, splits or drops, and how many tokens it loses.
 
-    The keys are field names of `Counts`, such as "truncated" and "truncated_tokens". `lengths` are the numbers of
-    tokens of the records, int64 ``[n]``; `room` is the maximum for a piece, and `over_long` says what is done with
-    longer records.
+    The keys are field names of `Counts`: "truncated" and "truncated_tokens", "dropped" and "dropped_tokens", or "split"
+    alone; for "error", there are no keys. `lengths` are the numbers of tokens of the records, int64 ``[n]``. `room` is
+    the maximum for a piece, and `over_long` says what is done with longer records.
     """
     over = lengths[lengths > room]
     if over_long == "truncate":

@@ -25,11 +25,11 @@ def token_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
 def prefix_lengths(
     tokenizer: Any, text: str, prefixes: Sequence[str], special: Collection[int]
 ) -> tuple[list[int], list[int | None]]:
-    """Return the ids of a text, and for each of its prefixes how many of these ids belong to it.
+    """Return the ids of a text, and for each of its prefixes how many of these ids belong to the prefix.
 
-    The number is None if the ids of the prefix alone are not the first ids of the text. `special` are the ids of tokens
-    at which a fast tokenizer splits a text: its special and added tokens. Only the part of a prefix after the last
-    such token is tokenised again, which saves time. With a slow tokenizer, `special` has no effect.
+    A number is None if the ids of the prefix alone are not the first ids of the text. `special` are the ids of tokens
+    at which a fast tokenizer splits a text: its special and added tokens. To save time, only the end of a prefix, from
+    its last such token on, is tokenised again. With a slow tokenizer, `special` has no effect.
 
     In the example, the second prefix ends inside the token "house", so its number is None.
 
@@ -57,9 +57,10 @@ def prefix_lengths(
 
 
 def _is_whole(tokenizer: Any, text: str, one: int, place: tuple[int, int]) -> bool:
-    """Return whether a token stands in `text` as its own name, such as ``[SEP]``, without white space beside it.
+    """Return whether the part of `text` that a token covers is exactly the token's name, such as ``[SEP]``.
 
-    `one` is the id of the token. `place` is (begin, end), the part of `text` that the token covers, in characters.
+    It is not if the token also covers white space beside its name, as some special tokens do. `one` is the id of the
+    token. `place` is (begin, end) of the part that the token covers, in characters.
     """
     return bool(text[place[0] : place[1]] == tokenizer.convert_ids_to_tokens(one))
 

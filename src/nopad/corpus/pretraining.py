@@ -8,8 +8,8 @@ the corpus at a time. Shuffle the documents of a sorted corpus first, or each ra
 similar to that of side A.
 
 A pool ends when it has `pool_bytes` characters and at least 16 documents with text (`FEWEST`), or where a source of a
-mixture ends. If the last pool of a source has fewer documents with text, or less than half as many characters, it is
-joined with the pool before it.
+mixture ends. If the last pool of a source has fewer than 16 documents with text, or fewer characters than half of
+`pool_bytes`, it is joined with the pool before it.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class PretrainingSource(Source):
     """Pairs ``[CLS] A [SEP] B [SEP]`` made from the documents of another source; see `nopad.corpus.pairs`.
 
     Three columns are packed along with the ids: ``token_type_ids`` (int8, per token), ``next_sentence_label`` (int64,
-    per pair) and one for masks. The latter is ``labels`` (int32, per token) if masks are static. Otherwise it is
-    ``maskable`` (int8, per token), from which masks are drawn when batches are made. The `kind` of this source is
+    per pair) and one for masks. The column for masks is ``labels`` (int32, per token) if masks are static. Otherwise it
+    is ``maskable`` (int8, per token), from which masks are drawn when batches are made. The `kind` of this source is
     "ids".
 
     Args:
@@ -97,9 +97,9 @@ class PretrainingSource(Source):
         options: how pairs are made; None: the defaults of `PairOptions`.
 
     Raises:
-        OptionError: the vocabulary lacks one of these tokens, has only special tokens, or lacks word parts that
-            `options` require; or ``options.rate`` is invalid.
-        SourceError: the source holds ready-made ids, or has columns to pack along.
+        OptionError: the vocabulary lacks ``[CLS]``, ``[SEP]`` or ``[MASK]``, has only special tokens, or lacks word
+            parts that `options` require; or ``options.rate`` is invalid.
+        SourceError: the `kind` of the source is "ids", or the source has columns to pack along.
 
     In the example, three documents give three pairs; side B of the third pair comes from another document.
 
@@ -142,12 +142,12 @@ class PretrainingSource(Source):
     def blocks(self) -> Iterator[Block]:
         """Yield a block for each pool (documents that are read together).
 
-        If the last pool of a source is small, its documents are added to the block of the pool before it, if there is
-        one.
+        The last pool of a source is joined with the pool before it, if there is one, when it is small: fewer than 16
+        documents with text, or fewer characters than half of `PairOptions.pool_bytes`.
 
         Raises:
-            SourceError: a source has fewer than two documents that are not empty, so side B of a pair cannot come from
-                another document; a record is ready-made ids; or reading fails.
+            SourceError: a source has documents, but fewer than two that are not blank, so side B of a pair cannot come
+                from another document; a record is ready-made ids; or reading fails.
             RecordError: a CSV, TSV or JSON file is broken, so that nothing after that place can be read.
         """
         before: _Pool | None = None
@@ -167,7 +167,8 @@ class PretrainingSource(Source):
     def _pools(self) -> Iterator[_Pool]:
         """Yield the pools (documents that are read together), each with documents of a single source of a mixture.
 
-        The last pool of a source has what is left, so it may be too small; the caller joins it with the one before.
+        The last pool of a source has the documents that are left, so it may be too small. The caller then joins it with
+        the pool before it.
         """
         pool, number = None, 0
         read = 0
@@ -224,7 +225,7 @@ class PretrainingSource(Source):
 
 
 def options_from_settings(settings: Mapping[str, Any]) -> PairOptions | None:
-    """Return the `PairOptions` in the settings of a `PretrainingSource`; None if these are not settings of one."""
+    """Return the `PairOptions` in the settings of a `PretrainingSource`; None if the settings are of another source."""
     found = {name.removeprefix(PREFIX): value for name, value in settings.items() if name.startswith(PREFIX)}
     found.pop("tokenizer", None)
     return PairOptions(**found) if found else None
@@ -314,7 +315,7 @@ def _check(found: TokenisedPool, pool: list[str], first_line: int, options: Pair
     """Refuse an empty document or a sentence that is too long for a pair, if `options` make that an error.
 
     `found` has the tokenised documents of a block. `pool` has the place of each document of the block, for messages;
-    `first_line` is the number of the first document.
+    `first_line` is the 1-based number of the first document.
 
     Raises:
         RecordError: there is such a document or sentence; the message names the document's place.

@@ -52,7 +52,8 @@ class RecordFile(Source):
 
     Raises:
         SourceError: a column that is needed is in none of the records that were looked at, the type of a column cannot
-            be packed, the column of labels is null in the first thousand records, or the input cannot be read.
+            be packed, the column of labels is null in the first thousand records, the columns are refused for another
+            reason (`nopad.corpus.selection.select`), or the input cannot be read.
         RecordError: the input is broken in its first thousand records, so that nothing after that point can be read.
         FormatError: the input is a broken SQuAD file.
         OptionError: an option is given that has no effect together with the encoder, a column to carry is one that the
@@ -115,7 +116,7 @@ class RecordFile(Source):
     def _place(self, number: int) -> str:
         """Return where record `number` (counted from 1) is, for messages, such as ``a.csv, record 7``.
 
-        For records in memory, the message counts from 0, as the messages of tasks do.
+        For records in memory, the number in the returned text counts from 0, as in the messages of tasks.
         """
         return f"the dataset, record {number - 1}" if self._name == "memory" else f"{self._path}, record {number}"
 
@@ -137,10 +138,11 @@ def _check_columns(
 ) -> None:
     """Check that each column that the encoder needs is in at least one record.
 
-    `first` are the first records; `rest`, the others, are read only as far as needed. `place` names the input.
+    `first` are the first records. `rest` are further records, which are read only as far as needed. `place` names the
+    input.
 
     Raises:
-        SourceError: a column that the encoder needs is in no record.
+        SourceError: a column that the encoder needs is in none of these records.
     """
     columns = dict.fromkeys(key for record in first for key in record)
     reason = encoder.missing(columns)
@@ -196,9 +198,8 @@ def _decode(
     """Yield the records of a block, in order: runs of good records as `Records`, and bad ones between them.
 
     `data` has one JSON object per line if `lines` is True. Otherwise it is a JSON array, in which ``[reason]`` stands
-    for a bad record. `first` is the number of the block's first line or record. `encoder` makes the content of the
-    records of each object; None: the objects are the records. `chosen` says which columns are read, and `schema` has
-    their types.
+    for a bad record. `first` is the number of the block's first line or record. `encoder` makes records of each object;
+    None: each object is one record. `chosen` says which columns are read, and `schema` has their types.
     """
     items: list[Mapping[str, Any]] = []
     at: list[int] = []
@@ -222,8 +223,8 @@ def _made(
 ) -> Iterator[Records | BadRecord]:
     """Yield the records that are made of dicts, in order: runs of good records as `Records`, and bad ones between them.
 
-    `items` are the dicts, and `at` their line or record numbers. `encoder` makes the content of the records of each
-    dict; None: the dicts are the records. `chosen` says which columns are read, and `schema` has their types.
+    `items` are the dicts, and `at` their line or record numbers. `encoder` makes records of each dict; None: each dict
+    is one record. `chosen` says which columns are read, and `schema` has their types.
     """
     if encoder is None:
         yield from decode_dicts(items, at, schema, chosen)
@@ -255,10 +256,10 @@ def _made(
 
 
 def _origin(run: Records) -> Origin | None:
-    """Return the `Origin` of the sequences in a run: the record from which each was made.
+    """Return the `Origin` of the sequences in a run: the record from which each sequence was made.
 
-    Sequences of one record have the same line in the run. The result is None if every record gave one sequence, or if
-    the run is text.
+    Sequences of one record have the same line in the run. The result is None if no two sequences are of the same
+    record, or if the run is text.
     """
     first = np.diff(run.lines, prepend=-1) != 0
     if run.ids is None or first.all():
@@ -270,10 +271,10 @@ def _origin(run: Records) -> Origin | None:
 class _Once:
     """A function without arguments that returns an iterator over all runs of an input; it can be called only once.
 
-    `ahead` can be used before that, to look at the first run.
+    Before that call, `ahead` can be used to look at the first run.
 
     Raises:
-        SourceError: it is called a second time.
+        SourceError: the function is called a second time.
     """
 
     def __init__(self, runs: Iterator[Run], name: str) -> None:

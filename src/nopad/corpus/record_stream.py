@@ -73,9 +73,9 @@ class RecordStream:
         kind: the format of the records: "jsonl", "json", "squad", "parquet", "arrow", "csv", "tsv", "text" or
             "objects".
         folders: the folders that were searched for files.
-        ignored: names of files in these folders that are not read.
+        ignored: names of files that were found in these folders or at URLs, and are not read.
         on_bad_record: what happens to a record that cannot be decoded: "error" raises RecordError, "skip" leaves it
-            out.
+            out (`each` yields it as a `Bad`).
 
     >>> from nopad.corpus import open_records
     >>> stream = open_records([{"text": "yes"}, {"text": "no"}])
@@ -102,7 +102,7 @@ class RecordStream:
         self._left = 1 if once else None  # how often it can still be read; None: without limit
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield all records."""
+        """Yield all records, as `read` does from number 0 on."""
         return self.read()
 
     def read(self, *, after: int = 0) -> Iterator[dict[str, Any]]:
@@ -114,22 +114,22 @@ class RecordStream:
             RecordError: a record is bad, and `on_bad_record` is "error"; or a CSV, TSV or JSON file is broken, so that
                 nothing after that place can be read. The message names the place.
             FormatError: a SQuAD file is broken.
-            SourceError: the input cannot be read, changed since it was opened, has fewer records than `after`, or is an
-                iterator that was read before.
+            SourceError: the input cannot be read, changed since it was opened, has fewer records than `after`, holds an
+                item that is not a dict, or is an iterator that was read before.
         """
         return (one for one in self.each(after=after) if not isinstance(one, Bad))
 
     def each(self, *, after: int = 0) -> Iterator[dict[str, Any] | Bad]:
-        """Yield the records from number `after` (counted from 0) on; bad ones are yielded too.
+        """Yield the records from number `after` (counted from 0) on, including bad ones if `on_bad_record` is "skip".
 
-        If `on_bad_record` is "skip", a bad record is yielded as a `nopad.corpus.runs.Bad`.
+        A bad record is yielded as a `nopad.corpus.runs.Bad`.
 
         Raises:
             RecordError: a record is bad, and `on_bad_record` is "error"; or a CSV, TSV or JSON file is broken, so that
                 nothing after that place can be read.
             FormatError: a SQuAD file is broken.
-            SourceError: the input cannot be read, changed since it was opened, has fewer records than `after`, or is an
-                iterator that was read before.
+            SourceError: the input cannot be read, changed since it was opened, has fewer records than `after`, holds an
+                item that is not a dict, or is an iterator that was read before.
         """
         passed = 0
         try:
@@ -183,9 +183,9 @@ class RecordStream:
     def fingerprint(self) -> str:
         """Return a SHA-256 of the input, in hex; this reads all files, at about 1 GB/s.
 
-        It covers the stored (compressed) bytes of files, and Python objects as JSON. A value that JSON cannot hold is
-        replaced by the result of its method `tolist`, as NumPy arrays have it, or else by its `repr`. An iterator
-        cannot be read afterwards.
+        It covers the bytes of files as they are stored (compressed files are not decompressed), and the records of
+        Python objects and datasets as JSON. A value that JSON cannot hold is replaced by the result of its method
+        `tolist`, as NumPy arrays have it, or else by its `repr`. An iterator cannot be read afterwards.
 
         Raises:
             SourceError: the input cannot be read, changed since it was opened, or is an iterator that was read before.
@@ -214,8 +214,9 @@ class RecordStream:
     def as_text(self, columns: Collection[str]) -> RecordStream:
         """Return a stream of the same records in which these columns of CSV and TSV files are read as text.
 
-        Columns that were read as text before still are. If nothing changes, the stream itself is returned: for columns
-        that are read as text already, and for other formats, whose values have types. Unknown columns are ignored.
+        Columns that are read as text already stay so, and unknown columns are ignored. The stream itself is returned if
+        all these columns are read as text already, or if the records are not from CSV or TSV files: the values of other
+        formats have types.
         """
         if self.kind not in ("csv", "tsv") or set(columns) <= set(self._strings):
             return self
@@ -227,8 +228,9 @@ class RecordStream:
     def types(self) -> dict[str, pa.DataType]:
         """Return the Arrow type of each column of Parquet and Arrow files, by name; of other inputs, {}.
 
-        A column is left out if its type differs between files; a dictionary column has the type of its values. Arrow
-        types tell more than the Python values do: the unit of a time, the digits of a decimal, the bits of a number.
+        A column is left out if its type differs between files. For a dictionary column, the type is that of its values.
+        Arrow types tell more than the Python values do: the unit of a time, the digits of a decimal, the bits of a
+        number.
 
         Raises:
             SourceError: a file cannot be read, or changed since it was opened.
@@ -251,7 +253,7 @@ class RecordStream:
         return self._left is None
 
     def _begin_reading(self) -> None:
-        """Remember that the input is read once more, which is possible only once if it is an iterator.
+        """Note that a pass over the input begins; an iterator allows only one pass.
 
         Raises:
             SourceError: the input is an iterator, and was read before.
@@ -287,12 +289,12 @@ def open_records(
         strings: names of columns of CSV and TSV files that are read as text, even if all their cells are numbers.
         text_unit: what a record of a text file is: a "line", a "paragraph", or the whole "file".
         paths: whether records of text files also have the column ``path``, the path of their file.
-        on_bad_record: what to do with records that cannot be decoded: "error" raises RecordError, "skip" leaves them
-            out; tasks count them.
+        on_bad_record: what to do with records that cannot be decoded: "error" raises RecordError when they are read,
+            "skip" leaves them out (tasks count them).
 
     Raises:
-        SourceError: a path is missing, unreadable, given twice, or has a format that is not read; the files have
-            different formats; or `inputs` is of a type that holds no records.
+        SourceError: a path is missing, unreadable, given twice, has nothing to read, or has a format that is not read;
+            the files have different formats; or `inputs` is of a type that holds no records.
         OptionError: `strings` is given for input other than CSV and TSV files, or is a single string;
             `on_bad_record` or `text_unit` has an unknown value; or `inputs` is a `RecordStream`, and another argument
             is given.
@@ -414,7 +416,7 @@ def opened_runs(
 
 
 def _stored(file: InputFile) -> Iterator[Block]:
-    """Yield the bytes of a file as they are stored (compressed), as the blocks from which a fingerprint is made."""
+    """Yield the stored bytes of a file, not decompressed, as the blocks from which a fingerprint is made."""
     with file.random() as opened:
         while data := opened.read(BLOCK_BYTES):
             file.prove(opened)

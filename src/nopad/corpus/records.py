@@ -174,7 +174,10 @@ class Records:
         )
 
     def take(self, chosen: NDArray[np.int64]) -> Records:
-        """Return the records with the indices `chosen` in the run, in this order, without `counts` and `origin`."""
+        """Return the records with the indices `chosen` in this run, in the order of `chosen`.
+
+        The result has no `counts` and no `origin`.
+        """
         return Records(
             lines=self.lines[chosen],
             texts=None if self.texts is None else [self.texts[at] for at in chosen.tolist()],
@@ -235,7 +238,7 @@ def within_length(record: Record) -> Record | BadRecord:
 
 
 def too_many(ids: int) -> str:
-    """Return the reason why a record with this number of `ids` is bad: it is above 2^31 - 1 (`MAX_TOKENS`)."""
+    """Return the reason why a record is bad that has `ids` ids, a number above 2^31 - 1 (`MAX_TOKENS`)."""
     return f"{ids:,} ids, above the {MAX_TOKENS:,} that a record may have; divide it"
 
 
@@ -268,7 +271,7 @@ def _without(run: Records, bad: Mapping[int, str]) -> Iterator[Records | BadReco
 def good_and_bad(rows: int, bad: Mapping[int, str]) -> Iterator[tuple[int, int, str | None]]:
     """Yield (begin, end, None) for each run of good rows and (row, row + 1, reason) for each bad row, in order.
 
-    `bad` has the reason for each bad row.
+    `rows` is the number of all rows. `bad` has the reason for each bad row, by the row's index.
 
     >>> list(good_and_bad(4, {1: "odd"}))
     [(0, 1, None), (1, 2, 'odd'), (2, 4, None)]

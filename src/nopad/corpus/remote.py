@@ -41,7 +41,8 @@ class Remote:
     def now(self) -> tuple[int, tuple[int, int] | None]:
         """Ask the store, and return ``(size, stamp)``: the file's present size in bytes, and its present stamp.
 
-        The stamp is (modification time in ns, 0), or None if the store has no such time.
+        The size is 0 if the file is gone, or if the store gives no size. The stamp is (modification time in ns, 0), or
+        None if the store has no such time.
         """
         info = self.filesystem.get_file_info(self.path)
         return int(info.size or 0), _stamp_of(info)
@@ -67,7 +68,8 @@ def is_url(text: str) -> bool:
 def find_remote(url: str) -> list[InputFile]:
     """List the file at a URL, or all files under it, sorted by name; a folder without files gives an empty list.
 
-    The name of a file under a URL is its path relative to the URL; hidden files and folders are left out.
+    The name of a file under a URL is its path relative to the URL; hidden files and folders are left out. If the URL is
+    that of one file, the name is the file's own name.
 
     Raises:
         SourceError: the host does not answer, there is nothing at the URL, or files cannot be listed, for example
@@ -105,13 +107,16 @@ def find_remote(url: str) -> list[InputFile]:
 
 
 def _found(url: str, name: str, info: Any, filesystem: Any) -> InputFile:
-    """Return the remote file that `info`, a `pyarrow.fs.FileInfo`, describes."""
+    """Return the remote file that `info`, a `pyarrow.fs.FileInfo`, describes.
+
+    `url` is its path in messages, `name` its name in fingerprints, and `filesystem` the file system that holds it.
+    """
     remote = Remote(filesystem=filesystem, path=info.path)
     return InputFile(path=url, name=name, size=info.size, remote=remote, stamp=_stamp_of(info))
 
 
 def _host(url: str, scheme: str) -> str | None:
-    """Return the URL of the host to which a store's URL will connect; None if that is not known for the scheme."""
+    """Return the URL of the host to which opening `url` will connect; None if the host is not known for this scheme."""
     parts = urlsplit(url)
     if scheme in ("http", "https"):
         return f"{scheme}://{parts.netloc.rpartition('@')[2]}"

@@ -193,9 +193,9 @@ def _by_mask(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return where each row's content begins in the values of `ids`, and its length; int64 ``[rows]`` each.
 
-    The content is where the row's mask is 1; without any 1, its length is 0. A row is bad if its mask has a value other
-    than 0 and 1, or a 0 between two 1: then the reason is added to `bad`, by the row's index. `name` is the name of the
-    mask's column.
+    The content is where the row's mask is 1; if the mask has no 1, the length is 0. A row is bad if its mask has a
+    value other than 0 and 1, or a 0 between two 1: then the reason is added to `bad`, by the row's index. A row that is
+    in `bad` already keeps its reason. `name` is the name of the mask's column.
     """
     _find_bad_marks(mask, name, bad)
     ones = np.flatnonzero(mask.values)
@@ -257,10 +257,10 @@ def _sequence_columns(batch: pa.RecordBatch, selection: Selection) -> dict[str, 
 
 
 def without_broken_text(batch: pa.RecordBatch, bad: dict[int, str]) -> pa.RecordBatch:
-    """Return the batch with null in rows whose text is not UTF-8.
+    """Return the batch with null in place of each value that is, or contains, a text that is not UTF-8.
 
-    The text may be the value of a column, or lie in its lists, structs, maps or dictionaries. Such a row is bad: the
-    reason is added to `bad`, by the row's index, unless `bad` has one for this row already.
+    A value contains the texts in its lists, structs, maps and dictionaries. A row with such a value is bad: the reason
+    is added to `bad`, by the row's index, unless `bad` has one for this row already.
     """
     for at, name in enumerate(batch.schema.names):
         column = batch.column(at)

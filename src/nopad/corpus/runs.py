@@ -1,10 +1,10 @@
 """Read files, tables and objects as runs of records, which are decoded to dicts only on demand.
 
 A run is a group of consecutive records. The number of these records is known before they become dicts, so a reader that
-begins at record k decodes none of the runs that end before k. There is one function per format of input. Unless its
-input is an iterator, it yields the same runs at every call. A run has a few MiB or a thousand records, so reading needs
-memory for one run. When `Run.decode` reaches a bad record, it raises a `RecordError` that names the file and the line
-or row. All functions raise SourceError if the input cannot be read.
+begins at record k decodes none of the runs that end before k. There is one function per format of input. A function
+yields the same runs at every call, unless its input is an iterator. A run has a few MiB or a thousand records, so
+reading needs memory for one run. When `Run.decode` reaches a bad record, it raises a `RecordError` that names the file
+and the line or row. All functions raise SourceError if the input cannot be read.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Run:
     """A group of consecutive records, which become dicts only when `each` is called.
 
     Attributes:
-        count: number of the records, bad ones included.
+        count: number of records, bad ones included.
         each: function that yields each record as a dict, or as `Bad` if it cannot be read. It raises RecordError at a
             place after which nothing can be read, and SourceError at a Python object that is not a dict.
         places: function that yields the place of each record, such as ``a.jsonl, line 7``; None: places are not known.
@@ -81,10 +81,11 @@ class Run:
     places: Callable[[], Iterator[str]] | None = None
 
     def decode(self) -> Iterator[dict[str, Any]]:
-        """Yield the records as dicts; errors of `each` are passed on.
+        """Yield the records as dicts.
 
         Raises:
-            RecordError: a record is bad.
+            RecordError: a record is bad, or nothing can be read after some place.
+            SourceError: a Python object is not a dict.
         """
         for one in self.each():
             if isinstance(one, Bad):
@@ -215,7 +216,7 @@ def _row_places(count: int, first_row: int, place: str) -> Iterator[str]:
 def object_runs(items: Iterable[Any] | Callable[[], Iterable[Any]], name: str) -> Iterator[Run]:
     """Yield runs of dicts from Python; `name` is the input's name, for messages.
 
-    `items` is an iterable of dicts, or a function that returns one.
+    `items` is an iterable of dicts, or a function that returns such an iterable.
 
     Raises:
         SourceError: the user's function or iterator fails; or, when a run is decoded, an item is not a dict.

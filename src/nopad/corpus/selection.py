@@ -58,9 +58,9 @@ class Selection:
     new: Literal["all", "mask", "none"] = "none"
 
     def unforeseen(self, record: Mapping[str, Any]) -> str | None:
-        """Return why a record is bad because of a column that was not there when columns were chosen; else None.
+        """Return why a record is bad: it has a column that the first records lacked. None: it has no such column.
 
-        Such a column is not among the `known` ones; `new` says which of these columns make a record bad.
+        Only columns that are not among the `known` ones count. `new` says which of these make a record bad.
         """
         if self.new == "none":
             return None
@@ -94,8 +94,9 @@ def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
 
     Raises:
         SourceError: a wanted column is missing, occurs twice, is used in two roles, has the name of a column that nopad
-            writes, or has a type that cannot be read; there are labels beside ``assistant_masks``, from which labels
-            would be made; the labels are all null; or the table is a packed dataset.
+            writes, or has a type that cannot be read; or the table is a packed dataset. If `options.carry` is "auto",
+            also: the labels that would be packed along are all null, or there are labels beside ``assistant_masks``,
+            from which labels would be made.
 
     >>> ids = pa.list_(pa.int64())
     >>> schema = pa.schema({"input_ids": ids, "attention_mask": ids, "label": pa.int64()})
@@ -203,7 +204,7 @@ def _check_distinct(content: str, mask: str | None, carried: Sequence[str], plac
     along. `place` names the table in messages.
 
     Raises:
-        SourceError: the mask is also the content or a carried column, or a column is carried twice.
+        SourceError: the mask is also the content or a carried column, or a column is named twice in `carried`.
     """
     if mask == content:
         raise SourceError(f"{place}: the column {mask!r} cannot be its own mask; name another one with mask_field=")
@@ -221,7 +222,8 @@ def _content(schema: pa.Schema, options: ReaderOptions, place: str) -> tuple[str
     """Return the name of the column with the content, and what it holds ("text" or "ids"), after checking its type.
 
     Raises:
-        SourceError: there is no such column, or several, or its type does not fit.
+        SourceError: no column is named and there is neither ``input_ids`` nor ``text``; or the column is missing,
+            occurs twice, or has a type that does not fit.
     """
     name = options.ids_field or options.text_field
     if name is None:
@@ -271,7 +273,8 @@ def _asked(schema: pa.Schema, name: str, kind: Kind, content: str, place: str) -
     `kind` says whether the content is "text" or "ids"; `content` is its column. `place` names the table in messages.
 
     Raises:
-        SourceError: the column is missing, occurs twice, has a name that nopad writes, or has a type that does not fit.
+        SourceError: the column is missing, occurs twice, is the content, has a name that nopad writes, or has a type
+            that does not fit.
     """
     _check_once(schema, name, place)
     if name in (*RESERVED, content):
@@ -308,8 +311,8 @@ def _found(schema: pa.Schema, name: str, place: str) -> Carried | None:
 def _carried(schema: pa.Schema, name: str, kind: Kind) -> Carried | None:
     """Return a `Carried` for a column that is packed along with content of this `kind` ("text" or "ids").
 
-    It says whether the column has one value per token (a list of numbers) or per sequence (a number or string). The
-    result is None if a column of this type cannot be packed along.
+    It says whether the column has one value per token (lists of numbers or booleans, only beside "ids") or per sequence
+    (numbers, booleans or strings). The result is None if a column of this type cannot be packed along.
     """
     found = schema.field(name).type
     found = found.value_type if pa.types.is_dictionary(found) else found

@@ -13,8 +13,9 @@ After a mark of the first kind, a sentence does not end
 
 * before a lower-case letter: ``"Why?" he asked``, ``approx. five``;
 * inside a word: ``3.14``, ``nopad.plan``, ``example.com``;
-* after a title or another abbreviation that precedes a name or number (``Dr.``, ``e.g.``, ``No. 5``), or after the
-  number of a list entry (``1. First``);
+* after a title or another abbreviation that never ends a sentence (``Dr.``, ``e.g.``);
+* after an abbreviation such as ``No.`` or ``Fig.``, if a number follows (``No. 5``);
+* after the number or letter of a list entry, at the beginning of a sentence (``1. First``, ``a. First``);
 * after an initial, an abbreviation with inner stops (``U.S.``, ``a.m.``), or one that may end a sentence (``etc.``,
   ``Inc.``), unless the next word usually begins a sentence (``The``, ``However``).
 

@@ -70,7 +70,7 @@ class SlowBackend:
         return int(self._given.num_special_tokens_to_add(is_pair))
 
     def id_to_token(self, token: int) -> str | None:
-        """Return the text of the token with the id `token`; None if the tokenizer gives none for this id."""
+        """Return the text of the token with the id `token`; None if the tokenizer has no text for this id."""
         text: str | None = self._given.convert_ids_to_tokens(token)
         return text
 
@@ -87,7 +87,7 @@ class SlowBackend:
     def encode(self, text: str, add_special_tokens: bool = True) -> SlowEncoding:
         """Return the encoding of a text; its mask is 1 for special tokens that the tokenizer adds around the text.
 
-        With `add_special_tokens` False, no special tokens are added.
+        With `add_special_tokens` False, no special tokens are added, and the mask is 0 everywhere.
         """
         ids = self._call(text, add_special_tokens)
         bare = ids if not add_special_tokens else self._call(text, False)

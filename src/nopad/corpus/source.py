@@ -52,7 +52,8 @@ class Block:
     """A run of whole records of one file or other input.
 
     Attributes:
-        name: name of the file in fingerprints: a POSIX path relative to the input folder, or a bare file name.
+        name: name of the file in fingerprints: a POSIX path relative to the input folder, or a bare file name. For
+            another input, the name of this input.
         data: raw bytes, or an Arrow record batch.
         decoder: the function that decodes the records; it is called as ``decoder(data, first_line)``.
         first_line: 1-based line or row of the first record.
@@ -250,7 +251,7 @@ class IterableSource(Source):
         block_records: number of items in a block.
 
     Raises:
-        SourceError: texts and ids are mixed, an item is neither, or `items` is itself a text or a dict.
+        SourceError: texts and ids are mixed, an item is neither, or `items` is itself a text, bytes or a dict.
         OptionError: `block_records` is not an integer of at least 1.
 
     >>> from nopad.corpus import IterableSource
@@ -275,7 +276,7 @@ class IterableSource(Source):
         self.total_bytes = sum(block.size for block in self.blocks())
 
     def blocks(self) -> Iterator[Block]:
-        """Yield blocks whose data is their items as a JSON array."""
+        """Yield blocks of at most `block_records` items; the data of a block are its items as a JSON array."""
         for first in range(0, len(self._items), self._block_records):
             items = self._items[first : first + self._block_records]
             data = json.dumps(items, separators=(",", ":"), default=repr).encode()
@@ -290,11 +291,11 @@ def located(sources: Sequence[Source], at: tuple[int, ...] = (0,)) -> Iterator[B
     """Yield the blocks of several sources, source after source, each with a `Block.at` that also names its source.
 
     This new `Block.at` is ``(number, *inside)``: the number of the source, from 0, and the argument with which the
-    source's `blocks_from` begins at the block. `at` says in the same way with which block to begin; if it is only
-    ``(number,)``, with the first block of that source.
+    source's `blocks_from` begins at the block. The argument `at` names, in the same form, the first block to yield. If
+    it is only ``(number,)``, this is the first block of that source.
 
     A block without `Block.read` gets one if its source counts its `read_bytes`: the number of bytes that were read
-    since the block before.
+    since the previous block of this source.
     """
     for number in range(at[0], len(sources)):
         inside = at[1:] if number == at[0] else ()

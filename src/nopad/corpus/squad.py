@@ -98,8 +98,8 @@ def squad_runs(file: InputFile) -> Iterator[Run]:
 
     Raises:
         SourceError: the file cannot be read, or changed since it was found.
-        FormatError: its content is not that of a SQuAD file, or an impossible question has answers; the message says
-            where.
+        FormatError: the content of the file is not that of a SQuAD file, or an impossible question has answers; the
+            message says where.
     """
     try:
         records = read_squad(json.loads(b"".join(file.chunks(1 << 20))))

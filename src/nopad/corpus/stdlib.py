@@ -48,12 +48,13 @@ class StdlibText(TypedDict):
 
 
 def stdlib_texts(folder: Path | None = None, *, skipped: list[str] | None = None) -> Iterator[StdlibText]:
-    """Yield texts, ordered by file and line: docstrings as `ast.get_docstring` cleans them, and comments.
+    """Yield the docstrings and comments of Python files as texts, ordered by file and line.
 
-    Comments lose their "#" and one space after it. Comments on adjacent lines of their own make one text; a comment
-    after code is a text of its own. Blank texts are left out. `folder` is the folder of Python files to read; None: the
-    standard library. Folders in it that are named in `SKIPPED_FOLDERS`, such as ``tests``, are not read. Files that
-    cannot be read or parsed are left out, and their names are appended to `skipped`, if it is given.
+    Docstrings are cleaned as by `ast.get_docstring`. Comments lose their "#" and one space after it. Comments that are
+    alone on adjacent lines make one text; a comment after code is a text by itself. Blank texts are left out. `folder`
+    is the folder of Python files to read; None: the standard library. Folders in it that are named in
+    `SKIPPED_FOLDERS`, such as ``tests``, are not read. Files that cannot be read or parsed are left out, and their
+    names are appended to `skipped`, if it is given.
 
     >>> import pathlib, tempfile
     >>> from nopad.corpus import stdlib_texts

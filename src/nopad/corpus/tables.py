@@ -102,18 +102,18 @@ class TableSource(Source):
             before = here or 0
 
     def _of_rows(self, rows: int, stored: int) -> None:
-        """Set `total_bytes` to `stored`, the size of the table in its file, and remember that it has so many `rows`.
+        """Set `total_bytes` to `stored`, the bytes that the table takes, and store `rows`, its number of rows.
 
-        From both, blocks compute how far they advance a progress bar; rows are assumed to be of equal size.
+        From both numbers, blocks compute how far they advance a progress bar; rows are assumed to be of equal size.
         """
         self._total_rows, self.total_bytes = rows, stored
 
 
 def _part(size: int, first: int, rows: int, of: int) -> int:
-    """Return how many bytes `rows` rows of a table take; `first` is the number of the first of them, from 0.
+    """Return how many bytes a part of a table (or batch) takes: `rows` rows, from row number `first` (from 0) on.
 
     The whole table has `of` rows and takes `size` bytes. Rows are assumed to be of equal size. The results for adjacent
-    parts of the table add up to `size`.
+    parts that make up the whole table add up to `size`.
     """
     return size * (first + rows) // of - size * first // of
 
@@ -162,7 +162,7 @@ class ArrowFile(TableSource):
         super().__init__(file.name, str(file.path), schema, options)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the file's own record batches."""
+        """Yield the record batches of the file, as they are stored."""
         return arrow_batches(self._file)
 
     def pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -220,7 +220,7 @@ def arrow_schema(file: InputFile) -> pa.Schema:
     """Return the schema of an Arrow file or stream.
 
     Raises:
-        SourceError: the file is neither, cannot be read, or changed since it was found.
+        SourceError: the file is not an Arrow file or stream, cannot be read, or changed since it was found.
     """
     with file.random() as opened, library_errors(file, "Arrow"):
         return opened_arrow(opened).schema

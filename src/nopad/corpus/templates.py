@@ -53,8 +53,8 @@ class Frame:
         eos: id of the end-of-sequence token; None: the tokenizer has none.
 
     Raises:
-        OptionError: the places of the special tokens cannot be found, with the text "a": the tokenizer gives no token
-            for it, or, when special tokens are added, other tokens than without them.
+        OptionError: the places of the special tokens cannot be found. They are looked for with the text "a", but the
+            tokenizer makes no token of it, or makes other tokens of it when special tokens are added.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -85,8 +85,8 @@ class Frame:
     def closed(self, ids: Sequence[int]) -> list[int]:
         """Return a text's ids with the special tokens that the tokenizer puts around a text.
 
-        If it puts none after a text, the end-of-sequence token is added at the end. This token is not added if the ids
-        end with it already, or if the tokenizer has none.
+        If the tokenizer puts no special token after a text, the end-of-sequence token is added at the end, unless the
+        ids end with it already or the tokenizer has none.
         """
         back = self.back or ([] if self.eos is None or (ids and ids[-1] == self.eos) else [self.eos])
         return [*self.front, *ids, *back]
@@ -95,7 +95,7 @@ class Frame:
 def _changed(chat: Conversation, at: int, changed: Mapping[str, Any]) -> Conversation:
     """Return a copy of a chat in which message number `at` is changed.
 
-    `changed` has the new values of the message by key; a key with the value None is removed.
+    `changed` has the new values of the message by key. Keys of the message whose value is then None are removed.
     """
     messages = [*chat.messages]
     messages[at] = {name: one for name, one in {**messages[at], **changed}.items() if one is not None}
@@ -111,8 +111,8 @@ class Template:
             none.
 
     Raises:
-        OptionError: `options` is not a dict, or has an argument of `apply_chat_template` that is not the template's,
-            such as ``tokenize``.
+        OptionError: `options` is not a dict, or has an argument that `apply_chat_template` does not pass to the
+            template, or that nopad sets, such as ``tokenize`` or ``tools``.
     """
 
     def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None) -> None:
@@ -152,8 +152,8 @@ class Template:
             tools: whether the chat's tools are passed to the template.
 
         Raises:
-            RecordError: the template refuses these messages, the text has a lone surrogate, or the chat's options have
-                an argument of `apply_chat_template` that is not the template's.
+            RecordError: the template refuses these messages, the text has a lone surrogate, or the chat's own options
+                have an argument that `Template` does not allow in its `options`.
             OptionError: the tokenizer has no chat template.
         """
         found = self._applied(chat, number, until, tokenize=False, add_generation_prompt=prompt, with_tools=tools)
@@ -169,8 +169,8 @@ class Template:
         number, for messages of errors.
 
         Raises:
-            RecordError: the template refuses the chat, or the chat's options have an argument of `apply_chat_template`
-                that is not the template's.
+            RecordError: the template refuses the chat, or the chat's own options have an argument that `Template` does
+                not allow in its `options`.
             OptionError: the tokenizer has no chat template.
         """
         found = self._applied(
@@ -187,12 +187,13 @@ class Template:
     def check(self, chat: Conversation, number: int, whole: str) -> None:
         """Refuse a chat if the template ignores its tools, its tool calls, or what one of its roles says.
 
-        Each of these is left out of the chat in turn. The template ignores it if it then still writes `whole`, the text
-        that it writes for the chat. What the template is known to read is not checked again. `number` is the record's
-        number, for messages of errors.
+        Each of these parts is left out of the chat in turn. The template ignores a part if it writes the same text
+        without it: `whole`, which is the text of the complete chat. What the template is known to read is not checked
+        again. `number` is the record's number, for messages of errors.
 
         Raises:
-            RecordError: the template ignores one of them.
+            RecordError: the template ignores one of these parts.
+            OptionError: the tokenizer has no chat template.
         """
         if chat.tools is not None and not self._reads("tools", chat, number, whole, tools=False):
             raise RecordError(f"record {number} has tools, and the chat template leaves them out; remove them")

@@ -5,7 +5,7 @@ A byte order mark at the start of a file is not content.
 With one document per line, a document is the line without its line end (LF or CRLF). An empty line is then an empty
 document, which is skipped or refused as `CorpusOptions.empty` says. A paragraph is a run of lines between empty lines
 or lines of white space, so it is never empty. With one document per file, a file is read as a whole and tokenised on
-one core, which is slow for large files. Then a file of more than 8 MiB is refused.
+one core, which is slow for large files; a file of more than 8 MiB is refused.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class TextFile(Source):
     def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
         """Yield the blocks from a given line on.
 
-        `at` is (offset of the line in bytes, its 1-based number). A file that is one document has a single block, which
-        is yielded whatever `at` is.
+        `at` is (offset of the line in bytes, in the decompressed content; its 1-based number). A file that is one
+        document has a single block, which is yielded whatever `at` is.
         """
         file, path = self._file, str(self._file.path)
         if self._unit == "file":

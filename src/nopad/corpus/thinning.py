@@ -1,4 +1,4 @@
-"""Empty the unwanted lines of a block, so that only the wanted ones are decoded.
+"""Make the unwanted lines of a block empty, so that only the wanted ones are decoded.
 
 The unwanted lines are not removed, so that the wanted ones keep their line numbers. Empty lines are not records, so the
 result can be decoded as usual. Finding the lines of a block takes about 1 ms per MB; decoding them takes several times
@@ -47,8 +47,8 @@ class Lines:
     def only(self, chosen: NDArray[np.int64]) -> bytes:
         """Return the bytes with all lines made empty except the chosen ones.
 
-        `chosen` are the indices of the k chosen lines, in ascending order; int64 ``[k]``. Only lines that are not empty
-        are counted.
+        `chosen` are the indices of the k chosen lines among the lines that are not empty, in ascending order; int64
+        ``[k]``.
         """
         found, at = [], 0
         numbers, begins, ends = (of[chosen].tolist() for of in (self._numbers, self._begins, self._ends))

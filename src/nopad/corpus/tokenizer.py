@@ -46,8 +46,8 @@ class Tokenizer:
         prefix, suffix: ids of the special tokens before and after a sequence; int32 ``[p]`` and ``[s]``.
 
     Raises:
-        FormatError: the tokenizer puts special tokens inside a sequence, or gives no token for any of the texts that
-            are tried: some words, and the first 1,000 tokens of its vocabulary.
+        FormatError: the tokenizer puts special tokens inside a sequence, or makes no token, or only special ones, of
+            each text that is tried: some words, and the first 1,000 tokens of its vocabulary.
 
     >>> import tokenizers
     >>> from nopad.corpus import Tokenizer
@@ -270,8 +270,8 @@ def with_words(tokenizer: Any, spec: Any) -> Any:
     a warning. Every text would then become a row of unknown tokens.
 
     Raises:
-        FormatError: the vocabulary has fewer than 1,000 tokens, and at most one that is not special. The message names
-            `spec`, from which the tokenizer was loaded.
+        FormatError: the vocabulary has fewer than 1,000 tokens, and at most one of them is not special. The message
+            names `spec`, from which the tokenizer was loaded.
     """
     if len(tokenizer) < _FEW and len(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)) <= 1:
         raise FormatError(
@@ -309,7 +309,7 @@ def _special_tokens(
     They are found by encoding a short text with and without them; `name` is the tokenizer's name, for messages.
 
     Raises:
-        FormatError: there are special tokens inside a sequence, or no text gives a token.
+        FormatError: there are special tokens inside a sequence, or no text that is tried gives a usable token.
     """
     content, probe = _probe(inner, name)
     encoding = inner.encode(probe, add_special_tokens=True)
@@ -326,7 +326,7 @@ def _special_tokens(
 
 
 def _probe(inner: tokenizers.Tokenizer | SlowBackend, name: str) -> tuple[list[int], str]:
-    """Return the ids and the text of a short text of which the tokenizer makes at least one token, and no special one.
+    """Return ``(ids, text)`` for a short text of which the tokenizer makes at least one token, and no special token.
 
     Raises:
         FormatError: no text that is tried gives such tokens.

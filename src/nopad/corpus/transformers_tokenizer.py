@@ -18,14 +18,14 @@ def load_transformers_tokenizer(spec: str | Path | None = None) -> Any:
     """Load a tokenizer of transformers.
 
     Args:
-        spec: a folder, a ``tokenizer.json`` (if there is a ``tokenizer_config.json`` beside it, all tokenizer files of
-            the folder are read), or a name on the hub; None: the tokenizer of bert-base-uncased, if it is installed, as
-            for `nopad.load_tokenizer`.
+        spec: a folder, a ``tokenizer.json``, or a name on the hub. If there is a ``tokenizer_config.json`` beside a
+            ``tokenizer.json``, all tokenizer files of the folder are read. None: the tokenizer of bert-base-uncased, if
+            it is installed, as for `nopad.load_tokenizer`.
 
     Raises:
         MissingExtraError: transformers is not installed, or no tokenizer is chosen and the default one is not there.
-        FormatError: there is no such tokenizer, transformers cannot read it, or a folder or name gives a tokenizer that
-            has only special tokens.
+        FormatError: there is no such tokenizer, transformers cannot read it, or it has only special tokens (a
+            ``tokenizer.json`` that is read alone is not checked for this).
     """
     try:
         import transformers

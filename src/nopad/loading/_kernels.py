@@ -70,8 +70,8 @@ def are_at(values: NDArray[Any], numbers: NDArray[Any], found: NDArray[Any]) -> 
 def total_of_runs(begins: NDArray[Any], lengths: NDArray[Any], size: int, short: NDArray[Any]) -> int:
     """Return the total length of runs of values in a column of `size` values; -1 if a run lies outside of the column.
 
-    Run i has ``lengths[i]`` values from index ``begins[i]`` on. The lengths are copied to `short`, which is int32; a
-    run whose length does not fit into int32 counts as outside.
+    Run i has ``lengths[i]`` values from index ``begins[i]`` on. A run with a length below 0 or above 2^31 - 1 counts as
+    outside, too. If no run lies outside, all lengths are copied to `short`, which is int32.
     """
     total = 0
     for i in range(begins.shape[0]):
@@ -133,11 +133,12 @@ def lists_in_chunks(
     """Set ``begins[i]`` and ``lengths[i]`` to where the list of row ``rows[i]`` begins, and to its length.
 
     Begins are indices in a flat view over all chunks of an Arrow column. Chunk c holds the rows from ``bounds[c]`` up
-    to ``bounds[c + 1]`` (exclusive), and has ``sizes[c]`` values, which begin at ``at[c]`` in the view.
+    to ``bounds[c + 1]`` (exclusive). Its ``sizes[c]`` values begin at ``at[c]`` in the view.
 
-    If `width` is 0, the list of row k of a chunk (counted from 0) has the values from ``offsets[offsets_at[c] + k]`` up
-    to ``offsets[offsets_at[c] + k + 1]`` (exclusive), counted from ``at[c]``. If `width` is above 0, `offsets` is not
-    used: each list has `width` values, and that of row k begins ``(offsets_at[c] + k) * width`` values after ``at[c]``.
+    Let k be the index of a row within its chunk c, from 0. If `width` is 0, the row's list has the values of the chunk
+    from ``offsets[offsets_at[c] + k]`` up to ``offsets[offsets_at[c] + k + 1]`` (exclusive). If `width` is above 0,
+    `offsets` is not used: each list has `width` values, and that of row k begins at value ``(offsets_at[c] + k) *
+    width`` of the chunk.
 
     Return whether all these lists lie within the values of their chunks.
     """

@@ -15,10 +15,10 @@ _END = object()
 
 
 def ahead(items: Generator[Item, None, None], count: int, name: str) -> Generator[Item, None, None]:
-    """Yield the items of the generator `items`, which a thread computes up to `count` items ahead.
+    """Yield the items of the generator `items`; a thread computes up to `count` of them ahead.
 
     The thread's name begins with `name`; with `count` 0 there is no thread. An error that `items` raises is raised
-    after the items before it. Closing the iterator closes `items` and ends the thread.
+    after the items before it. Closing the returned generator closes `items` and ends the thread.
     """
     if not count:
         try:

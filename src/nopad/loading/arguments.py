@@ -23,7 +23,7 @@ _TORCHS = {
 
 
 def refuse_torchs(options: Mapping[str, Any]) -> None:
-    """Refuse options of torch's `DataLoader` that `PackedLoader` has under another name.
+    """Refuse options of torch's `DataLoader` that `PackedLoader` replaces by other arguments or methods.
 
     Raises:
         OptionError: there is such an option; the message says what to use instead.
@@ -51,7 +51,7 @@ def refuse_images(images: int | None) -> None:
 
 
 def refuse_dealing(**given: Any) -> None:
-    """Refuse arguments that need an epoch of known size, such as `balance` and `groups`, since a stream has none.
+    """Refuse arguments that say how an epoch of known size is dealt, such as `balance`; a stream has no such epoch.
 
     `given` are the values of such arguments of `PackedLoader`, by name.
 

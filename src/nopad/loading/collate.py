@@ -16,7 +16,9 @@ __all__ = ["causal", "plain"]
 
 
 def plain(sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> PackedBatch:
-    """Return a batch of `sequences` without adding or changing labels; `PackedLoader` uses this function by default.
+    """Return a batch of `sequences` in which labels are neither added nor changed; `PackedLoader` uses it by default.
+
+    A column ``label`` or ``label_ids`` is renamed to ``labels``.
 
     Args:
         sequences: the sequences of the batch, in columns; they are not changed.
@@ -24,9 +26,10 @@ def plain(sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> Packe
         per_row: how many of the sequences lie in each row; int64 ``[rows]``.
 
     Raises:
-        BatchError: there is no sequence, or a column has values that cannot be used.
-        LengthError: a row has more tokens than the capacity of `form`.
-        OptionError: `form` does not fit `per_row`: it has fewer rows, or options that would move sequences.
+        BatchError: there is no sequence, or there is another reason, as in `PackedBatch.from_columns`.
+        LengthError: the sequences of a row take more slots than the capacity of `form`.
+        OptionError: `form` has fewer rows than `per_row`, or has `depth`, `packs` or `end_to_end`, which would move
+            sequences to other rows; or `per_row` does not add up to the number of sequences.
     """
     return PackedBatch.from_columns(sequences, form, per_row=per_row)
 
@@ -43,10 +46,11 @@ def causal(sequences: Sequences, form: Form, per_row: NDArray[np.int64]) -> Pack
         per_row: how many of the sequences lie in each row; int64 ``[rows]``.
 
     Raises:
-        BatchError: a column of labels has one value per sequence instead of one per token; or there is another reason,
-            as in `PackedBatch.from_columns`.
-        LengthError: a row has more tokens than the capacity of `form`.
-        OptionError: `form` does not fit `per_row`: it has fewer rows, or options that would move sequences.
+        BatchError: a column of labels has one value per sequence instead of one per token; there is no sequence; or
+            there is another reason, as in `PackedBatch.from_columns`.
+        LengthError: the sequences of a row take more slots than the capacity of `form`.
+        OptionError: `form` has fewer rows than `per_row`, or has `depth`, `packs` or `end_to_end`, which would move
+            sequences to other rows; or `per_row` does not add up to the number of sequences.
 
     >>> import nopad
     >>> loader = nopad.PackedLoader([[7, 8, 9], [5, 6]], 5, rows=1, collate=nopad.loading.causal)

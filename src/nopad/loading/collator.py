@@ -36,16 +36,16 @@ class PackCollator:
     """Makes a `PackedBatch` of rows of a packed dataset; `PackedDataset.collator` returns one of these.
 
     A row is an item of a `PackedDataset`, or of the result of its `to_hf`. If a trainer has removed the column
-    ``seq_lengths``, the lengths of the sequences are found from ``position_ids``. Columns ``label`` and ``label_ids``
-    become ``labels``.
+    ``seq_lengths``, the lengths of the sequences are found from ``position_ids``. A column ``label`` or ``label_ids``
+    becomes ``labels``.
 
     Args:
         form: shape of the batch: `nopad.Flat()`, one row without padding, or `nopad.Rows(capacity)`; None: flat.
         causal: whether to make labels for a causal language model: those of the rows or, if they have none, the tokens.
             The first label of each sequence becomes -100.
         masking: a `nopad.tasks.Masking`, for masked language models; None: nothing is masked.
-        per_sequence: names of columns with one value per sequence. Needed where every sequence has one token, since
-            shapes do not tell such columns from those with one value per token.
+        per_sequence: names of columns with one value per sequence. They are needed only where every sequence of a batch
+            has one token: there, shapes do not tell such columns from columns with one value per token.
 
     Raises:
         OptionError: `form` is invalid, or both `causal` and `masking` are given.
@@ -89,7 +89,8 @@ class PackCollator:
             BatchError: a row has neither ``seq_lengths`` nor ``position_ids``; a row has no ``seq_lengths``, and its
                 ``position_ids`` do not begin at 0; there is `masking`, and the rows have labels; there is `masking`,
                 and the rows lack ``seq_index``; or there is another reason, as in `PackedBatch.from_features`.
-            LengthError: a row has more tokens than the form's capacity, or a sequence has no token.
+            LengthError: the sequences of a row take more slots than the form's capacity, a sequence has no token, or
+                the attention mask of a row is all 0.
             OptionError: the form has `depth`, `packs` or `end_to_end`, which would move sequences to other rows; or it
                 has fewer rows than `features`.
         """
@@ -106,7 +107,7 @@ class PackCollator:
     def _sequences(self, features: Sequence[Any]) -> tuple[Sequences, NDArray[np.int64]]:
         """Return the sequences of the rows, and the number of sequences in each row, int64 ``[rows]``.
 
-        If the rows say where each sequence comes from, the sequences have these columns too, such as ``seq_index``.
+        The columns that say where each sequence comes from, such as ``seq_index``, are included if the rows have them.
 
         Raises:
             BatchError: the rows are not rows of a packed dataset, do not say where sequences begin, or have values that
@@ -134,7 +135,8 @@ def _with_lengths(feature: Any, number: int) -> Mapping[str, Any]:
     `number` is the row's number in messages.
 
     Raises:
-        BatchError: the row is not a dict of columns, has neither of these columns, or its positions do not begin at 0.
+        BatchError: the row is not a dict of columns, has neither ``seq_lengths`` nor ``position_ids``, or its
+            ``position_ids`` do not begin at 0.
     """
     if not isinstance(feature, Mapping):
         raise BatchError(f"row {number} is a {type(feature).__name__}; expected a row of a packed dataset")

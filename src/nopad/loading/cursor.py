@@ -64,8 +64,8 @@ class Cursor:
         Errors of reading and building are those that `PackedLoader.__iter__` lists.
 
         Raises:
-            OptionError: the ranks have different data, options or positions; or another iteration begins, or `go` is
-                called, while this one runs.
+            OptionError: the ranks have different data, options or positions; or, while this iteration runs, another one
+                begins, `go` is called, or the process is a fork of the one in which it began.
         """
         return self._moved_on(self._supply.batches)
 
@@ -75,8 +75,9 @@ class Cursor:
         ``batches()`` returns an iterator over the remaining batches of this epoch, in order.
 
         Raises:
-            OptionError: there are too few batches; the ranks have different data, options or positions; or another
-                iteration begins, or `go` is called, while this one runs.
+            OptionError: there are too few batches; the ranks have different data, options or positions; or, while this
+                iteration runs, another one begins, `go` is called, or the process is a fork of the one in which it
+                began.
         """
         return self._moved_on(lambda at: self._paired(at, batches()))
 
@@ -92,7 +93,7 @@ class Cursor:
 
         ``batches(place)`` yields pairs (position after the batch, batch). The position is advanced before the batch is
         yielded. A batch of None ends the iteration. After the last batch, the position is the beginning of the next
-        epoch.
+        epoch. If the current epoch has no batch left, the batches are those of the next epoch.
 
         Raises:
             OptionError: the ranks have different data, options or positions; or, while this iteration runs, another one
@@ -121,10 +122,10 @@ class Cursor:
             )
 
     def _agree(self) -> None:
-        """Check that all ranks have the same data, options and position; only once after each `go`.
+        """Check that all ranks have the same data, options and position; later calls do nothing until the next `go`.
 
         Raises:
-            OptionError: they differ between the ranks.
+            OptionError: these differ between the ranks.
         """
         exchange = None if self._agreed else exchange_of(self._ranks)
         if exchange is not None:

@@ -49,7 +49,7 @@ class Feed(ABC):
         steady: whether every epoch has the same number of units.
         phased: whether units must be dealt in the order in which `units` lists them, since sources of a mixture run out
             during the epoch. The loader's balance must then have ``draw="random"``, which takes units in the listed
-            order; another draw would change the order, and the loader raises OptionError.
+            order (random already). Any other draw would change this order, and the loader raises OptionError.
     """
 
     apart: bool = False
@@ -176,8 +176,9 @@ class StoredTokens(SourceFeed):
     def facts(self) -> dict[str, Any]:
         """Return, by name, what a saved run and the run that resumes it must share.
 
-        These are the kind of the units ("pack", "sequence" or "group"), the seed and the fingerprint of the data; with
-        groups, their fingerprint and what their sequences share; with a plan, its fingerprint and capacity.
+        These are the kind of the units ("pack", "sequence" or "group"), the seed and the fingerprint of the data. With
+        groups, their fingerprint is added, and what their sequences share if there is no plan. With a plan, its
+        fingerprint and capacity are added.
         """
         found: dict[str, Any] = {"unit": self.unit, "seed": self.seed, "data": self._source.fingerprint}
         if self._groups is not None:
@@ -283,7 +284,7 @@ class StoredRows(Feed):
     unit = "pack"
 
     def __init__(self, dataset: PackedDataset, *, seed: int = 0) -> None:
-        """Read the lengths of all sequences in `dataset`; `seed` is that of all random choices.
+        """Read the lengths of all sequences in `dataset`; `seed` is the seed of all random choices.
 
         Raises:
             OptionError: the dataset is index-only, so it holds no tokens.
@@ -329,7 +330,7 @@ class StoredRows(Feed):
     def check_unchanged(self) -> None:
         """Refuse a dataset that was replaced by another one since it was opened.
 
-        Only the manifest is compared; the content of rows is checked when they are read.
+        Only the manifest is compared. The rows themselves are checked when they are read.
 
         Raises:
             CorruptError: the folder holds another dataset now, or one that is damaged or not finished.

@@ -96,9 +96,9 @@ class EpochSupply(Supply):
     def agreed(self, at: Position) -> dict[str, Any]:
         """Return, by name, what all ranks must agree on.
 
-        These are what the method `facts` returns, the number of ranks and how many share a node, the size of a step,
-        the `Balance`, the token cap and `last`. The position `at` and the earlier legs of the epoch (its parts with
-        other ranks, step or balance) are among them, too.
+        These are the facts that the method `facts` returns, the number of ranks, how many of them share a node, the
+        size of a step, the `Balance`, the token cap, `last`, the position `at`, and the earlier legs of the epoch (its
+        parts with other ranks, step or balance).
         """
         leg = at.leg
         return {
@@ -114,9 +114,9 @@ class EpochSupply(Supply):
         }
 
     def length(self, at: Position) -> int:
-        """Return the number of batches that a rank takes in the epoch of this position, from its beginning to its end.
+        """Return how many batches a rank takes in the whole epoch of this position, those already taken included.
 
-        If the ranks, the step or the balance changed during the epoch, only the batches after that change count.
+        If the ranks, the step or the balance changed during the epoch, only the batches after the last change count.
         """
         return self._epochs.course(at).steps * at.leg.shape.accumulation
 
@@ -132,8 +132,8 @@ class EpochSupply(Supply):
     def summary(self, at: Position) -> Summary:
         """Return the summary of the epoch of this position.
 
-        If the ranks, the step or the balance changed within the epoch, it covers only the part of the epoch after that
-        change.
+        If the ranks, the step or the balance changed within the epoch, the summary covers only the part of the epoch
+        after the last change.
         """
         epochs = self._epochs
         capacity = epochs.feed.capacity if self._serving.rows else None
@@ -160,9 +160,10 @@ class EpochSupply(Supply):
     def placed(self, state: Any) -> Position:
         """Return the position from which a loader goes on, given a saved state.
 
-        If the ranks, the step or the balance changed since then, a new leg begins at this position. A leg is a part of
-        an epoch in which the ranks, the size of a step and the balancing stay the same. If the units left of the epoch
-        do not make a single step, the result is the beginning of the next epoch, and a warning is logged.
+        If the ranks, the step or the balance changed since the state was saved, a new leg begins at this position. A
+        leg is a part of an epoch in which the ranks, the size of a step and the balancing stay the same. If the units
+        left of the epoch do not make a single step, the result is the beginning of the next epoch, and a warning is
+        logged.
 
         Raises:
             FormatError: `state` is not a state of such a loader, or it does not fit the data.
@@ -186,10 +187,10 @@ class EpochSupply(Supply):
         """Accept any number of worker processes: each of them can compute any batch."""
 
     def batches(self, at: Position, worker: int = 0, workers: int = 1) -> Iterator[tuple[Position, PackedBatch]]:
-        """Yield (position after the batch, batch) for batches left of the epoch, from the position `at` on.
+        """Yield (position after the batch, batch) for each batch left of the epoch, from the position `at` on.
 
-        With several worker processes, one of them yields only the batches with the numbers `worker`, ``worker +
-        workers``, and so on, counted from 0.
+        With several worker processes, only the batches that process number `worker` builds are yielded: those with the
+        numbers `worker`, ``worker + workers``, and so on, counted from 0.
 
         Raises:
             SourceError, CorruptError, FormatError: the data changed since they were opened, or are not there any more.
@@ -240,12 +241,12 @@ class EpochSupply(Supply):
     def _built(self, at: Position) -> PackedBatch:
         """Return this rank's batch after the position `at`.
 
-        In the last step of an epoch, a rank may have no unit. It then gets a stand-in (`PackedBatch.as_stand_in`): a
-        batch of one sequence of this step, with weight 0 in the loss.
+        If this rank has no unit (mostly in the last step of an epoch), the batch is a stand-in
+        (`PackedBatch.as_stand_in`): a single sequence, with weight 0 in the loss.
         """
         units, course, serving = self._epochs.units(at.epoch), self._epochs.course(at), self._serving
         taken = course.part(at.leg.steps, serving.ranks.rank, at.batches)
-        idle = not taken.units.size  # in the last step, where there are fewer units than micro-steps of all ranks
+        idle = not taken.units.size  # mostly in a last step with fewer units than micro-steps of all ranks
         if idle:
             taken = units.taken(course.step(at.leg.steps).units[:1])
         sequences = self._epochs.feed.gather(taken)

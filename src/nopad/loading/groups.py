@@ -1,7 +1,8 @@
 """Groups of sequences that stay together, such as preference pairs, or several answers to one prompt.
 
-The sequences of a group share one step, one rank or one pack, as the loader's argument `together` says. If ranks take a
-fixed number of sequences, all groups must have the same size. Sorting n sequences by group takes O(n log n).
+Where sequences are packed, the sequences of a group share a pack. Elsewhere they share a rank or only a step, as the
+loader's argument `together` says. If ranks take a fixed number of sequences, all groups must have the same size.
+Sorting n sequences by group takes O(n log n).
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Groups:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256, in hex, of the division of the sequences into groups."""
+        """SHA-256, in hex, of `indptr` and `sequence`."""
         digest = hashlib.sha256(b"nopad.groups.v1\0")
         for array in (self.indptr, self.sequence):
             digest.update(array.astype("<i8").tobytes())
@@ -117,8 +118,8 @@ class Groups:
     def expanded(self, packs: Packs) -> tuple[NDArray[Any], NDArray[Any]]:
         """Turn packs of groups into packs of sequences; return ``(indptr, sequence)``.
 
-        Pack p holds the sequences with the numbers ``sequence[indptr[p]:indptr[p + 1]]``. In `packs`, the entries of
-        `sequence` are numbers of groups; each is replaced by the sequences of its group, in order.
+        Pack p holds the sequences with the numbers ``sequence[indptr[p]:indptr[p + 1]]``. The entries of
+        ``packs.sequence`` are numbers of groups; each is replaced by the sequences of its group, in order.
         """
         bounds, sequence = take_lists(self.indptr, self.sequence, packs.sequence.astype(np.int64))
         return bounds[packs.indptr], sequence

@@ -112,9 +112,9 @@ class Course:
     def bounds(self, step: int) -> tuple[int, int]:
         """Return the begin and the end (exclusive) of a step's units, as places in the leg's order of units.
 
-        A leg is a part of an epoch with the same ranks and step size. If `step` is the number of its steps, the first
-        value is where the last step ends. Without a token cap, the end of a last step with empty places lies beyond the
-        last unit; `units_at` ignores the places beyond it.
+        A leg is a part of an epoch with the same ranks and step size. If `step` equals the number of steps of the leg,
+        the first value is the place where the last step ends. Without a token cap, the end of a last step with empty
+        places lies beyond the last unit; `units_at` ignores the places beyond it.
         """
         if self._cuts is None:
             return step * self.shape.per_step, (step + 1) * self.shape.per_step
@@ -159,7 +159,7 @@ class Course:
     def part(self, step: int, rank: int, micro: int) -> Taken:
         """Return the units and sequences that rank `rank` takes in micro-step number `micro` of step `step`.
 
-        In a last step with empty places, a rank may have no unit; the result then has no unit and no sequence.
+        A rank may have no unit, mostly in a last step with empty places; the result then has no unit and no sequence.
 
         Raises:
             IndexError: there is no such step.
@@ -196,9 +196,9 @@ class Course:
         return found
 
     def _places(self, costs: NDArray[np.int64], taken: Taken) -> NDArray[np.int64]:
-        """Return, for each rank, micro-step and place of a step, the index into `costs` of what it gets; -1: nothing.
+        """Return the index into `costs` of the unit (or sequence) at each place of a step; -1: the place stays empty.
 
-        The result is int64, of the shape that `dealt` returns.
+        There are places for each rank and micro-step: the result is int64, of the shape that `dealt` returns.
 
         Args:
             costs: the cost of each unit of the step or, with `Units.apart`, of each sequence.
@@ -240,7 +240,8 @@ def ordered(
 
     Raises:
         OptionError: a leg's balance would reorder units that must stay in their phases (`Units.phased`).
-        BalanceError: the balance of the first leg cannot draw these units, or the cost model gives an invalid cost.
+        BalanceError: the balance of a leg cannot draw its units, or the cost model gives an invalid cost. (If the draw
+            is "stratified" and the leg is not the first, the units keep their order instead.)
         FormatError: a finished leg had a token cap, and cannot have taken its steps from these units.
     """
     left = units.order
@@ -269,7 +270,7 @@ def check_cap(units: Units, leg: Leg, unit: str) -> None:
 
     Args:
         units: the units of the data: packs, rows, single sequences or groups.
-        leg: its token cap and its ranks; if the cap is None, nothing is checked.
+        leg: a leg with the token cap and the ranks; if its cap is None, nothing is checked.
         unit: what one unit is called in the message, such as "sequence".
 
     Raises:
@@ -319,8 +320,8 @@ def _cuts(units: Units, order: NDArray[Any] | None, leg: Leg) -> NDArray[np.int6
 def _taken_by(units: Units, left: NDArray[Any], leg: Leg) -> int:
     """Return how many units a finished leg took; they are the first ones of `left`.
 
-    A leg is a part of an epoch with the same ranks and step size. `left` are the units that were left when it began, in
-    the order in which it took them.
+    A leg is a part of an epoch with the same ranks and step size. `left` are the units that were left when the leg
+    began, in the order in which the leg took them.
 
     Raises:
         FormatError: the leg had a token cap, and cannot have taken its steps from these units.
@@ -344,8 +345,8 @@ def _drawn(costs: NDArray[np.int64], leg: Leg, key: int, *, resumed: bool) -> ND
         costs: the cost of each unit that was left when the leg began; int64 ``[n]``.
         leg: the ranks and units of a step, and the balance.
         key: the seed of the draw.
-        resumed: whether this epoch had earlier legs. They may have taken all units of a stratum (a range of costs), so
-            that the draw "stratified" fails. In this case the units stay in the order given.
+        resumed: whether this epoch had earlier legs. If so, and the draw "stratified" fails, the units stay in the
+            order given: earlier legs may have taken all units of a stratum (a range of costs).
 
     Raises:
         BalanceError: the balance cannot draw these units.

@@ -1,4 +1,4 @@
-"""Sequences with images, in packs with two limits, tokens and images, which a loader deals.
+"""Packs of sequences with images, which a loader deals; a pack has a limit on its tokens and one on its images.
 
 The packs are planned once, and get other sequences in each epoch.
 
@@ -89,14 +89,17 @@ class PackedImages(SourceFeed):
         return {"unit": self.unit, "seed": self.seed, "data": self._source.fingerprint, **limits, "plan": plan}
 
     def notes(self, epoch: int) -> tuple[str, ...]:
-        """Return one line that says how many images the packs hold; it is the same in every epoch."""
+        """Return a tuple of one line, which says how many images the packs hold; it is the same in every epoch."""
         assert self._source.images is not None
         held = int(self._source.images.sum())
         said = f" ({STEPS})" if self._source.videos else ""
         return (f"{held:,} images{said}, {held / (self.packs or 1):.1f} per pack, at most {self._images:,}",)
 
     def units(self, epoch: int) -> Units:
-        """Return the packs of an epoch; which sequences of equal sizes share a pack is chosen anew."""
+        """Return the packs of an epoch.
+
+        Which of the sequences with equal numbers of tokens and of images go into which pack is chosen anew.
+        """
         key = random.key(self.seed, random.STREAM_EPOCH, epoch)
         packs = self._plan.assign(self._sizes(), seed=key)[self.capacity, self._images]
         dtype = index_dtype(len(self._source))

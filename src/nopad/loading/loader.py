@@ -67,8 +67,8 @@ class PackedLoader:
             images. A video counts as many images as it has steps in time (the first number of its ``video_grid_thw``).
             None: no limit.
         rows: number of packs per rank and micro-step. Give exactly one of `rows`, `tokens` and `sequences`.
-        tokens: maximum number of tokens per rank and micro-step: one pack, as one flat row without padding; replaces
-            `rows` and `capacity`.
+        tokens: maximum number of tokens per rank and micro-step: one pack, as one flat row without padding unless
+            `align` or `form` says otherwise; replaces `rows` and `capacity`.
         sequences: number of sequences per rank and micro-step, not packed, as one flat row without padding unless
             `form` says otherwise; replaces `rows` and `capacity`.
         token_cap: only with `sequences`: maximum number of tokens per rank and micro-step. To keep to this limit, ranks
@@ -90,7 +90,8 @@ class PackedLoader:
         groups: the group of each sequence, integers ``[n]``, for sequences that stay together (preference pairs,
             answers to one prompt); or an integer k: every k consecutive sequences are a group. None: no groups.
         together: what the sequences of a group share when they are not packed: "rank", the same rank and micro-step; or
-            "step", only the same step. Where sequences are packed, a group always shares a pack. It needs `groups`.
+            "step", only the same step. Where sequences are packed, a group always shares a pack; "pack" is then allowed
+            too. Values other than "rank" need `groups`.
         form: how a batch lies in memory: `nopad.Rows(capacity)` or `nopad.Flat()`. None: `Rows` with the argument
             `rows`, or with `align` above 1; else `Flat`.
         collate: a function that makes the `PackedBatch`; it gets the sequences (`nopad.sequences.Sequences`), `form`,
@@ -116,14 +117,18 @@ class PackedLoader:
         ranks: this process's data-parallel rank and the number of ranks (`Ranks`).
 
     Raises:
-        OptionError: an argument is invalid, two contradict each other, or the units do not make a single step.
-        LengthError: a sequence (or group) is longer than the capacity, or than `token_cap`; or a stored sequence has no
-            token.
-        PlanMismatchError: `plan` is for other lengths or another capacity.
+        OptionError: an argument is invalid, two contradict each other, or the units do not make a single step; or they
+            do not make whole steps, and `last` is "refuse".
+        LengthError: a sequence (or group) is longer than the capacity, or than `token_cap`; a sequence has more images
+            than `images`; or a stored sequence has no token.
+        PlanMismatchError: `plan` is for other lengths or another capacity, or has a pack that does not fit with
+            `align`.
         BalanceError: the balance cannot draw or deal these units, or `cost` gives an invalid cost.
         SourceError, FormatError, CorruptError, RecordError: the data cannot be read, as for `open_tokens`; or, for a
             stream, the tokenizer cannot be read (FormatError).
-        StorageError: `host_dir`, or the folder for copies of the tokens, cannot be written.
+        StorageError: `host_dir`, or the folder for copies of the tokens, cannot be written; or a packed dataset cannot
+            be read.
+        MissingExtraError: a package that the data or the tokenizer need is not installed.
 
     >>> import nopad
     >>> loader = nopad.PackedLoader([[1, 2, 3], [4], [5, 6], [7, 8, 9]], capacity=4, rows=1)
@@ -197,7 +202,7 @@ class PackedLoader:
         self._cursor = Cursor(self._supply, self.ranks)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore in another process, or as a copy, at the same position; it advances apart from the original."""
+        """Restore the loader in another process, or as a copy, at the same position; it then advances on its own."""
         vars(self).update(state)
         self._cursor = copy(self._cursor)
 
@@ -208,7 +213,7 @@ class PackedLoader:
 
     @property
     def steps_seen(self) -> int:
-        """Number of whole optimiser steps taken since the first epoch; the same on all ranks."""
+        """Number of whole optimiser steps taken since the run began; the same on all ranks."""
         return self._cursor.at.steps_seen
 
     @property
@@ -216,7 +221,7 @@ class PackedLoader:
         """Number of sequences in the steps that `steps_seen` counts, on all ranks together.
 
         Raises:
-            OptionError: the data are a stream and there are several ranks: each knows only its own number.
+            OptionError: the data are a stream and there are several ranks: each rank knows only its own number.
         """
         return self._cursor.at.sequences_seen
 
@@ -225,7 +230,7 @@ class PackedLoader:
         """Number of tokens in the steps that `steps_seen` counts, on all ranks together.
 
         Raises:
-            OptionError: the data are a stream and there are several ranks: each knows only its own number.
+            OptionError: the data are a stream and there are several ranks: each rank knows only its own number.
         """
         return self._cursor.at.tokens_seen
 
@@ -251,7 +256,7 @@ class PackedLoader:
 
     @property
     def rows(self) -> int:
-        """Largest number of rows of a batch; 1 if all sequences lie in one flat row.
+        """Limit on the number of rows of a batch; 1 if all sequences lie in one flat row.
 
         Empty rows that the argument `form` adds are not counted.
         """
@@ -276,9 +281,10 @@ class PackedLoader:
         )
 
     def __len__(self) -> int:
-        """Number of batches that a rank takes in the whole epoch.
+        """Number of batches that a rank takes in the whole epoch, those already taken included.
 
-        If the ranks, the size of a step or the balancing changed within this epoch, only the batches since then count.
+        If the ranks, the size of a step or the balancing changed within this epoch, only the batches after the last
+        change count.
 
         Raises:
             TypeError: the data are a stream, whose length is not known.
@@ -300,7 +306,8 @@ class PackedLoader:
     def summary(self) -> Summary | StreamSummary:
         """Return a summary of the current epoch: steps, sequences, tokens, what is left out, and how evenly ranks work.
 
-        For a stream, the summary says what this rank has read so far (`StreamSummary`).
+        If the ranks, the size of a step or the balancing changed within this epoch, only the part after the last change
+        is summarised. For a stream, the summary says what this rank has read so far (`StreamSummary`).
 
         >>> import nopad
         >>> data = [[1, 2, 3], [4], [5, 6], [7, 8]]
@@ -314,7 +321,7 @@ class PackedLoader:
         return found
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of epoch number `epoch`; if it is the current epoch, nothing changes.
+        """Go to the beginning of epoch number `epoch`; if `epoch` is the current epoch, nothing changes.
 
         Raises:
             OptionError: `epoch` is not an integer of at least 0; or the data are a stream that never ends, and `epoch`
@@ -347,19 +354,19 @@ class PackedLoader:
         return self._supply.state(self._cursor.at, _NUMBER.check("batches", batches))
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Set this loader to the position that the loader had when it gave `state`.
+        """Set this loader to the position at which `state` was saved.
 
-        If this loader has the same numbers of ranks and nodes, the same size of a step and the same `balance`, its next
-        batch is the one that would have come next. If any of these differs, the epoch goes on with exactly those packs
-        (or sequences, or groups) that it has not seen yet; a step that was taken only in part counts as not seen, since
-        its gradient was never applied.
+        If this loader has the same numbers of ranks and nodes, the same size of a step (with `token_cap`) and the same
+        `balance` as the loader that was saved, its next batch is the one that would have come next. If any of these
+        differs, the epoch goes on with exactly those packs (or sequences, or groups) that the run has not seen yet. A
+        step that was taken only in part counts as not seen, since its gradient was never applied.
 
         For a stream, each rank loads the state that it saved itself; if the number of ranks changed, each rank loads a
         list of the states of all former ranks.
 
         Raises:
-            FormatError: `state` is not the state of a loader, is of another format version, or lacks the states of some
-                ranks.
+            FormatError: `state` is not the state of a loader, is of another format version, does not fit the data, or
+                lacks the states of some ranks.
             PlanMismatchError: the state is for other data, or another plan, cost model, seed or option; the message
                 names what differs.
             OptionError: `last` is "refuse", and the sequences left do not make whole steps for the new ranks.
@@ -399,7 +406,7 @@ class PackedLoader:
             options: further arguments of the DataLoader: pin_memory, prefetch_factor, timeout, ...
 
         Raises:
-            MissingExtraError: torch is not installed.
+            ModuleNotFoundError: torch is not installed.
             OptionError: an option would change the batches or their order; `num_workers` is not an integer of at least
                 0; or the data are a stream, and `num_workers` is not 0.
         """

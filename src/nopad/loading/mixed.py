@@ -28,7 +28,7 @@ class MixedTokens(Feed):
     steady = False
 
     def __init__(self, mixture: Mixture, capacity: int | None, *, seed: int = 0, **options: Any) -> None:
-        """Keep the arguments; check the options, and with a capacity also the lengths of the sequences.
+        """Keep the arguments; with a capacity, check the options and the lengths of the sequences.
 
         Args:
             mixture: the sources and their shares.
@@ -38,7 +38,7 @@ class MixedTokens(Feed):
 
         Raises:
             LengthError: a sequence is longer than `capacity`.
-            OptionError: an option has an invalid value.
+            OptionError: there is a capacity, and an option has an invalid value.
         """
         self._mixture, self._capacity, self.seed = mixture, capacity, seed
         plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}

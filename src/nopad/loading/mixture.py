@@ -1,8 +1,8 @@
 """`Mixture`: several sources of stored tokens in one epoch, each with a share of the epoch's tokens.
 
-Every source is read in passes, each in a random order of its own. An epoch takes from each source its share of the
-tokens, from where the epoch before stopped. So the shares are exact to within one sequence of each source, and over
-several epochs no sequence is left out. With `exhausted` "drop" it is different: an epoch takes every sequence once, and
+Every source is read in passes, each in a random order of its own. Unless `exhausted` is "drop", an epoch takes from
+each source its share of the tokens, from where the epoch before stopped. So the shares are exact to within one sequence
+of each source, and over several epochs no sequence is left out. With "drop", an epoch takes every sequence once, and
 the shares hold only until a source runs out.
 
 Which sequences an epoch takes depends only on the mixture, seed and epoch. Cost: O(sequences of a source) for each pass
@@ -39,7 +39,8 @@ class Chosen:
         numbers: numbers of these sequences, counted over all sources of the mixture; ``[n]``. A sequence that is
             repeated occurs several times.
         phases: where each phase begins in `numbers`, and where the last one ends; so one integer more than there are
-            phases. The shares of the sources are constant within a phase; a phase ends when a source runs out.
+            phases. The shares of the sources are constant within a phase. If the mixture drops exhausted sources, a
+            phase ends when a source runs out; otherwise the epoch is one phase.
         notes: one line for each source, for the summary.
     """
 
@@ -55,10 +56,10 @@ class Mixture:
         sources: a dict from names to sources, each in any form that `nopad.loading.sources.open_tokens` takes.
         weights: the share of each source, by name: positive numbers. Only their ratios matter. None: in proportion to
             the number of tokens of each source.
-        exhausted: what happens when a source has been read once. "repeat": it is read again, and the epoch ends when
-            every source has given as many tokens as it holds. "stop": the epoch ends when the first source has been
-            read; the others go on in the next epoch where they stopped. "drop": the epoch goes on with the other
-            sources, in the same proportions, until all have been read once.
+        exhausted: what happens when a source has been read once. "repeat": the source is read again, and the epoch ends
+            when every source has given as many tokens as it holds. "stop": the epoch ends as soon as any source has
+            been read once; the others go on in the next epoch where they stopped. "drop": the epoch goes on with the
+            other sources, in the same proportions, until all have been read once.
 
     Attributes:
         names: names of the sources, in the order given. ``batch.records["seq_source"]`` has, for each sequence of a
@@ -135,7 +136,7 @@ class Mixture:
             source.release()
 
     def chosen(self, seed: int, epoch: int) -> Chosen:
-        """Return which sequences epoch number `epoch` takes.
+        """Return which sequences epoch number `epoch` takes; `seed` is the seed of all random choices.
 
         This takes O(sequences of a source) for each pass over the source that the epoch touches.
         """
@@ -178,8 +179,8 @@ class Mixture:
     def _pass(self, place: int, seed: int, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the order in which a pass takes the sequences of a source, and the token at which each of them begins.
 
-        Both are int64 ``[n]``, in the order of the pass; tokens are counted from 0 in the pass. `place` is the number
-        of the source, and `number` that of the pass, both from 0.
+        Both are int64 ``[n]``, in the order of the pass. Sequences are numbered from 0 in the source, and tokens from 0
+        in the pass. `place` is the number of the source, and `number` that of the pass, both from 0.
         """
         order = np.arange(len(self._sources[place]))
         _kernels.shuffle(order, np.uint64(random.key(seed, random.STREAM_PASS, place, number)))
@@ -249,6 +250,8 @@ class Mixture:
 
     def _check_size(self) -> None:
         """Refuse weights with which an epoch would take more than 2^31 - 1 sequences from one source.
+
+        With `exhausted` "drop", nothing is checked.
 
         Raises:
             OptionError: there is such a source; the message names it.

@@ -32,24 +32,25 @@ def open_feed(
     images: int | None = None,
     **options: Any,
 ) -> Feed:
-    """Return the feed of `data`: what a loader deals in an epoch.
+    """Return the feed of `data`, which lists what a loader deals in an epoch.
 
-    It deals packs, if a `capacity` is given; single sequences or groups, if `unpacked` is True; otherwise the rows of a
-    packed dataset, as they are stored. `groups` says which sequences stay together, and `together` what they share.
-    `images` is the maximum number of images per pack. `options` are those of a plan (`nopad.plan`), or ``plan`` itself.
-    `PackedLoader` describes them all.
+    The loader deals packs, if a `capacity` is given; single sequences or groups, if `unpacked` is True; otherwise the
+    rows of a packed dataset, as they are stored. `groups` says which sequences stay together, and `together` what they
+    share. `images` is the maximum number of images per pack. `options` are those of a plan (`nopad.plan`), or ``plan``
+    itself. `PackedLoader` describes them all.
 
     Raises:
         OptionError: one of these:
 
-            * there is no `capacity`, `unpacked` is False, and `data` is not a packed dataset
+            * there is no `capacity`, `unpacked` is False, and `data` is not a packed dataset, or is an index-only one
             * options of a plan are given, and nothing is planned
             * `together` is not "rank", and there are no groups
-            * `unpacked` is True, and `together` is "pack", or the groups differ in size
-            * groups are given for stored rows; or groups or a plan are given for a mixture
+            * `unpacked` is True, and `together` is "pack" or the groups differ in size
+            * groups are given for stored rows; or groups or ``plan`` are given for a mixture
             * `images` is given with groups, `align` or a mixture, for data without images, or where nothing is packed
-            * an option has an invalid value
-        LengthError: a sequence or group is longer than `capacity`, or a sequence has no token.
+            * an option has an invalid value, `depth` is given with groups, or other options with ``plan``
+        LengthError: a sequence or group is longer than `capacity`, a sequence has more images than `images`, or a
+            sequence has no token.
         PlanMismatchError: the option `plan` is for other lengths or another capacity, or has a pack that does not fit
             with `align`.
         SourceError, FormatError, CorruptError, RecordError, StorageError, MissingExtraError: the data cannot be opened,

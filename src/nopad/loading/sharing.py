@@ -1,4 +1,4 @@
-"""Arrays that one rank of a host makes and all ranks of the host map, so that memory does not grow with their number.
+"""Arrays that one rank of a host makes and all its ranks map, so that memory does not grow with the number of ranks.
 
 The ranks of a job find the same folder because its name is a digest of facts that are the same on all of them, such as
 a fingerprint of the data. The first process that needs an array makes it, under a lock; the others wait, and map its
@@ -56,7 +56,7 @@ class HostArrays:
     def __init__(self, facts: Mapping[str, Any], root: Path | None = None) -> None:
         """Make the folder for these facts, or join the processes that use it already.
 
-        Folders below `root` that no process uses any more are removed.
+        Folders of shared arrays below `root` that no process uses any more are removed; other folders stay.
 
         Raises:
             StorageError: the folder cannot be made, or `root` is a symbolic link or belongs to somebody else.
@@ -81,8 +81,8 @@ class HostArrays:
     def arrays(self, name: str, make: Callable[[], Arrays]) -> dict[str, NDArray[Any]]:
         """Return a dict with the arrays stored under `name`, mapped from files.
 
-        If no process has stored them yet, or their files were removed, `make` is called; it returns this dict, whose
-        arrays are then stored. If the whole folder is gone, the result of `make` is returned without being stored.
+        If no process has stored them yet, or their files were removed, `make` is called. It returns the arrays in a
+        dict, and these are stored. If the whole folder is gone, the result of `make` is returned without being stored.
         Writing to the returned arrays does not change them in other processes.
 
         Raises:
@@ -151,7 +151,7 @@ def _free(users: int) -> bool:
 
 
 def _remove_left_behind(root: Path) -> None:
-    """Remove the folders below `root` that no process uses any more."""
+    """Remove the folders of shared arrays below `root` that no process uses any more; other folders stay."""
     for folder in root.iterdir():
         if not (folder / _USERS).is_file():
             continue

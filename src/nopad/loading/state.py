@@ -1,9 +1,9 @@
 """The state of a loader over stored tokens: a few integers, and the facts that a run must share to resume it.
 
-A state is a dict that can be written as JSON. It holds the legs of the current epoch: its parts in which the numbers of
-ranks and nodes, the size of a step and the balancing stay the same (`nopad.loading.legs`). It also holds the steps that
-each leg has taken, how many batches of the next step were taken, how many steps, sequences and tokens were seen, and
-the fingerprints of data and plan.
+A state is a dict that can be written as JSON. It holds the legs of the current epoch: the parts of the epoch in which
+the numbers of ranks and nodes, the size of a step and the balancing stay the same (`nopad.loading.legs`). It also holds
+the steps that each leg has taken, how many batches of the next step were taken, how many steps, sequences and tokens
+were seen, and the fingerprints of data and plan.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Position:
         return replace(self, epoch=epoch, past=(), leg=replace(self.leg, steps=0), batches=0)
 
     def after_step(self, sequences: int, tokens: int) -> Position:
-        """Return the position after one more step, in which all ranks together took these `sequences` and `tokens`."""
+        """Return the position after one more step; it took `sequences` sequences and `tokens` tokens on all ranks."""
         return Position(
             epoch=self.epoch,
             past=self.past,

@@ -100,12 +100,12 @@ class Step:
         )
 
     def serving(self, ranks: Ranks, capacity: int, group_size: int = 1) -> Serving:
-        """Return how batches of this step are built for a rank.
+        """Return how batches of this step are built for a rank (`Serving`).
 
         Args:
             ranks: this process's rank and the number of ranks.
             capacity: maximum number of tokens of a row, for the default form.
-            group_size: number of sequences in each group of sequences that go to the same step; 1: no groups.
+            group_size: number of sequences in each group, if groups are dealt; 1: no groups are dealt.
 
         Raises:
             OptionError: a rank takes a number of sequences that is not a multiple of `group_size`.
@@ -210,7 +210,9 @@ def _called(collate: Any) -> Any:
 
 
 def _groups_per_rank(per_rank: int, size: int) -> int:
-    """Return how many groups of `size` sequences each a rank takes in a micro-step: ``per_rank / size``.
+    """Return how many groups a rank takes in a micro-step: ``per_rank / size``.
+
+    The rank takes `per_rank` sequences, and each group has `size` sequences.
 
     Raises:
         OptionError: `per_rank`, a number of sequences, is not a multiple of `size`.

@@ -23,7 +23,7 @@ _NAMED = 5  # sequences that a message names
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The size of an epoch, or of the rest of it for a new number of ranks; print it to read it.
+    """The size of an epoch, or of what was left of it when ranks, step or balance changed; print it to read it.
 
     Attributes:
         unit: what is dealt: "pack", "sequence" or "group".
@@ -40,15 +40,15 @@ class Summary:
         empty: number of places in the last step that get no unit, since there are too few units.
         last: what happens to units that make no whole step: "drop", "fill" (the step is filled with empty rows),
             "short" (the step takes fewer rows) or "refuse" (an error).
-        balanced: how evenly the ranks share the work between two points where they wait for one another, measured over
-            up to 32 steps.
+        balanced: how evenly the ranks share the work of a step (of a micro-step, if they wait for one another there),
+            measured over up to 32 steps.
         token_cap: maximum number of tokens per rank and micro-step; None: no limit.
         most_tokens: the largest number of tokens of a rank's micro-step in the steps measured; 0 if there is no cap.
         cut_short: number of steps with fewer units than usual, because more would not fit under the token cap.
         notes: further lines of the summary, such as what each source of a mixture gives.
-        too_long: (number, tokens) of each sequence that alone costs over 10 % more than a rank does on average in its
-            step, or in its micro-step if ranks wait there. The longest comes first. No balance can even these out, only
-            context parallelism. Only measured steps without empty places count.
+        too_long: (number, tokens) of each sequence that alone costs over 10 % more than the mean cost of a rank in the
+            same step (in the same micro-step, if ranks wait there). The longest comes first. No balance can even these
+            out, only context parallelism. Only measured steps without empty places count.
         longest: number of tokens of the longest sequence in the data.
     """
 
@@ -130,7 +130,9 @@ def summarise(
     capacity: int | None,
     notes: tuple[str, ...] = (),
 ) -> Summary:
-    """Return the `Summary` of the steps `course`: a whole epoch, or what was left of it when ranks or step changed.
+    """Return the `Summary` of the steps in `course`.
+
+    They are a whole epoch, or what was left of it when the ranks, the step or the balance changed.
 
     This takes O(units). Up to 32 steps are dealt, to measure how evenly the ranks share the work.
 
@@ -175,9 +177,11 @@ def summarise(
 
 
 def _rows(course: Course, deals: dict[int, NDArray[np.int64]]) -> int:
-    """Return the number of rows that all ranks take in all steps, including rows that stay empty in the last step.
+    """Return the number of rows that all ranks take in all steps.
 
-    With `last` "short", the last step has no empty rows, but a micro-step of a rank without a unit counts one row.
+    With `last` "fill", the empty rows of the last step count too. With "short", they do not; but in the last step, each
+    micro-step in which a rank has no unit counts as one row of this rank.
+
     `deals` maps the numbers of some steps, the last one among them, to the units that each rank gets. These are unit
     numbers, int64 ``[ranks, micro-steps, places]``, -1 in an empty place.
     """
@@ -209,8 +213,8 @@ class _Wait(NamedTuple):
 
     Attributes:
         ranks: cost of each rank; int64 ``[ranks]``.
-        floor: a lower bound on the waste, however the units are dealt (`nopad.balance.floor`). Waste is the cost of
-            the slowest rank above the mean of the ranks, as a fraction of the mean.
+        floor: a lower bound on the waste, however the sequences are dealt (`nopad.balance.floor`). The waste is how far
+            the cost of the costliest rank is above the mean cost of the ranks, as a fraction of this mean.
         too_long: numbers of the sequences that alone cost over 10 % more than the mean cost of a rank; int64 ``[k]``.
             It is empty for a step with empty places.
     """

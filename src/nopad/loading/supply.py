@@ -117,7 +117,10 @@ class Serving:
     prefetch: int
 
     def takes(self, unit: str) -> str:
-        """Return what a rank takes in a micro-step, in words: "8 packs" if `unit` is "pack", or "4,096 tokens"."""
+        """Return what a rank takes in a micro-step, in words, such as "8 packs" if `unit` is "pack".
+
+        If `tokens` is given, this is "4,096 tokens", for example, whatever the `unit`.
+        """
         if self.tokens is not None:
             return f"{self.tokens:,} tokens"
         return counted(self.per_rank, unit) + (
@@ -226,7 +229,8 @@ class Supply(ABC):
             FormatError: `state` is not a state of such a loader, or does not fit the data.
             PlanMismatchError: the state is for other data or other options.
             OptionError: the stored units that are left of the epoch do not make whole steps, and `last` is "refuse".
-            BalanceError: the balance cannot deal the stored units that are left.
+            BalanceError: the balance cannot draw the stored units that are left, or the cost model gives an invalid
+                cost.
         """
 
     @abstractmethod

@@ -62,8 +62,8 @@ class Pairs:
 def paired(roles: Tensor, pairs: Tensor, where: Tensor) -> Pairs:
     """Return which sequences are anchors, positives and hard negatives, with the positive of each anchor.
 
-    The positive of an anchor has the same pair number, and is in the same batch. Anchors are in the order of batches,
-    and within a batch in the order of pair numbers; so are hard negatives.
+    The positive of an anchor has the same pair number, and is in the same batch. Both anchors and hard negatives are in
+    the order of batches, and within a batch in the order of pair numbers.
 
     Args:
         roles: 0 for an anchor, 1 for a positive, 2 for a hard negative; int64 ``[S]``.
@@ -118,8 +118,11 @@ def contrastive_sum(
             and that of positives against all anchors.
         same: what happens to the false negatives of an anchor: "mask" leaves them out, "keep" takes them as negatives.
             A false negative is a candidate with the same tokens as the anchor or its positive; or the positive of
-            another anchor, if both anchors have the same tokens. With `symmetric`, the same is done with the anchors
-            that are false negatives of a positive.
+            another anchor, if both anchors have the same tokens. With `symmetric`, this also applies to anchors that
+            are false negatives of a positive.
+
+    Raises:
+        BatchError: the vectors are not floats.
     """
     vectors = wide(vectors)
     wanted = mine.nonzero()[:, 0]

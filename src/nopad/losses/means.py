@@ -216,8 +216,8 @@ def span_loss(
     The loss of a sequence is the mean of two cross-entropies: that of its answer's start and that of its answer's end.
 
     Args:
-        start_logits: a row for each of the S sequences, ``[S, longest]`` or wider, minus infinity after a sequence's
-            end, as a pack-safe model for question answering gives them.
+        start_logits: a row for each of the S sequences, at least as wide as the longest sequence, ``[S, longest]``.
+            Logits after a sequence's end are minus infinity, as a pack-safe model for question answering gives them.
         end_logits: the same for the ends of answers.
         starts: position of each answer's first token in its sequence, integers ``[S]``.
         ends: position of each answer's last token (inclusive), integers ``[S]``. A sequence counts only if both

@@ -26,7 +26,7 @@ LONGEST = Option(default=30, help="most tokens of an answer")
 
 
 class _Counts:
-    """Base class of metrics: `counts`, a float64 tensor, is summed over batches."""
+    """Base class of metrics, which sum their `counts`, a float64 tensor, over batches."""
 
     def __init__(self, *shape: int) -> None:
         self.counts = torch.zeros(*shape, dtype=torch.double)
@@ -96,7 +96,7 @@ class Confusion(_Counts):
     ``counts[i, j]`` is how often class j was predicted where the label is class i; float64 ``[classes, classes]``.
 
     Raises:
-        OptionError: the number of classes is not an integer of at least 1.
+        OptionError: the number of classes is not an integer from 1 to 2^31 - 1.
 
     >>> import torch
     >>> from nopad.losses import Confusion
@@ -225,7 +225,7 @@ def best_spans(start_logits: Tensor, end_logits: Tensor, longest: int = 30) -> t
         First and last position of each answer, int64 ``[S]`` each.
 
     Raises:
-        OptionError: `longest` is not an integer of at least 1.
+        OptionError: `longest` is not an integer from 1 to 2^31 - 1.
         BatchError: the logits differ in shape or device, or are not float tensors ``[S, L]``.
 
     >>> import torch

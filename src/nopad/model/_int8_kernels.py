@@ -60,7 +60,7 @@ def _quantise_tiny(values: NDArray[np.float32], most: Any, out: NDArray[np.int8]
     """Quantise one row, `values`, whose scale is a subnormal float32 number (below 2^-126).
 
     The integers are written to `out`. `scale` ``[1]`` holds the row's scale, and `most` is the row's largest absolute
-    value. So small a scale has few significant bits. If `most` is above 127 times the scale, the scale is raised in
+    value. A scale this small has few significant bits. If `most` is above 127 times the scale, the scale is raised in
     place to the next float32 number, so that no integer is above 127. Values are divided by the scale in float64, since
     ``1 / scale`` may be infinite in float32.
     """

@@ -69,8 +69,8 @@ def check_call(
             * mask tokens are given to a model that rescales embeddings by the share of mask tokens in a row
               (`token_dropout`)
             * the batch has images or videos, and the model takes none
-        UnsupportedModelError: a layer quantises a whole batch together or gets one value per row from PEFT
-            (`check_layers`); or NEFTune adds noise to the embeddings (`check_embeddings`).
+        UnsupportedModelError: a layer quantises the activations of a whole batch together, or gets one value per row
+            from PEFT (`check_layers`); or NEFTune adds noise to the embeddings (`check_embeddings`).
     """
     check_layers(model)  # first: it removes hooks that PEFT leaves behind in a call with any error
     refuse_attentions(model, named)

@@ -85,10 +85,12 @@ def _check_devices(model: Any, takes: Sequence[str], named: Mapping[str, Any]) -
 def _check_known(model: Any, stock: bool, name: str, value: Tensor, at: Layout | None, source: Layout) -> None:
     """Check that an argument has one value per slot; a value per row would hold for several sequences.
 
-    `name` and `value` are the argument. The shape of `value` must begin with the shape of the layout `at`; None:
-    nothing is checked. Scalars, labels and `logits_to_keep` are not checked here. `stock` says whether the model's
-    class is transformers' own. If it is not, `value` may also be a single number, or have one entry per sequence of the
-    batch, whose layout is `source`. One entry per sequence is refused if the batch has as many rows as sequences.
+    `name` is the argument's name, and `value` its value. The shape of `value` must begin with the shape of the layout
+    `at`; if `at` is None, nothing is checked. Scalars, labels and `logits_to_keep` are not checked here.
+
+    `stock` says whether the model's class is transformers' own. If it is not, two other shapes are allowed: a single
+    number, and one entry per sequence of the batch, whose layout is `source`. One entry per sequence is refused if the
+    batch has as many rows as sequences.
 
     Raises:
         BatchError: the argument has another shape.
@@ -195,7 +197,7 @@ def check_labels(model: Any, by_token: bool, named: dict[str, Any]) -> None:
 
     Raises:
         BatchError: labels are not a tensor; labels that must be classes or positions are not integers; labels on a CPU
-            have a number that is not a class; or labels per sequence have a wrong shape.
+            have a number that is not a class; or labels per sequence have a wrong dtype or number of dimensions.
     """
     for name in ("labels", "next_sentence_label", "sentence_order_label", "start_positions", "end_positions"):
         value = named.get(name)

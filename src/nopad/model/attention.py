@@ -71,8 +71,9 @@ def packed_attention(
 
     Raises:
         UnsupportedModelError: the layer does not say whether it is causal. In a packed call: the layer has a sliding
-            window and does not pass it on, passes on tensors that nopad does not know, or gets a mask without the
-            layout. In an ordinary call: the layer has a softcap or sinks, and gets a mask that is not bool.
+            window and does not pass it on, passes on tensors that nopad does not know, or gets a mask from which the
+            layout cannot be read. In an ordinary call: the layer has a softcap or sinks, and gets a mask that is not
+            bool.
         BatchError: the backend does not support the batch, or a setting of the layer.
     """
     causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
@@ -200,7 +201,7 @@ def register() -> None:
 def check_replaceable(model: Any) -> None:
     """Check that a model's attention is eager, a function of transformers' own, or nopad's.
 
-    nopad's attention replaces it. Any other function may compute something else than nopad's attention.
+    nopad's attention takes the place of this function. Any other function may compute something else than nopad's.
 
     Raises:
         UnsupportedModelError: the model's attention was registered by the user or by another library.

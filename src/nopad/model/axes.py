@@ -32,7 +32,7 @@ class Shown:
         token: the id of their tokens.
         tokens: which slots hold this id; bool ``[R, L]``.
         counts: number of images (or videos) of each sequence, in the order given; int64 ``[S]``.
-        sizes: one array per sequence, in stream order: the number of tokens of each of its images.
+        sizes: one array per sequence, in stream order (row after row): the number of tokens of each of its images.
         runs: one array per sequence, in stream order: the lengths of the runs of consecutive tokens that its images
             must form. They differ from `sizes` if each step of a video is one run.
     """
@@ -54,6 +54,8 @@ def axes_of(
     base: Any, named: Mapping[str, Any], ids: NDArray[np.int64], shown: Sequence[Shown], layout: Layout
 ) -> Tensor:
     """Return positions with three axes, int64 ``[3, R, L]``: what `get_rope_index` gives for each sequence alone.
+
+    Positions in padding are 0.
 
     Args:
         base: the base model, which has `get_rope_index`.
@@ -104,7 +106,7 @@ def _check_runs(tokens: NDArray[np.bool_], runs: NDArray[np.int64], kind: Kind, 
     """Check that in a sequence, each image is one run of image tokens, and no two images touch.
 
     `tokens` says of each token of sequence `number` whether it is an image token (or a video token, by `kind`); bool
-    ``[length]``. `runs` are the lengths that the runs must have.
+    ``[length]``. `runs` are the lengths that the runs must have, in order. A video may be several runs, one per step.
 
     Raises:
         BatchError: the runs have other lengths.
@@ -120,7 +122,7 @@ def _check_runs(tokens: NDArray[np.bool_], runs: NDArray[np.int64], kind: Kind, 
 
 
 def check_limit(model: Any, axes: Tensor | None, layout: Layout) -> None:
-    """Check that no token has a position beyond the number of positions that the model has.
+    """Check that no token has a position beyond the model's last one.
 
     `axes` are positions with three axes, ``[3, R, L]``; None: the positions are those of the layout.
 

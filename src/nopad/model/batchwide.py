@@ -87,7 +87,8 @@ def check_rope(model: Any, layout: Layout) -> None:
 
     Longrope has two sets of frequencies; the long one applies to the whole batch when its longest sequence exceeds
     `original_max_position_embeddings`. With dynamic rope, a sequence longer than `max_position_embeddings` changes the
-    frequencies of the whole batch, and of later calls. If an earlier call has changed them, they are reset here.
+    frequencies of the whole batch, and of later calls. If an earlier call has changed those of a dynamic rope, they are
+    reset here.
 
     Raises:
         BatchError: some sequences are longer than `original_max_position_embeddings` and others are not (longrope), or
@@ -206,8 +207,8 @@ def _library(where: str, name: str) -> str:
 def _together(module: Any, kind: str, weight: Any) -> str | None:
     """Return why a sequence's values depend on the rest of the batch in this layer, in words; None: they do not.
 
-    `module` is the layer, and `weight` its parameter of this name, or None. `kind` is the library that quantises the
-    layer (`_library`). If it is "", torchao's settings in `weight` decide.
+    `module` is the layer, and `weight` is the layer's parameter "weight", or None. `kind` is the library that quantises
+    the layer (`_library`). If `kind` is "", torchao's settings in `weight` decide.
     """
     scale = "quantises activations with one scale for the whole batch"
     if kind == "torch.ao":

@@ -42,7 +42,7 @@ class Bfloat16Linear(Scoped, nn.Linear):
     `torch.nn.Linear` and the activation would. Examples of such cases are calls outside the block, with gradients,
     under autocast, in compiled code, on other devices, or on states of another dtype.
 
-    So outside the block, the layer always has the weights of the moment. Do not change weights inside the block: one
+    So outside the block, the layer always uses its current weights. Do not change weights inside the block: a weight
     that is changed in place or replaced is copied again, but a change through ``.data`` cannot be noticed.
 
     >>> import torch
@@ -101,8 +101,8 @@ class Bfloat16Linear(Scoped, nn.Linear):
     def _packed(self, copies: dict[str, tuple[Tensor, Tensor, int, Tensor]]) -> Tensor:
         """Return the weight in oneDNN's order: the copy in `copies`, or a new one if the weight has changed since.
 
-        A new copy is stored as ``copies["weight"]``: the parameter, the same without gradient, its version, and the
-        copy.
+        A new copy is stored in ``copies["weight"]``, a tuple of the parameter, the detached parameter, its version, and
+        the copy.
         """
         weight, known = self.weight, copies.get("weight")
         if (
@@ -196,8 +196,8 @@ def _fuse_activation(module: nn.Module, made: _Fused) -> None:
     activation and dropout; the activation is not one of `FORMULAS`; or the results differ with every layer.
 
     `made` holds the fused layers that were made for other modules of the model:
-    ``{(id of the layer, formula of the activation): (layer, fused layer)}``. If another module shares the layer and has
-    the same activation, its fused layer is used here too. New fused layers are added to `made`.
+    ``{(id of the layer, formula of the activation): (layer, fused layer)}``. If `made` has a fused layer for this layer
+    and activation, that one is used again, so that shared layers stay shared. New fused layers are added to `made`.
     """
     children = names_of_children(module)
     layers = [(names, child) for names, child in children if isinstance(child, Bfloat16Linear)]

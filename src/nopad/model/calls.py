@@ -39,14 +39,14 @@ class Call:
         towers: how often a vision tower must run: once if the batch has images, and once more if it has videos.
         positions: position of each token, as the model counts positions; int64 ``[R, L]``, or ``[3, R, L]`` with three
             axes (M-RoPE).
-        inside: the part that runs now: "encoder" or "decoder".
+        inside: the part that runs now: "encoder" or "decoder"; always "encoder" in a model without these parts.
         as_tuple: whether the caller wants the output as a tuple (``return_dict=False``).
         labels: by name, the labels from which the head computes the loss after the model ran.
         seen: tensors that hooks and the head store during the call, by name.
         ran: how often each hook ran, by the hook's name (`Hook.role`).
         attended: how often each attention or mixing module reported that it keeps sequences apart, by ``id(module)``.
         kinds: classes of the modules in `attended`.
-        frame: the Python stack frame that calls the module, until the call ends.
+        frame: the Python stack frame that calls the model, until the call ends.
         outer: the packed call inside which this one runs, or None.
         token: what `nopad.model.attention.begin` returned.
         given: the model and a copy of its arguments, if a hook that was added after the model was made pack-safe may
@@ -96,7 +96,7 @@ class Static:
             static shapes runs now.
         kept: output of a module, stored for the head by `Keep`.
         tokens: token ids ``[R, L]``, or None.
-        frame: the Python stack frame that calls the module, until the call ends; None while compiling.
+        frame: the Python stack frame that calls the model, until the call ends; None while compiling.
     """
 
     ids: Tensor | None = None

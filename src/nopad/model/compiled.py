@@ -57,6 +57,7 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
             * a model with mixing modules (state-space models, linear attention)
             * a model that gets its mask inside the base model (DeBERTa, MPNet, ESM)
             * a model whose head averages states under the mask (ModernBERT, if so configured)
+            * a model in which a module was replaced, after `nopad.packed`, by one that nopad refuses
 
     >>> import nopad, torch
     >>> from transformers import BertConfig, BertModel

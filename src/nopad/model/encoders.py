@@ -45,10 +45,11 @@ class _Around:
 def encoder_mask(placed: Placement, family: Family, dtype: torch.dtype, encoder: nn.Module, compiled: bool) -> Any:
     """Return the attention mask for the encoder of a model with its own attention.
 
-    The batch's layout `placed`, the `encoder`, and the facts about the model type, `family`, are attached to the mask
-    for the hooks around attention modules. With the backend "mask", the result is a real mask ``[R, 1, L, L]``, bool
-    or additive, as `family` says; `dtype` is the dtype of an additive mask. With "segments" and "repack", it is int16
-    zeros ``[R, 1, 1, L]`` that only carry the attached objects. `compiled` says whether layers are compiled.
+    Three objects are attached to the mask, for the hooks around attention modules: `placed` (the batch's layout), the
+    `encoder`, and `family` (the facts about the model type). With the backend "mask", the result is a real mask
+    ``[R, 1, L, L]``, bool or additive, as `family` says; `dtype` is the dtype of an additive mask. With "segments" and
+    "repack", it is int16 zeros ``[R, 1, 1, L]`` that only carry the attached objects. `compiled` says whether layers
+    are compiled.
 
     Raises:
         BatchError: the backend cannot run this model's attention or its compiled layers; or it is "mask", and rows are
@@ -76,9 +77,10 @@ def encoder_mask(placed: Placement, family: Family, dtype: torch.dtype, encoder:
 def unpack_first(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return an attention module's arguments for the first group of sequences, ``(args, kwargs)``.
 
-    A group is a batch of sequences of similar length, one per row. The arguments for the other groups are attached to
-    the new mask, from which `pack_again` reads them. The result is None if the arguments stay as they are: with the
-    backend "mask", in calls that are not packed, and while compiling.
+    A group is a batch of sequences of similar length, one per row; with the backend "repack", there is a single group
+    of all sequences. The arguments for the other groups are attached to the new mask, from which `pack_again` reads
+    them. The result is None if the arguments stay as they are: with the backend "mask", in calls that are not packed,
+    and while compiling.
 
     Raises:
         UnsupportedModelError: the mask of a packed call reached the module without the batch's layout.

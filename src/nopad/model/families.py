@@ -58,17 +58,20 @@ class Family:
         after_padding: whether positions are counted as in RoBERTa: from `padding_idx + 1` on, and pad ids are not
             counted (`nopad.model.positions`). Otherwise they count from 0.
         mask: for "encoder mask": whether its mask is "bool", or "additive" (numbers that are added to scores).
-        head: (name of the module of a sequence classification head that gets the pooled states, number of dimensions of
-            these states): 3 for ``[S, 1, H]``, 2 for ``[S, H]``; 0: the module scores every token, and the score of one
-            token is read. None: there is no such module; a head may still read the `pooler`'s output.
-        pooled: the token from which a sequence's result is read: "first"; "last"; "mean": the mean over its tokens;
-            "config": as the configuration's `classifier_pooling` says; "eos": the first end-of-sequence token (CLIP).
+        head: (name, dims) of the module that gets the states in a sequence classification head. `dims` says which: 3
+            for pooled states ``[S, 1, H]``; 2 for pooled states ``[S, H]``; 0 for the states of all tokens: the module
+            scores every token, and the score of one token is read. None: there is no such module; a head may still read
+            the `pooler`'s output.
+        pooled: what a sequence's result is read from: "first": its first token; "last": its last token; "mean": the
+            mean over its tokens; "eos": its first end-of-sequence token (CLIP); "config": what the configuration's
+            `classifier_pooling` says.
         pads_inside: whether a sequence that is classified may have pad ids inside; False if different versions
             of transformers would then read different tokens.
         pooler: (name of the base model's pooler, number of dimensions of its input): 3 for ``[S, 1, H]``, 2 for
             ``[S, H]``; None: there is no pooler.
         mask_at: name of the base model's part that gets the mask; "": the base model itself. A part is named where the
-            base model itself uses the mask (ESM, MPNet, DeBERTa), or a head calls the part directly (OPT).
+            base model itself uses the mask (ESM, MPNet, DeBERTa), where a head calls the part directly (OPT), and in
+            models that take images: there it is the part for text.
         bias: for "encoder mask": the encoder's method that computes the relative positions or position bias, and the
             name of the attention's argument for it.
         encoder_decoder: whether the model has an encoder, a decoder and cross attention.
@@ -90,7 +93,7 @@ class Family:
         readers: class names of poolers and heads that are not transformers' own, but like these are given all states
             ``[R, L, H]`` and read those of one token.
         masked: whether the base model gets nopad's mask; False: it gets no mask, since it would compute ALiBi from it.
-        narrow: whether a row may have at most as many slots as the model has positions.
+        narrow: whether a row must not have more slots than the model has positions.
         front: name of the base model's part that turns raw data (images) into states, and the name of its argument for
             the raw data; a packed call begins with these states (`nopad.model.fronts`). None: tokens are ids.
         images: how the model takes images beside its tokens; None: it takes none.

@@ -1,9 +1,9 @@
 """Models with a front end that makes tokens from raw data, such as patches of an image with 2-D positions.
 
-Such a front end (`ViTModel.embeddings`) works on one grid of pixels. So it runs before packing, on each image by
-itself, and a packed call begins with the resulting states, as ``inputs_embeds`` ``[R, L, H]``. A hook cannot skip a
-module, so the front end also runs inside the packed call: it gets one blank image, and `GiveStates` replaces its result
-by the batch's states.
+Such a front end (`ViTModel.embeddings`) works on one grid of pixels. So the caller runs it before packing, on each
+image by itself. A packed call begins with the resulting states, as ``inputs_embeds`` ``[R, L, H]``. A hook cannot skip
+a module, so the front end also runs inside the packed call: it gets one blank image, and `GiveStates` replaces its
+result by the batch's states.
 """
 
 from __future__ import annotations
@@ -65,8 +65,11 @@ def front_of(base: Any, family: Family) -> nn.Module:
 def takes_states(base: Any, family: Family, takes: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of the arguments that a model takes in packed calls.
 
-    These are `takes`, the names of its own arguments, with ``inputs_embeds`` in place of those that its front end
-    reads. Without a front end, `takes` itself is returned.
+    `takes` has the names of the arguments that the model takes in ordinary calls. Those that its front end takes are
+    left out, and ``inputs_embeds`` is added at the end. Without a front end, `takes` itself is returned.
+
+    Raises:
+        UnsupportedModelError: the base model lacks the front end that `family` names.
     """
     if family.front is None:
         return takes
@@ -77,9 +80,12 @@ def takes_states(base: Any, family: Family, takes: tuple[str, ...]) -> tuple[str
 def check_raw(model: Any, base: Any, family: Family, named: Mapping[str, Any]) -> None:
     """Check that a packed call to a model with a front end gives states, and neither raw data nor token ids.
 
+    `named` has the arguments of the call by name. Without a front end, nothing is checked.
+
     Raises:
-        BatchError: an argument of the front end or ``input_ids`` was given, or ``inputs_embeds`` are missing or of
-            another width than the model.
+        BatchError: an argument of the front end or ``input_ids`` was given; or ``inputs_embeds`` are missing, not a
+            tensor, or of another width than the model.
+        UnsupportedModelError: the base model lacks the front end that `family` names.
     """
     if family.front is None:
         return

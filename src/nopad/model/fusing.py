@@ -2,8 +2,8 @@
 
 An activation by itself reads and writes the layer's output once more: GELU takes half as long as the product before it.
 Which layers are followed by an activation is learnt while the model runs. Suppose that the next call of PyTorch after a
-layer's product is GELU or SiLU of its output. Then the layer's next product is computed together with the activation,
-and the call of the activation only returns the result.
+layer's product is GELU or SiLU of this product. From then on, the layer's product is computed together with the
+activation, and the call of the activation only returns the result.
 
 That is a guess, so it is checked each time. If another call follows the layer, the output is computed again without the
 activation. The same happens if something still holds the layer's output when the call after the activation comes (a
@@ -36,8 +36,8 @@ PLAIN: Formula = ("none", "")
 def may_fuse(model: nn.Module) -> bool:
     """Return whether `Activations` can follow every call that may read the output of one of the model's layers.
 
-    It can if all code is that of known libraries. It cannot if the model has classes, hooks or replaced functions of
-    the user's own, or modules that were compiled or scripted.
+    It can if all code is that of known libraries, and nothing was compiled or scripted. So the result is False if the
+    model has classes, hooks or replaced functions of the user's own, or compiled or scripted modules.
     """
     return not any(map(_is_compiled, model.modules())) and not foreign(model) and not changes(model)
 
@@ -52,7 +52,7 @@ def _is_compiled(module: nn.Module) -> bool:
 
 @dataclass
 class _Product:
-    """The output of a layer, which was computed with an activation.
+    """The output of a layer that was computed together with an activation.
 
     Attributes:
         layer: id of the layer's weight.
@@ -96,7 +96,8 @@ class Activations:
     def computed(self, layer: int, formula: Formula, out: Tensor, plain: Callable[[], Tensor]) -> Tensor:
         """Record that `out`, the output of a layer, was computed with the activation `formula`, and return `out`.
 
-        `layer` is the id of the layer's weight. `plain` is a function that computes the output without the activation.
+        If `formula` is `PLAIN`, it was computed without an activation. `layer` is the id of the layer's weight. `plain`
+        is a function that computes the output without the activation.
         """
         ref = weakref.ref(out)
         if formula != PLAIN:
@@ -106,9 +107,11 @@ class Activations:
         return out
 
     def next(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-        """Return the result of a PyTorch call if it is an activation that was already computed with the layer before.
+        """Return the result of the PyTorch call that comes next, or None if the call must be made.
 
-        The result is None if the call must be made. `function`, `args` and `kwargs` are those of the call.
+        The result is known if the call is the activation that was computed together with the layer before it. In all
+        other cases, an open guess is ended (`close`). If the call is an activation after a layer that was computed
+        without one, the activation is stored in `learnt`. `function`, `args` and `kwargs` are those of the call.
         """
         last, self._last = self._last, None
         if last is not None and args and args[0] is last[1]():
@@ -126,7 +129,12 @@ class Activations:
         return None
 
     def close(self) -> None:
-        """Recompute the last layer's output without the fused activation, in place, if something still holds it."""
+        """End the guess for the last layer that was computed with an activation; undo it if it was wrong.
+
+        It was wrong if something still holds the layer's output. An output whose activation has not been called yet
+        counts as held. The output is then computed again without the activation, in place, and nothing more is guessed
+        for the layer.
+        """
         product, self._open = self._open, None
         if product is None:
             return

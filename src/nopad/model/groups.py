@@ -31,7 +31,7 @@ class Groups:
     """How a batch is cut into groups of sequences.
 
     Attributes:
-        sizes: for each group, its number of sequences and their length with padding: n and l.
+        sizes: for each group, the pair (n, l): its number of sequences, and their length with padding.
         lengths: for each group, the lengths of its sequences without padding; int64 ``[n]``.
         index: where each token of the stream (the T tokens of the batch, without padding) lies in the concatenated
             groups; int64 ``[T]``.
@@ -60,7 +60,7 @@ class Pending:
     Attributes:
         placed: the batch's layout on the model's device.
         groups: how the batch is cut into groups.
-        others: the module's arguments for each of the other groups, by name, in order.
+        others: one dict for each of the other groups, in order: the module's arguments for this group, by name.
         number: the number of the group that the module has run on.
     """
 
@@ -75,7 +75,7 @@ def grouped(lengths: Sequence[int], mixed: bool, call: int = CALL) -> list[list[
 
     Groups of longer sequences come first. Without `mixed`, the sequences of a group have the same length. With `mixed`,
     lengths may differ, and no other division costs less. A group of n sequences, the longest of l tokens, costs n * l
-    slots, and `call` slots more for its own call of the module. Run time: O(D^2) for D different lengths.
+    slots, and `call` slots more for its own call of the module. Run time: O(D^2) for D different lengths, and sorting.
 
     >>> grouped([7, 300, 7, 280], mixed=True)
     [[1, 3], [0, 2]]
@@ -136,20 +136,22 @@ def runs_once(module: nn.Module) -> bool:
 
 
 def chunk_size(module: nn.Module, device: torch.device) -> int:
-    """Return the number of tokens in a chunk of a module's state-space scan; 0: it has no chunks, or is not on a CPU.
+    """Return the number of tokens in a chunk of a module's state-space scan; 0: leave its chunks as they are.
 
-    Mamba 2 computes its scan chunk by chunk and fills the last chunk with zeros (Dao and Gu, 2024, section 6), so the
-    result does not depend on the size of chunks. Kernels for other devices support certain sizes only.
+    The result is 0 if the module has no chunks, and if `device` is not a CPU: kernels for other devices support certain
+    sizes only. Mamba 2 computes its scan chunk by chunk and fills the last chunk with zeros (Dao and Gu, 2024, section
+    6), so the result of the scan does not depend on the size of chunks.
     """
     size = getattr(module, "chunk_size", 0)
     return size if device.type == "cpu" and hasattr(module, "A_log") and isinstance(size, int) else 0
 
 
 def with_even_chunks(module: nn.Module, length: int, chunk: int) -> nn.Module:
-    """Return a copy of a module, with the same weights, that divides `length` tokens into chunks of even size.
+    """Return a copy of a module, with the same weights, whose chunks divide `length` tokens with little padding.
 
-    The number of chunks stays the same: with `chunk` 128, 203 tokens become two chunks of 102, and not two of 128. If
-    `chunk` is 0 or divides `length`, the module itself is returned.
+    `chunk` is the module's own size of chunks (`chunk_size`). The number of chunks stays the same: with `chunk` 128,
+    203 tokens become two chunks of 102, and not two of 128. If `chunk` is 0 or divides `length`, the module itself is
+    returned.
     """
     if not chunk or length % chunk == 0:
         return module

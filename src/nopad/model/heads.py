@@ -61,7 +61,7 @@ class Head:
 
     @property
     def pools(self) -> bool:
-        """Whether the model returns something per sequence: logits, or the `pooler_output` of a base model."""
+        """Whether the model returns something per sequence, such as logits or the `pooler_output` of a base model."""
         return not self.by_token or self.family.pooled == "eos" or any(True for _ in self._poolers())
 
     @property
@@ -84,9 +84,9 @@ class Head:
     def _poolers(self) -> Iterator[tuple[str, int, nn.Module, nn.Module]]:
         """Yield ``(name, dims, pooler, inner)`` for each pooler of the base model and of the model.
 
-        `name` is the attribute with the pooler. `dims` is the number of dimensions of the input that it must get. If
-        it is 3, the input is ``[S, 1, H]``, pooled from the pooler's own input. If it is 2, the input is ``[S, H]``,
-        pooled from the output of the module `inner`.
+        `name` is the attribute with the pooler. `dims` is the number of dimensions of the input that the pooler must
+        get. With `dims` 3, this input is ``[S, 1, H]``, pooled from the pooler's own input. With `dims` 2, it is
+        ``[S, H]``, pooled from the output of the module `inner`.
         """
         name, dims = self.family.pooler or ("", 0)
         for holder in dict.fromkeys((self.base, self.model)):
@@ -174,8 +174,8 @@ class Head:
     def pooling(self) -> str:
         """Return how a sequence's result is made from its tokens, as one of five words.
 
-        "first", "last": from the state of that token; "eos": from that of the first end-of-sequence token; "mean": from
-        the mean of all tokens' states; "late": as the mean of all tokens' scores.
+        "first": from the state of its first token; "last": from that of its last token; "eos": from that of its first
+        end-of-sequence token; "mean": from the mean of its tokens' states; "late": as the mean of its tokens' scores.
         """
         if self.family.pooled == "config":
             how = str(self.model.config.classifier_pooling)
@@ -288,14 +288,15 @@ class Causal(Head):
     def enter(self, call: Call, named: dict[str, Any]) -> None:
         """Set the label of each sequence's first token to -100, if labels are given.
 
-        Calls whose loss would be wrong are refused:
+        A call is refused in these cases, since its loss would be wrong (``num_items_in_batch`` is the number by which
+        the loss is divided):
 
-        * labels are given, and rows are filled end to end: the model shifts labels within rows, so it would not predict
-          the first token of a row;
-        * ``num_items_in_batch``, the number by which the loss is divided, is given without labels: then the loss is
-          computed outside of the model, and this is correct only for batches that were built with ``causal=True`` and
-          are not filled end to end;
-        * ``num_items_in_batch`` is given with labels, and counts labels of first tokens, which nothing predicts.
+        * labels are given, and rows are filled end to end. The model shifts labels within rows, so it would not predict
+          the first token of a row.
+        * labels and ``num_items_in_batch`` are given, and the first token of a sequence has a label. The number counts
+          this label, but nothing predicts it.
+        * ``num_items_in_batch`` is given without labels, and the batch was built without ``causal=True`` or is filled
+          end to end. The loss is then computed outside of the model, where labels are shifted along rows.
 
         Raises:
             BatchError: the call is refused for one of these reasons, or labels have a wrong shape.
@@ -388,12 +389,14 @@ HEADS: dict[str, type[Head]] = {"tokens": Head, "causal": Causal, "classificatio
 
 
 def head_of(model: Any, family: Family, given: str | None = None) -> Head:
-    """Return the head of a model; `given` is the head's name, for a class that nopad does not know, else None.
+    """Return the head of a model; `given` is the name of the head that the user gives, or None.
+
+    A name is needed only for a class that nopad does not know.
 
     Raises:
         OptionError: no head is called `given`, or nopad knows that the class has another head.
         UnsupportedModelError: nopad does not know the class, and `given` is None or the model is not a
-            `PreTrainedModel`. Or sequences cannot be kept apart with this head.
+            `PreTrainedModel`; or the model type is an encoder–decoder, and the head is "classification" or "causal".
     """
     name = head_name(model, family, given)
     late = family.pooled == "config" and getattr(model.config, "classifier_pooling", None) == "late"

@@ -69,11 +69,11 @@ class HookedModel:
         takes: names of the model's arguments in packed calls.
         before: the attention implementation that the model had before it was made pack-safe; "": it was not changed.
         cell: the state that the hooks share.
-        modules: the modules that the model had when hooks were last attached; if it has others at a call, hooks are
-            attached again.
+        modules: the modules that the model had when hooks were last attached. If it has other modules at a call, hooks
+            are attached again.
         kinds: classes of these modules.
-        own: the user's own classes among the model's modules when it was made pack-safe, by qualified name.
-        watch: looks for the user's own code that changes the modules later.
+        own: the user's own classes that modules of the model had when it was made pack-safe, by qualified name.
+        watch: looks for code of the user's own that is added later.
         proven: the code of the classes in `own`, and the values that this code reads, when the model was made
             pack-safe; None if `own` is empty.
         roles: roles of the hooks that must run once in a call.

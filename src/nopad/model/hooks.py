@@ -2,8 +2,9 @@
 
 A hook refers to the model's `Cell` and to no module, so modules may be copied, replaced and wrapped after
 `nopad.packed`: before each packed call, `State.renew` puts hooks on the modules that the model uses now. Runs are
-counted by role. A packed call raises an error if a counted hook (`State.roles`) did not run exactly once, or if an
-encoder's hook ran although the caller gave the encoder's states (`nopad.model.postconditions`).
+counted by role. A packed call raises an error if a counted hook (`State.roles`) did not run as often as it must. In
+most cases this is once; an encoder's hook must not run if the caller gave the encoder's states
+(`nopad.model.postconditions`).
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def take_off(module: nn.Module, cell: Cell) -> None:
 class Swap(Hook):
     """Replaces the mask that the base model (or its encoder or decoder) gets by one that carries the batch's layout.
 
-    A base model that must get no mask (`Family.masked`) gets None. A decoder gets a mask of cross attention too.
+    A base model that must get no mask (`Family.masked` is False) gets None. A decoder gets a second mask, for its cross
+    attention.
 
     Attributes:
         part: "encoder" or "decoder": which part the hook is on; "encoder" also for a model without these parts.
@@ -106,9 +108,12 @@ class Swap(Hook):
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Return the module's arguments with the new mask, ``(args, kwargs)``; None outside of packed calls.
 
+        For a decoder, the encoder's states are laid out in as many rows as the targets have.
+
         Raises:
             BatchError: the attention backend cannot run this model; with a dense mask, a sequence may go on in the next
-                row; or in compiled layers, a sequence and its target are in different rows.
+                row; in compiled layers, a sequence and its target are in different rows; or the batch does not have as
+                many targets as sequences.
             UnsupportedModelError: a compiler traces the hook during a packed call.
         """
         self.cell.refuse_compiling()
@@ -140,7 +145,7 @@ class Count(Hook):
     """Counts the runs of the base model, and gives it the batch's positions.
 
     Positions are given here since the class around the base model may not pass them on. If the base model takes
-    `use_cache` and the caller does not give it, it becomes False.
+    `use_cache`, and this argument is missing or None, it becomes False.
     """
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -169,9 +174,9 @@ class Count(Hook):
 
 @dataclass(eq=False)
 class UnpackFirst(Hook):
-    """Gives an attention module that does not use transformers' registry one sequence per row.
+    """Gives one sequence per row to an attention module that does not use transformers' registry, such as DeBERTa's.
 
-    These are the sequences of the first group of the batch (`nopad.model.groups`). `PackAgain` runs the others.
+    The module gets the sequences of the batch's first group (`nopad.model.groups`). `PackAgain` runs it on the others.
     """
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -292,8 +297,9 @@ class Feed(Hook):
         The result is None in ordinary calls, and in calls with static shapes without a limit of sequences.
 
         Raises:
-            UnsupportedModelError: in a packed call, the states to pool cannot be found or have another shape; or the
-                model's class is not transformers' own, and the module's input is not pooled from each row as expected.
+            UnsupportedModelError: in a packed call, the states to pool cannot be found or have another shape. Or `dims`
+                is 2, the model's class is not one of transformers' own, and the module's input is not what pooling each
+                row gives (`Head.pooling`).
         """
         call, static = self.cell.call, self.cell.static
         if call is not None:
@@ -361,9 +367,9 @@ def _pooled_so(given: Tensor, states: Tensor, real: Tensor, how: str) -> bool:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are equal.
+    """Return whether two tensors are equal, where NaN counts as 0.
 
-    NaN is first replaced by 0, and infinity by the largest finite number of the dtype.
+    Infinity counts as the largest finite number of the dtype, and minus infinity as the smallest.
     """
     return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())
 

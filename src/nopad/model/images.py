@@ -88,7 +88,9 @@ def ordinary_arguments(takes: tuple[str, ...], family: Family) -> tuple[str, ...
 
 
 def refuse_others(model: Any, family: Family, named: Mapping[str, Any]) -> None:
-    """Refuse arguments of a model with images that a packed call does not take.
+    """Refuse arguments that a model with images takes in ordinary calls, but not in packed calls.
+
+    `named` has the arguments of the call by name. For a model without images, nothing is checked.
 
     Raises:
         BatchError: images of several sizes, features that were computed before the call, or embeddings are given; or
@@ -120,11 +122,13 @@ def check_images(model: Any, base: Any, family: Family, named: Mapping[str, Any]
     Raises:
         BatchError: one of these, for images or for videos:
 
-            * pixel values or grids are missing, have a wrong shape, or are on another device than the model
+            * pixel values, grids or seconds are missing, are not tensors, have a wrong shape, or are on another device
+              than the model
+            * a grid has values that the model cannot merge to tokens
             * the batch does not say which sequences the images belong to
             * a sequence has more or fewer image tokens than its images give, or padding has image tokens
             * ``mm_token_type_ids`` do not mark exactly the image and video tokens
-            * with three axes: the tokens of an image are not side by side, or a position is beyond the model's
+            * with three axes: the tokens of an image are not side by side, or a position is beyond the model's last
     """
     assert family.images is not None
     kinds = KINDS if family.images.axes else (PICTURES,)
@@ -145,7 +149,7 @@ def check_images(model: Any, base: Any, family: Family, named: Mapping[str, Any]
 def _shown(
     kind: Kind, model: Any, family: Family, named: Mapping[str, Any], ids: NDArray[np.int64], layout: Layout
 ) -> Shown:
-    """Return a packed call's images (or videos, as `kind` says): which tokens are theirs, and how many each gives.
+    """Return the images of a packed call (or its videos, as `kind` says), with the number of tokens that each gives.
 
     `named` holds the call's arguments by name, and `ids` are the token ids ``[R, L]``.
 
@@ -174,10 +178,11 @@ def _shown(
 
 
 def _check_pixels(kind: Kind, model: Any, named: Mapping[str, Any], layout: Layout) -> None:
-    """Check that pixel values are given if the layout has images (or videos, as `kind` says), and only then.
+    """Check that pixel values are given if the layout has images (or videos, as `kind` says).
 
-    The columns of images must be tensors on the model's device. The column of seconds between steps in time, if given,
-    must have one entry per video. `named` holds the call's arguments by name.
+    If it has none, no column of images may be given. The columns of images must be tensors on the model's device. The
+    column of seconds between steps in time, if given, must have one entry per video. `named` holds the call's arguments
+    by name.
 
     Raises:
         BatchError: one of these checks fails.
@@ -214,7 +219,7 @@ def _grids(kind: Kind, model: Any, named: Mapping[str, Any], count: int) -> NDAr
     Raises:
         BatchError: grids are missing; there is not one grid per image; a height or width is not a multiple of the
             patches that the model merges to a token; a number is below 1; or the pixel values do not have as many
-            patches as the grids say.
+            patches as the grids say, each of the size that the model takes.
     """
     config, pixels, given = model.config.vision_config, named[kind.pixels], named.get(kind.grids)
     if given is None:

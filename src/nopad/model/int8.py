@@ -6,9 +6,9 @@ and one pass scales the products after it. Eager PyTorch would need about eight 
 than the multiplication does in float32.
 
 PyTorch multiplies 8-bit matrices fast on CPUs with VNNI or AMX (by oneDNN), and in a plain loop on others, about 25
-times as slowly as float32 (with AVX2). Float32 matrices can hold the same integers, and their products are exact if at
-most 1,040 are added up. So both ways are timed once per process, and the faster one is used. The integers are the same
-in both, so results are equal to the last bit on all CPUs.
+times as slowly as float32 (with AVX2). Float32 matrices can hold the same integers, and sums of up to 1,040 products of
+such integers are exact in float32. So both ways are timed once per process, and the faster one is used. The integers
+are the same in both, so results are equal to the last bit on all CPUs.
 """
 
 from __future__ import annotations
@@ -136,9 +136,10 @@ class Int8Linear(nn.Module):
 
 
 def _check_products(weight: Tensor) -> None:
-    """Check that the int8 matrix `weight` is multiplied exactly, up to the largest sums that can occur.
+    """Check that PyTorch multiplies three rows of 8-bit integers exactly by the int8 matrix `weight`.
 
-    In some kernels of PyTorch, large sums saturate: they stop at a limit, and the result is wrong.
+    One of these rows gives the largest sum that the first output can have. In some kernels of PyTorch, large sums
+    saturate: they stop at a limit, and the result is wrong.
 
     Raises:
         UnsupportedModelError: a product is not exact on this CPU.
@@ -193,6 +194,9 @@ def gain_of_int8() -> float:
     """Return the time of a float32 linear layer divided by that of its `Int8Linear`; above 1, int8 is faster.
 
     The layer has 384 inputs and outputs, and gets 256 tokens. It is timed once per process.
+
+    Raises:
+        UnsupportedModelError: PyTorch does not multiply 8-bit integers exactly on this CPU.
     """
     with torch.random.fork_rng([]), torch.device("cpu"), torch.inference_mode():  # a new layer draws its weights
         exact = nn.Linear(TRIED_WIDTH, TRIED_WIDTH, dtype=torch.float32)

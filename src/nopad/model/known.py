@@ -81,7 +81,7 @@ def head_name(model: Any, family: Family, given: str | None) -> str:
     Raises:
         OptionError: no head is called `given`, or nopad knows that the class has another head.
         UnsupportedModelError: nopad does not know the class, and `given` is None or the model is not a
-            `PreTrainedModel`. Or sequences cannot be kept apart with this head.
+            `PreTrainedModel`; or the model type is an encoder–decoder, and the head is "classification" or "causal".
     """
     from transformers import PreTrainedModel
 

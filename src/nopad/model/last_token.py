@@ -69,7 +69,7 @@ def eos_tokens(config: Any, ids: Tensor, placed: Placement) -> Tensor:
 
 
 def static_last_tokens(config: Any, ids: Tensor | None, sequence_ids: Tensor, most: int) -> Tensor:
-    """Return the index of the token from which each sequence's result is read; int64 ``[most]`` for every batch.
+    """Return the index of the token from which each sequence's result is read; int64 ``[most]``, whatever the batch.
 
     This is the last token that is not the pad id, or the first token if there is none. Without ids or a pad id, it is
     the last token. The index is that in the concatenated rows.

@@ -1,9 +1,9 @@
-"""Watch for the user's own code that changes a model after it was made pack-safe, since nopad has not tried that code.
+"""Watch for code of the user's own that was added to a model after it was made pack-safe, and so was never tried.
 
-A hook that changes nothing may be added at any time, such as one that records states. A hook that changes what its
-module gets or returns could mix tokens, so it makes a packed call raise an error. So does a replaced method or
-library function, or a hook that PyTorch runs for all modules. Changes that the model had before were tried when it was
-made pack-safe (`nopad.admitting.changed`).
+A hook that changes nothing, such as one that records states, may be added at any time. A hook that changes what its
+module gets or returns could mix tokens, so it makes a packed call raise an error. A method or library function that was
+replaced later, and a later hook that PyTorch runs for all modules, always make it raise one. Changes that the model had
+before were tried when it was made pack-safe (`nopad.admitting.changed`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Watch:
         The first of `modules` is the whole model. `cell` holds the state that the model's hooks share.
 
         Raises:
-            UnsupportedModelError: since then the user added something other than a hook on a module, such as a replaced
+            UnsupportedModelError: the user has since added other code than a hook on a module, such as a replaced
                 method; or a hook on the whole model that runs before nopad's.
         """
         kinds = frozenset(map(type, modules))
@@ -157,8 +157,8 @@ def _tables(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
 def _same(found: Any, given: list[Any]) -> bool:
     """Return whether a hook returned what it was given.
 
-    `found` is what the hook returned: the output, a tuple of all arguments, or the only argument. `given` is a copy of
-    what the hook was given, without the module.
+    `found` is what the hook returned: the output, a tuple of all arguments, the pair ``(args, kwargs)``, or the only
+    argument. `given` is a copy of what the hook was given, without the module.
     """
     ways = [given[-1], tuple(given)]
     if isinstance(given[0], tuple) and len(given[0]) == 1:

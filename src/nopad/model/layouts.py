@@ -17,16 +17,17 @@ __all__ = ["Scoped", "laid_out"]
 
 
 class Scoped(nn.Module):
-    """Base class of layers that keep a copy of their weights inside `laid_out`: in the dict `_copies`.
+    """Base class of layers that keep copies of their weights in another order, inside a ``with`` block of `laid_out`.
 
-    If `_copies` is None, the layer is in no scope, and must not keep anything. Otherwise the dict maps the name of a
-    parameter to a tuple: the parameter, the same without gradient, its version, and the copy.
+    The copies are in the dict `_copies`. If it is None, no such block is open for the layer, which must not keep
+    anything. Otherwise it maps the name of a parameter to a tuple of four: the parameter, the detached parameter, its
+    version when the copy was made, and the copy.
     """
 
     _copies: dict[str, tuple[Tensor, Tensor, int, Tensor]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes without the copy: an object that is copied or unpickled is in no scope."""
+        """Return the attributes without `_copies`: a layer that was copied or unpickled is in no scope."""
         return {name: value for name, value in self.__dict__.items() if name != "_copies"}
 
 

@@ -6,8 +6,9 @@ frequent layer size, once per process and size, and the result is logged. Parame
 the reordered copies take as much memory as the linear layers' weights, and are freed at the end of the ``with`` block.
 oneDNN computes GELU and SiLU together with the layer before them (`nopad.model.fusing`). The bfloat16 layers of
 `nopad.model.lowered` have their fast kernel inside the block too (`nopad.model.layouts`).
-Do not change weights inside the block: a weight that is changed in place is reordered again, but a change through
-``.data`` cannot be noticed; a new parameter in a weight's place runs on PyTorch's own kernel.
+
+Do not change weights inside the block. A weight that is changed in place is reordered again, but a write through
+``.data`` (``weight.data.mul_(2)``) cannot be noticed. A new parameter in a weight's place runs on PyTorch's own kernel.
 """
 
 from __future__ import annotations
@@ -42,16 +43,17 @@ _active: ContextVar[_FastLinear | None] = ContextVar("nopad_fast_linear", defaul
 def fast_linear(model: nn.Module) -> Iterator[None]:
     """In a ``with`` block, run the model's float32 linear layers on oneDNN's kernel if it is faster than PyTorch's.
 
-    It is for inference on a CPU. Layers run on PyTorch's own kernel if gradients or autocast are enabled, in compiled
+    This is for inference on a CPU. Layers run on PyTorch's own kernel if gradients or autocast are enabled, in compiled
     code, in transforms of `torch.func`, and in the user's own `TorchDispatchMode` or `TorchFunctionMode`. Do not train,
     load or swap the model's weights inside the block, and do not hook, compile or replace its modules there. In each
     block, every weight is reordered when it is first used; for the whole model this takes about as long as running a
-    few hundred tokens. The block changes nothing in these cases: oneDNN is missing, or less than 1.15 times as fast;
-    the model has no layer of the class `torch.nn.Linear` itself; or its first parameter is not in float32 on a CPU.
+    few hundred tokens. Float32 layers stay on PyTorch's kernel in these cases: oneDNN is missing, or less than 1.15
+    times as fast; the model has no layer of the class `torch.nn.Linear` itself with an ordinary parameter as weight; or
+    its first parameter is not in float32 on a CPU.
 
-    Of a model that `lowered` has brought to bfloat16 on a CPU with instructions for it, the block makes the linear
-    layers faster too, in all threads. Their weights are reordered when they are first used in a block, as those of
-    float32 layers are, and nothing is kept after it.
+    The block also makes the linear layers of a bfloat16 model faster if `lowered` made this model on a CPU with
+    instructions for bfloat16. This holds in all threads. The weights of these layers are reordered too when they are
+    first used in a block, and the reordered weights are freed at its end.
 
     >>> import nopad, torch
     >>> from transformers import BertConfig, BertModel
@@ -94,8 +96,9 @@ def shared(mode: _FastLinear | None) -> AbstractContextManager[Any]:
 def is_worth_it(model: nn.Module) -> bool:
     """Return whether oneDNN is at least 1.15 times as fast as PyTorch's kernel on the model's most frequent layer size.
 
-    This times both kernels if the size is new in this process. The result is False if oneDNN is missing, the model has
-    no layer of the class `torch.nn.Linear` itself, or its first parameter is not in float32 on a CPU.
+    This times both kernels if the size is new in this process. The result is False if oneDNN is missing, if the model
+    has no layer of the class `torch.nn.Linear` itself with an ordinary parameter as weight, or if the model's first
+    parameter is not in float32 on a CPU.
     """
     parameter = next(model.parameters(), None)
     if parameter is None or parameter.device.type != "cpu" or parameter.dtype != torch.float32:
@@ -196,9 +199,10 @@ def is_hooked(module: nn.Module) -> bool:
 
 
 def _is_plain(weight: Any) -> bool:
-    """Return whether a weight is an ordinary parameter with elements, and can tell its version.
+    """Return whether a weight is an ordinary parameter: of the class `torch.nn.Parameter` itself, and not empty.
 
-    Weights of torchao (int8) have kernels of their own.
+    Weights of torchao (int8) are of other classes, and have kernels of their own. The result is also False for a weight
+    that was made in inference mode: such a tensor does not count its changes in place.
     """
     return type(weight) is nn.Parameter and weight.numel() > 0 and not weight.is_inference()
 

@@ -9,9 +9,9 @@ module one group. A hook after it runs the module's own `forward` on the other g
 batch's rows again. So the module's state begins empty in each sequence, and PyTorch's other hooks see the module
 run once.
 
-The n sequences of a group have the same length. In a decoder, their lengths may differ: the shorter ones are padded on
-the right, where their real tokens cannot see the padding (`nopad.model.groups`). Modules in `Family.alone` get one
-sequence at a time.
+In a decoder, the n sequences of a group may differ in length: the shorter ones are padded on the right, where their
+real tokens cannot see the padding (`nopad.model.groups`). In other models, the sequences of a group have one length.
+Modules in `Family.alone` get one sequence at a time.
 
 Gradient checkpointing computes a layer again after the call has ended. So `Carried` wraps the function with which
 transformers checkpoints a layer, and keeps the layout for it.
@@ -59,10 +59,10 @@ class Carried:
     checkpoint: Callable[..., Any]
 
     def __call__(self, layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a checkpointed call of the layer, and return its output.
+        """Run a layer under gradient checkpointing, and return its output.
 
-        In a packed call, hooks inside the layer find the batch's layout, in the layer's first run and in the run that
-        computes it again for the backward pass.
+        In a packed call, hooks inside the layer find the batch's layout, both when the layer first runs and when it
+        runs again for the backward pass.
         """
         call = self.cell.call
         placed = self.cell.calls.again if call is None else call.placed  # checkpointed layers may be nested
@@ -243,12 +243,13 @@ def _pieces(
 ) -> list[dict[str, Any]]:
     """Return a mixing module's arguments, by name, for each group of sequences.
 
-    Tensors with one entry per token are cut. Of arguments with one entry per position in a row (`Family.places`), a
-    group gets as many entries as its rows are wide. Scalars and other objects stay as they are.
+    Tensors with one entry per token are cut, also in tuples and lists. An argument in `Family.places` has one entry per
+    position in a row. A group gets as many of these entries as its rows are wide, or all if the dimension in
+    `Family.places` is None. Scalars and other objects stay as they are.
 
-    A 4-D mask is replaced. If the module is a decoder's own attention, it gets a causal mask. If the model makes its
-    own mask (`Family.masked` is False), the module gets a mask that hides nothing. In all other cases it gets None. In
-    each case, no real token sees the padding of its group.
+    A 4-D ``attention_mask`` is replaced. If the model is a decoder with the route "mixers", the module gets a causal
+    mask. Otherwise, if the model makes its own mask (`Family.masked` is False), the module gets a mask that hides
+    nothing. In all other cases it gets None. In each case, no real token sees the padding of its group.
 
     Raises:
         UnsupportedModelError: the module is given a cache of earlier tokens, a tensor that is not per token, or no mask
@@ -308,7 +309,7 @@ def _causal(length: int, given: Tensor, dtype: torch.dtype | None) -> Tensor:
 def _visible(length: int, given: Tensor) -> Tensor:
     """Return a mask ``[1, 1, 1, length]`` that hides nothing, with the dtype and device of the mask `given`.
 
-    It is True everywhere if `given` is bool, else 0 everywhere, as an additive mask.
+    If `given` is bool, the result is True (visible) everywhere. Otherwise it is an additive mask: 0 everywhere.
     """
     return given.new_full((1, 1, 1, length), given.dtype == torch.bool)
 
@@ -316,8 +317,8 @@ def _visible(length: int, given: Tensor) -> Tensor:
 def _first(value: Tensor, dim: int | None, rows: int, size: tuple[int, int]) -> Tensor:
     """Return the first l entries of a tensor along `dim`, for a group of n sequences; `dim` None: the whole tensor.
 
-    `size` is (n, l), and `rows` is the number of rows of the batch. A tensor ``[rows * heads, 1, L]`` (ALiBi) becomes
-    ``[n * heads, 1, l]``.
+    `size` is (n, l), and `rows` is the number of rows of the batch. A 3-D tensor must have the same values for each
+    row, and gets them for each of the n sequences: ``[rows * heads, 1, L]`` (ALiBi) becomes ``[n * heads, 1, l]``.
 
     Raises:
         BatchError: the tensor has fewer than l entries, since a sequence crosses rows.
@@ -339,8 +340,8 @@ def _joined(module: nn.Module, outputs: list[Any], pending: Pending, strict: boo
     """Join a module's outputs for all groups into one output, laid out as the batch's rows.
 
     `outputs` has one output per group, and `pending` knows the groups. If the module returns several values (a tuple,
-    list or mapping), only the first must have one entry per token. Each of the others becomes None if it has not, such
-    as attention weights. With `strict` False, this holds for the first value too.
+    list or mapping), the first must have one entry per token. Another value without one entry per token, such as
+    attention weights, becomes None. With `strict` False, the first value becomes None in this case too.
 
     Raises:
         UnsupportedModelError: `strict` is True, and the output, or its first value, is not per token.

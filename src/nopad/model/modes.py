@@ -1,4 +1,4 @@
-"""Run a model in evaluation mode and leave it as it was (`evaluated`); ask for its own mode (`in_training`)."""
+"""Put a model into evaluation mode in a block (`evaluated`); find out its mode outside of blocks (`in_training`)."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _held = Blocks(_begin, _end)
 def evaluated(model: Any) -> AbstractContextManager[None]:
     """Return a context manager that puts a model's modules into evaluation mode (no dropout) for a ``with`` block.
 
-    After it, each module has the mode again that it had before: do not change it meanwhile, or with `to_evaluation`
-    only. Where blocks of several threads overlap, modules stay in evaluation mode until the last block ends.
+    After the block, each module has the mode again that it had before. Inside it, change modes only with
+    `to_evaluation`. Where blocks of several threads overlap, modules stay in evaluation mode until the last block ends.
     """
     return _held.open(lambda: [module for module in model.modules() if module.training or module in _held])
 
 
 def in_training(modules: Sequence[Any]) -> bool:
-    """Return whether a module is in training mode, or will be again after blocks of `evaluated` that now run."""
+    """Return whether any of these modules is in training mode, or will be when the open blocks of `evaluated` end."""
     with _held.lock:
         if any(module.training for module in modules):
             return True
@@ -47,7 +47,7 @@ def in_training(modules: Sequence[Any]) -> bool:
 
 
 def to_evaluation(model: Any) -> None:
-    """Put a model into evaluation mode as `eval` does; blocks of `evaluated` that now run leave it there."""
+    """Put a model into evaluation mode, as its method `eval` does; it stays there when open `evaluated` blocks end."""
     with _held.lock:
         _trained.difference_update(model.modules())
         model.eval()

@@ -14,7 +14,8 @@ __all__ = ["equal", "kept"]
 def kept(value: Any) -> Any:
     """Return a copy of a nested value; a later write to a tensor in the value does not change the copy.
 
-    Mappings become dicts, and lists become tuples. Objects that are neither these nor tensors are not copied.
+    Mappings become dicts; lists and tuples become tuples. Tensors are copied without their gradients. All other objects
+    are not copied: the result holds the same ones.
     """
     if isinstance(value, Tensor):
         return value.detach().clone()

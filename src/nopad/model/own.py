@@ -59,7 +59,7 @@ def own_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def foreign(model: Any) -> dict[str, type]:
-    """Return the user's own classes among a model's modules, itself included: ``{qualified name: class}``."""
+    """Return the user's own classes that a model and the modules in it have, as ``{qualified name: class}``."""
     return {f"{kind.__module__}.{kind.__qualname__}": kind for kind in {class_of(one) for _, one in own_modules(model)}}
 
 
@@ -67,8 +67,8 @@ def is_own_call(call: Any, libraries: tuple[str, ...] = LIBRARIES) -> bool:
     """Return whether a hook, method or function is the user's own.
 
     It is the user's own if it is defined neither in one of `libraries` (names of top-level packages) nor in Python's
-    standard library. This also holds if it wraps such a function, holds it in its closure, or gets it as an argument of
-    a ``partial``.
+    standard library. It is also the user's own if it wraps a function of the user's own, holds one in its closure, or
+    is a ``partial`` of one or with one as an argument.
     """
     return any(not _is_of(libraries, name) for name in _names(call, DEEPEST))
 
@@ -190,9 +190,9 @@ def alike(values: list[Any], others: list[Any]) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _places(kinds: frozenset[type]) -> list[Any]:
-    """Return the places where functions are found that modules of the classes `kinds` call.
+    """Return the classes and Python modules whose functions may be called by modules of the classes `kinds`.
 
-    These are the classes and their bases, the files of transformers that define them, ``torch``,
+    These are the classes `kinds` and their bases, the files of transformers that define them, ``torch``,
     ``torch.nn.functional`` and ``torch.Tensor``. Classes of the user's own are left out.
     """
     classes = {above for kind in kinds for above in kind.__mro__ if above is not object and not is_own(above)}
@@ -218,7 +218,7 @@ def _functions(place: Any) -> Iterator[tuple[str, Any]]:
     """Yield (name, function) for each of the user's own functions and methods in `place`.
 
     `place` is a class or a Python module of a library, where such a function has replaced another. In ``torch`` itself,
-    only operations such as ``torch.matmul`` are looked at. A name is that of the place and the function.
+    only operations such as ``torch.matmul`` are looked at. A name has the place and the function: "torch.matmul".
     """
     for name, value in list(vars(place).items()):
         call = next((getattr(value, one) for one in ("fget", "__func__", "func") if hasattr(value, one)), value)

@@ -27,7 +27,7 @@ def pooled(states: Tensor, batch: PackedBatch, how: str = "mean") -> Tensor:
         how: the "first" or "last" token of each sequence, or the "mean" over its tokens.
 
     Returns:
-        ``[S, ...]``, same dtype and device, in the order in which the sequences were given.
+        ``[S, ...]`` for S sequences, in the order in which they were given; same dtype and device.
 
     Raises:
         BatchError: the states are not a tensor, their shape does not begin with ``[R, L]``, or the batch has targets or

@@ -1,8 +1,8 @@
 """Convert a batch's positions, which begin at 0 in each sequence, to the positions that a model uses.
 
-Most models also count from 0. Models like RoBERTa begin at ``padding_idx + 1`` and do not count pad ids, even inside a
-sequence: a pad id gets the position ``padding_idx``. This ``padding_idx`` belongs to the embedding module and need not
-be the configuration's `pad_token_id` (MPNet's is always 1).
+Most models also count from 0. Models like RoBERTa begin at ``padding_idx + 1``. They do not count tokens with the id
+``padding_idx``, even inside a sequence: such a token gets the position ``padding_idx``. This ``padding_idx`` belongs to
+the embedding module, and need not be the configuration's `pad_token_id` (MPNet's is always 1).
 """
 
 from __future__ import annotations

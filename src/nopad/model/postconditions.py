@@ -2,10 +2,12 @@
 
 The checks are:
 
-* each counted hook ran once (the encoder's did not run if the caller gave the encoder's states; the vision tower's ran
-  once for the images of the batch, and once for its videos);
-* layers attended as often, in total, as the configuration says (not with compiled layers; LayerDrop may skip layers);
-* output tensors, except those in `FREE`, have one entry per slot or one per sequence, as the head declares.
+* each counted hook ran once. There are two exceptions: hooks of the encoder must not run if the caller gave the
+  encoder's states; the vision tower's hook must run once if the batch has images, and once more if it has videos.
+* all layers together attended as often as the configuration says. This is not checked if layers are compiled, and
+  LayerDrop may skip layers.
+* output tensors have one entry per slot or one per sequence, as the head declares. Scalars and the outputs in `FREE`
+  are not checked.
 
 The checks catch models that do not work as nopad assumes, for example with a module that was replaced, a class that
 pools by itself, or a layer that bypasses nopad's attention.
@@ -74,11 +76,11 @@ def check_ran(model: Any, call: Call, roles: Iterable[str]) -> None:
 
 
 def check_attended(model: Any, family: Family, call: Call, modules: Sequence[nn.Module]) -> None:
-    """Check that the model's layers kept sequences apart as often as its configuration has layers that mix tokens.
+    """Check that nopad's attention and the mixing modules ran as often as the model's configuration says (`mixed`).
 
-    Each run of nopad's attention, or of a mixing module with nopad's hooks, counts once (`mixed` gives the right
-    number). `modules` are the modules of the model. If one module of a class has such a run, all modules of this class
-    must have one.
+    A mixing module moves information between tokens without nopad's attention (`nopad.model.mixers`). Each run of
+    nopad's attention counts once, and so does each run of a mixing module with nopad's hooks. `modules` are the modules
+    of the model. If one module of a class has a run that counts, all modules of this class must have one.
 
     Exceptions:
 
@@ -135,8 +137,8 @@ def check_output(model: Any, head: Head, call: Call, output: Any) -> None:
 
     Raises:
         UnsupportedModelError: an output has another shape.
-        BatchError: nopad does not know the model's class, and the rows are as wide as its states or logits. Then a
-            result per row ``[R, size]`` has the same shape as one per slot ``[R, L]``.
+        BatchError: nopad does not know the model's class, an output per slot has two dimensions, and the rows are as
+            wide as the model's states or logits. A result per row ``[R, size]`` would have the same shape.
     """
     at, source = call.side.layout, call.placed.layout
     for name, value in _tensors(output):

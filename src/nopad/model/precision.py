@@ -1,4 +1,4 @@
-"""`lowered`: a copy of a model for inference in bfloat16 or int8, which is faster on CPUs made for these types only.
+"""`lowered`: a copy of a model for inference in bfloat16 or int8, faster on hardware with instructions for these types.
 
 In int8, linear layers multiply 8-bit weights, one scale per output, by 8-bit activations, one scale per token
 (`nopad.model.int8`). PyTorch's own dynamic quantisation has one scale per batch instead, so a sequence's result depends
@@ -31,9 +31,9 @@ def lowered(model: Any, precision: Precision) -> Any:
 
     "bfloat16": weights and activations have 8 significant bits. This is fast on CPUs with AMX or AVX-512 BF16, and on
     GPUs. For a model on a CPU without these instructions, a warning is logged. On a CPU with them, linear layers are
-    fastest inside ``with nopad.model.fast_linear(copy)``, where they keep their weights in the order in which the CPU
-    multiplies them; do not change weights there. Outside, nothing is kept, so any change of the weights counts at once,
-    also one through ``.data``. `Embedder`, `Predictor` and `PackRunner` run models inside it.
+    fastest inside ``with nopad.model.fast_linear(copy)``. In this block they keep their weights in the order in which
+    the CPU multiplies them, so do not change weights there. Outside of it they keep nothing, so any change of the
+    weights counts at once, also one through ``.data``. `Embedder`, `Predictor` and `PackRunner` use such a block.
 
     "int8": only linear layers compute in 8 bits, the rest stays in float32. This is for CPUs only, and fast with VNNI
     or AMX. On other CPUs, the same integers are multiplied in float32, with the same results to the last bit. If a
@@ -81,11 +81,11 @@ def lowered(model: Any, precision: Precision) -> Any:
 
 
 def agreement(model: Any, other: Any) -> float:
-    """Return the cosine similarity of the outputs of two models: 1 if they are equal up to a factor.
+    """Return the cosine similarity of the outputs of two models: 1 if the outputs are equal up to a factor.
 
-    Both models run on the same four sequences of 32 random tokens, in evaluation mode. For each sequence, the first
-    outputs of both models (hidden states or logits) are compared, over all values of the sequence. The smallest of the
-    four cosines is returned. The result is NaN if a model raises an exception when it gets ``input_ids`` only.
+    Both models run on the same four sequences of 32 random tokens, in evaluation mode. The first output of each model
+    (hidden states or logits) counts. For each sequence, one cosine is computed over all its values. The smallest of the
+    four is returned. The result is NaN if a model raises an exception when it gets ``input_ids`` only.
 
     >>> from transformers import BertConfig, BertModel
     >>> from nopad.model.precision import agreement, lowered

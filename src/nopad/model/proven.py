@@ -43,17 +43,19 @@ class Proven:
     """The code for which a proof holds, with the values that it reads.
 
     Attributes:
-        names: names of the attributes and globals that the code reads and does not assign. All strings in the code are
-            among them, since ``getattr`` reads an attribute by a string.
-        written: names of values that the code may change in place, such as ``self.table`` in ``self.table.append(1)``.
-            Dicts, lists, sets and tensors with these names are not compared.
+        names: names of the attributes and globals that the code reads and does not assign. A string in the code counts
+            as a name that it reads, since ``getattr`` reads an attribute by a string.
+        written: names of values that the code may change in place, such as ``table`` for ``self.table.append(1)``.
+            Values with these names are not compared if they are dicts, lists, tuples, sets, tensors or objects of the
+            user's own classes.
         held: for each class, a list of dicts. A dict has the values that the code reads from one module of the class,
             by name. Modules with equal values share a dict.
         settings: the attributes of the model's configuration whose names are in `names`, as ``{name: value}``.
         code: pairs. The first entry is a class or a dict of globals; the second has the values that the code reads from
             it, by name.
-        seen: the values of the attributes of each module that was found unchanged. While these stay the same, the
-            module is not searched again.
+        seen: for modules that were found unchanged, the values of all their attributes and buffers. While these stay
+            the same, the module is not searched again. A module is left out if the code reads a value from it that can
+            be changed in place.
     """
 
     names: frozenset[str]
@@ -65,7 +67,7 @@ class Proven:
 
     @classmethod
     def of(cls, modules: Sequence[nn.Module], config: Any) -> Proven:
-        """Return the `Proven` of the user's own classes among those of `modules`, with their code as it is now.
+        """Return the `Proven` of the code of the user's own classes that `modules` have, as this code is now.
 
         `config` is the model's configuration.
         """
@@ -229,11 +231,12 @@ def _strings(constants: Iterable[Any]) -> Iterator[str]:
 
 
 def _frozen(value: Any, depth: int = DEEPEST) -> Any:
-    """Return a copy of a value that can be compared with `equal` later; writes to the value do not change the copy.
+    """Return a copy of a value, to find out with `equal` later whether the value has changed.
 
-    Lists and tuples become tuples, and sets become frozensets. An object of the user's own class becomes ``(class,
-    {attribute: value})``. Dicts and tensors are copied. This goes `depth` levels deep. Deeper values, parameters,
-    configurations and all other objects are not copied: a later write to them changes the result too.
+    Lists and tuples become tuples, and sets become frozensets. An object of the user's own class, or a
+    `SimpleNamespace`, becomes ``(class, {attribute: value})``. Dicts and tensors are copied. This goes `depth` levels
+    deep. Deeper values, parameters, configurations and all other objects are not copied, so a later write to one of
+    these is not found.
     """
     if isinstance(value, Tensor):
         return value if isinstance(value, nn.Parameter) else kept(value)

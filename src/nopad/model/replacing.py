@@ -41,7 +41,10 @@ def replace_modules(model: nn.Module, other: Callable[[nn.Module], nn.Module | N
 
 
 def uncompile(model: nn.Module) -> None:
-    """Replace each wrapper that `torch.compile` made by the module inside it, everywhere inside a model."""
+    """Take off the wrappers that `torch.compile` put around modules inside a model, in place.
+
+    The module in a wrapper takes the wrapper's place, under every name. The model itself is not replaced.
+    """
     replace_modules(model, lambda module: getattr(module, "_orig_mod", None))
 
 

@@ -1,9 +1,9 @@
 """Outputs of mixtures of experts: the logits of their routers, and the loss that balances their experts.
 
 In a packed call a model gets a mask of real tokens. With this mask, transformers' own causal language models leave
-padding out of the loss that balances experts. The router logits that they return are of all slots, padding included.
-Here they become those of real tokens, so that whatever is counted from them is the same in rows, in a flat batch, and
-in a padded batch without its padding.
+padding out of the loss that balances experts. But the router logits in their output are those of all slots, padding
+included. `of_real_tokens` keeps those of real tokens only. So whatever is counted from the logits is the same in rows,
+in a flat batch, and in a padded batch without its padding.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def refuse_static_routers(model: Any, named: Mapping[str, Any]) -> None:
 def of_real_tokens(model: Any, at: Placement, output: Any) -> Any:
     """Return the output with router logits of real tokens only, ``[T, experts]`` per layer.
 
-    The logits come sequence after sequence, in the order in which the sequences were given. A padded batch of the same
-    sequences, without its padding, gives them in this order too. The model's own logits are those of all slots:
-    ``[R * L, experts]`` or ``[R, L, experts]``. A layer without a router may have None. `output` is changed in place.
-    `at` is the batch's layout.
+    `at` is the batch's layout, and `output` is changed in place. The model's own logits are those of all slots:
+    ``[R * L, experts]`` or ``[R, L, experts]``. A layer without a router may have None. In the result, the logits of
+    the T real tokens come sequence after sequence, in the order in which the sequences were given. A padded batch of
+    the same sequences, without its padding, has this order too. An output without router logits is returned unchanged.
 
     Raises:
         UnsupportedModelError: the model's router logits have another shape.
@@ -81,7 +81,7 @@ def check_losses(model: Any, at: Placement, output: Any) -> None:
     """Refuse a batch with padding if a class of the user's own returns a loss of the whole batch besides `loss`.
 
     transformers' own classes use the mask to leave padding out of such a loss. What another forward method does is not
-    known.
+    known. `at` is the batch's layout, and `output` is what the model returned.
 
     Raises:
         BatchError: the batch has padding, the forward method is not transformers' own, and the output has a scalar

@@ -69,7 +69,8 @@ def packed(
         UnsupportedModelError: sequences of this model cannot be kept apart, or nopad does not know the model.
         OptionError: there is no such backend or head; the class is known to have another head; `max_sequences` is not
             an integer of at least 1; the model, or a part of it, is already pack-safe; it is not a transformers model;
-            or its own attention runs sequence by sequence and `backend` is neither "auto" nor "segments".
+            or the model has attention of its own that runs sequence by sequence, and `backend` is neither "auto" nor
+            "segments".
 
     >>> import nopad, torch
     >>> from nopad.model import packed

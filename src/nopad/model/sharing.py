@@ -112,8 +112,9 @@ def all_modules(model: nn.Module) -> list[nn.Module]:
 def _keeps_nothing(kind: type) -> bool:
     """Return whether the forward method of a module class, and the methods that it calls, store nothing in a module.
 
-    Only the code of transformers' classes is read. The result is True for all classes of PyTorch and nopad, and False
-    for all classes of the user and of other libraries.
+    Only the code of transformers' classes is read, and what classifiers note of labels is allowed
+    (`config.problem_type`). The result is True for all classes of PyTorch and nopad, and False for all classes of the
+    user and of other libraries.
     """
     library = kind.__module__.partition(".")[0]
     if library not in SAFE:

@@ -1,4 +1,4 @@
-"""`State`: a pack-safe model, which runs each packed call from end to end."""
+"""`State`: the hooks and settings of a pack-safe model, with the methods that begin and end each of its calls."""
 
 from __future__ import annotations
 
@@ -46,21 +46,22 @@ TYPES = "token_type_ids"
 
 @dataclass(eq=False)
 class State(HookedModel):
-    """A pack-safe model. Hooks on the whole model begin each call (`enter`) and end it (`leave`)."""
+    """What makes one model pack-safe. Hooks on the whole model begin each call (`enter`) and end it (`leave`)."""
 
     def enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
         """Begin a call: check that batch and model fit, and turn the batch into the model's own arguments.
 
         Returns the new ``(args, kwargs)``. The result is None, and the arguments stay as they are, for a call with
-        static shapes (`nopad.model.static_inputs`) and for an ordinary call (one without a packed batch). `frame` is
-        the Python stack frame that calls the module; None while compiling.
+        static shapes (`nopad.model.static_inputs`), for an ordinary call (one without a packed batch), and while
+        compiling. `frame` is the Python stack frame that calls the module; None while compiling.
 
         Raises:
             BatchError: the batch does not fit the model, or was given as one argument. An ordinary call raises this if
                 it asks for attention weights and the model uses nopad's attention, which never returns them. It also
                 raises this if it gets tensors of a packed batch, unless the model is called inside another pack-safe
                 model.
-            UnsupportedModelError: the model cannot run this batch, or was changed after it was made pack-safe.
+            UnsupportedModelError: the model cannot run this batch, or was changed after it was made pack-safe; or there
+                are more positional arguments than the forward method has names for.
         """
         if torch.compiler.is_compiling():
             arguments = bound(module, args, kwargs)
@@ -233,7 +234,7 @@ class State(HookedModel):
 
         This also sets `call.positions` and `call.as_tuple`. For a model with a front end (`nopad.model.fronts`), the
         batch's states are moved to `call.seen`. `axes` are the positions of a model with three axes of positions,
-        ``[3, R, L]``; None: the layout's positions are used.
+        ``[3, R, L]``; None: the positions are made from those of the layout.
 
         Raises:
             BatchError: a column of the batch does not fit the model (`leave_columns`).

@@ -32,8 +32,9 @@ def enter_static(cell: Cell, head: Head, named: Mapping[str, Any], frame: FrameT
 
     Raises:
         UnsupportedModelError: the model cannot be compiled whole on packs.
-        BatchError: the arguments include a cache or the denominator of a loss, they ask for logits of routers, or the
-            mask's shape does not fit the tokens.
+        BatchError: the arguments include a cache of earlier tokens; a causal language model gets the denominator of its
+            loss (``num_items_in_batch``); a model with results per token is asked for logits of routers; or the mask's
+            shape does not fit the tokens.
     """
     static, numbers = cell.static, named["attention_mask"]
     refuse_static_front(head.model, head.family)
@@ -59,8 +60,8 @@ def leave_static(model: Any, cell: Cell, head: Head, output: Any) -> Any:
     """End a call with static shapes; return the output with results per sequence in place of results per row.
 
     Results per sequence are ``[cell.most, ...]``, where `cell.most` is the largest number of sequences in a batch. If
-    it is None, results per row become None instead. `output` is None if the model raised an exception; then the result
-    is None too.
+    `cell.most` is None, results per row become None instead (`Head.leave_static`). `output` is None if the model raised
+    an exception; then the result is None too.
 
     Raises:
         UnsupportedModelError: an output has another shape than it must have (`check_static`).

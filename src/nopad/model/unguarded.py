@@ -77,11 +77,11 @@ def check_rows(model: nn.Module, base: Any, mixers: Collection[str] = ()) -> Non
 
 
 def _begin_again(positions: Any, mask: Any) -> bool:
-    """Return whether, in some row, the position does not rise from one slot to the next.
+    """Return whether a position does not rise from one slot of a row to the next, where both hold real tokens.
 
-    With a padding mask ``[R, L]`` (0: padding), this counts only if both slots hold real tokens; None: all slots do.
-    The result is False if `positions` is not a tensor ``[R, L]`` with at least two slots per row, or if `mask` is
-    something else than a padding mask.
+    `mask` says which slots hold real tokens: a padding mask ``[R, L]`` (0: padding), or None if all slots do. The
+    result is False if `positions` is not a tensor ``[R, L]`` with at least two slots per row, or if `mask` is something
+    else.
     """
     if not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[1] < 2:
         return False

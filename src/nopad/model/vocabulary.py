@@ -1,9 +1,9 @@
 """A backward pass for a language model's output embeddings that skips tokens whose logits have a gradient of 0.
 
-In masked language models and chats most tokens have no label, so the gradient of their logits is 0. The two products in
-the backward pass of the output embeddings, which are as large as the vocabulary, still multiply these zeros. In a
-packed call on a CPU, `LabelledOnly` leaves them out. Values and gradients stay the same, up to the order in which
-numbers are added.
+In masked language models and chats most tokens have no label, so the gradient of their logits is 0. The backward pass
+of the output embeddings has two products of matrices as wide as the vocabulary. In PyTorch, they still multiply these
+zeros. In a packed call on a CPU, `LabelledOnly` leaves the zeros out. Values and gradients stay the same, up to the
+order in which numbers are added.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ MOST = 0.75  # share of the tokens with a gradient, up to which copying these ta
 class LabelledOnly(Hook):
     """Gives the output embeddings a backward pass that leaves out tokens whose logits have a gradient of 0.
 
-    The output stays the same. PyTorch's own backward pass is kept in these cases: the layer is not of the class
-    `torch.nn.Linear` itself, or has fewer than 1,024 outputs; it runs on another device than a CPU, or in another dtype
-    than that of its weights (autocast); FSDP or tensor parallelism has split its weights; or it has a hook of another
-    library or of the user.
+    The output stays the same. PyTorch's own backward pass is kept in ordinary calls, in compiled code, and in these
+    cases: the layer is not of the class `torch.nn.Linear` itself, or has fewer than 1,024 outputs; it runs on another
+    device than a CPU, or in another dtype than that of its weights (autocast); FSDP or tensor parallelism has split its
+    weights; a transform of `torch.func` is active; the layer's forward method was replaced; or a hook of another
+    library or of the user runs after the layer.
 
     Attributes:
         moment: when PyTorch calls the hook; always "after", when the layer has returned.
@@ -59,9 +60,10 @@ def output_embeddings(model: Any) -> nn.Module | None:
 def _is_plain(module: nn.Module, args: Any, kwargs: Any, output: Any) -> bool:
     """Return whether `_Linear` can replace the backward pass of a call of `module`, and is worth it.
 
-    It can if `module` is a `torch.nn.Linear` on a CPU with a single argument. Argument, weights and `output` must have
-    one dtype, and the module no hooks of the user or of other libraries. It is worth it if a gradient is needed and the
-    layer has at least 1,024 outputs. `args` and `kwargs` are the arguments of the call.
+    It can if `module` is a `torch.nn.Linear` on a CPU, with whole weights and its own forward method, and gets a single
+    argument. Argument, weights and `output` must have one dtype. No hook of the user or of another library may run
+    after the forward method, and no transform of `torch.func` may be active. It is worth it if a gradient is needed and
+    the layer has at least 1,024 outputs. `args` and `kwargs` are the arguments of the call.
     """
     if type(module) is not nn.Linear or module.out_features < SMALLEST or "forward" in module.__dict__:
         return False
@@ -78,7 +80,10 @@ def _is_plain(module: nn.Module, args: Any, kwargs: Any, output: Any) -> bool:
 
 
 class _Linear(torch.autograd.Function):
-    """A linear layer whose result is known; its backward pass leaves out rows of the gradient that are 0."""
+    """A linear layer whose result is known; its backward pass leaves out rows of the gradient that are 0 (`_not_zero`).
+
+    For second derivatives, no row is left out.
+    """
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, output: Tensor) -> Tensor:
@@ -105,9 +110,10 @@ class _Linear(torch.autograd.Function):
 
 
 def _not_zero(rows: Tensor) -> Tensor | None:
-    """Return the indices of the rows that hold a value other than 0, int64 ``[N]``; None if these are most of the rows.
+    """Return the indices of the rows that hold a value other than 0, int64 ``[N]``; None: leave no row out.
 
-    If most rows of a sample hold such a value, the other rows are not read, and the result is None.
+    The result is None if more than three quarters of the rows hold such a value. A sample of the rows is read first: if
+    more than three quarters of the sample do, the other rows are not read, and the result is None.
     """
     at = torch.empty(0, dtype=torch.long)
     for some in (rows[:: max(len(rows) // SAMPLE, 1)], rows):

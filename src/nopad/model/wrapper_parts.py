@@ -25,16 +25,16 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 @dataclass(frozen=True)
 class Admitted:
-    """What the proof of a wrapper found: what a packed call of it may be given, and what it returns.
+    """What the proof of a wrapper found: which arguments a packed call of the wrapper may have, and what it returns.
 
     Attributes:
-        columns: which columns of a batch it takes, out of "input_ids", "attention_mask", "token_type_ids" and
+        columns: which columns of a batch the wrapper takes, out of "input_ids", "attention_mask", "token_type_ids" and
             "position_ids".
-        labels: how it computes its loss. "tokens": mean cross entropy of one label per token; "causal": the same, with
-            labels that the wrapper shifts by one token; "classification": mean cross entropy of one label per sequence;
-            None: a call with labels is refused.
+        labels: how the wrapper computes its loss. "tokens": mean cross entropy of one label per token; "causal": the
+            same, with labels that the wrapper shifts by one token; "classification": mean cross entropy of one label
+            per sequence; None: a call with labels is refused.
         why: the reason why calls with labels are refused; "": they are not.
-        sequences: whether some of its outputs have one entry per sequence.
+        sequences: whether some outputs of the wrapper have one entry per sequence.
     """
 
     columns: tuple[str, ...] = COLUMNS[:2]
@@ -101,10 +101,11 @@ def _outer(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def leaves_of(output: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) for each value in an output that is not a mapping, tuple or list; these are looked into.
+    """Yield (name, value) for each value in an output, and in the mappings, tuples and lists inside it, at any depth.
 
-    A name is the keys and indices that lead to the value, such as "logits", or "output 0" for the first entry of a
-    tuple. The name of an output that is a single tensor is "output 0" too.
+    The mappings, tuples and lists are not yielded themselves. A name is the keys and indices that lead to the value,
+    such as "logits", or "output 0" for the first entry of a tuple. The name of an output that is a single tensor is
+    "output 0" too.
     """
     if isinstance(output, Mapping):
         yield from _inside("", output)

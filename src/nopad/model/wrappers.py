@@ -212,9 +212,9 @@ class Wrapper:
     def leave(self, module: nn.Module, args: Any, given: Mapping[str, Any], output: Any) -> None:
         """End a call. If it is a packed call, check that the base ran, and check the shapes of the wrapper's outputs.
 
-        An output must have one entry per slot, ``[R, L, ...]``, or, if the proof found such outputs, one per sequence,
-        ``[S, ...]``. Not checked are numbers, strings and None, tensors that the base returned and, in a call with
-        labels, scalars. `given` are the wrapper's arguments by name.
+        Each output must be a tensor with one entry per slot, ``[R, L, ...]``, or, if the proof found such outputs, with
+        one per sequence, ``[S, ...]``. Some outputs are not checked: numbers, strings, None, tensors that the base
+        returned, and, in a call with labels, scalar tensors. `given` are the wrapper's arguments by name.
 
         Raises:
             UnsupportedModelError: the base did not run; a hook that was added later changed the arguments; or an output
@@ -312,12 +312,12 @@ class Wrapper:
     def _set_labels(self, named: dict[str, Any], call: WrapperCall) -> None:
         """Set labels per token in `named` to -100 in padding, and at first tokens if the wrapper shifts labels.
 
-        `named` are the arguments by name, and first tokens are those of sequences. Labels per sequence are only
-        checked.
+        `named` are the arguments by name, and a first token is the first of its sequence. Labels per sequence are
+        checked and stay as they are.
 
         Raises:
-            BatchError: labels do not have the shape that the batch needs, or are not integers; or the wrapper shifts
-                labels, and a sequence may go on in the next row.
+            BatchError: labels do not have the shape that the batch needs, are not integers, or are negative and not
+                -100; or the wrapper shifts labels, and a sequence may go on in the next row.
         """
         labels = named.get("labels")
         if labels is None:

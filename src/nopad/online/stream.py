@@ -3,14 +3,16 @@
 A buffer holds back at most `buffer` sequences, with fewer than `buffer_tokens` tokens in total. When one of these
 limits is reached, a pack is made and returned. The pack begins with one of the longest sequences held. Then the longest
 sequence that fits is added, again and again, until one or two sequences held fill the rest of the pack *exactly*, or
-until none fits. If there are several ways to fill it exactly, the lengths held most often are taken. So common lengths
-are used up, rare lengths wait for the packs that only they complete, and the buffer stays varied. `finish` packs all
-sequences still held; no sequence is lost.
+until none fits or the pack holds `depth` sequences. If there are several ways to fill it exactly, the lengths held most
+often are taken. So common lengths are used up, rare lengths wait for the packs that only they complete, and the buffer
+stays varied. If `depth` sequences of average length would not fill a pack, there is another rule until the last two:
+each sequence added is about as long as an equal share of the pack's free room. `finish` packs all sequences still held;
+no sequence is lost.
 
-A sequence of the full capacity is returned immediately, as a pack by itself. A sequence does not wait for ever: when
-`patience` sequences have arrived after it, it begins the next pack. The packs depend only on the options, the lengths
-and their order, not on how sequences are divided among calls of `push`. A packer restored by `load_state_dict` gives
-identical packs.
+A sequence of the full capacity is returned immediately, as a pack by itself; with a depth of 1, every sequence is. A
+sequence does not wait for ever: when `patience` sequences have arrived after it, it begins the next pack. The packs
+depend only on the options, the lengths and their order, not on how sequences are divided among calls of `push`. A
+packer restored by `load_state_dict` gives identical packs.
 
 Packing takes O(1 + capacity / 64) time per sequence, and memory of about 12 bytes per token of capacity and 40 bytes
 per sequence of the buffer. If few combinations of lengths fill a pack (as in SQuAD), a plan of the whole corpus has

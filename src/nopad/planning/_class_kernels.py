@@ -40,9 +40,9 @@ def place_classes(
     """Place ``counts[i]`` sequences of each length ``lengths[i]``; lengths descend.
 
     If `first` is -1, each sequence goes into the fullest pack with room for it (best-fit decreasing). If `first` is 0
-    or more, each of the `first` longest sequences opens a pack, and each later one goes into the emptiest open pack
-    (worst-fit decreasing). In both cases, a sequence opens a new pack if there is no such pack, or no room in it. A
-    pack holds at most `capacity` tokens and `depth` sequences.
+    or more, each of the `first` longest sequences opens a pack, and each later one goes into the emptiest pack that has
+    fewer than `depth` sequences (worst-fit decreasing). In both cases, a sequence opens a new pack if there is no such
+    pack, or no room in it. A pack holds at most `capacity` tokens and `depth` sequences.
 
     The result is written to `classes` and `contents` (see the module). Returns how many rows of each are used, as a
     pair; (-1, -1) if one of these tables has too few rows (`classes` needs one row more than are used). A class whose

@@ -106,15 +106,16 @@ def worth_by_pairs(
     coarse: tuple[NDArray[Any], int, int],
     depth: int,
 ) -> NDArray[Any]:
-    """Return for each step an upper bound on the value of a pack whose longest step it is; int64 ``[m]``.
+    """Return for each step an upper bound on the value of a pack whose longest sequence has this step; int64 ``[m]``.
 
     The module describes `tokens`, `squares` and `values`. The two longest sequences of a pack count with their exact
     sizes. So does the third in a pack of three. In a pack of four, the value of the other two is looked up in `fine`;
-    in a larger pack, the value of all others in `coarse`.
+    in a larger pack, the value of all others is looked up in `coarse`.
 
-    Both are tuples ``(table, t, s)``. In a free room of x tokens and y squares, the value of the others is at most
-    ``table[x // t, y // s]``. The table in `fine` comes from `pairs`, that in `coarse` from `three_or_more`. A pack has
-    at most ``limits[0]`` tokens, ``limits[1]`` squares, and `depth` sequences (0: unlimited).
+    `fine` and `coarse` are tuples ``(table, t, s)``. In a free room of x tokens and y squares, the value of the others
+    is at most ``table[x // t, y // s]``. In `fine`, an index beyond the table counts as its last index. The table of
+    `fine` comes from `pairs`, and that of `coarse` from `three_or_more`. A pack has at most ``limits[0]`` tokens,
+    ``limits[1]`` squares, and `depth` sequences (0: unlimited).
     """
     m = tokens.shape[0]
     worth = values.copy()
@@ -153,14 +154,14 @@ def worth_by_rates(
     depth: int,
     rates: NDArray[Any],
 ) -> NDArray[Any]:
-    """Return for each step an upper bound on the value of a pack whose longest step it is; float64 ``[m]``.
+    """Return for each step an upper bound on the value of a pack whose longest sequence has this step; float64 ``[m]``.
 
     The module describes `tokens`, `squares` and `values`. The longest sequence counts with its exact value. For the
     others, there are three rates: a value t per token, s per square and p per sequence. Each row of `rates`, float64
     ``[n, 2]``, gives s and p. Then t is the lowest rate, at least 0, with this property: no step that fits beside the
-    longest one is worth more than its tokens, its square and its place at these rates. So all the others together are
-    worth at most what the free room is worth at these rates. The row with the lowest bound counts. The bound is not
-    rounded.
+    longest sequence, and is not longer, is worth more than its tokens, its square and its place at these rates. So all
+    the others together are worth at most what the free room and the free places are worth at these rates. A step's
+    bound is the lowest that a row of `rates` gives. It is not rounded.
 
     A pack has at most ``limits[0]`` tokens, ``limits[1]`` squares and `depth` sequences (0: unlimited; then every p
     must be 0).

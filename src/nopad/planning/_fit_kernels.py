@@ -3,7 +3,7 @@
 As in `nopad._kernels`, arguments are plain arrays, and callers validate them. The kernels `first_fit`, `best_fit`,
 `look_ahead`, `harmonic` and `next_fit` each run an algorithm, and return how many packs it opened. All of these but
 `next_fit` fill the array `pack_of` with the pack of each sequence; packs are numbered in the order of opening.
-`nopad.planning.arrival.grouped` makes `Packs` from this array.
+`nopad.planning.arrival.grouped` makes `Packs` from `pack_of`.
 
 Sets of rooms (free tokens of packs) and sets of lengths are bit sets of `nopad._bit_kernels`. A hash table (open
 addressing, at most half full) finds the packs with a given room, or the sequences of a given length. An array with an
@@ -61,11 +61,11 @@ def move_open(
     new_packs: NDArray[Any],
     new_used: NDArray[Any],
 ) -> int:
-    """Copy the leaves of `tree` that have free room to `new_tree`, in the same order; return their number.
+    """Copy those leaves of `tree` whose room is above 0 into `new_tree`, in the same order; return their number.
 
-    The new tree is all 0 at first, and its inner nodes are set too. ``packs[leaf]`` is the number of the pack at a
-    leaf, and ``used[leaf]`` is how many sequences that pack holds; `new_packs` and `new_used` get these two numbers for
-    the leaves that were copied.
+    `new_tree` is all 0 at first, and its inner nodes are set too. ``packs[leaf]`` is the number of the pack at a leaf,
+    and ``used[leaf]`` is how many sequences that pack holds. For the leaves that were copied, `new_packs` and
+    `new_used` get these two numbers.
     """
     size, new_size = packs.shape[0], new_packs.shape[0]
     at = 0
@@ -86,12 +86,14 @@ def first_fit(
 ) -> int:
     """Place each sequence into the earliest opened pack that has room for it; return the number of packs.
 
-    ``pack_of[i]`` gets the pack of sequence i. The packs are found by a tournament tree: its leaves are open packs in
-    order of opening, and each inner node holds the largest room below it. The tree starts with `leaves` leaves (a power
-    of two). A pack closes when its room is below `shortest`, the length of the shortest sequence, or when it holds
-    `depth` sequences. When all leaves are in use, those of closed packs are dropped; if more than half of the leaves
-    remain, the number of leaves is doubled. So the number of leaves is at most the higher of `leaves` and about four
-    times the highest number of packs open at a time. Dropping leaves costs O(1) per pack on average.
+    ``pack_of[i]`` gets the pack of sequence i. A pack closes when its room is below `shortest`, the length of the
+    shortest sequence, or when it holds `depth` sequences.
+
+    The pack is found by a tournament tree. Its leaves are packs in order of opening, with a room of 0 for closed ones.
+    Each inner node holds the largest room below it. The tree starts with `leaves` leaves (a power of two). When a pack
+    needs a leaf and none is free, the leaves of closed packs are dropped; if more than half of the leaves remain, the
+    number of leaves is doubled. So the number of leaves is at most the larger of `leaves` and four times the highest
+    number of packs open at a time. Dropping leaves costs O(1) per pack on average.
     """
     tree = np.zeros(2 * leaves, np.int32)
     numbers, used = np.empty(leaves, pack_of.dtype), np.empty(leaves, np.int32)
@@ -219,10 +221,11 @@ def look_ahead(
 ) -> int:
     """Fill packs one after another from a buffer of `window` sequences; return the number of packs.
 
-    A pack first takes the oldest sequence of the buffer, and then the longest one in the buffer that fits, until none
-    fits or the pack holds `depth` sequences. The buffer is refilled after each sequence that is taken. ``pack_of[i]``,
-    -1 at first, gets the pack of sequence i. `words` is an empty set of lengths (`nopad._bit_kernels.empty_set`), and
-    `keys` an empty hash table (`nopad.planning.arrival.empty_table`); both are changed.
+    A pack takes the oldest sequence of the buffer first. Then it takes the longest one in the buffer that fits, again
+    and again, until none fits or the pack holds `depth` sequences. The buffer is refilled after each sequence that is
+    taken. ``pack_of[i]``, -1 at first, gets the pack of sequence i. `words` is an empty set of lengths
+    (`nopad._bit_kernels.empty_set`), and `keys` is an empty hash table (`nopad.planning.arrival.empty_table`); both are
+    changed.
     """
     first, last = np.full(keys.shape[0], -1, pack_of.dtype), np.empty(keys.shape[0], pack_of.dtype)
     following = np.empty_like(pack_of)
@@ -279,9 +282,9 @@ def harmonic(lengths: NDArray[Any], capacity: int, depth: int, k: int, pack_of: 
 def next_fit(lengths: NDArray[Any], capacity: int, depth: int, indptr: NDArray[Any]) -> int:
     """Pack sequences by next-fit, in order of arrival; return the number of packs.
 
-    A pack closes when the next sequence does not fit, or when it holds `depth` sequences. Pack p gets the sequences
-    from ``indptr[p]`` up to ``indptr[p + 1]`` (exclusive). `indptr` has n + 1 entries for n sequences, as many as are
-    needed if each sequence gets its own pack.
+    A pack closes when the next sequence does not fit, or when the pack holds `depth` sequences. Pack p gets the
+    sequences from ``indptr[p]`` up to ``indptr[p + 1]`` (exclusive). `indptr` has n + 1 entries for n sequences, since
+    each sequence may need its own pack. Entries after those of the last pack are not set.
     """
     packs, tokens, members = 0, 0, 0
     indptr[0] = 0

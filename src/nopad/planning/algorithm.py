@@ -35,7 +35,7 @@ class Planned:
     Attributes:
         strategies: ``(count, lengths longest first)`` pairs that cover the histogram exactly.
         certificate: proof of a lower bound on the number of packs; None: there is none. The plan stores the certificate
-            only if no simpler bound is as high.
+            only if it proves more than the bounds of `nopad.planning.bounds` that need no certificate.
         facts: figures for `Plan.facts`, by name, such as the number of linear programs solved; JSON values.
         notes: sentences that the user should see, for example about a fallback.
     """

@@ -16,7 +16,7 @@ Numbers of packs compared with LPFHP, which sees all lengths before it starts. T
 * SQuAD: 3.7 % more packs without the window; 6.6 % more with it, because the oldest sequence opens each pack
 * Wikipedia-512 at depth 3: 7 % fewer packs without the window, 9 % fewer with it
 
-Without a window or a depth limit, best-fit needs at most 1.7 times as many packs as the optimum.
+With neither a window nor a depth limit, best-fit needs at most 1.7 times as many packs as the optimum.
 
 Source: Johnson et al. 1974, as for `nopad.planning.first_fit`; for the bound, Dosa, Sgall, ICALP 2014. The window is
 not from a paper.
@@ -36,9 +36,10 @@ __all__ = ["best_fit"]
 def best_fit(lengths: NDArray[np.int32], capacity: int, depth: int | None, window: int | None = None) -> Packs:
     """Return the packs of `lengths` (int32 ``[n]``, each <= `capacity`), in order of opening.
 
-    A pack holds at most `depth` sequences (None: unlimited). `window` is the number of sequences in the look-ahead
-    buffer, from which one pack after another is filled. With a `window` of None there is no look-ahead: every pack
-    stays open until no sequence fits any more.
+    A pack holds at most `depth` sequences (None: unlimited). With a `window` of None there is no look-ahead: each
+    sequence goes into the fullest pack that has room, and packs stay open as long as they can take a sequence.
+    Otherwise, `window` is the number of sequences in the look-ahead buffer, from which one pack after another is
+    filled.
 
     In the example, a window of 2 gives the same packs as none:
 

@@ -37,8 +37,8 @@ class Bound:
         packs: the bound; no plan has fewer packs than this.
         proof: name of the bound: "tokens", "big lengths", "depth", "pairs" or "certificate" (see the module); or, under
             conditions (`nopad.planning.conditions`), "max_squares", "cost certificate" or "pack_multiple".
-        certificate: the values of lengths that prove the bound; None if it is proven without values. If `proof` is
-            "max_squares" or "pack_multiple", a certificate proves a smaller bound.
+        certificate: the values of lengths that prove the bound; None if no values are needed. If `proof` is
+            "max_squares" or "pack_multiple", a certificate that is not None proves only a smaller bound.
 
     >>> import nopad
     >>> bound = nopad.plan([5, 5, 5], capacity=8).bound
@@ -91,9 +91,9 @@ def _big_lengths(histogram: Histogram, capacity: int) -> int:
     The bound for one t is the sum of three numbers of packs:
 
     * one pack for each sequence longer than capacity - t, since no length >= t fits beside it
-    * one pack for each other sequence longer than half the capacity
-    * the packs needed for the tokens of all sequences from length t to half the capacity; tokens that fit into the free
-      room of the packs of the second kind are first subtracted
+    * one pack for each other sequence longer than half the capacity, with free room beside that sequence
+    * the packs needed for the tokens of all sequences from length t to half the capacity, less the tokens that fit into
+      that free room
     """
     # int64 if no product below can overflow; otherwise Python integers in object arrays
     exact: Any = np.int64 if histogram.sequences < 2**62 // (2 * capacity) else object

@@ -33,11 +33,10 @@ def compare(
     on_start: Callable[[str], None] = lambda name: None,
     on_plan: Callable[[Plan], None] = lambda plan: None,
 ) -> list[dict[str, Any]]:
-    """Plan with each of `algorithms` at each of `depths`.
+    """Plan with each of `algorithms` at each of `depths`; return a row for each plan, algorithm after algorithm.
 
-    Returns a row for each plan, algorithm after algorithm: a dict with the keys of `Plan.summary`, the ``seconds`` that
-    planning took, and the plan's ``notes``. In each row, ``lower_bound`` is the highest that any of the algorithms
-    proved at that depth.
+    A row is a dict with the keys of `Plan.summary`, the ``seconds`` that planning took, and the plan's ``notes``. In
+    each row, ``lower_bound`` is the highest that any of the algorithms proved at that depth.
 
     The seconds measure planning alone. Every algorithm first plans a tiny input, so that its modules are imported. The
     time in which loops are compiled or loaded does not count (`nopad.planning.stopwatch`).
@@ -48,7 +47,7 @@ def compare(
         histogram: what histogram algorithms plan.
         capacity: most tokens per pack.
         algorithms: names of the algorithms.
-        depths: most sequences per pack, one or more; None: unlimited.
+        depths: limits on the sequences per pack, each an integer from 1 on, or None (unlimited).
         seed: seed of the order in which an arrival-order algorithm plans a histogram.
         options: options that are given to every algorithm, so every algorithm must have them.
         on_start: called with the name of each algorithm before it runs.
@@ -86,7 +85,7 @@ def compare(
 
 
 def notes_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return each note in the rows of `compare` once for each algorithm, with the algorithm's name in front.
+    """Return each note in the rows of `compare` once for each algorithm that has it, after the algorithm's name.
 
     If an algorithm has the note at some of its depths only, these depths are named too (depth None as "max").
 

@@ -66,7 +66,9 @@ CONDITIONS = {
 
 
 def check_conditions(options: Mapping[str, Any], histogram: Histogram, capacity: int) -> None:
-    """Refuse conditions in `options` that no plan of these lengths can meet; other options are not looked at.
+    """Refuse an `align` that does not divide the capacity, and conditions that no plan of these lengths can meet.
+
+    The conditions are taken from `options`; other options are not looked at.
 
     Raises:
         OptionError: the capacity is not a multiple of `align`; or there are sequences, but fewer than `pack_multiple`.
@@ -101,8 +103,8 @@ def bound_under(
 ) -> Bound:
     """Return the highest lower bound on the number of packs under the conditions in `options`.
 
-    If `certificate` is given, the bound that it proves is one of those compared; but a `CostCertificate` counts only if
-    `options` has `max_squares`. A `depth` of None is unlimited.
+    If `certificate` is not None, the bound that it proves is one of those compared. But a `CostCertificate` counts only
+    if `options` has `max_squares`. A `depth` of None is unlimited.
 
     Raises:
         FormatError: the certificate cannot be checked under these limits.
@@ -134,9 +136,10 @@ def bound_under(
 def unchecked(
     options: Mapping[str, Any], certificate: Certificate | CostCertificate | None, capacity: int, depth: int | None
 ) -> str | None:
-    """Return why a certificate cannot be checked under the conditions in `options`, as text.
+    """Return why a certificate cannot be checked under these limits and the conditions in `options`, as text.
 
-    Returns None if it can be checked, or if `certificate` is None.
+    Returns None if it can be checked, or if `certificate` is None. A `CostCertificate` cannot be checked without the
+    condition `max_squares`. A `depth` of None is unlimited.
     """
     align, squares, _ = _values(options)
     if isinstance(certificate, CostCertificate):
@@ -150,8 +153,7 @@ def even_limits(options: Mapping[str, Any], capacity: int) -> tuple[int, int]:
     """Return ``(squares, align)``, the limits with which the search for the condition `even` begins.
 
     `squares` is the limit on a pack's sum of squared lengths, which this search then lowers. It is ``capacity ** 2``,
-    which no pack exceeds, or `max_squares` if that is given and lower. `align` is the condition of this name. Both are
-    read from `options`.
+    which no pack exceeds, or the `max_squares` in `options` if that is lower. `align` is the one in `options`, or 1.
     """
     align, squares, _ = _values(options)
     return capacity**2 if squares is None else min(squares, capacity**2), align
@@ -228,9 +230,9 @@ def _packed_again(out: Mapping[int, int], capacity: int, depth: int | None, most
 
     A pack holds at most `depth` sequences (None: unlimited), and at most `capacity` tokens, where each length is
     rounded up to a multiple of `align`. Its squared lengths add up to at most `most`. Of the packs that a sequence fits
-    into, it goes to the one with the highest sum of squared lengths. This search looks at classes (groups of equal
-    packs) one after another. After about `_MOST_LOOKS` looks, no room is searched for any more, and the sequences left
-    go to new packs.
+    into, the one with the highest sum of squared lengths takes it. To find it, classes (groups of equal packs) are
+    looked at one after another. After about `_MOST_LOOKS` looks in all, no room is searched for any more, and the
+    sequences left go to new packs.
     """
     if not out:
         return []
@@ -274,10 +276,10 @@ def cut_strategies(strategies: Strategies, multiple: int) -> Strategies:
 
 
 def _missing(packs: int, sequences: int, multiple: int) -> int:
-    """Return how many packs must be added to `packs` to reach a multiple of `multiple`.
+    """Return how many packs must be added to `packs`, a number of packs, to reach a multiple of `multiple`.
 
     Raises:
-        OptionError: this would be more packs than there are `sequences`.
+        OptionError: this multiple is above `sequences`, the number of sequences.
     """
     missing = -packs % multiple
     if packs + missing > sequences:

@@ -2,29 +2,31 @@
 
 This is like `nopad.planning.Certificate`, but a pack has two limits: `capacity` for its tokens, and `squares` for the
 sum of its squared lengths. The check finds `best`, an upper bound on the value of any pack. The number of packs is at
-least the total value of all sequences, divided by `best`. The check handles the packs with the same longest length
-together. It computes two upper bounds on their value, and the lower one counts:
+least the total value of all sequences, divided by `best`. The check handles packs together if their longest lengths are
+of the same step. It computes up to two upper bounds on the value of such packs, and the lower one counts:
 
 * *By rates*: the longest sequence counts exactly, and all others as if they could be divided. A rate is a value per
-  token, per square or per sequence. Suppose that no length that fits beside the longest one is worth more than its own
-  tokens and square at some rates. Then all others together are worth at most the free room at these rates. Many rates
-  are tried. This is nearly exact if a pack has one long sequence and many short ones.
+  token, per square or per sequence. At suitable rates, each length that fits beside the longest one is worth at most
+  what its tokens and its square are worth. Then all these lengths together are worth at most what the free room is
+  worth at these rates. Many rates are tried. This is nearly exact if a pack has one long sequence and many short ones.
 * *By pairs*, if the certificate has units ``(T, S)``: the two longest sequences count exactly. So does the third in a
-  pack of three. In a pack of four, the sizes of the other two are added and rounded down to 1/4,096 of each limit. In a
-  larger pack, the sizes of all the others are rounded down to T units of tokens and S units of squares. Wherever the
-  real sizes fit, sizes rounded down fit too. So the highest value that the tables and a knapsack with two limits find
-  is an upper bound. This is nearly exact if few sequences share a pack.
+  pack of three. The other sequences of a larger pack count with sizes (tokens and square) that are rounded down. In a
+  pack of four, the sizes of the other two are added, and rounded down to multiples of 1/4,096 of each limit. In a pack
+  of five or more, the sizes of the others are rounded down to whole units: T units of tokens and S units of squares
+  make up the limits of a pack. Wherever the real sizes fit, sizes rounded down fit too. So the highest value that the
+  tables and a knapsack with two limits find is an upper bound. This is nearly exact if few sequences share a pack.
 
 With `CostCertificate.by_depth`, a depth limit that can restrict a pack counts too. The check by rates then has a rate
-per sequence, and the check by pairs limits the number of lengths in the knapsack. If there are more than `MAX_PAIRED`
-steps, the check by pairs treats steps of equal units as one. The check by rates takes O(steps x rates). For k steps of
-different units, the check by pairs takes O(steps^2 + k x T x S), times the depth if it counts.
+per sequence, and the check by pairs limits the number of lengths in a pack. If there are more than `MAX_PAIRED` steps,
+the check by pairs treats steps of equal units as one. The check by rates takes O(steps x rates). For k steps of
+different units, the check by pairs takes O(steps^2 + k x T x S), or O(steps^2 + k x T x S x depth) if the depth counts.
 
-A certificate is refused in these cases:
+A certificate is refused in these cases, unless all its steps begin at lengths that fit into no pack:
 
-* checking it takes more than `MAX_WORK` comparisons (half a minute), or a table of more than `MAX_TABLE` numbers
+* checking it takes more than `MAX_WORK` comparisons (half a minute), or tables of more than `MAX_TABLE` numbers in
+  total
 * the values in one pack might add up to 2^62 or more
-* it has units, a length with a value has 0 units of tokens after rounding down, and no depth limit counts
+* it has units, no depth limit counts, and a length with a value has 0 units of tokens after rounding down
 
 Source: dual feasible functions for vector packing, Alves, Valerio de Carvalho, Clautiaux, Rietz, "Multidimensional
 dual-feasible functions and fast lower bounds for the vector packing problem", 2014.
@@ -79,8 +81,8 @@ class CostCertificate:
             for any depth.
 
     Raises:
-        ValueError: a number is not an integer; a length is below 1; a value is outside 1 to 2^40; lengths or values do
-            not rise; or T or S is outside 1 to 2^20.
+        ValueError: a number is not an integer, or `by_depth` is not a boolean; a length is below 1; a value is outside
+            1 to 2^40; lengths or values do not rise; or T or S is outside 1 to 2^20.
 
     In the example, a pack holds one length of 6, or up to four of 3, so it is worth at most 4. The five sequences are
     worth 11, so they need at least 3 packs:
@@ -97,10 +99,11 @@ class CostCertificate:
     by_depth: bool = False
 
     def __post_init__(self) -> None:
-        """Check the steps and units.
+        """Check the steps, the units and `by_depth`.
 
         Raises:
-            ValueError: a number is not an integer, lengths or values do not rise, or a number is out of range.
+            ValueError: a number is not an integer or is out of range, `by_depth` is not a boolean, or lengths or values
+                do not rise.
         """
         units = () if self.units is None else self.units
         numbers = [number for pair in (*self.steps, units) for number in pair]
@@ -122,7 +125,8 @@ class CostCertificate:
         step. `units` and `by_depth` are those of the class.
 
         Raises:
-            ValueError: a number is not an integer or is out of range, or the lengths of the steps do not rise.
+            ValueError: a number is not an integer or is out of range, `by_depth` is not a boolean, or the lengths of
+                the steps do not rise.
         """
         steps: list[tuple[int, int]] = []
         for length, value in values:
@@ -154,7 +158,10 @@ class CostCertificate:
         return [(*weights, value) for weights, value in heaviest.items()]
 
     def _parts(self, capacity: int, squares: int) -> tuple[int, int]:
-        """Return the tokens of one unit of tokens and the squares of one unit of squares, both rounded up."""
+        """Return how many tokens make one unit of tokens, and how many squares one unit of squares; both rounded up.
+
+        Without units in the certificate, one unit is the whole limit.
+        """
         room, most = self.units or (1, 1)
         return -(-capacity // room), -(-squares // most)
 
@@ -166,7 +173,7 @@ class CostCertificate:
         return 0 if not self.by_depth or depth is None or depth >= capacity // shortest else depth
 
     def work(self, capacity: int, squares: int, align: int = 1, depth: int | None = None) -> int:
-        """Return the number of comparisons that `best` makes under these limits of a pack (see the class).
+        """Return an estimate of how many comparisons `best` makes under these limits of a pack (see the class).
 
         A comparison takes about a third of a nanosecond.
         """
@@ -224,10 +231,10 @@ class CostCertificate:
         return max(self.worths(capacity, squares, align, depth).tolist(), default=0)
 
     def worths(self, capacity: int, squares: int, align: int = 1, depth: int | None = None) -> NDArray[np.int64]:
-        """Return, for each step, an upper bound on the total value of a pack whose longest length has this step.
+        """Return, for each step that fits, an upper bound on the value of a pack whose longest length is of this step.
 
-        The result is int64 ``[m]``, for the m steps whose first length fits into a pack. The class describes the limits
-        of a pack.
+        The result is int64 ``[m]``: it covers only the m steps whose first length fits into a pack. The class describes
+        the limits of a pack.
 
         Raises:
             FormatError: the certificate cannot be checked; `problem` says why.
@@ -258,11 +265,11 @@ class CostCertificate:
         limits: tuple[int, int],
         layers: int,
     ) -> NDArray[np.int64]:
-        """Return, for each step, an upper bound on the value of a pack whose longest length has this step.
+        """Return, for each step given, an upper bound on the value of a pack whose longest length is of this step.
 
-        The bounds are computed by pairs, as the module describes. `tokens`, `square` and `values` are those of each
-        step. These arrays and the result are int64 ``[m]``. `limits` are the most tokens and squares of a pack.
-        `layers` is the depth if it counts and can limit a pack, otherwise 0.
+        The bounds are computed by pairs, as the module describes. `tokens`, `square` and `values` belong to the m steps
+        whose first length fits into a pack. These arrays and the result are int64 ``[m]``. `limits` are the most tokens
+        and squares of a pack. `layers` is the depth if it counts and can limit a pack, otherwise 0.
         """
         from nopad.planning import _cost_certificate_kernels as kernels
 
@@ -303,10 +310,10 @@ class CostCertificate:
 def _rates(packs: float, squares: int, layers: int) -> NDArray[np.float64]:
     """Return the rates that the check of a certificate tries; float64 ``[n, 2]``.
 
-    A row holds a rate per square and a rate per sequence. `packs` is about the value of one pack. It is a power of two,
-    so that a small change of the values changes no rate. `squares` is a pack's limit on squares. `layers` is its limit
-    on sequences; with 0 there is no limit, and all rates per sequence are 0. The rates are made by roots and products,
-    which every machine rounds alike, not by powers.
+    A row holds a rate per square and a rate per sequence. `packs` is about the value of one pack, as a power of two, so
+    that a small change of the values changes no rate. `squares` is a pack's limit on squares. `layers` is a pack's
+    limit on sequences; with 0 there is no limit, and all rates per sequence are 0. The rates are made by roots and
+    products, which every machine rounds alike, not by powers.
     """
     roots = _ROOTS_BY_DEPTH if layers else _ROOTS
     root = 2.0

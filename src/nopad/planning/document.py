@@ -54,9 +54,10 @@ def text_of(path: str | Path) -> str:
 
 
 def opened(text: str, name: str, kind: str, version: int) -> dict[str, Any]:
-    """Return the JSON document in the text of a plan file, a dict.
+    """Return the JSON document in `text`, the text of a plan file, as a dict.
 
-    Its "format" must be `kind`, and its "format_version" `version`. Error messages call the file `name`.
+    The document's "format" must be `kind`, and its "format_version" must be `version`. Error messages call the file
+    `name`.
 
     Raises:
         FormatError: the text is not JSON (`read_json`), or has another format or version.

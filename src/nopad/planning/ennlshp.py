@@ -41,7 +41,7 @@ def ennlshp(
     remainder: str = "pad",
     granularity: int = 1,
 ) -> Planned:
-    """Return packs that cover `histogram` exactly.
+    """Return a plan that covers `histogram` exactly.
 
     `rounding` ("nearest", "ceil" or "floor") says how a fractional number of packs becomes whole. `remainder` says
     where sequences without a slot go: "pad" into packs of their own, "best_fit" into the fullest packs with room.

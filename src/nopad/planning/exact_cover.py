@@ -91,8 +91,8 @@ def fill(solution: Strategies, left: Counter[int]) -> Strategies:
 def pad_remainder(left: Counter[int], capacity: int, depth: int) -> Strategies:
     """Return packs for the sequences in `left`, which maps each length to its number of sequences.
 
-    As in the papers, each sequence gets a pack of its own. Only if `depth` is above 1, two sequences that fill a pack
-    exactly share one. All numbers in `left` are set to 0, in place.
+    Each sequence gets a pack of its own, as in the papers. But if `depth` is above 1, two sequences that together fill
+    a pack exactly share a pack. All numbers in `left` are set to 0, in place.
 
     >>> pad_remainder(Counter({5: 2, 3: 1, 4: 3}), 8, 2)
     [(1, (5, 3)), (1, (5,)), (1, (4, 4)), (1, (4,))]

@@ -205,9 +205,9 @@ class _Run:
     def _by_both(self, budget: Budget) -> Planned:
         """Return a plan that keeps to the capacity, the depth and the conditions `align` and `max_squares`.
 
-        If the algorithm can plan by cost, `max_squares` counts from the start; otherwise packs are planned without it,
-        and those above it are divided afterwards. A `max_squares` of at least the squared capacity limits no pack, and
-        is left out of planning.
+        `max_squares` counts from the start if the algorithm can plan by cost, and the limit is below the squared
+        capacity. Otherwise packs are planned without this limit, and packs above it are divided afterwards. No pack is
+        above a limit of at least the squared capacity.
         """
         align, squares = self.conditions["align"], self.conditions["max_squares"]
         if squares is None or squares >= self.capacity**2 or self.algorithm not in BY_COST:
@@ -226,9 +226,9 @@ class _Run:
     def _evener(self, made: Planned, budget: Budget) -> Planned:
         """Return the most even plan found (`even_out`), with its packs cut for `pack_multiple`.
 
-        It keeps the certificate, facts and notes of `made`, the plan before this search. The fact ``even`` and a note
-        are added; both compare the plan before the search with the plan after it. A second note is added if the search
-        ended because its `effort` was used up.
+        The result keeps the certificate, facts and notes of `made`, the plan before this search. The fact ``even`` and
+        a note are added; both compare the plan before the search with the plan after it. A second note is added if the
+        operations of `budget` are used up, unless the limit in seconds has passed too.
         """
         load = load_of(self.histogram, self.capacity, self.depth, *even_limits(self.conditions, self.capacity))
         strategies, facts = even_out(

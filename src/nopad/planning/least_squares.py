@@ -77,10 +77,11 @@ def least_squares(
     """Return a plan by non-negative least squares, with facts on the solution and its repair.
 
     `system` is a function that makes the equations. Its arguments are the packing matrix, and the number of sequences
-    of each length, float64 ``[units]``. The packing matrix, float64 ``[units, strategies]``, says how often each
-    strategy holds each length. The function returns two arrays: the matrix for the solver, with ``copies * units``
-    rows, and the target. The first unknowns of the equations are how often each strategy is used; others may follow.
-    `name` is the algorithm's name, for messages. A `depth` of None is unlimited.
+    of each rounded length, float64 ``[units]``; `units` is the capacity in multiples of the granularity. The packing
+    matrix, float64 ``[units, strategies]``, says how often each strategy holds each rounded length. `system` returns
+    two arrays: the matrix for the solver, with ``copies * units`` rows, and the target. The first unknowns of the
+    equations are how often each strategy is used; others may follow. `name` is the algorithm's name, for messages. A
+    `depth` of None is unlimited.
 
     Raises:
         OptionError: the matrix would be too large, since there are too many strategies (`check_size`).

@@ -32,9 +32,9 @@ def lpfhp(
     """Return ``(count, lengths longest first)`` pairs, `count` packs of each, that cover `histogram` exactly.
 
     A `depth` of None is unlimited. With ``distribute=False``, sequences of equal length are spread over packs: each
-    open pack takes only one of them at a time. Once no open pack has room, each of those left opens a pack of its own.
-    This usually gives fewer strategies and fewer sequences per pack, but more packs: 0.12 % more on Wikipedia-512
-    without a depth limit.
+    open pack takes only one of these sequences at a time. Once no open pack has room, each sequence left opens a pack
+    of its own. This usually gives fewer strategies and fewer sequences per pack, but more packs: 0.12 % more on
+    Wikipedia-512 without a depth limit.
 
     >>> histogram = Histogram.from_lengths([4, 4, 3, 3, 1])
     >>> lpfhp(histogram, 8, None)
@@ -54,10 +54,10 @@ def best_fit_decreasing_few(
     """Run best-fit decreasing without compiled code; return ``(count, sizes largest first)`` pairs.
 
     `counts` maps each size to its number of sequences; a `depth` of None is unlimited. With ``distribute=False``, each
-    open pack takes only one sequence of a size at a time. Otherwise, the plans are those of `best_fit_decreasing`,
-    whose compiled code takes half a second to load: too long for the first batch of a process. For 16 sizes, this
-    function takes 20 microseconds and the compiled code 11; for 22,000 sizes, this function takes 63 ms and the
-    compiled code 13.
+    open pack takes only one sequence of a size at a time. With ``distribute=True``, the plans are those of
+    `best_fit_decreasing`, whose compiled code takes half a second to load: too long for the first batch of a process.
+    For 16 sizes, this function takes 20 microseconds and the compiled code 11; for 22,000 sizes, this function takes 63
+    ms and the compiled code 13.
 
     >>> best_fit_decreasing_few({3: 2, 4: 2, 1: 1}, 8, None)
     [(1, (4, 4)), (1, (3, 3, 1))]
@@ -90,7 +90,8 @@ def placed(
     """Place sequences longest first in a compiled loop; return classes of equal packs, ``(flat, indptr, copies)``.
 
     Class c stands for ``copies[c]`` packs, each of which holds the lengths ``flat[indptr[c]:indptr[c + 1]]``, longest
-    first. The three arrays are int64, ``[n]``, ``[classes + 1]`` and ``[classes]``.
+    first. The three arrays are int64: `flat` is ``[indptr[-1]]``, `indptr` is ``[classes + 1]``, `copies` is
+    ``[classes]``.
 
     There are ``counts[i]`` sequences of ``sizes[i]`` tokens. `sizes` ascend; both are int64 ``[k]``. A `depth` of None
     is unlimited. A `first` of -1 means best-fit decreasing. Otherwise each of the `first` longest sequences opens a

@@ -128,9 +128,9 @@ def _add_medium(packs: list[_Class], stock: _Stock, capacity: int) -> list[_Clas
 def _add_two_small(packs: list[_Class], stock: _Stock, capacity: int) -> list[_Class]:
     """Phase 3: in reverse order, each pack of one sequence takes two small lengths, if two fit; return the packs.
 
-    The first is the shortest small length, the second the longest small length that fits beside it. Small lengths are
-    above a sixth and up to a third of the capacity. What packs take is removed from `stock`. The packs returned are in
-    their original order.
+    One is the shortest small length left; the other is the longest small length left that fits beside it. Small lengths
+    are above a sixth and up to a third of the capacity. What packs take is removed from `stock`. The packs returned are
+    in their original order.
     """
     done = []
     for entry in reversed(packs):

@@ -54,7 +54,7 @@ def nnlshp(
     remainder: str = "pad",
     granularity: int = 1,
 ) -> Planned:
-    """Return packs that cover `histogram` exactly; the result's `facts` are figures of the solution and its repair.
+    """Return a plan that covers `histogram` exactly; its `facts` are figures of the solution and its repair.
 
     Args:
         histogram: the sequences, by length.

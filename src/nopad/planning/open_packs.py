@@ -120,8 +120,8 @@ class OpenPacks:
     def best_fit(self, length: int, left: int, *, distribute: bool = True) -> None:
         """Put `left` sequences of this length into the fullest open packs with room, and the others into new packs.
 
-        With `distribute`, a pack takes as many of them as it can at once. Without, it takes one at a time; once no open
-        pack has room, each sequence left opens a new pack.
+        With `distribute`, an open or new pack takes as many of these sequences as it can at once. Without `distribute`,
+        an open pack takes one at a time; once no open pack has room, each sequence left opens a new pack.
         """
         most = self.depth if distribute else 1
         while left:

@@ -1,10 +1,11 @@
 """SPFHP, shortest-pack-first histogram-packing: sequences are placed longest first, each into the emptiest open pack.
 
 Equal packs are one class. For each length, every pack of the emptiest class takes one sequence, then every pack of the
-next class. Only the last of these classes is split, if it has more packs than sequences remain. So there are at most as
-many strategies as distinct lengths. The time depends on the numbers of lengths and classes, not on the number of
-sequences. On Wikipedia-512 without a depth limit, SPFHP needs 0.35 % more packs than LPFHP; its packs hold few
-sequences (at most 16).
+class that is the emptiest now, and so on. Only the last of these classes is split, if it has more packs than sequences
+remain. When no pack has room, each sequence left opens a pack of its own. So there are at most as many strategies as
+distinct lengths. The time depends on the numbers of lengths and classes, not on the number of sequences. On
+Wikipedia-512 without a depth limit, SPFHP needs 0.35 % more packs than LPFHP; its packs hold few sequences (at most
+16).
 
 Source: Krell, Kosec, Perez, Fitzgibbon, "Efficient Sequence Packing without Cross-contamination", arXiv 2107.02027,
 section 3; worst-fit decreasing applied to a histogram.

@@ -14,7 +14,7 @@ def audit_page(verdict: Any, trace: Any = None, fix: Any = None) -> str:
     """Return the page about an audit as HTML.
 
     `verdict` is what `nopad.audit` or `nopad.audit_step` returns, `trace` a `nopad.auditing.Trace` and `fix` a
-    `nopad.auditing.Fix`. The page has no part about a `trace` or `fix` that is None.
+    `nopad.auditing.Fix`. If `trace` or `fix` is None, the page has no part about it.
     """
     import jinja2
 

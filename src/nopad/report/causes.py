@@ -15,10 +15,10 @@ def causes_of_padding(plan: Plan) -> list[str]:
 
     All slots are packs x capacity. The padding has up to four causes:
 
-    * the lengths: padding that is left even in the lower bound without a depth limit (the proven minimum of packs)
-    * the depth: all slots of the packs by which the lower bound grows at the plan's depth
-    * the conditions: all slots of the packs by which it grows further under the plan's conditions
-    * the algorithm: all slots of the packs that the plan has beyond that lower bound
+    * the lengths: the padding if there were only as many packs as the lower bound without a depth limit
+    * the depth: all slots of the packs by which the lower bound is higher at the plan's depth
+    * the conditions: all slots of the packs by which `Plan.lower_bound` is higher still
+    * the algorithm: all slots of the packs that the plan has beyond `Plan.lower_bound`
 
     For a plan without packs, the list is empty.
 

@@ -1,6 +1,6 @@
-"""The charts of the report: one function per chart, which takes a `Subject` and returns an altair chart.
+"""The charts of the report: each public function but `charts_of` takes a `Subject` and returns an altair chart.
 
-Each function raises `MissingExtraError` if altair or vl-convert is not installed.
+Each public function raises `MissingExtraError` if altair or vl-convert is not installed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CROWDED = 150  # if a pack has more sequences than this, bars have no outlines
 
 
 def efficiency_chart(subject: Subject) -> Any:
-    """Return a chart of the efficiency by depth: one line per algorithm, and the proven limit of any plan."""
+    """Return a chart of the efficiency by depth: a line per algorithm, and a mark at the proven limit of any plan."""
     alt = load_altair()
     depths = list(dict.fromkeys(_depth(row["depth"]) for row in subject.comparison))
     rows = []
@@ -77,7 +77,10 @@ def efficiency_chart(subject: Subject) -> Any:
 
 
 def packs_chart(subject: Subject) -> Any:
-    """Return a chart of packs as bars: neighbouring sequences have different colours, and empty slots are grey."""
+    """Return a chart of the subject's sample of packs: a bar per pack, neighbouring sequences in different colours.
+
+    Empty slots are grey.
+    """
     alt = load_altair()
     rows = []
     for number, pack in enumerate(subject.packs):
@@ -232,8 +235,8 @@ def charts_of(subject: Subject) -> dict[str, Any]:
 def _scale(alt: Any, names: list[str], those: Sequence[Any], limit: Any) -> Any:
     """Return an Altair scale that maps each name to its mark: a colour, a pattern of dashes or a width.
 
-    `those` are the marks, which the names get in turn (from the start again if there are too few). The last name
-    stands for the proven limit, and gets the mark `limit`.
+    The last name, which stands for the proven limit, gets the mark `limit`. The other names get the marks `those` in
+    turn (from the start again if there are too few).
     """
     return alt.Scale(domain=names, range=[*(those[at % len(those)] for at in range(len(names) - 1)), limit])
 

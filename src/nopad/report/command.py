@@ -1,6 +1,6 @@
 """Write the command ``nopad plan`` or ``nopad pack`` that makes a plan or a packed dataset again.
 
-It has only the options that differ from their defaults.
+The command has only the options that differ from their defaults.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def plan_command(made: Plan, given: str, out: str | None) -> str:
     """Return the command that makes the plan `made` again, as one line for a shell.
 
     `given` is the name of the input in this command, and `out` the file to write the plan to (None: the command writes
-    no file). If `nopad plan` made the plan from a corpus, the command also has the options by which the corpus was
-    read, which are in the plan's `facts`.
+    no file). A plan that `nopad plan` made from a corpus stores in its `facts` how the corpus was read. For such a
+    plan, the command also has these options; TOKENIZER stands for the tokenizer.
     """
     corpus = made.facts.get("corpus", {})
     values = {
@@ -73,8 +73,8 @@ def plan_command(made: Plan, given: str, out: str | None) -> str:
 def tokenizer_of(stated: Mapping[str, Any] | None, options: Mapping[str, Any]) -> str | None:
     """Return the SHA-256, in hex, of the tokenizer that made the ids; None if the data were ready-made ids.
 
-    `stated` is the entry ``tokenizer`` of a manifest or of a plan's facts. Chats and pairs are tokenised as they are
-    read, so their tokenizer is in `options`, the options by which the data were read.
+    `stated` is the entry ``tokenizer`` of a manifest or of a plan's facts. `options` are the options by which the data
+    were read. They have the tokenizer of chats and pairs, which are tokenised as they are read; `stated` is then None.
     """
     made = (stated or {}).get("sha256") or options.get("pretrain_tokenizer")
     found: str | None = made or (options.get("encoder") or {}).get("tokenizer")
@@ -82,9 +82,10 @@ def tokenizer_of(stated: Mapping[str, Any] | None, options: Mapping[str, Any]) -
 
 
 def _asked(algorithm: str, options: Mapping[str, Any]) -> list[str]:
-    """Return the options of `algorithm` and the conditions on packs that differ from their defaults.
+    """Return those options of `algorithm`, and conditions on packs, whose values differ from their defaults.
 
-    Each is a text NAME=VALUE. `options` are the stored options of a plan or dataset; all other entries are left out.
+    Each is returned as a text NAME=VALUE. `options` are all stored options of a plan or dataset; those of other kinds
+    are left out.
     """
     own, conditions = complete_options(algorithm, {})
     usual = {**own, **conditions}
@@ -96,9 +97,9 @@ def _pairs(options: Mapping[str, Any]) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """Return a value as text for the command line: as JSON, but a string without quotes.
+    """Return a value as text for the command line: as JSON, but most strings without quotes.
 
-    The command line would read a string such as "7" or "true" as another type, so such a string keeps its quotes.
+    A string such as "7", "true" or "None" keeps its quotes, since without them it would be read as another type.
     """
     if not isinstance(value, str) or value in ("None", "True", "False"):
         return json.dumps(value)
@@ -110,10 +111,11 @@ def _text(value: Any) -> str:
 
 
 def _of_corpus(options: Mapping[str, Any], capacity: int) -> dict[str, Any]:
-    """Return the options by which a corpus was read, as a dict by parameter of the command; without defaults.
+    """Return the options by which a corpus was read, as a dict by parameter of the command.
 
-    `options` are the settings of `ReaderOptions`, `CorpusOptions`, an encoder, and pre-training pairs, as a manifest or
-    a plan's facts store them. The defaults of pre-training pairs depend on `capacity`, the capacity of the packs.
+    Options that have their default value are missing, or are an empty list. `options` are the settings of
+    `ReaderOptions`, `CorpusOptions`, an encoder, and pre-training pairs, as a manifest or a plan's facts store them.
+    The defaults of pre-training pairs depend on `capacity`, the capacity of the packs.
     """
     found = {name: value for name, value in options.items() if name in _DEFAULTS and value != _DEFAULTS[name]}
     if "mask_field" in found and found["mask_field"] is None:
@@ -140,9 +142,9 @@ def _of_corpus(options: Mapping[str, Any], capacity: int) -> dict[str, Any]:
 def _line(verb: Literal["plan", "pack"], sources: list[str], values: Mapping[str, Any], given: str = "INPUT") -> str:
     """Return the command ``nopad VERB`` as one line for a shell.
 
-    The input is `given`; with named `sources`, it is ``NAME=given`` for each name. `values` are values of options, by
-    the names of the command's parameters. A value that is None, empty or the default, or for which the command has no
-    option, is left out.
+    The input is `given`; with named `sources`, it is ``NAME=given`` for each name. `values` has the values of options,
+    by the names of the command's parameters. A value is left out if it is None, an empty list or the default, or if the
+    command has no such option.
     """
     words = ["nopad", verb, *([f"{name}={given}" for name in sources] or [given])]
     for parameter in _parameters(verb):

@@ -1,9 +1,9 @@
 """How many sequences share a pack, and whether their lengths are more alike than by chance.
 
-The measure is the mean difference in length of two sequences. Two means are compared: over pairs of one pack (a
-sequence is drawn, then another one of its pack), and over pairs drawn at random from all sequences that share a pack.
-If packs were filled at random, both means would be equal. Packing puts long sequences with short ones, so the lengths
-in a pack often differ by more.
+The measure is the mean difference in length of two sequences. Packs with one sequence do not count. Two means are
+compared: over pairs from one pack (a sequence is drawn, then another one of its pack), and over pairs drawn at random
+from all sequences. If packs were filled at random, the two means would be equal. Packing puts long sequences with short
+ones, so the lengths in a pack often differ by more.
 
 This takes O(n log n) for the n lengths of a plan's strategies. Sums are 64-bit floats.
 """
@@ -25,7 +25,8 @@ __all__ = ["Composition", "Step"]
 class Step:
     """How many pairs of sequences differ in length by at most `difference` tokens, as shares from 0 to 1.
 
-    `together` is the share among pairs of one pack, `at_random` among pairs drawn from all sequences that share a pack.
+    `together` is the share among pairs from one pack. `at_random` is the share among pairs drawn from all sequences
+    that are not alone in their packs.
     """
 
     difference: int
@@ -48,7 +49,7 @@ class Composition:
     """
 
     def __init__(self, plan: Plan) -> None:
-        """Count the sequences in the packs of a plan, which must have at least one pack."""
+        """Count the sequences in the packs of `plan`; the plan must have at least one pack."""
         self._sizes = np.diff(plan.indptr)
         shared = self._sizes > 1
         self._packs = plan.counts.astype(np.float64)
@@ -62,7 +63,7 @@ class Composition:
 
     @cached_property
     def together(self) -> float:
-        """Mean difference in length of a sequence and another one of its pack, in tokens; 0 if no pack has two."""
+        """Mean difference in length of two sequences of one pack, in tokens; 0 if no pack has two sequences."""
         if not self.in_company:
             return 0.0
         sizes = self._sizes[self._strategy]
@@ -75,7 +76,8 @@ class Composition:
     def at_random(self) -> float:
         """Mean difference in length of two sequences drawn at random, in tokens.
 
-        They are drawn from all sequences that share a pack, and may be from different packs. It is 0 if none share one.
+        They are drawn from all sequences that are not alone in their packs, and may be from different packs. The mean
+        is 0 if each pack has only one sequence.
         """
         if not self.in_company:
             return 0.0
@@ -95,9 +97,10 @@ class Composition:
 
     @cached_property
     def steps(self) -> list[Step]:
-        """The `Step` of each difference 0, 1, 2, 4, 8, ..., and of the largest difference.
+        """The `Step` of each difference 0, 1, 2, 4, 8, ..., and of the largest difference of any two lengths.
 
-        The list is empty if all packs of several sequences hold one and the same length, or if there are no such packs.
+        Only the lengths in packs of several sequences count. The list is empty if all such packs hold one and the same
+        length, or if there are no such packs.
         """
         lengths, _ = self._pool
         if lengths.size < 2:
@@ -110,13 +113,13 @@ class Composition:
 
     @cached_property
     def _pool(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The distinct lengths of all sequences that share a pack, ascending, and how many there are of each."""
+        """The distinct lengths of sequences that are not alone in a pack, ascending, and how many there are of each."""
         lengths, place = np.unique(self._lengths, return_inverse=True)
         counts = np.bincount(place, weights=self._packs[self._strategy], minlength=lengths.size)
         return lengths.astype(np.float64), counts.astype(np.float64)
 
     def _together(self, differences: list[int]) -> list[float]:
-        """Return, for each of `differences` d, the share of pairs whose lengths differ by at most d tokens.
+        """Return, for each d in `differences`, the share of pairs whose lengths differ by at most d tokens.
 
         A pair is two sequences of one pack. Pairs are weighted so that every sequence counts the same, no matter how
         many others its pack has.
@@ -130,7 +133,7 @@ class Composition:
         return [float((np.searchsorted(keys, keys + d, side="right") - after) @ weights) for d in differences]
 
     def _at_random(self, differences: list[int]) -> list[float]:
-        """Return, for each of `differences` d, the share of random pairs whose lengths differ by at most d tokens."""
+        """Return, for each d in `differences`, the share of random pairs whose lengths differ by at most d tokens."""
         lengths, counts = self._pool
         upto = np.cumsum(counts)
         shares = []

@@ -1,7 +1,7 @@
 """Charts of distributions: lengths, sequences per pack, fill of the packs, and differences in length within a pack.
 
-Each function takes a `Subject` and returns an altair chart, or None if there is nothing to compare. Bins that would be
-empty are left out. Each function raises `MissingExtraError` if altair or vl-convert is not installed.
+Each public function takes a `Subject` and returns an altair chart, or None if there is nothing to compare. Bins that
+would be empty are left out. Each public function raises `MissingExtraError` if altair or vl-convert is not installed.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def _totals(numbers: NDArray[np.int64], counts: NDArray[np.int64]) -> dict[int, 
 
 
 def _slanted(alt: Any, names: list[str]) -> Any:
-    """Return an axis whose labels are slanted where they are too long to stand side by side."""
+    """Return an axis with labels `names`; all are slanted if they are too long to stand side by side."""
     room = sum(len(name) + 2 for name in names)
     long = room > 70 or (room > 40 and max(map(len, names)) > 3)
     return alt.Axis(labelAngle=-45 if long else 0, labelOverlap=False, ticks=False)

@@ -1,6 +1,6 @@
 """Helpers for all charts: importing altair, colours for colour-blind readers, the style of pictures, and saving.
 
-Needs the extra `report` (altair, vl-convert).
+The functions need the extra `report` (altair, vl-convert).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def load_altair() -> Any:
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """Inside a ``with`` block, altair does not validate charts against its schema, which is slow.
+    """Inside a ``with`` block, altair does not validate charts against its schema, since validation is slow.
 
     The tests validate all charts.
     """

@@ -69,7 +69,7 @@ def write_report(subjects: Sequence[Subject], path: Path, settings: Settings | N
 
 
 def write_pictures(subjects: Sequence[Subject], folder: Path, settings: Settings | None = None) -> list[Path]:
-    """Save a slide and every chart of each subject as PNG in `folder`; return the files' paths.
+    """Save a slide and all charts of each subject as PNG files in `folder`; return the files' paths.
 
     A slide has 1920 x 1080 pixels; charts have twice the resolution of a screen. `settings` has the rates from which
     steps, hours, money and energy are computed; None: `Settings()`, which shows none of these four.
@@ -91,9 +91,9 @@ def write_pictures(subjects: Sequence[Subject], folder: Path, settings: Settings
 
 
 def _stems(subjects: Sequence[Subject]) -> list[str]:
-    """Return for each subject how the file names of its pictures begin: with the subject's name.
+    """Return the text with which the file names of each subject's pictures begin: the subject's name.
 
-    If an earlier subject has the same name, a number is added, as in "wiki-2".
+    Each "/" in a name becomes "-". If an earlier subject has the same text, a number is added, as in "wiki-2".
     """
     stems: list[str] = []
     for subject in subjects:
@@ -132,5 +132,5 @@ def _flexible(chart: Any) -> dict[str, Any]:
 
 
 def _safe(text: str) -> str:
-    """Return JSON text with each ``<`` escaped, so that a name such as ``</script>`` cannot end its HTML element."""
+    """Return JSON text with each ``<`` escaped, so that no ``</script>`` in it can end the HTML element around it."""
     return text.replace("<", "\\u003c")

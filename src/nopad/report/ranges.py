@@ -17,9 +17,9 @@ def in_ranges(counts: dict[int, int]) -> list[tuple[int, int]]:
     There are three cases:
 
     * If there are at most 12 different numbers, or the largest is less than 24 above the smallest, each number is a
-      range.
-    * Otherwise, if the largest number is more than 8 times the median, there are two ranges for each doubling (1, 2, 3,
-      4, 6, 8, 12, ...). If this would make more than 24, there is one for each doubling.
+      range of its own.
+    * Otherwise, if the largest number is more than 8 times the median, there are two ranges for each doubling, which
+      end at 1, 2, 3, 4, 6, 8, 12, ... If this would make more than 24, there is one for each doubling.
     * Otherwise, ranges end at the multiples of a width: the smallest of 1, 2 or 5 times a power of ten for which there
       are at most 24 ranges.
 

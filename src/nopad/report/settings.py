@@ -31,8 +31,8 @@ class Settings:
         batch_size: number of sequences that are padded together, as one batch, in the ways without packing.
         rows_per_step: number of rows in an optimiser step, over all GPUs and micro-batches; None: steps are not shown.
         epochs: number of epochs for which the table, the bars and the savings are computed.
-        of_tokens: number of tokens in the whole corpus, if the subject is a sample of it: the table, the bars and the
-            savings are extrapolated to it. None: the subject is the whole.
+        of_tokens: number of tokens in the whole corpus, if the subject is a sample of it. The table, the bars and the
+            savings are then extrapolated to this number. None: the subject is the whole corpus.
         tokens_per_second: number of slots (tokens and padding) that one GPU computes per second; None: hours, money and
             energy are not shown.
         price_per_hour: price of one GPU for one hour; needs `tokens_per_second`.

@@ -1,8 +1,8 @@
 """`Subject`: a histogram, a plan, or a packed dataset, in the form that a report shows.
 
 For a histogram, the default plan is shown. The packs shown are an evenly spaced sample: for a dataset, real packs with
-record numbers; otherwise, packs that the plan asks for. Most of the time goes into `compare`, which plans the histogram
-with several algorithms and depths. If a dataset has labels, up to about 2^26 of its slots are read too.
+record numbers; otherwise, packs that the plan asks for. `compare` takes most of the time: it plans the histogram with
+several algorithms and depths. If a dataset stores labels or a mask per token, up to about 2^26 of its slots are read.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Subject:
             depth, packs, efficiency, lower bound and so on (`nopad.planning.comparison.compare`).
         packs: a sample of packs. Each is a list of pairs, one per sequence: its length in tokens, and a text such as
             "record 7" that says where it comes from ("" unless the subject is a dataset).
-        outcome: counts of records (read, skipped, truncated, ...) as (name, count) pairs; empty unless the subject is a
-            dataset.
+        outcome: counts above 0 of records, sequences, tokens and files (read, packed, cut off, ignored, ...), as (name,
+            count) pairs; empty unless the subject is a dataset.
         facts: fingerprints and versions, as (name, value) pairs.
         command: the command that makes this plan or dataset again, with INPUT and TOKENIZER as placeholders (for a
             histogram, with the name of its file instead of INPUT).
@@ -59,7 +59,8 @@ class Subject:
         sources: for each named source of a dataset, a dict with its name and its counts (`Manifest.sources`); empty if
             sources have no names.
         split: which part of the records the dataset holds, "train" or "validation"; None: no share was held out.
-        supervised: how many tokens have a label (`Supervised`); None: neither labels nor a mask are stored per token.
+        supervised: how many tokens have a label (`Supervised`); None: the subject is no dataset, or has no labels or
+            mask per token that can be counted.
     """
 
     name: str
@@ -130,7 +131,7 @@ def read_subject(path: Path) -> Subject:
     Raises:
         FormatError: the path is not a histogram, plan or packed dataset; or the plan of the dataset is missing or
             damaged.
-        OptionError: the histogram states no valid capacity, or the histogram or plan holds no sequence.
+        OptionError: the histogram states no capacity, or the histogram or plan holds no sequence.
         LengthError: a length or count in the histogram is out of range, or a length is above the capacity.
         CorruptError: the dataset is damaged, or its job has not finished.
         StorageError: a file of the dataset cannot be read.
@@ -240,7 +241,10 @@ def _plan_facts(made: Plan) -> list[tuple[str, str]]:
 
 
 def _strategies(made: Plan) -> list[list[tuple[int, str]]]:
-    """Return an evenly spaced sample of the plan's packs; each is a list of (length, "") pairs, without records."""
+    """Return an evenly spaced sample of the plan's packs; each is a list of (length, "") pairs.
+
+    The last packs of the sample are left out if it has too many sequences (`_enough`).
+    """
     ends = list(accumulate(made.counts.tolist()))  # Python integers: they may be above 64 bits
     wanted = dict.fromkeys(at * (ends[-1] - 1) // (SHOWN_PACKS - 1) for at in range(SHOWN_PACKS))
     packs: list[list[tuple[int, str]]] = []

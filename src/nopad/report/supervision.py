@@ -1,7 +1,7 @@
 """Count the tokens of a dataset that the loss is computed on, if labels or a mask are stored with the tokens.
 
-Up to about 2^26 slots are read; of a larger dataset, only evenly spaced row groups with that many slots in total, or
-one row group if it has more.
+A dataset of more than about 2^26 slots is sampled: evenly spaced row groups with at most this many slots in total are
+read, but at least one row group.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Supervised:
         column: name of the column that was counted: "labels", or one of `MASKS`.
         learned: number of tokens with a label (for labels, other than -100; for a mask, other than 0).
         tokens: number of tokens that were counted.
-        packs: number of packs that were counted, spaced evenly over the dataset; None: all packs.
+        packs: number of packs that were counted, in evenly spaced row groups of the dataset; None: all packs.
     """
 
     column: str

@@ -22,12 +22,12 @@ class Way:
 
     Attributes:
         name: name of this way, for display.
-        rows: number of rows in all epochs. If `Settings.of_tokens` is given, this number is extrapolated to it; so are
-            all numbers below except `padding`.
+        rows: number of rows in all epochs. If `Settings.of_tokens` is given, this number and all numbers below except
+            `padding` are extrapolated to that many tokens.
         slots: number of slots in these rows, tokens and padding.
         tokens: number of tokens in these rows.
         padding: share of the slots that is padding, from 0 to 1.
-        steps: number of optimiser steps; None: `Settings.rows_per_step` is not given.
+        steps: number of optimiser steps, rounded up in each epoch; None: `Settings.rows_per_step` is not given.
         gpu_hours: hours that one GPU would take; None: `Settings.tokens_per_second` is not given.
         hours: hours that all GPUs take, working at the same time; None: `Settings.tokens_per_second` is not given.
         money: price of the GPU-hours; None: `Settings.price_per_hour` is not given.
@@ -120,8 +120,9 @@ def formulas(settings: Settings) -> list[str]:
 def savings(ways: list[Way], settings: Settings) -> str:
     """Return a sentence on what packing saves, compared with each other way; "" if there is no `tokens_per_second`.
 
-    `ways` is the result of `ways_of` with the same `settings`. For a way with equally many slots, the sentence says
-    that nothing is saved. A way that differs by less than 0.0001 GPU-hours is left out.
+    `ways` is the result of `ways_of` with the same `settings`. For a way with as many slots as packing, the sentence
+    says that nothing is saved; for one with fewer, how much more packing takes. A way that differs by less than 0.0001
+    GPU-hours is left out. If all ways are left out, the sentence says that less than this is saved.
 
     >>> import nopad
     >>> ways = ways_of(nopad.plan([6, 2, 6, 2], capacity=8), settings := Settings(tokens_per_second=1e-3))

@@ -1,4 +1,4 @@
-"""Numbers and sentences for the report; rounding never makes a small number 0 or an incomplete share 100 %."""
+"""Numbers and sentences for the report; `percent` and `quantity` never round a small number to 0."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def percent(share: float, places: int) -> str:
 
 
 def big(number: int) -> str:
-    """Return a large number in words, to three digits; up to 99,999 exactly.
+    """Return a number as text: up to 99,999 exactly, above to about three digits and with a word such as "million".
 
     >>> big(2088), big(24_599_552), big(1_068_648), big(750_000)
     ('2,088', '24.6 million', '1.07 million', '750 thousand')

@@ -69,12 +69,13 @@ def waiting_of(state: NDArray[Any]) -> int:
 def candidates(state: NDArray[Any], table: NDArray[Any], limits: NDArray[Any], now: int) -> NDArray[Any]:
     """Return the rows of the table from which the next batch is chosen, in order of arrival.
 
-    * If requests must leave in order of arrival (`KEEP_ORDER`), these are the first ones, until they have more tokens
-      than a batch has slots.
-    * Otherwise, these are the first `WINDOW` requests, and further ones until they have more tokens than two batches
-      have slots.
-    * With `LOOK_AHEAD` and without `KEEP_ORDER`, the most urgent requests are taken in place of the first ones, if some
-      request has a priority or a deadline. The request that has waited longest is always among them.
+    * With `KEEP_ORDER` (requests must leave in order of arrival), these are the first requests, as many as have more
+      tokens in total than a batch has slots.
+    * Without `KEEP_ORDER`, these are the first `WINDOW` requests, and further ones until all have more tokens in total
+      than two batches have slots.
+    * Without `KEEP_ORDER`, with `LOOK_AHEAD`, and if some request has a priority or a deadline, these are the most
+      urgent requests: at least as many as in the case before, and with more tokens than two batches have slots. The
+      request that has waited longest is always among them.
 
     If fewer requests wait, all of them are returned. `now` is the time in nanoseconds.
     """
@@ -144,7 +145,7 @@ def highest(levels: NDArray[Any], n: int) -> NDArray[Any]:
 def levels_of(table: NDArray[Any], index: NDArray[Any], limits: NDArray[Any], now: int) -> NDArray[Any]:
     """Return the urgency of the requests whose rows in the table are `index`; int64, same shape.
 
-    The urgency of a request whose time to leave has come is `LEVELS`, and 1 more for each different later deadline of
+    The urgency of a request whose time to leave has come is `LEVELS`, plus 1 for each distinct later deadline among
     such requests. Otherwise, it is the sum of `MIDDLE`, the request's priority, and 1 for each `AGE_STEP` that it has
     waited; at most ``LEVELS - 1``. Gaps have the urgency `GAP`. `index` is in order of arrival. `now` is the time in
     nanoseconds.
@@ -244,14 +245,15 @@ def cancel(state: NDArray[Any], table: NDArray[Any], number: int) -> int:
 def ahead(
     state: NDArray[Any], table: NDArray[Any], limits: NDArray[Any], deadline: int, mine: NDArray[Any]
 ) -> tuple[int, int]:
-    """Return in how many batches a new request has run, and the number of their tokens.
+    """Return after how many batches a new request has run completely, and the total number of their tokens.
 
-    `mine` has the lengths of its sequences, int64 ``[k]``. Each batch begins with the request that has waited longest.
-    Then come those with the new request's `deadline` or an earlier one, the new request itself, and at last all others;
-    of each kind in order of arrival. What does not fit is passed over, up to `MISSES` in a row.
+    `mine` has the lengths of the request's sequences, int64 ``[k]``, and `deadline` is its deadline. Each batch begins
+    with the request that has waited longest. Then come those with the new request's `deadline` or an earlier one, the
+    new request itself, and at last all others; of each kind in order of arrival. What does not fit is passed over, up
+    to `MISSES` in a row.
 
     Without `LOOK_AHEAD`, or with `KEEP_ORDER`, all waiting requests come before the new one, and the first that does
-    not fit ends a batch. Rows count as one row with the slots of all.
+    not fit ends a batch. All rows are taken as one row with the slots of all, and separators are not counted.
     """
     head, n, k = state[HEAD], state[TAIL] - state[HEAD], mine.size
     in_order = limits[POLICY] != LOOK_AHEAD or limits[KEEP_ORDER] != 0
@@ -337,10 +339,10 @@ def top_up_later(
     """Place waiting requests that are no candidates, in order of arrival, until no more of them fit.
 
     `index` has the candidates' rows of the table; `row` and `start` say where `top_up` placed each candidate in the
-    batch. Return (index, row, start, reason, widest). The first three are extended by the requests that were placed.
-    The reason is why the batch takes no more (`COUNT` or `FULL`), or 0; widest is the length of the longest request
-    that still fits. The scan ends as soon as nothing more can fit, so it is short unless all requests that wait are too
-    long.
+    batch. Return (index, row, start, reason, widest). The first three are `index`, `row` and `start` with the placed
+    requests added, in order of arrival. The reason is why the batch takes no more (`COUNT` or `FULL`), or 0; widest is
+    the length of the longest request that still fits. The scan ends as soon as nothing more can fit, so it is short
+    unless all requests that wait are too long to fit.
     """
     waiting = waiting_of(state)
     fill, placed = filled(table[index, LENGTH], limits, row, start)

@@ -3,7 +3,7 @@
 As in `nopad._kernels`, arguments are plain arrays, and callers validate them. ``limits`` are those of
 `nopad.serving.Batching.limits`, under the names defined below. The loops get the lengths of `n` candidates. They write
 ``row``, the row of the batch that each candidate gets (-1: it goes on waiting), and ``start``, its first slot in this
-row. `top_up` then places every other request that still fits, and returns why the batch takes no more.
+row. `top_up` then places other candidates that still fit, and returns why the batch takes no more.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def place_in_order(
 ) -> None:
     """Place candidates in the order given, by the policy in `limits`; write their `row` and `start`.
 
-    A candidate that does not fit gets no row. If `keep_order` is not 0, those after it get no row either. At most
-    `MOST` candidates are placed. In a flat batch, the first one is placed even if it is longer than the batch.
+    A candidate that does not fit gets no row. If `keep_order` is not 0, all candidates after it get no row either. At
+    most `MOST` candidates are placed. In a flat batch, the first one is placed even if it is longer than the batch.
     """
     policy, rows, capacity, separator = limits[POLICY], limits[ROWS], limits[CAPACITY], limits[SEPARATOR]
     crossing = is_crossing(limits)
@@ -206,8 +206,8 @@ def best_fit_decreasing(
 
     Each candidate goes into the fullest row that still has room for it and holds fewer than `MOST` candidates, or else
     into a new row. Its row and its first slot are written to `row` and `start`. ``fill``, ``count`` and ``opener`` get,
-    for each row, the number of slots used, the number of candidates, and the first candidate. If more than `rows` rows
-    are needed, the result is rows + 1, and the candidates that are left are not placed.
+    for each row, the number of slots used, the number of candidates, and the index of the first candidate. If more than
+    `rows` rows are needed, the result is rows + 1, and the candidates that are left are not placed.
     """
     capacity, separator, opened = limits[CAPACITY], limits[SEPARATOR], 0
     for i in order:
@@ -237,9 +237,9 @@ def look_ahead(
     """Pack all candidates into rows; the most urgent rows leave, and of equally urgent rows the fullest.
 
     Candidates are packed in order of urgency. Of equally urgent ones, the longest comes first; in a flat batch, the one
-    that arrived first. A row is as urgent as its first candidate. The first of all candidates has waited longest: it is
-    placed first, and its row always leaves. If the rows that leave hold more than `MOST` requests, only the `MOST` that
-    were packed first leave.
+    that arrived first. A flat batch takes the candidates that fit in this order; what follows is about rows. A row is
+    as urgent as its first candidate. The first of all candidates has waited longest: it is placed first, and its row
+    always leaves. If the rows that leave hold more than `MOST` requests, only the `MOST` that were packed first leave.
 
     `levels` has the urgency of each candidate; a higher number is more urgent. The results are written to `row` and
     `start`.

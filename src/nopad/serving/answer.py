@@ -19,9 +19,10 @@ _log = logging.getLogger("nopad")
 
 
 class _Condition(type(threading.RLock())):  # type: ignore[misc]
-    """A `threading.Condition` that is entered in C.
+    """A `threading.Condition` that is its own lock, and that ``with`` enters in C.
 
-    Python's own is entered by a line of Python, and Ctrl-C after it leaves the lock taken for ever.
+    Python's own condition takes its lock in a line of Python; Ctrl-C right after this line would leave the lock taken
+    for ever.
     """
 
     # The methods of Python's own, which only need a lock's methods and `_waiters`. An own condition of this lock would
@@ -35,9 +36,10 @@ class _Condition(type(threading.RLock())):  # type: ignore[misc]
 class Answer(Future[Any]):
     """A `concurrent.futures.Future` of a request's answer; in a coroutine, ``await`` it.
 
-    When a request has run, its deadline has passed, or the runner was closed before it ran, its callbacks are called in
-    the runner's worker, between two batches: they should be short. If the request is cancelled, they are called in the
-    thread that does so. A callback that is added after the answer is called at once.
+    The callbacks of a future are called in the runner's worker, between two batches, so they should be short. They are
+    called when the request has run, when its deadline has passed, or when the runner was closed before it ran. If the
+    request is cancelled, they are called in the thread that cancels it. A callback that is added after the answer is
+    called at once. A callback may submit requests.
 
     `result`, `exception` and ``await`` raise an error at once in three cases in which no answer could come:
 
@@ -45,7 +47,7 @@ class Answer(Future[Any]):
     * a signal handler or a finaliser (``__del__``) waits while the call that it interrupts holds the runner's queue
     * this process was forked while the request had no answer yet
 
-    A callback may submit requests. Whatever exception a callback raises, the other callbacks are called.
+    Whatever exception a callback raises, the other callbacks are called.
     """
 
     def __init__(self, worker: threading.Thread, lock: Any) -> None:
@@ -74,7 +76,7 @@ class Answer(Future[Any]):
 
     @property
     def _condition(self) -> Any:
-        """The condition that methods of `Future` enter; in a forked process a new one, since the old may be taken."""
+        """The condition that methods of `Future` enter; a new one in a forked process, where the old may be locked."""
         process, condition = self._made
         if process != os.getpid():
             condition = _Condition()

@@ -46,7 +46,8 @@ class Batching:
         policy: how requests are placed in rows. "end_to_end": rows are filled to their ends, and a request may continue
             in the next row; "first_fit": the first row with room; "next_fit": the current row or the next one;
             "best_fit": the fullest row with room; "look_ahead": all waiting requests (see `window`) are packed, the
-            longest first, and the fullest rows leave. In flat batches, the first four are the same.
+            longest first, and the fullest rows leave. In flat batches, the first four are the same, and "look_ahead"
+            goes by priority, deadline and arrival, not by length.
         max_sequences: maximum number of requests in a batch, over all rows; None: unlimited.
         separator: number of empty slots between two requests in a row; there are none before the first or after the
             last.
@@ -59,9 +60,10 @@ class Batching:
             batch, and no batch leaves while another waiting request would fit into it ("next_fit": into its current row
             or the next one). None: False for "look_ahead", True for the other policies.
         window: number of waiting requests among which "look_ahead" chooses; more, if these have too few tokens for two
-            batches. Requests beyond them fill the slots that are left. A batch that is not full waits until this
-            many requests have come, or enough for two batches (by tokens or `max_sequences`). It leaves earlier if
-            there is another reason, such as an idle device.
+            batches. Requests beyond them fill the slots that are left. While fewer requests than this wait, and not
+            enough for two batches (by tokens or `max_sequences`), a batch into which one more token fits waits for more
+            requests. It leaves earlier if there is another reason, such as an idle device. With `keep_order`, `window`
+            has no effect.
         age_step_s: waiting for this many seconds counts as much as one level of priority.
         max_waiting_tokens: maximum number of tokens that wait. `OnlinePacker` refuses requests beyond it; for a
             `PackRunner`, `when_full` says whether they are refused or wait for room.
@@ -145,10 +147,12 @@ def in_ns(seconds: float) -> int:
 
 
 def check_seconds(name: str, value: Any, least: float, none: bool = False) -> None:
-    """Check that the option `name` is a number of seconds from `least` to 10^9; with `none`, the message allows None.
+    """Check that `value`, given for the option `name`, is a number of seconds from `least` to 10^9.
+
+    If `none`, the error message says that None is allowed; this function itself refuses None.
 
     Raises:
-        OptionError: it is not.
+        OptionError: `value` is not such a number.
     """
     number = type(value) in (int, float) and math.isfinite(value)
     if not number or not least <= value <= LONGEST_S:

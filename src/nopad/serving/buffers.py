@@ -32,7 +32,7 @@ class Output:
 
 
 def check_buffers(out: Any, outputs: Mapping[str, Output], rows: tuple[int, ...], width: int) -> None:
-    """Check `out`, buffers by the names of outputs, for the results of one request.
+    """Check the buffers `out`, a dict by name of output, into which the results of one request are to be written.
 
     `outputs` has the form of each output. `rows` is (B,) for a request of B padded rows, and () for one sequence.
     `width` is the number of tokens, padding included, for which outputs per token have values.

@@ -21,7 +21,7 @@ WARM_RUNS = 3  # with CUDA graphs, the first call runs as it is, the second is r
 
 
 def compiled_rows(core: Core, batching: Batching, mode: bool | Mode) -> CompiledRows | None:
-    """Return the `CompiledRows` that run a core's batches; None: its model is not compiled, and `mode` is False.
+    """Return the `CompiledRows` that run a core's batches; None if its model is not compiled and `mode` is False.
 
     Nothing is compiled yet: the first call does that. A core (`nopad.tasks.core.Core`) turns requests into answers with
     a model.
@@ -29,7 +29,8 @@ def compiled_rows(core: Core, batching: Batching, mode: bool | Mode) -> Compiled
     Args:
         core: the core.
         batching: the batches that it will run.
-        mode: True, or torch.compile's mode: compile the model; False: only use it if it is compiled already.
+        mode: True, or a mode of torch.compile: compile the model. False: do not compile it; a model that is compiled
+            already is used as it is.
 
     Raises:
         OptionError: `mode` is unknown; the model is compiled already, and `mode` is not False; the batches have no

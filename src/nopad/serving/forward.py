@@ -61,7 +61,8 @@ class Request:
         Raises:
             BatchError: a value is not an array of integers ``[width]``, token types are not as many as ids, or the mask
                 has a gap between tokens.
-            LengthError: no token is left without the padding, or there are more tokens than the model has positions.
+            LengthError: no token is left after the padding is removed, or there are more tokens than the model has
+                positions.
             OptionError: a token id or token type is out of the model's range.
         """
         width = _width(given[IDS])
@@ -111,7 +112,8 @@ class Tensors(Core):
         model: the pack-safe model.
         widths: how many tokens the answer's outputs per token have: "own" (the tokens without padding; for padded rows
             ``[B, L]``, L), "given" (as many as the input, padding included), or a number of tokens.
-        fast: whether float32 linear layers run with a faster kernel on CPUs; None: measure, and do so if it is faster.
+        fast: whether float32 linear layers run with a faster kernel on CPUs; None: measure, and use this kernel only if
+            it is faster.
 
     Attributes:
         longest: maximum number of tokens in a sequence; None: unlimited.
@@ -191,13 +193,16 @@ class Tensors(Core):
         return Prepared(Sequences(seq_lengths=lengths, tokens=tokens), _Asked(begins, wide, rows, out or {}))
 
     def joined(self, parts: Sequence[Sequences]) -> Sequences:
-        """Return the sequences of several requests as one; if only some have token types, those of the others are 0."""
+        """Return the sequences of several requests in one `Sequences`.
+
+        If only some of the requests have token types, those of the others are 0.
+        """
         if any(TYPES in part.tokens for part in parts):
             parts = [_with_types(part) for part in parts]
         return super().joined(parts)
 
     def run_batch(self, batch: PackedBatch, model: Any = None) -> list[Any]:
-        """Run the model on a batch, and return a dict of outputs by name for each sequence, without gradients.
+        """Run the model on a batch, and return for each sequence a dict of outputs by name, without gradients.
 
         A sequence with NaN in an output gets a RequestError instead. `model` is the compiled model; None: the core's
         own model runs. The results are not made in inference mode, so training can use them.
@@ -210,11 +215,11 @@ class Tensors(Core):
         self.run_batch(batch, model)
 
     def results_of(self, batch: PackedBatch, model: Any) -> list[Any]:
-        """Run `model` on a batch, and return a dict of outputs by name for each sequence of the batch, in order.
+        """Run `model` on a batch, and return for each sequence of the batch, in order, a dict of outputs by name.
 
-        Outputs per token are ``[length, ...]``; other outputs are the values of the sequence. All are copies. A
-        sequence with NaN in an output gets a RequestError in place of the dict. The form of each output is stored in
-        `outputs`.
+        Outputs per token are ``[length, ...]``; other outputs are the values of the sequence. All are copies. Outputs
+        in `FREE`, such as the loss, and those that are no tensors or single numbers are left out. A sequence with NaN
+        in an output gets a RequestError in place of the dict. The form of each output is stored in `outputs`.
 
         Raises:
             RequestError: the model returns no named outputs.
@@ -250,7 +255,8 @@ class Tensors(Core):
     def finish(self, prepared: Prepared, results: Sequence[Any]) -> dict[str, Any]:
         """Return the outputs of a request, by name, made from the results of its sequences.
 
-        Outputs per token are padded if the request was given as padded rows ``[B, L]``, or if `widths` asks for it.
+        Outputs per token are padded if the request was given as padded rows ``[B, L]``, or if `widths` asks for it. An
+        output for which the caller gave a buffer is written to it, and the buffer is returned.
         """
         asked: _Asked = prepared.details
         found: dict[str, Any] = {}
@@ -326,9 +332,9 @@ def answers(placed: Sequence[Placed], run: Callable[[Sequence[Placed]], list[Any
     that fails is split in halves, so f failing sequences among n take about 2 f log2(n) more runs; if all n fail, there
     are 2 n - 1 runs in total.
 
-    If two or more results are errors (NaN), these sequences run again without the others, and are split in halves too.
-    The reason: a dense mask, as compiled models and GPUs have it, multiplies values of other sequences by 0, and
-    0 x NaN is NaN.
+    If two or more results are errors (NaN), these sequences run again without the others. If all results of a run of
+    several sequences are errors, these are split in halves. The reason: a dense mask, as compiled models and GPUs have
+    it, multiplies values of other sequences by 0, and 0 x NaN is NaN.
     """
     try:
         found = run(placed)

@@ -210,12 +210,17 @@ class OnlinePacker:
         )
 
     def ahead(self, lengths: Sequence[int], deadline_ns: int) -> tuple[int, int]:
-        """Return in how many batches a new request will have run, if it is due at once, and their number of tokens.
+        """Return after how many batches a new request will have run completely, and the total number of their tokens.
 
-        `lengths` are those of its sequences. In each batch is the request that has waited longest. Then come those with
-        the deadline `deadline_ns` or an earlier one, the new request, and all others. With `keep_order`, and with other
-        policies than "look_ahead", all waiting requests come before it. How lengths fill rows is estimated, and what
-        arrives later is not known.
+        `lengths` are the lengths of the new request's sequences, and `deadline_ns` is its deadline. The new request is
+        taken to be due at once. Each batch begins with the request that has waited longest. Then come those with the
+        deadline `deadline_ns` or an earlier one, the new request, and all others. With `keep_order`, and with other
+        policies than "look_ahead", all waiting requests come before the new one. How lengths fill rows is estimated,
+        and what arrives later is not known.
+
+        Raises:
+            LengthError: a length is not an integer of at least 1, or there is no length.
+            OptionError: `deadline_ns` is not an integer from 0 to 2^61.
 
         Requests 0 and 1 leave room for 3 tokens each. So a request of 4 tokens must wait until both have left:
 
@@ -266,7 +271,7 @@ class OnlinePacker:
         return number
 
     def _checked(self, now_ns: int, deadline_ns: int | None, lead_ns: int, priority: int) -> tuple[int, int, int, int]:
-        """Return the columns of a request after its length, after checks: arrived, due, deadline and priority.
+        """Check arguments of `add`; return the columns after a request's length: arrived, due, deadline, priority.
 
         Raises:
             OptionError: an argument is not an integer or is out of range, or the policy has no priorities.
@@ -449,7 +454,7 @@ class OnlinePacker:
 
 
 def _integer(value: Any, name: str, error: type[Exception], low: int = -(2**62), high: int = 2**62) -> int:
-    """Return a Python or NumPy integer as a Python integer; raise `error` for other values.
+    """Return `value`, a Python or NumPy integer, as a Python integer; raise `error` for other values.
 
     `error` is also raised for an integer that is not from `low` to `high`; the message names `name`.
     """

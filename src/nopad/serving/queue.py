@@ -152,7 +152,7 @@ class RequestQueue:
             return found + self._set_back
 
     def warmed(self, tokens: int, spent_ns: int) -> None:
-        """Note the time that a batch of the warm-up took, so that the first deadlines can be judged."""
+        """Note the tokens of a warm-up batch, and the time that it took, so that the first deadlines can be judged."""
         with self.lock:
             self._pace.add(tokens, spent_ns)
 
@@ -201,7 +201,7 @@ class RequestQueue:
         self._packer.add_all(lengths, self.now(), **how)
 
     def _withdraw(self, request: Waiting) -> None:
-        """Undo `_admit`, of which any part has been done; a repeated call does no harm."""
+        """Undo `_admit`, even if it was interrupted at any point; a repeated call does no harm."""
         request.over = True
         if self._packer.arrived == request.numbers.stop:  # the packer has it
             self._remove(request)
@@ -211,14 +211,16 @@ class RequestQueue:
         request.numbers = range(0)  # another request gets these
 
     def _enter(self, lengths: list[int], deadline: int | None) -> None:
-        """Wait until a request with sequences of these `lengths` may be added: after the callers that wait already.
+        """Wait until a request with sequences of these `lengths` may be added; callers that wait already come first.
 
-        This returns at once in four cases; if there is no room, `OnlinePacker.add_all` then refuses the request:
+        This returns at once in four cases:
 
         * there is room, and no other caller waits
         * `when_full` is "raise"
         * the request is longer than the queue may ever hold
         * the worker itself calls this, and no other caller waits
+
+        In the last three cases there may be no room; `OnlinePacker.add_all` then refuses the request.
 
         Raises:
             QueueFullError: the worker itself calls this while other callers wait.
@@ -292,7 +294,7 @@ class RequestQueue:
         return min(round(full + max(work, full)), left)  # a full batch may have begun when it must leave
 
     def _work(self, lengths: list[int], deadline: int) -> float:
-        """Return how many ns it takes to run a request with sequences of these `lengths`, and what goes before it."""
+        """Return how many ns it takes to run a request with sequences of these lengths, and all that runs before it."""
         batches, tokens = self._packer.ahead(lengths, deadline)
         return batches * self._pace.estimate(tokens / batches)
 
@@ -390,7 +392,7 @@ class RequestQueue:
             )
 
     def close(self, drain: bool) -> None:
-        """Accept no more requests; without `drain`, let the worker end and fail those that wait (`die`)."""
+        """Accept no more requests; without `drain`, the worker then ends, and fails those that wait (`die`)."""
         with self.lock:
             self._abandoned |= not drain
             self._closing = True
@@ -481,11 +483,11 @@ class RequestQueue:
         filler: int,
         finish: Callable[[Prepared, list[Any]], Any],
     ) -> None:
-        """Store the results of a batch, with a RequestError for each sequence that failed; resolve finished requests.
+        """Store the results of a batch, and resolve the requests that are finished.
 
-        `results` has one result per sequence of `batch`. `spent_ns` is the time that the batch took. `filler` is the
-        number of slots that a flat batch had beyond its tokens, else 0. `finish` makes the answer to a request from the
-        request and its results.
+        `results` has one result per sequence of `batch`: a RequestError if the sequence failed. `spent_ns` is the time
+        that the batch took. `filler` is the number of slots that a flat batch had beyond its tokens, else 0. `finish`
+        makes the answer to a request from the request and its results.
         """
         done: list[Waiting] = []
         with self.lock:
@@ -529,7 +531,10 @@ class RequestQueue:
 
 
 def _load(batching: Batching) -> None:
-    """Let Numba load or compile all loops that requests need: Ctrl-C amid that may leave its lock taken for ever."""
+    """Let Numba load or compile all loops that requests need, before the first request.
+
+    Ctrl-C while Numba does this may leave Numba's own lock taken for ever.
+    """
     scratch = OnlinePacker(replace(batching, max_waiting_tokens=max(batching.max_waiting_tokens, 3)))
     for deadline in (1, None, None):
         number = scratch.add(1, 0, deadline_ns=deadline)
@@ -549,7 +554,10 @@ def fail(left: Iterable[Waiting], make: Callable[[], Exception]) -> None:
 
 
 def _error_of(request: Waiting) -> RequestError | None:
-    """Return the error of a request's first failed sequence, with its number if there are several; None if all ran."""
+    """Return the error of a request's first failed sequence, or None if none failed.
+
+    If the request has several sequences, the message has the number of the failed one.
+    """
     for at, result in enumerate(request.results):
         if isinstance(result, RequestError):
             if len(request.results) == 1:

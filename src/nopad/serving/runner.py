@@ -62,9 +62,9 @@ class PackRunner:
       answer is the prediction; None: the task leaves the record out.
 
     ``runner(request)`` waits for one answer, ``runner(requests)`` for several. `submit` returns a future, which a
-    coroutine can await. When the constructor returns, the runner is ready: it has run some batches of different sizes,
-    so that nothing is compiled or chosen while the first requests wait. Close a runner when it is no longer needed, or
-    use it in a ``with`` statement: until then, its worker keeps the model alive.
+    coroutine can await. When the constructor returns, the runner is ready. Unless `warm_up` is False, it has then run
+    some batches of different sizes, so that nothing is compiled or chosen while the first requests wait. Close a runner
+    when it is no longer needed, or use it in a ``with`` statement: until then, its worker keeps the model alive.
 
     Args:
         model: the model, Embedder or Predictor; the model is put into evaluation mode. Its weights must not change
@@ -73,21 +73,22 @@ class PackRunner:
             Embedder, of about its `budget` of tokens; for a Predictor, batches of the Predictor's own form.
         when_full: what `submit` does when the queue is full (`Batching.max_waiting_tokens`): "block" waits until there
             is room, "raise" raises QueueFullError.
-        widths: first dimension of a model's outputs per token. "own": the number of tokens without padding (rows
-            ``[B, L]``: L). "given": the length of the input; where it had padding, values are 0 (minus infinity in
-            logits of question answering). A number: this number, with the tokens first and padding after them, filled
-            in the same way.
+        widths: first dimension of a model's outputs per token. "own": the number of tokens without padding (L for rows
+            ``[B, L]``). "given": the length of the input; where it had padding, values are 0 (minus infinity in logits
+            of question answering). A number: this number, with the tokens first and padding after them, filled in the
+            same way. Must be "own" for an Embedder or a Predictor.
         fast: on CPUs, run a model's float32 linear layers with a faster kernel (`nopad.model.fast_linear`), which takes
-            as much memory again as their weights; None: measure, and do so only if it is faster. Not allowed with an
-            Embedder, which always measures, or a Predictor, which has its own `fast`. True is not allowed with a
-            compiled model.
+            as much memory again as their weights; None: measure, and use this kernel only if it is faster. Not allowed
+            with an Embedder, which always measures, or a Predictor, which has its own `fast`. True is not allowed with
+            a compiled model.
         compile: compile the model with torch.compile, so that every batch runs as rows of one shape, by one graph;
             needs `Batching.rows`. True, or torch.compile's mode: "default", "reduce-overhead" or "max-autotune" (both
             use CUDA graphs on a GPU), or "max-autotune-no-cudagraphs". False: the model runs as it is, whether or not
             you have compiled it yourself. Heads with a result per sequence need
             ``nopad.packed(model, max_sequences=...)``. With "end_to_end", rows become one row of all slots, whose
             attention takes longer.
-        warm_up: run some batches before the constructor returns; `submit` can check `out` only if this is done.
+        warm_up: run some batches before the constructor returns. Without this, `submit` refuses `out` until a batch has
+            run.
         clock: function that returns the current time as an integer in nanoseconds. If it is set back, time goes on from
             the latest time.
 
@@ -166,7 +167,7 @@ class PackRunner:
         self._queue.check_open()
 
     def __call__(self, inputs: Any, **how: Any) -> Any:
-        """Wait for the answer to one request, or for those to several, and return it or them, in order.
+        """Wait for the answer to one request, and return it; or for the answers to several, and return them in order.
 
         `how` are the keyword arguments of `submit`, such as `deadline_s`; they apply to each request. Several answers
         are a list; for an Embedder, one array ``[n, H]``, as `Embedder.encode` returns it. The first requests run while

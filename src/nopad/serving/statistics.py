@@ -18,7 +18,7 @@ class RunnerStatistics:
     Attributes:
         packer: totals of the runner's packer, which count sequences; only `refused` counts requests. A request is one
             sequence, except for long texts (one sequence per window) and padded arrays (one per row).
-        answered, failed: number of requests that ran and got a result, and that ran and got an error.
+        answered, failed: number of requests that ran and got a result (answered) or an error (failed).
         late: number of requests refused because their deadline could not be met; `packer.arrived` leaves them out.
         filler_tokens: number of slots that flat batches had beyond their tokens, since kernels are made for some widths
             only (`Core.flat`); `packer.slots` does not count them.
@@ -45,7 +45,7 @@ class RunnerStatistics:
     def padding_saved(self) -> float:
         """Share of padding that nopad saved: ``1 - packer.tokens / padded_tokens``; 0.0 before the first batch.
 
-        Empty slots of batches with rows are not subtracted; there are ``packer.slots - packer.tokens``.
+        The empty slots of batches with rows, ``packer.slots - packer.tokens``, do not lower this share.
         """
         return 1 - self.packer.tokens / self.padded_tokens if self.padded_tokens else 0.0
 

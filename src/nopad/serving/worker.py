@@ -1,7 +1,8 @@
 """`Worker`: the thread of a runner, which takes batches from its queue and runs them, one at a time.
 
-Only this thread runs the model, and the workers of runners that share a model take turns. If the thread ends for any
-reason, every waiting request gets an error (`RequestQueue.die`).
+Only this thread starts runs of the model (`nopad.tasks.lanes` may divide a run among more threads). The workers of
+runners that share a model take turns. If the thread ends for any reason, every waiting request gets an error
+(`RequestQueue.die`).
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Worker:
 
     Attributes:
         thread: the thread; after it has ended, it no longer holds the model.
-        ready: is set when the worker takes requests, or has ended.
+        ready: event that is set when the worker takes requests, or has ended.
         unfit: the error with which the compiled model failed in the warm-up; None: there was none.
     """
 
@@ -151,7 +152,7 @@ class Worker:
         self._queue.ran(batch, results, spent, sum(filler), self._core.finish)
 
     def _explained(self, results: list[Any], modules: list[Any]) -> list[Any]:
-        """Return the results of a batch; after layers of the model were replaced, errors of the model name this cause.
+        """Return the results of a batch; if layers of the model were replaced, errors that the model raised say so.
 
         `modules` are the modules that the model has now. If each of them was there when the worker was made, `results`
         itself is returned.

@@ -52,9 +52,9 @@ def sequence_hashes(ids: NDArray[Any], lengths: NDArray[Any], out: NDArray[Any])
 def tag_sum(records: NDArray[Any], starts: NDArray[Any], lengths: NDArray[Any]) -> np.uint64:
     """Return a 64-bit checksum of n sequences.
 
-    Sequence i is described by the number of its record, ``records[i]``, the index in the record of its first token,
-    ``starts[i]``, and its number of tokens, ``lengths[i]``. The checksum is the sum of one 64-bit hash per sequence,
-    mod 2^64, so it does not depend on the order of the sequences.
+    Sequence i is described by three numbers: ``records[i]`` is the number of its record, ``starts[i]`` the index of its
+    first token in this record, and ``lengths[i]`` its number of tokens. The checksum is the sum of one 64-bit hash per
+    sequence, mod 2^64, so it does not depend on the order of the sequences.
     """
     total = np.uint64(0)
     for i in range(records.shape[0]):

@@ -73,11 +73,12 @@ class Builder:
         return self._publish(made, sequences, layout, shards, known)
 
     def _plan_and_assign(self, sequences: Sequences, stored: bool) -> tuple[Plan, Packs]:
-        """Return the plan, and the packs to which it assigns the sequences.
+        """Return the plan, and the packs with the sequences in them.
 
-        If the plan is `stored` already, it is read from disk; else it is made, saved, and noted in the journal. An
-        arrival-order algorithm needs no plan: it makes the packs from the sequences as they come, again at each call.
-        The plan that is returned then describes these packs; it is saved unless one is `stored`.
+        With a histogram algorithm, the plan is read from disk if it is `stored` already, and made otherwise; then
+        sequences are assigned to its packs. An arrival-order algorithm makes the packs from the sequences as they come,
+        again at each call; the plan that is returned describes these packs. Unless a plan is `stored`, the plan is
+        saved and noted in the journal.
         """
         self.monitor.stage("planning", None, "")
         path = self.workspace.work / PLAN

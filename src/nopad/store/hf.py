@@ -28,7 +28,8 @@ __all__ = ["to_hf"]
 def to_hf(dataset: PackedDataset, *, causal: bool | None = None) -> Any:
     """Return the packs of a dataset as a `datasets.Dataset` in memory, one row per pack.
 
-    `causal` says which ``labels`` the rows get; see `PackedDataset.to_hf`, which calls this, also for the errors.
+    `causal` says which ``labels`` the rows get. `PackedDataset.to_hf` calls this, and describes `causal` and the
+    errors.
     """
     try:
         import datasets
@@ -71,8 +72,8 @@ def _labelled(found: Sequences, causal: bool | None) -> Sequences:
 
     * one label per sequence: labels stay as they are
     * one label per token: the label of each sequence's first token becomes -100, unless `causal` is False
-    * no labels: a copy of ``input_ids`` is added, with -100 for first tokens, if `causal` is True, or if it is None and
-      there is no column ``maskable``
+    * no labels: a copy of ``input_ids`` is added, with -100 for first tokens, if `causal` is True, or if `causal` is
+      None and there is no column ``maskable``
 
     Raises:
         OptionError: labels are per sequence and `causal` is True; or `causal` is None, and the label of some first

@@ -1,13 +1,17 @@
 """Index-only datasets ("virtual packing"): which sequence is in which pack, without the tokens.
 
-``packs.arrow`` is the file that `Packs.save` writes: the sequence numbers of each pack. ``sequences.arrow`` has one row
-per sequence. The column ``seq_lengths`` has the narrowest unsigned type that suffices. The column ``seq_index``, the
-number of the sequence's record, is left out if each sequence is the whole record of the same number. The column
-``seq_start``, the index in the record of the sequence's first token, exists only if several sequences were made of one
-record. The column ``seq_source``, the number of the source, exists only if sources are named. The column ``seq_hash``
-is a hash of the sequence's tokens, by which other tokens are refused when the index is applied to records. It is
-missing only if a file of lengths was packed. The header of ``packs.arrow`` states how records were changed before they
-were measured (stripped, truncated, split, tokenised). So the index is not applied to records without these changes.
+``packs.arrow`` is the file that `Packs.save` writes: the sequence numbers of each pack. Its header states how records
+were changed before they were measured (stripped, truncated, split, tokenised). So the index is not applied to records
+without these changes.
+
+``sequences.arrow`` has one row per sequence, with these columns:
+
+* ``seq_lengths``: number of tokens, in the narrowest unsigned type that suffices
+* ``seq_index``: number of the sequence's record; missing if each sequence i is the whole record i
+* ``seq_start``: index of the sequence's first token in its record; only if some record was split into sequences
+* ``seq_source``: number of the source; only if sources are named
+* ``seq_hash``: hash of the sequence's tokens, by which other tokens are refused when the index is applied to records;
+  missing only if a file of lengths was packed
 """
 
 from __future__ import annotations
@@ -59,8 +63,8 @@ def selection(counts: Mapping[str, int], tokenizer: object) -> str:
 def hashes(ids: NDArray[Any], lengths: NDArray[np.int32]) -> NDArray[np.uint32]:
     """Return a hash of each sequence's tokens, uint32 ``[n]``; it does not depend on the integer type of `ids`.
 
-    `ids` are the concatenated sequences, and `lengths` the numbers of their tokens. One of about four billion sequences
-    with other tokens has the same hash.
+    `ids` are the concatenated sequences, and `lengths` the numbers of their tokens. Of sequences with other tokens,
+    about one in four billion has the same hash.
 
     >>> hashes(np.array([7, 8, 9, 7]), np.array([3, 1], np.int32)).tolist()
     [3930406545, 1017445330]
@@ -108,8 +112,8 @@ class Index:
         packs: the packs, which hold sequence numbers.
         seq_lengths: number of tokens in each sequence; unsigned integers ``[n]``.
         seq_index: record number of each sequence; int64 ``[n]``; None: each sequence i is of record i.
-        seq_start: index of the token, in its record, at which each sequence begins; int64 ``[n]``; None: always 0,
-            since no record was split.
+        seq_start: index of each sequence's first token in its record; int64 ``[n]``; None: always 0, since no record
+            was split.
         seq_source: number of each sequence's source; int32 ``[n]``; None: sources are not named.
         seq_hash: hash of each sequence's tokens (`hashes`); uint32 ``[n]``; None: only lengths were packed.
     """
@@ -134,11 +138,11 @@ class Index:
         return RowGroup(chosen.indptr, np.zeros(len(chosen) + 1, dtype=np.int64), sequences)
 
     def records(self, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the record numbers of the sequences with these numbers; int64 ``[k]``."""
+        """Return, for the sequences with these numbers, the number of the record; int64 ``[k]``."""
         return sequences if self.seq_index is None else self.seq_index[sequences]
 
     def starts(self, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return where the sequences with these numbers begin in their records; int64 ``[k]``."""
+        """Return, for the sequences with these numbers, the index of the first token in the record; int64 ``[k]``."""
         return np.zeros(sequences.size, np.int64) if self.seq_start is None else self.seq_start[sequences]
 
 
@@ -176,8 +180,8 @@ def read_index(folder: Path, m: Manifest) -> Index:
 class IndexFiles:
     """Reads the two files of one index-only dataset. Threads may share an instance.
 
-    It has the same methods as `ShardFiles`, which reads shards. They take the number of a file; here, the two files
-    count as one, with the number 0. Both are read into memory when something is first read.
+    It has the same methods as `ShardFiles`, which reads shards. These methods take the number of a file. An index
+    counts as a single file, with the number 0. Both of its files are read into memory when something is first read.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -187,7 +191,7 @@ class IndexFiles:
         self._index: Index | None = None
 
     def unlock(self) -> None:
-        """Make a new lock after a fork; in the child, nothing could release a lock that a thread held at the fork."""
+        """Make a new lock; a forked child needs one, since nothing there could release a lock held at the fork."""
         self._lock = new_lock()
 
     def read(self, file: int, group: int) -> RowGroup:
@@ -210,7 +214,7 @@ class IndexFiles:
         return (self.read(file, group) for file, group in places)
 
     def lengths(self, file: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Return ``(begins, lengths)``: the lengths of all sequences, pack by pack, and where each pack begins in them.
+        """Return ``(begins, lengths)``: where each pack begins in `lengths`, and the lengths of all sequences by pack.
 
         `lengths` is int32 ``[sequences]``, and `begins` int64 ``[packs + 1]``; `file` has no effect.
 

@@ -167,9 +167,10 @@ class _Job:
         return all(self.workspace.half(split).has_manifest() for split in self.splits)
 
     def finished(self) -> Manifest:
-        """Return the manifest of the first of the job's datasets, which are all finished; remove the work folder.
+        """Check the job's finished datasets, remove the work folder, and return the first dataset's manifest.
 
-        Before that, it is checked that this job would write the same datasets as those in the output folder.
+        All datasets of the job must be finished. The check is whether this job would write the same datasets as those
+        in the output folder.
 
         Raises:
             OutputExistsError: a dataset was made with other settings or from another source.
@@ -196,7 +197,7 @@ class _Job:
     def settings(self, split: str | None = None) -> dict[str, Any]:
         """Return the manifest fields that are known before the source is read, by name, as JSON values.
 
-        `split` is "train" or "validation", the dataset that the manifest is of; None: the job makes a single dataset.
+        `split` names the dataset whose manifest it is, "train" or "validation"; None: the job makes a single dataset.
         Besides the content of the source, the dataset depends on these fields only.
         """
         tokenizer = self.tokenizer and {

@@ -82,14 +82,14 @@ class Manifest:
             ``prefix`` and ``suffix``; None for ready-made ids.
         options: the options by which the source was read, cut into sequences, divided and packed.
         counts: how many records were read, skipped, truncated and so on, by the field names of `nopad.corpus.Counts`.
-        sources: for each source of a mixture, its ``name``, its ``first_record`` (number of its first record) and its
-            counts, in the order of the numbers in ``seq_source``; empty if there is no mixture.
+        sources: for each named source, its ``name``, its ``first_record`` (number of its first record) and its counts,
+            in the order of the numbers in ``seq_source``; empty if sources are not named.
         plan_sha256: SHA-256 of ``plan.json``, in hex.
         sequence_checksum: checksum of the record, start and length of all sequences, independent of their order; 16 hex
             digits.
         columns: Arrow type of each column, by name; empty for an index.
-        carried: "token" or "sequence" for each column that was packed along with the tokens, by name: whether it has
-            one value per token or per sequence.
+        carried: for each column that was packed along with the tokens, by name, "token" or "sequence": it has one value
+            per token or per sequence; empty for an index.
         rows_per_group: number of packs in a row group; the last one of a shard may have fewer.
         shards: the data files, in order.
         tool_versions: versions of nopad and of the packages that the bytes depend on, by name.
@@ -234,7 +234,7 @@ def _has(value: object, *keys: str) -> bool:
 
 
 def _are_options(options: Mapping[str, Any]) -> bool:
-    """Return whether `validation` and `split`, with which verification computes, are valid in these options.
+    """Return whether the entries `validation` and `split` of `options` are valid; verification computes with them.
 
     `validation` must be None or a share between 0 and 1; `split` must be "train" or "validation" if there is a share,
     else None.

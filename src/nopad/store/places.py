@@ -92,7 +92,7 @@ class Places:
         return np.append(np.concatenate(parts), self.packs)
 
     def checked(self, numbers: ArrayLike) -> NDArray[Any]:
-        """Return pack numbers as an array ``[n]``.
+        """Check pack numbers, and return them as an array ``[n]``.
 
         Raises:
             IndexError: there is no such pack; negative numbers are not allowed.

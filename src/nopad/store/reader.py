@@ -2,8 +2,8 @@
 
 A row group is always decoded as a whole. Iterating reads row groups ahead in Arrow's threads, so a pass runs at the
 speed of Parquet decoding. Random access decodes one row group (about 2^18 tokens), or takes it from a cache. Files are
-opened when they are first needed. Every row group is checked against the manifest before it is returned (but not by
-`PackedDataset.unchecked_row_groups`). If a file is missing or damaged, or was written anew with another size or layout,
+opened when they are first needed. Every row group is checked against the manifest before it is returned, except by
+`PackedDataset.unchecked_row_groups`. If a file is missing or damaged, or was written anew with another size or layout,
 reading raises `CorruptError` instead of returning fewer packs. A row consists of flat NumPy arrays. `PackedDataset`
 works as a map-style dataset (``__len__``, ``__getitem__``, pickling for workers) and imports no framework.
 """
@@ -108,7 +108,7 @@ class PackedDataset:
         _ALIVE.add(self)
 
     def _unlock(self) -> None:
-        """Make a new lock after a fork; in the child, nothing could release a lock that a thread held at the fork."""
+        """Make a new lock; a forked child needs one, since nothing there could release a lock held at the fork."""
         self._lock = new_lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -133,11 +133,11 @@ class PackedDataset:
         """Return the packs as a `datasets.Dataset` in memory, for transformers' `Trainer` and TRL's `SFTTrainer`.
 
         A row is a pack. It has the dataset's columns, with one value per sequence (``seq_lengths``, ``seq_index``) or
-        per token (``input_ids``). Added are ``position_ids``, which begin at 0 in each sequence, and, unless `causal`
-        says otherwise, ``labels``. A column ``label`` or ``label_ids`` becomes ``labels``. The result takes 8 to 12
-        bytes of memory per token, and the size of all other columns; it does not need the folder any more. Reading rows
-        at random is as fast as reading them in order. Also give the trainer the dataset's `collator` as
-        `data_collator`.
+        per token (``input_ids``). The column ``position_ids`` is added, with numbers that begin at 0 in each sequence.
+        Depending on `causal`, ``labels`` are added too. A column ``label`` or ``label_ids`` becomes ``labels``. The
+        result takes 8 to 12 bytes of memory per token, and the size of all other columns; it does not need the folder
+        any more. Reading rows at random is as fast as reading them in order. Also give the trainer the dataset's
+        `collator` as `data_collator`.
 
         Args:
             causal: True: ``labels`` are for a causal language model: those of the dataset, or a copy of ``input_ids``
@@ -173,8 +173,8 @@ class PackedDataset:
     ) -> PackCollator:
         """Return a function that makes batches of rows; give it as `data_collator` or `collate_fn`.
 
-        The function takes a list of rows of this dataset, or of the result of `to_hf`, and returns a `PackedBatch`. The
-        column ``label`` becomes ``labels``, as in transformers' collators.
+        The function takes a list of rows of this dataset, or of the result of `to_hf`, and returns a `PackedBatch`. A
+        column ``label`` or ``label_ids`` becomes ``labels``, as in transformers' collators.
 
         Args:
             causal: whether to make labels for a causal language model: those of the dataset, or the tokens if it has

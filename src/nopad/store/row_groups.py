@@ -56,8 +56,8 @@ class RowGroup:
     def take(self, packs: NDArray[np.int64]) -> tuple[Sequences, NDArray[np.int64]]:
         """Return the sequences of the packs with these numbers, pack after pack, and how many sequences each pack has.
 
-        `packs` are numbers within the row group, from 0, int64 ``[n]``, and the second result is int64 ``[n]``. Tokens
-        are copied. This takes O(tokens) time, without a Python loop over packs.
+        `packs` are numbers within the row group, from 0; int64 ``[n]``. The second result is int64 ``[n]``. Tokens are
+        copied. This takes O(tokens) time, without a Python loop over packs.
         """
         begins = self.token_indptr[packs].astype(np.int64)
         tokens = self.token_indptr[packs + 1] - begins
@@ -142,9 +142,9 @@ class PackedRow(Mapping[str, NDArray[Any]]):
 
     @property
     def seq_start(self) -> NDArray[np.int64]:
-        """Index of the token, in its record, at which each sequence begins; int64 ``[sequences]``.
+        """For each sequence, the index within its record of the sequence's first token; int64 ``[sequences]``.
 
-        It is 0 unless several sequences were made of the record.
+        It is 0 for every sequence that is the only one made of its record.
         """
         if "seq_start" in self._row_group.sequences.values:
             return self["seq_start"]
@@ -202,10 +202,10 @@ class PackedRow(Mapping[str, NDArray[Any]]):
 def row_group_problems(row_group: RowGroup, first: int, m: Manifest) -> list[str]:
     """Return the problems of a row group whose first pack is number `first` of the dataset; [] if there are none.
 
-    No pack and no sequence may be empty. No pack may exceed the capacity or depth that the manifest `m` states. The
-    number of tokens in a pack must be the sum of its lengths. ``seq_index``, ``seq_start`` and ``seq_source`` must not
-    be negative. Of each kind, at most three problems are listed. If a pack or a sequence is empty, nothing else is
-    checked.
+    No pack and no sequence may be empty; if one is, only this problem is returned. No pack may exceed the capacity or
+    depth that the manifest `m` states. Unless the dataset is index-only, the number of tokens in a pack must be the sum
+    of its lengths. ``seq_index``, ``seq_start`` and ``seq_source`` must not be negative. Of each kind, at most three
+    problems are listed.
     """
     lens, sizes = row_group.sequences.seq_lengths, np.diff(row_group.indptr)
     if sizes.min(initial=1) < 1 or lens.min(initial=1) < 1:

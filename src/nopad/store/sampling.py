@@ -18,7 +18,7 @@ _FEW = 2  # reads are random if fewer rows are read per decoded row group
 class Reads:
     """Counts the rows that are read by number, and the row groups that are decoded for them.
 
-    A user warning is given once if nearly every row that is read needs another row group to be decoded.
+    A user warning is given once if fewer than two rows are read for each row group that is decoded (`count_row`).
     """
 
     def __init__(self, rows_per_group: int) -> None:
@@ -37,8 +37,8 @@ class Reads:
     def count_row(self) -> None:
         """Count one row that is read by number.
 
-        When 64 row groups have been decoded, both counts begin anew. If fewer than two rows per row group were read
-        until then, the warning is given. It is not given a second time, nor if row groups have at most two packs.
+        When 64 row groups have been decoded, both counts begin anew. If fewer than two rows were read per decoded row
+        group until then, the warning is given. It is given only once, and never if row groups have at most two packs.
         """
         self._rows += 1
         if self._decoded < _LOOK_EVERY:
@@ -53,8 +53,8 @@ class Reads:
 def _warn_of_random_reads(rows: int, decoded: int, rows_per_group: int) -> None:
     """Warn that rows are read at random: the last `rows` rows needed `decoded` row groups to be decoded.
 
-    `rows_per_group` is the number of packs in a row group. The warning points to the line that indexed the dataset. Of
-    several DataLoader workers, only the first one warns.
+    `rows_per_group` is the number of packs in a row group. The warning points to the line that indexed the dataset. If
+    a DataLoader has several workers, only the first one warns.
     """
     torch_data = sys.modules.get("torch.utils.data")
     worker = None if torch_data is None else torch_data.get_worker_info()
@@ -72,9 +72,10 @@ def _warn_of_random_reads(rows: int, decoded: int, rows_per_group: int) -> None:
 
 
 def refuse_stacking() -> None:
-    """Make torch's default collate function, which would stack packs, raise an OptionError for them.
+    """Make torch's default collate function raise an OptionError for packs, which it would otherwise stack.
 
-    The message names `PackedDataset.collator`, which joins them. Nothing is done if torch's DataLoader is not imported.
+    The message names `PackedDataset.collator`, which joins packs. Nothing is done if torch's DataLoader is not
+    imported.
     """
     collate = sys.modules.get("torch.utils.data._utils.collate")
     if collate is not None:

@@ -57,7 +57,10 @@ class ShardFiles:
         self._local = threading.local()
 
     def unlock(self) -> None:
-        """Make a new lock after a fork; in the child, nothing could release a lock that a thread held at the fork."""
+        """Make a new lock; after a fork, the child needs one.
+
+        In the child, nothing could release a lock that a thread held at the fork.
+        """
         self._lock = new_lock()
 
     def read(self, file: int, group: int) -> RowGroup:
@@ -71,7 +74,7 @@ class ShardFiles:
             return self._to_row_group(self._reader(file).read_row_group(group, use_threads=False), file, group)
 
     def scan(self, places: Iterable[tuple[int, int]]) -> Iterator[RowGroup]:
-        """Decode the row groups at `places`, which are pairs (file, row group), and yield them in this order.
+        """Decode the row groups at `places`, pairs of numbers (file, row group), and yield them in this order.
 
         Raises:
             CorruptError: a file is missing or damaged, or has another size or layout than the manifest states.
@@ -90,9 +93,9 @@ class ShardFiles:
                 yield row_group
 
     def lengths(self, file: int) -> tuple[NDArray[Any], NDArray[np.int32]]:
-        """Return ``(offsets, lengths)`` of a shard: the lengths of its sequences, and where each pack begins in them.
+        """Return ``(offsets, lengths)`` of a shard: where each pack begins in `lengths`, and the sequences' lengths.
 
-        `file` is the number of the shard. The offsets are ``[packs + 1]``, the lengths int32 ``[sequences]``.
+        `file` is the number of the shard. The offsets are integers ``[packs + 1]``, the lengths int32 ``[sequences]``.
 
         Raises:
             CorruptError: the file is missing or damaged, or has another size or layout than the manifest states.
@@ -117,7 +120,7 @@ class ShardFiles:
         return damage_errors(path, pa.ArrowException, MemoryError, ValueError, LookupError, OverflowError)
 
     def _batches(self, places: list[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
-        """Decode the row groups at `places`, pairs (file, row group); yield a record batch for each, in this order."""
+        """Decode the row groups at `places`, pairs of numbers (file, row group); yield a record batch for each."""
         import pyarrow.dataset as ds
 
         groups = [self._fragment(file).subset(row_group_ids=[group]) for file, group in places]
@@ -129,7 +132,9 @@ class ShardFiles:
         yield from scanner.to_batches()
 
     def _fragment(self, file: int) -> Any:
-        """Return shard number `file` as a `pyarrow.dataset` fragment, after checking its footer against the manifest.
+        """Return shard number `file` as a `pyarrow.dataset` fragment whose file has been checked against the manifest.
+
+        The last 32 fragments are kept; when one of these is returned, its file is not checked again.
 
         Raises:
             CorruptError: the file is missing or damaged, or has another size or layout than the manifest states.
@@ -175,7 +180,7 @@ class ShardFiles:
     def _reader(self, file: int) -> Any:
         """Return this thread's own reader of shard number `file`, since threads must not share Parquet readers.
 
-        If the thread has none, the file is opened and checked against the manifest.
+        If this thread has no open reader of the shard, the file is opened and checked against the manifest.
 
         Raises:
             ValueError: the file's size, columns, types or row groups are not those that the manifest states.
@@ -196,13 +201,13 @@ class ShardFiles:
         return readers[file]
 
     def _to_row_group(self, table: pa.Table | pa.RecordBatch, file: int, group: int) -> RowGroup:
-        """Convert a row group that Arrow has decoded to a `RowGroup`, which holds NumPy arrays.
+        """Return a row group that Arrow has decoded as a `RowGroup`, which holds NumPy arrays.
 
-        `table` is row group number `group` of shard number `file`, as Arrow has decoded it.
+        `table` is the decoded row group: number `group` of shard number `file`.
 
         Raises:
-            ValueError: the row group does not have as many packs as the manifest states, columns have lists of
-                different lengths, or a column has nulls.
+            ValueError: the row group does not have as many packs as the manifest states; two per-token columns, or two
+                per-sequence columns, differ in the lengths of their lists; or a column has nulls.
             pyarrow.ArrowException: a column is damaged.
         """
         expected = self._rows(file)[group]

@@ -1,8 +1,8 @@
 """Write packs and sequences to shards: Parquet files with one row per pack.
 
 Per-token columns are flat lists without padding; ``position_ids``, attention masks and ``cu_seqlens`` are not stored,
-unless the source has such columns. Numbers have the Parquet encoding BYTE_STREAM_SPLIT, and all pages are compressed by
-zstd at level 1. All row groups have the same number of packs, except the last of a shard. One thread gathers and
+unless such columns are packed along. Numbers have the Parquet encoding BYTE_STREAM_SPLIT, and all pages are compressed
+by zstd at level 1. All row groups have the same number of packs, except the last of a shard. One thread gathers and
 encodes a shard in O(row group) memory, and another hashes and fsyncs it, so that no encoder waits for the disk. Several
 shards are written at once; the expensive steps release the GIL.
 """
@@ -73,7 +73,7 @@ def _kind(column: Any) -> pa.DataType:
 class ShardLayout:
     """How packs are divided into shards, and shards into row groups.
 
-    This depends only on the capacity, the number of packs and the `shard_tokens` given to `of`.
+    The layout depends only on the capacity, the number of packs and the `shard_tokens` given to `of`.
 
     Attributes:
         packs: total number of packs.
@@ -121,7 +121,7 @@ def write_shards(
     on_tokens: Callable[[int], None] = lambda tokens: None,
     threads: int | None = None,
 ) -> tuple[Shard, ...]:
-    """Write all shards under `folder`, except those already `finished`; return all of them in order.
+    """Write all shards under `folder`, except those in `finished`; return every shard, finished or new, in order.
 
     After any error or interrupt, the other writers stop at their next row group.
 
@@ -131,7 +131,7 @@ def write_shards(
         folder: the folder that the shards' names are relative to.
         layout: how packs are divided into shards.
         finished: shards that are on disk already, by name; None: there are none.
-        on_shard: called in the caller's thread for each shard once it is on disk under its final name.
+        on_shard: called in the caller's thread for each written shard once it is on disk under its final name.
         on_tokens: called by the writing threads with the number of tokens just written.
         threads: number of shards that are written at once; None: the number of CPU cores, but at most 8.
 
@@ -173,7 +173,7 @@ def write_shards(
 
 
 class _Stopped(Exception):
-    """Raised in a thread that writes a shard when another thread failed or the job was interrupted."""
+    """Raised in a thread that writes a shard, after another thread has failed or the job was interrupted."""
 
 
 def _write_shard(
@@ -187,8 +187,8 @@ def _write_shard(
 ) -> Shard:
     """Write shard number `shard` under its temporary name, and return it as a `Shard` without size and checksum.
 
-    `packs` and `sequences` are those of the whole dataset, and `layout` says which packs are in which shard. The path
-    of the shard is relative to `folder`. `on_tokens` is called with the number of tokens of each row group written. If
+    `packs` and `sequences` are those of the whole dataset. `layout` says which packs are in which shard, and names the
+    shard's path relative to `folder`. `on_tokens` is called with the number of tokens of each row group written. If
     `stop` is set, `_Stopped` is raised before the next row group.
     """
     path = folder / layout.name(shard)

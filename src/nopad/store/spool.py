@@ -1,13 +1,13 @@
 """The spool of a running job: sequences in flat files, and a journal that says how many of their bytes are valid.
 
-``OUT/.work/`` holds the tokens, lengths, record numbers, starts (the index of a sequence's first token in its record)
-and columns packed along, of all sequences so far; for an index, a hash of each sequence in place of tokens and columns.
-New values are appended, then committed together: the data is fsynced first, then one journal line is written with a
-checksum of the bytes added to each file since the previous line. Opening a spool reads its files again (2 GB/s) and
-accepts the lines of the journal before the first one with a wrong checksum. Files and journal are truncated there, and
-the job makes all later sequences again. So a kill at any moment loses at most the sequences after the last commit. If
-bytes of an earlier commit were changed or removed, the sequences from that commit on are made again, and the wrong
-bytes are never packed.
+The files are in ``.work/`` in the output folder. They hold, for all sequences so far: the tokens, the lengths, the
+record numbers, the starts (index of a sequence's first token in its record), and the columns packed along. For an
+index, a hash of each sequence replaces the tokens and columns. New values are appended, then committed together: the
+data is fsynced first, then one journal line is written. The line has a checksum of the bytes added to each file since
+the previous line. Opening a spool reads its files again (2 GB/s) and accepts the journal's lines before the first one
+with a wrong checksum. Files and journal are truncated where the accepted lines end, and the job makes all later
+sequences again. So a kill at any moment loses at most the sequences after the last commit. If bytes of an earlier
+commit were changed or removed, the sequences from that commit on are made again, and the wrong bytes are never packed.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class Progress:
 class Spool:
     """Appends sequences and commits them; an existing spool continues after its last commit.
 
-    A commit fsyncs the journal, four files, and one or two more files per column that is packed along. So `append`
-    commits only if the last commit was at least `commit_every_s` seconds ago.
+    A commit is slow: it fsyncs the journal, four files, and one or two more files per column that is packed along. So
+    `append` commits only if the last commit was at least `commit_every_s` seconds ago.
 
     Attributes:
         progress: what was appended so far, including what is not committed yet.
@@ -109,7 +109,8 @@ class Spool:
 
         Args:
             folder: the folder of the files.
-            keep_tokens: whether tokens and the columns in `carried` are stored; if not, a hash of each sequence is.
+            keep_tokens: whether tokens and the columns in `carried` are stored; if not, a hash of each sequence is
+                stored instead.
             carried: the columns that are packed along with the tokens.
             commit_every_s: minimum number of seconds between two commits by `append`.
 
@@ -139,7 +140,7 @@ class Spool:
         `on_bytes` is called with the `Block.progress` of each earlier block that was read for this check.
 
         Raises:
-            ResumeError: the source changed since the job started; the message says where.
+            ResumeError: the source changed or became shorter since the job started; the message says where.
         """
         digest, at, before, since = CHAIN_START, 0, "", ""
         # Copied, since the caller commits while iterating
@@ -164,10 +165,11 @@ class Spool:
             )
 
     def append(self, batch: Sequences, counts: Counts, blocks: list[Block]) -> None:
-        """Append the sequences of `blocks`, which must all belong to the same source of a mixture, and their counts.
+        """Append `batch`, which holds the sequences of `blocks`, and add `counts`, the counts of their records.
 
-        If the last commit (or the opening of the files) was at least `commit_every_s` seconds ago, all sequences so far
-        are committed. A killed job loses only the sequences after its last commit.
+        There must be at least one block, and all must belong to the same source of a mixture. If the last commit (or
+        the opening of the files) was at least `commit_every_s` seconds ago, all sequences so far are committed. A
+        killed job loses only the sequences after its last commit.
 
         Raises:
             StorageError: the disk is full, or a write failed.
@@ -241,8 +243,9 @@ class Spool:
         self._files = {}
 
     def sequences(self, *, split: bool) -> Sequences:
-        """Return the sequences of the finished spool, memory-mapped except for 8 bytes per sequence.
+        """Return the sequences of the finished spool; columns are memory-mapped.
 
+        Only where each sequence begins (8 bytes per sequence) and per-sequence columns of booleans are in memory.
         `split` says whether several sequences were made of some record; if so, the column ``seq_start`` is included.
         """
         arrays = {name: self._map(name) for name in self._layout}
@@ -272,7 +275,7 @@ class Spool:
         return self._folder / f"{name}.bin"
 
     def _trusted(self) -> list[Progress]:
-        """Return the progress at each commit before the first damaged one, and remove the later lines from the journal.
+        """Return the progress at each commit before the first damaged one; remove the other commits from the journal.
 
         A commit is damaged if its line in the journal is damaged, or if the files do not hold exactly the bytes that it
         added.
@@ -296,10 +299,10 @@ class Spool:
         return history
 
     def _bears_out(self, files: Mapping[str, Any], before: Sequence[Progress], progress: Progress) -> bool:
-        """Return whether the files hold the bytes of a commit: those that were added after the commit before it.
+        """Return whether the files hold exactly the bytes that a commit added.
 
-        `progress` is the commit, with the checksums of these bytes. `before` holds the commit before it; it is empty
-        for the first commit. Each call reads `files` on from where the previous call ended.
+        `progress` is the state at the commit, with the checksums of the bytes it added. `before` holds only the
+        previous commit; it is empty for the first one. Each call reads `files` on from where the previous call ended.
         """
         if progress.files.keys() != files.keys() or files.keys() != self._layout.keys():
             return False
@@ -314,7 +317,10 @@ class Spool:
         return True
 
     def _open(self) -> None:
-        """Open the files for appending, truncated to what the journal has committed."""
+        """Open the files for appending, truncated to what the journal has committed.
+
+        In an empty file of the ends of strings, the leading 0 is written.
+        """
         with storage_errors("opening the spool in", self._folder):
             self._bytes = {name: self.progress.files.get(name, (0, ""))[0] for name in self._layout}
             for name in self._layout:
@@ -327,7 +333,7 @@ class Spool:
                     self._write(name, np.zeros(1, dtype=np.int64))  # the first string begins at 0
 
     def _begin_segment(self) -> None:
-        """Start a new hash for each file, of the bytes up to the next commit, and store the present time.
+        """Start a new hash for each file, over the bytes written until the next commit, and store the present time.
 
         `append` compares this time with `commit_every_s`.
         """

@@ -36,11 +36,11 @@ class SpoolFile:
 
 
 def spool_files(keep_tokens: bool, carried: Sequence[Carried]) -> dict[str, SpoolFile]:
-    """Return the files of a spool by name.
+    """Return a description of each file of a spool, by the file's name.
 
     `carried` are the columns that are packed along with the tokens. Their files are named by number, since a column may
-    have any name. If `keep_tokens` is False, a file with a hash of each sequence replaces those of tokens and carried
-    columns.
+    have any name. If `keep_tokens` is False, a file with a hash of each sequence replaces the files of tokens and
+    carried columns.
     """
     files = {
         "lengths": SpoolFile(dtype=np.int32, per="sequence", values=lambda batch: batch.seq_lengths),
@@ -64,9 +64,10 @@ def spool_files(keep_tokens: bool, carried: Sequence[Carried]) -> dict[str, Spoo
 
 
 def text_array(ends: NDArray[np.int64], text: NDArray[np.uint8]) -> pa.LargeStringArray:
-    """Return a string column as an Arrow array, which is a view of two arrays as the spool's files hold them.
+    """Return the strings of a column as an Arrow array, which is a view of `ends` and `text`.
 
-    `text` has the UTF-8 bytes of all strings. `ends` has a 0, then the offset in `text` at which each string ends.
+    These are two arrays as the spool's files hold them. `text` has the UTF-8 bytes of all strings. `ends` has a 0, then
+    the offset in `text` at which each string ends.
     """
     return pa.LargeStringArray.from_buffers(ends.size - 1, pa.py_buffer(ends), pa.py_buffer(text))
 

@@ -48,18 +48,19 @@ _GOES_ON = (InterruptedJobError, KeyboardInterrupt, StorageError, SourceError, O
 def replaced(out: Path, names: re.Pattern[str], make: Callable[[Path], Made]) -> Made:
     """Write new output in place of nopad's old output in a folder; return what `make` returns.
 
-    If `out` has no complete output, `make` writes to `out` itself. Otherwise it writes to the subfolder ``.replacing``
-    of `out`. It also writes there if it refuses the unfinished work in `out`, or if an interrupted call left that
-    subfolder. The old files stay as they are until `make` is done; then the new files take their place. (The subfolder
-    is inside of `out` since `out` may be a mount or a link.)
+    If `out` is missing, is empty or holds only unfinished work, `make` is called with `out` itself. If an interrupted
+    call was just moving its new files to `out`, they are moved first, and then `make` is called with `out`. In three
+    cases, `make` is called with the subfolder ``.replacing`` of `out`: `out` holds complete output, an interrupted call
+    left this subfolder, or `make` has refused what is in `out`. The old files then stay as they are until `make` is
+    done, and the new files take their place. (The subfolder is inside of `out` since `out` may be a mount or a link.)
 
     The call may be interrupted or killed at any moment: the same call then goes on where it stopped. A call that makes
     something else begins anew.
 
     Args:
         out: the folder.
-        names: a pattern for the names that nopad writes there: `DATASET` or `PREDICTIONS`. The folder of a job with a
-            held-out share may also hold its two datasets' folders, ``train`` and ``validation``.
+        names: a pattern for the names that nopad writes there: `DATASET` or `PREDICTIONS`. With `DATASET`, the
+            folder of a job with a held-out share may also hold its two datasets' folders, ``train`` and ``validation``.
         make: writes the output to the folder that it gets, and goes on with its own job if one was interrupted there.
             It raises OutputExistsError, ResumeError or CorruptError if the folder holds other or damaged work. Its
             other errors are passed on.
@@ -69,7 +70,7 @@ def replaced(out: Path, names: re.Pattern[str], make: Callable[[Path], Made]) ->
             trace of a job.
         OutputBusyError: another process is writing there.
         InterruptedJobError: `make` was interrupted.
-        StorageError: a file cannot be removed or moved.
+        StorageError: a file cannot be locked, removed or moved.
     """
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return make(out)
@@ -169,7 +170,11 @@ def _made(new: Path, make: Callable[[Path], Made]) -> Made:
 
 
 def _is_whole(out: Path) -> bool:
-    """Return whether a folder holds a complete output: a manifest (``nopad.json``) or the results of predictions."""
+    """Return whether a folder holds a complete output.
+
+    That is a manifest (``nopad.json``), the results of predictions, or both finished datasets of a job with a held-out
+    share (``train`` and ``validation``).
+    """
     return any((out / name).is_file() for name in WHOLE) or bool(split_folders(out))
 
 

@@ -1,6 +1,7 @@
 """`Workspace`: the dataset folder of a packing job.
 
-It finds out which job the folder belongs to, which of the job's files are finished, and whether the dataset is there.
+It finds out which job the folder belongs to, which of the job's files are finished, and whether the dataset is there. A
+job that writes predictions has a `Workspace`, too (`nopad.tasks.prediction_files`).
 
 ``OUT/.work/job.json`` says which job a folder belongs to, by the job's settings and the files of its source. A folder
 that belongs to another job, or has content and belongs to no job, is refused. A lock keeps two processes from working
@@ -55,7 +56,7 @@ class Workspace:
     def half(self, split: str | None) -> Workspace:
         """Return the workspace of one dataset of the job: `split` is "train" or "validation", the name of its folder.
 
-        None returns this workspace itself, which is that of a job with a single dataset.
+        If `split` is None, the job has a single dataset, and this workspace itself is returned.
         """
         return self if split is None else Workspace(self.out / split, self.work / split)
 
@@ -66,8 +67,8 @@ class Workspace:
     def finished(self, settings: Mapping[str, Any], fingerprint: str) -> Manifest:
         """Return the manifest of the finished dataset, after checking that this job would write the same dataset.
 
-        `settings` are the manifest fields that the job knows beforehand; `fingerprint` is that of its source. The work
-        folder, which a kill may have left, is removed.
+        `settings` are the manifest fields that the job knows beforehand; all but ``tool_versions`` must be equal.
+        `fingerprint` is that of the job's source. The work folder, which a kill may have left, is removed.
 
         Raises:
             OutputExistsError: the dataset was made with other settings or from another source.
@@ -98,8 +99,8 @@ class Workspace:
         """For a ``with`` block, lock the work folder, which is created if it does not exist.
 
         If the folder holds an unfinished job, it must be this one: with the same `settings` (manifest fields that are
-        known before the source is read) and the same files of the `source`. If it holds none, ``job.json`` is written
-        with both.
+        known before the source is read) and the same files of the `source`. If it holds none, the settings and the list
+        of files are written to ``job.json``.
 
         Raises:
             OutputExistsError: `out` is a file, or is not empty and holds no unfinished job.
@@ -157,12 +158,12 @@ class Workspace:
     def finished_files(self, origin: str, folder: Path | None = None) -> dict[str, dict[str, Any]]:
         """Return, for each file that is finished and has not changed since, what the journal says about it.
 
-        The result is a dict by the file's path; its values are the entries that `note` wrote, such as ``sha256``. The
-        files are in `folder`; None: in the work folder. Files that have changed, and those whose line in the journal is
-        damaged, are left out, so that the job makes them again.
+        The result is a dict by the file's path; its values are the entries that `note` wrote, such as ``sha256``.
+        `origin` is the fingerprint of the job's source. The files are in `folder`; None: in the work folder. Files that
+        have changed, and those whose line in the journal is damaged, are left out, so that the job makes them again.
 
         Raises:
-            ResumeError: a file was made from another source than `origin`, a fingerprint.
+            ResumeError: the journal has a file that was made from another source.
             StorageError: the journal or a file cannot be read.
         """
         where = folder or self.work
@@ -177,7 +178,9 @@ class Workspace:
             return {name: known for name, known in noted.items() if holds(where / name, known["sha256"])}
 
     def take_back(self, name: str) -> None:
-        """Move folder `name` from `out` back into the work folder, if a run was killed while it moved results to `out`.
+        """Move folder `name` from `out` back into the work folder; do nothing if it is not in `out`.
+
+        It is in `out` if a run was killed while it moved results there.
 
         Raises:
             ResumeError: the work folder has a folder of this name too.
@@ -212,6 +215,8 @@ class Workspace:
     def _holds_something_else(self) -> bool:
         """Return whether `out` is a file, or a folder that is not empty and holds no unfinished job of nopad.
 
+        A work folder that is empty, or holds only a lock, does not count as content.
+
         Raises:
             ResumeError: `out` holds an unfinished job without its ``job.json``.
         """
@@ -228,10 +233,10 @@ class Workspace:
         return bool(beside - {WORK} or inside - {"lock"})
 
     def _lock(self, lock: int) -> None:
-        """Lock the work folder.
+        """Lock the work folder; `lock` is the descriptor of its open lock file.
 
         Raises:
-            OutputBusyError: another process holds the lock.
+            OutputBusyError: another process holds the lock, or has just removed the work folder.
             StorageError: the file system has no locks.
         """
         try:

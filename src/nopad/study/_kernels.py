@@ -41,8 +41,8 @@ def first_fit_in_bins(lengths: NDArray[Any], capacity: int, bins: int, pack_of: 
 def worst_fit(lengths: NDArray[Any], capacity: int, packs: int, pack_of: NDArray[Any]) -> int:
     """Put each sequence into the emptiest pack, or into a new one if it does not fit there; return the number of packs.
 
-    The pack of each sequence is written to `pack_of`. `packs` is the number of packs that are open from the start; they
-    are counted even if they stay empty.
+    The pack of each sequence is written to `pack_of`. `packs`, at least 1, is the number of packs that are open from
+    the start; they are counted even if they stay empty.
     """
     room = np.full(lengths.shape[0] + packs, capacity, dtype=np.int64)
     for i in range(lengths.shape[0]):

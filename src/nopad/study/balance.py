@@ -174,7 +174,8 @@ def balance_rows(
         methods: the methods to simulate; None: all those that `studied` returns.
 
     Raises:
-        OptionError: a number is out of range, or `node` does not divide a number of GPUs.
+        OptionError: a number is out of range, `node` does not divide a number of GPUs above it, or a method is
+            stratified and the longest length is below 3.
         BalanceError: the histogram gives too few sequences or packs for one step of a method (if the method is
             stratified, it is left out instead).
 
@@ -344,9 +345,10 @@ def published_range(row: BalanceRow, histogram: Histogram) -> tuple[int, int] | 
 def order_effect(histogram: Histogram, cost: CostModel | None = None, steps: int = ORDER_STEPS) -> dict[str, float]:
     """Return the correlation between a step's number in an epoch and its cost, for three ways to draw the steps.
 
-    The result is a dict with the keys "random", "sorted" (by cost) and "sorted in windows of 64 steps". All three are
-    near 0, since steps that are drawn by cost come in random order too. One epoch is simulated, with up to `steps`
-    steps of 128 sequences each; with fewer if the histogram holds too few sequences.
+    The result is a dict with the keys "random", "sorted" (by cost) and "sorted in windows of 64 steps". All three
+    values are near 0, since steps that are drawn by cost come in random order too. A value is 0 if all steps cost the
+    same. One epoch is simulated, with up to `steps` steps of 128 sequences each; with fewer if the histogram holds too
+    few sequences.
 
     Args:
         histogram: lengths to draw from.

@@ -67,9 +67,9 @@ class Distribution:
         return median_of(self.histogram)
 
     def bars(self, bins: int) -> NDArray[np.float64]:
-        """Return the share of sequences in each of `bins` equal ranges of length, from 1 to the capacity.
+        """Return the share of sequences in each of `bins` ranges of length, from 1 to the capacity.
 
-        The result is float64 ``[bins]``.
+        The ranges are as equally wide as integers allow. The result is float64 ``[bins]``.
 
         >>> distribution("two", Histogram.from_counts({1: 3, 8: 1}), 8).bars(2).tolist()
         [0.75, 0.25]
@@ -78,9 +78,9 @@ class Distribution:
         return np.bincount(place, weights=self.histogram.counts, minlength=bins) / self.histogram.sequences
 
     def summary(self) -> dict[str, Any]:
-        """Return all attributes and properties as a dict, ready for JSON.
+        """Return all attributes except the histogram, and all properties, as a dict that is ready for JSON.
 
-        The histogram is left out; its numbers of sequences and tokens are included.
+        Instead of the histogram, its numbers of sequences and tokens are included.
         """
         return {
             "name": self.name,
@@ -99,7 +99,7 @@ class Distribution:
 
 
 def distribution(name: str, histogram: Histogram, capacity: int) -> Distribution:
-    """Measure one corpus, and return its `Distribution`; it is planned with `auto` and with `spfhp`.
+    """Plan a corpus with `auto` and with `spfhp`, and return its `Distribution`.
 
     Raises:
         LengthError: a length is above `capacity`.

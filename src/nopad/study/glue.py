@@ -3,7 +3,7 @@
 A sequence is one text or a pair of texts with BERT's special tokens, cut to the capacity as in transformers' GLUE
 example. The table has eight of GLUE's nine sets (QNLI is missing). A set is compared with the published figures only
 if it has as many sequences as in the paper; a set that is not available is shown with the published figures alone, and
-marked as such.
+marked as not available.
 
 Source: see `nopad.study.published`.
 """
@@ -138,7 +138,8 @@ def _text(found: GlueSet, record: Mapping[str, Any], column: str, number: int) -
 def redo_glue(name: str, histogram: Histogram | None, notes: Iterable[str] = ()) -> tuple[Table, list[Redone]]:
     """Return the table of one set and its rows: published figures beside ours, then nopad's default plan.
 
-    QNLI is not in the paper, so its rows have no published figures.
+    QNLI is not in the paper, so its rows have no published figures. If another set has another number of sequences than
+    in the paper, its rows with published figures have no differences, and a note that says why.
 
     Args:
         name: GLUE's name for the set.

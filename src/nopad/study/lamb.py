@@ -87,7 +87,7 @@ class LambRow:
 def powers(
     factors: Sequence[float] = (1.913, 1.996, *map(float, FACTORS)), betas: tuple[float, float] = BETAS
 ) -> list[PowerRow]:
-    """Return the corrected betas for each packing factor, in ascending order of the factors.
+    """Return a `PowerRow` for each packing factor, in ascending order of the factors; `betas` are those without packs.
 
     >>> [(row.factor, round(row.beta1, 4), row.printed) for row in powers([2.0])]
     [(2.0, 0.6561, 0.66)]

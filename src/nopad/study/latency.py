@@ -83,7 +83,7 @@ class LatencyRow:
         gpus: number of GPUs.
         batch: sequences per GPU.
         method: name of the method.
-        compute: compute time of a rank with the mean number of tokens.
+        compute: compute time of a rank with the mean number of tokens; if batches are padded, of full rows.
         waiting: compute time of the rank with the most tokens, minus `compute`; 0 if batches are padded.
         launch: time to launch kernels.
         reduce: time of the part of the all-reduce that is not hidden behind compute.
@@ -107,9 +107,9 @@ def latency_rows(
 ) -> Iterator[LatencyRow]:
     """Yield a `LatencyRow` for each batch size, number of GPUs and method.
 
-    The methods are padded batches, those of Figure 7, and nopad's. A number of GPUs is left out if the histogram holds
-    too few sequences for two steps, or too few packs for one. A stratified method is left out for batches of at most 12
-    sequences, as in the paper, and where the histogram is too small for its quotas.
+    The methods are padded batches, those of Figure 7, and nopad's. For a batch size, a number of GPUs is left out if
+    the histogram holds too few sequences for two steps, or too few packs for one. A stratified method is left out for
+    batches of at most 12 sequences, as in the paper, and where the histogram is too small for its quotas.
 
     Args:
         histogram: lengths to draw from.
@@ -117,8 +117,9 @@ def latency_rows(
         batches: the batch sizes to simulate, in sequences per GPU.
 
     Raises:
-        OptionError: the histogram holds no sequence, a batch size is below 2, or a number of GPUs is below 1; or a
-            number of GPUs that is not left out is above 8 and no multiple of 8, the GPUs of a node.
+        OptionError: the histogram holds no sequence, a batch size is below 2, or a number of GPUs is below 1; a number
+            of GPUs that is not left out is above 8 and no multiple of 8, the GPUs of a node; or a stratified method is
+            not left out, and the longest length is below 3.
     """
     for number in gpus:
         check_integer("gpus", number)

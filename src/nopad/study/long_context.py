@@ -118,7 +118,7 @@ class LongRow(BalanceRow):
 
 @dataclass(frozen=True, kw_only=True)
 class _Packed:
-    """Number of tokens, cost, and cost of the costliest sequence of each pack; int64 ``[packs]`` each.
+    """For each pack, its number of tokens, its cost, and the cost of its costliest sequence; int64 ``[packs]`` each.
 
     Some methods deal the packs in this order; others first draw a new order.
     """
@@ -158,7 +158,7 @@ def long_context_rows(
         steps: approximate number of steps to simulate, at least 2.
 
     Raises:
-        OptionError: `steps` is below 2, or `node` does not divide `ranks`.
+        OptionError: `steps` is below 2, `ranks` or `node` is below 1, or a `node` below `ranks` does not divide it.
     """
     if steps < 2:
         raise OptionError(f"the study of long context takes at least 2 steps, got {steps}")
@@ -292,11 +292,9 @@ def _next_fit(lengths: NDArray[np.int32], costs: NDArray[np.int64], capacity: in
 
 
 def _worst_fit_decreasing(lengths: NDArray[np.int32], costs: NDArray[np.int64], capacity: int, shape: Shape) -> _Packed:
-    """Pack the sequences of each step by worst-fit, longest first: each into the emptiest pack.
+    """Pack the sequences of each step by worst-fit, longest first; return the packs of all steps, step after step.
 
-    If a sequence does not fit there, it goes into a new pack.
-
-    Returns the packs of all steps, step after step.
+    Each sequence goes into the emptiest pack of its step, or into a new pack if it does not fit there.
     """
     from nopad.study._kernels import worst_fit
 
@@ -315,7 +313,8 @@ def _worst_fit_decreasing(lengths: NDArray[np.int32], costs: NDArray[np.int64], 
 def _open_packs(lengths: NDArray[np.int32], costs: NDArray[np.int64], capacity: int, shape: Shape) -> _Dealt:
     """Let each rank pack its own share of the sequences; in the k-th micro-step, a rank gets the k-th pack it made.
 
-    The last packs of each rank, which may not be full, are left out, so that all ranks have the same number.
+    All ranks keep the same number of packs: as many as the rank with the fewest packs has, without its last eight,
+    which may not be full. Packs that do not fill a last step are left out, too.
     """
     from nopad.study._kernels import first_fit_in_bins
 

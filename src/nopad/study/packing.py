@@ -67,7 +67,7 @@ def redo(table: Table, row: Row, histogram: Histogram) -> Redone:
     If the histogram is too large for the row's algorithm, there are no figures of ours, and the note says why.
 
     Raises:
-        LengthError: a length is above the table's capacity.
+        LengthError: a length is above the table's capacity; this is not checked for the row of sorted batches.
 
     The histogram below is not the paper's, so its packing factor differs from the published one:
 
@@ -101,10 +101,10 @@ def redo(table: Table, row: Row, histogram: Histogram) -> Redone:
 
 
 def _what_it_took(made: Plan) -> list[str]:
-    """Return notes on our figures of a row.
+    """Return the notes on a plan that are shown in its row.
 
-    For a plan by least squares (`nnlshp`), the first note says how many packs the exact cover needs; the plan's own
-    notes follow. For `greedy`, a single note takes the place of all others: how many sequences the deepest pack holds.
+    These are the plan's own notes. If the plan is by least squares (`nnlshp`), a note on how many packs the exact cover
+    needs comes first. If it is by `greedy`, there is only a note on how many sequences the deepest pack holds.
     """
     if made.algorithm == "greedy":
         return [f"the deepest pack holds {made.max_depth_used}"]  # instead of the seed that drew its order
@@ -115,7 +115,12 @@ def _what_it_took(made: Plan) -> list[str]:
 def contrast(table: Table, histogram: Histogram, algorithm: str = "optimal") -> list[Redone]:
     """Return, for each depth in the table except 1, a row with the result of `algorithm`.
 
-    The row's note gives the lower bound on the number of packs, or says that the plan is optimal.
+    The row's note says that the plan is proven optimal, or how many packs it is above the lower bound; the plan's own
+    notes follow.
+
+    Raises:
+        LengthError: a length is above the table's capacity.
+        OptionError: there is no such algorithm, or the histogram is too large for it.
     """
     rows = []
     limits = {row.limit for row in table.rows} - {1}
@@ -138,10 +143,10 @@ def contrast(table: Table, histogram: Histogram, algorithm: str = "optimal") -> 
 
 
 def sorted_batches(histogram: Histogram, capacity: int, rows: int) -> dict[str, float]:
-    """Return efficiency and packing factor, by name, if batches of `rows` sequences of similar length are padded.
+    """Return efficiency (in %) and packing factor, by name, of padded batches of `rows` sequences of similar length.
 
-    Sequences are sorted by length, and each batch is padded to its longest sequence. The packing factor is the number
-    of slots if each sequence is padded to `capacity`, divided by the number of slots of these batches.
+    Sequences are sorted by length, longest first, and each batch is padded to its longest sequence. The packing factor
+    is the number of slots if each sequence is padded to `capacity`, divided by the number of slots of these batches.
 
     The sequences of 8 and 4 tokens take 16 slots, and the two of 2 tokens take 4 slots:
 
@@ -179,10 +184,11 @@ class StrategyCount:
 
 
 def count_strategies() -> list[StrategyCount]:
-    """Count the strategies that fill a pack completely, for five capacities, with at most 1, 2, 3 and 4 sequences.
+    """Return a `StrategyCount` for each of five capacities and each depth from 1 to 4.
 
-    A strategy says how many sequences of each length a pack holds. `StrategyCount.formula` estimates the count at a
-    capacity of s. It adds one number, rounded down, for each number of sequences up to the depth:
+    It counts the strategies that fill a pack completely with at most as many sequences as the depth. A strategy says
+    how many sequences of each length a pack holds. `StrategyCount.formula` estimates the count at a capacity of s. It
+    adds one number, rounded down, for each number of sequences up to the depth:
 
     * exactly one sequence: 1
     * exactly two: ``s / 2``

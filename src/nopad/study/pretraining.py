@@ -51,7 +51,10 @@ class PairsAt:
         return self.counts["random_next"] / self.lengths.histogram.sequences
 
     def document(self) -> dict[str, Any]:
-        """Return a dict for JSON: the summary of `lengths`, the published numbers, the counts and the histogram."""
+        """Return all attributes as a dict for JSON; of `lengths`, it has the summary and the histogram.
+
+        The published numbers have the keys ``published_theoretical`` and ``published_factor``.
+        """
         histogram = self.lengths.histogram
         return {
             **self.lengths.summary(),

@@ -1,7 +1,7 @@
 """Figures that the papers print: tables, residuals and counts of strategies. Figures of tables are kept as text.
 
-Text keeps the printed digits. What the papers call "tokens" counts every slot, padding included; the column keeps that
-name here.
+Text keeps the printed digits. What the papers call "tokens" counts every slot, padding included; the column of this
+name here counts the same.
 
 Sources: [B] "Efficient Sequence Packing without Cross-contamination" (arXiv 2107.02027); [S] its supplement, under the
 earlier title "Towards Packing: 2x NLP BERT Acceleration"; [M] "Breaking MLPerf Training: A Case Study on

@@ -58,7 +58,7 @@ class Residuals:
 
     @property
     def invented(self) -> int:
-        """Number of places of sequences in packs that no sequence takes."""
+        """Number of slots without a sequence: places of sequences in packs that no sequence takes."""
         return -int(self.values[self.values < 0].sum())
 
     @property
@@ -124,8 +124,8 @@ class Compared:
         plain: our figure with all weights 1.
         weighted: our figure with a smaller weight for short lengths.
         published: published figure; None: there is none, or the histogram is not the paper's.
-        difference: `plain` or `weighted`, whichever the paper's text is about, minus `published`. Here and in the next
-            two: None if `published` is None.
+        difference: `plain` or `weighted`, whichever the paper's text is about, minus `published`. It is None if
+            `published` is None; so are `tolerance` and `within`.
         tolerance: largest difference that still counts as reproduced.
         within: whether the difference is within the tolerance.
         note: remark about the published figure.

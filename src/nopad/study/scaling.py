@@ -117,7 +117,7 @@ def speed_up_of_minimum(alpha: float, beta: float, devices: int) -> float:
 def speed_up_by_time(devices: int, alpha: float = ALPHA_8, beta: float = BETA_8) -> float:
     """Return the speed-up of un-padding on `devices` devices, if times are Gumbel-distributed.
 
-    It follows from the expected time of the slowest device. The distribution of times is fitted by its moments to the
+    It is 1 / the expected time of the slowest device. The distribution of times is fitted by its moments to the
     speed-up on 8 GPUs (location `alpha`, scale `beta`).
 
     >>> round(speed_up_by_time(8), 2)
@@ -176,7 +176,7 @@ def scaling(histogram: Histogram, devices: Sequence[int] = DEVICES) -> list[Scal
 
 
 def _most_balanced(lengths: NDArray[np.int32], devices: int, steps: int) -> NDArray[np.int64]:
-    """Return the tokens of the device that gets the most, for each step; int64 ``[steps]``.
+    """Return the number of tokens on the device with the most, for each step; int64 ``[steps]``.
 
     The sequences of a step are dealt to the devices with balance.
     """

@@ -88,9 +88,10 @@ class ServingRow:
         reduction: number of batches with one request per row / `batches`, which is the speed-up that the policy allows.
         efficiency: number of tokens / number of slots, from 0 to 1.
         published: published samples per second; None: not published.
-        speed_up: published samples per second / those without packing; None: not published, or without packing.
-        realised: `speed_up` / `reduction`, the share of the possible speed-up that was published; None: not
-            published, or without packing.
+        speed_up: `published` / published samples per second without packing; None: not published, or this is the row
+            without packing.
+        realised: `speed_up` / `reduction`, the share of the possible speed-up that was published; None if `speed_up`
+            is None.
     """
 
     way: str

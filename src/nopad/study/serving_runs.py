@@ -1,11 +1,11 @@
 """Measure PopRT's packed serving by real runs: PopRT's requests, in its own ways and in nopad's.
 
 The requests have the lengths of PopRT's examples (`nopad.study.serving`); only the first requests are used, as many as
-fill a few batches with one request per row. Their tokens are random, and the model has the size of the demo's. In a
-first run, all requests wait from the beginning, as in PopRT's throughput test. The ways take turns, twice. This run
-gives the requests per second, in the faster turn, and how much hidden states differ from those of the original way. In
-a second run, the requests arrive at random times, the same for all ways: 0.6 times as many per second as the original
-way answers. This run gives the latency: the time from when a request arrives until its answer is there.
+fill a few batches with one request per row. Their tokens are random. In a first run, all requests wait from the
+beginning, as in PopRT's throughput test. The ways take turns, twice. This run gives the requests per second, in the
+faster turn, and how much hidden states differ from those of the original way. In a second run, the requests arrive at
+random times, the same for all ways: 0.6 times as many per second as the original way answers. This run gives the
+latency: the time from when a request arrives until its answer is there.
 
 The original way is the model as it is, on batches padded to a grid (a fixed number of rows and of tokens per row), one
 request per row. PopRT's ways fill static grids of the same shape, so that their batches take about equally long;
@@ -122,8 +122,8 @@ def real_rows(
     Args:
         grid: one of PopRT's settings.
         model: a pack-safe base model with at least `grid.capacity` positions.
-        batches: how many batches the requests fill with one request per row, at most 100; None: 6 for BERT and 10 for
-            DeBERTa.
+        batches: how many batches the requests fill with one request per row, at most 100; None: 10 for DeBERTa, and 6
+            for any other setting.
         say: called with a line of text, which begins with the name of a way, before each run of that way.
 
     Raises:
@@ -167,7 +167,7 @@ def _all_waiting(
     """Run all requests at once in each way, in turns.
 
     Returns three dicts by way: the seconds of the fastest turn, the hidden states of each request, and the number of
-    batches.
+    batches, both of the last turn.
     """
     fastest, states, batches = dict.fromkeys(runners, math.inf), {}, {}
     for _ in range(TURNS):
@@ -181,7 +181,7 @@ def _all_waiting(
 
 
 def _served(way: str, grid: Grid, model: Any) -> tuple[Any, Batching]:
-    """Return the arguments of `PackRunner` for one of `WAYS`: the model or a core around it, and the `Batching`."""
+    """Return the arguments of `PackRunner` for one of `WAYS`: the model or an `_Original` of it; and the `Batching`."""
     slots = grid.rows * grid.capacity
     if way == _ORIGINAL:
         return _Original(model, grid), Batching(capacity=slots, max_sequences=grid.rows, policy="first_fit")

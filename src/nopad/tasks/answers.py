@@ -69,7 +69,7 @@ class Answers(Task):
     A prediction has ``text`` ("" for no answer), ``start`` (index of the text's first character in the context; None
     for no answer) and ``score`` (the prediction's probability among the candidates, from 0 to 1). With a threshold, it
     has two more keys. ``no_answer`` is the score of ``[CLS]`` minus that of the best span (logits). ``best_text`` is
-    the text of the best span, also if the threshold decides for no answer. If all candidates consist of spaces, the
+    the text of the best span, even if the threshold decides for no answer. If all candidates consist of spaces, the
     texts are empty, ``score`` is 0, and ``no_answer`` is None.
 
     Raises:
@@ -125,9 +125,10 @@ class Answers(Task):
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn records (dicts of columns) into windows, which are the sequences of the result.
 
-        With `labels`, windows have the columns ``start_positions`` and ``end_positions``: the positions of the answer's
-        first and last token in the sequence. The count ``windows_without_the_answer`` says how many windows do not have
-        the whole answer. Without `labels`, records need no answers.
+        With `labels`, windows have the columns ``start_positions`` and ``end_positions``: the positions of the learned
+        answer's first and last token in the sequence. In a window without the whole answer, both are the position of
+        ``[CLS]``, or -100 if `absent` is "ignore". The count ``windows_without_the_answer`` says how many such windows
+        there are. Without `labels`, records need no answers.
 
         The per-sequence column ``context``, int64 ``[n, 3]``, holds the positions at which the context begins and ends
         (exclusive) in each sequence, and the position of ``[CLS]`` (0 if there is none). `Examples.details` has, for
@@ -209,10 +210,10 @@ class Answers(Task):
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
         """Return a dict for each window (sequence) of the batch: ``spans``, its best spans, and ``null``.
 
-        There are at most `n_best` spans, the best first. A span is a list of first token, last token (inclusive) and
-        score. Tokens are counted from the context's first token in the window. The score is the start logit of the
-        first token plus the end logit of the last one. ``null``, the score for no answer, is the sum of both logits at
-        ``[CLS]``.
+        There are at most `n_best` spans, the best first; each lies in the context and has at most `max_answer` tokens.
+        A span is a list of first token, last token (inclusive) and score. Tokens are counted from the context's first
+        token in the window. The score is the start logit of the first token plus the end logit of the last one.
+        ``null``, the score for no answer, is the sum of both logits at ``[CLS]``.
 
         Raises:
             BatchError: the highest score or ``null`` of a window is NaN or infinite; or the batch lacks the column
@@ -257,8 +258,9 @@ class Answers(Task):
         """Return the answer to each question, chosen from the best spans of its windows.
 
         An answer is a dict with ``text``, ``start``, ``score`` and so on, as the class describes it. It is None if the
-        task left the question out. A span found in two windows counts once, with the higher score. The score for no
-        answer is the lowest ``null`` of the question's windows.
+        task left the question out. Spaces at the ends of a span are left out, and a span of only spaces does not count.
+        A span found in two windows counts once, with the higher score. The score for no answer is the lowest ``null``
+        of the question's windows.
         """
         spans: dict[int, dict[tuple[int, int], float]] = {}
         nulls: dict[int, float] = {}

@@ -49,9 +49,9 @@ class Likely(Task):
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
         """Return a dict for each sequence, with its log-probability (natural logarithm) under the model.
 
-        ``logprob`` is the sum of the log-probabilities of the sequence's labelled tokens; in a batch without labels, of
-        all its tokens. The first token of a sequence never counts, since nothing predicts it. ``tokens`` is the number
-        of tokens that count, and ``mean_logprob`` is ``logprob`` divided by it; None if no token counts.
+        ``logprob`` is the sum of the log-probabilities of the sequence's labelled tokens, or of all its tokens if the
+        batch has no labels; the first token of a sequence never counts, since nothing predicts it. ``tokens`` is the
+        number of tokens that count. ``mean_logprob`` is ``logprob / tokens``; None if no token counts.
         """
         labels = batch["labels"] if "labels" in batch else batch["input_ids"]
         sums, counts = label_logprobs(outputs["logits"], labels, batch)
@@ -163,7 +163,7 @@ class Chat(Likely):
         roles: dict from the records' own names of roles to the usual ones, such as ``{"bot": "assistant"}``.
         max_length: most tokens of a sequence; None, the default: unlimited.
         over_long: what happens to a chat that is longer: "error" (the default), "truncate" or "drop". A truncated chat
-            loses its end; if none of its learned tokens are left, it is dropped, and counted as dropped.
+            loses its end; if no learned token is left after its first token, it is dropped, and counted as dropped.
 
     Raises:
         OptionError: an option has an invalid value.

@@ -30,13 +30,14 @@ def classes_found(
     Args:
         kind: the type of the task, a subclass of `Task`.
         records: records with labels.
-        options: options of the task, such as the names of its columns; others have their defaults.
+        options: options of the task, such as the names of its columns; missing ones have their defaults.
         known: names of classes in an order that is to be kept, such as that of a trained model.
 
     Raises:
-        RecordError: a record is not a dict or has no label; or a label is neither a name nor an integer from 0. An
-            empty text is not a name: CSV files have one where a label is missing. The message begins with the record's
-            place, such as ``a.jsonl, line 7``, if it is known.
+        RecordError: a record cannot be decoded, is not a dict, or has no label; or a label is neither a name nor an
+            integer from 0. A blank text is not a name (CSV files have one where a label is missing), and neither is a
+            text with a lone surrogate. The message begins with the record's place, such as ``a.jsonl, line 7``, if it
+            is known.
         SourceError, FormatError: files of records cannot be read, or are damaged.
         LengthError: there is no record.
         OptionError: there are fewer than 2 classes or more than 1,000, some labels are names and others numbers, or a
@@ -83,7 +84,7 @@ def _add(label: Any, number: int, names: set[str], numbers: set[int]) -> None:
     """Add a label of record `number` to `names` if it is a text, or to `numbers` if it is an integer; in place.
 
     Raises:
-        RecordError: the label is neither a text nor an integer from 0; or it is an empty text, or one with a lone
+        RecordError: the label is neither a text nor an integer from 0; or it is a blank text, or one with a lone
             surrogate.
     """
     if isinstance(label, str):

@@ -44,7 +44,7 @@ class _Judged(OfTexts):
         self.text, self.pair, self.label = text, pair, label
 
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
-        """Turn records into sequences; see `Task.encode`. They have the column ``labels`` unless `labels` is False.
+        """Turn records into sequences (`Task.encode`), with the column ``labels`` unless `labels` is False.
 
         Raises:
             RecordError: a record lacks a column, a text is not a string, or a label is not one of this task.
@@ -90,7 +90,8 @@ class Classification(_Judged):
 
     Args:
         tokenizer: the model's tokenizer.
-        labels: names of the classes, or their number. A record's label is a class number from 0, or a name.
+        labels: names of the classes, or how many classes there are. A record's label is the name of its class, or the
+            number of its class, from 0.
         text: column of the text.
         pair: column of the second text; None: records have one text.
         label: column of the label.
@@ -127,15 +128,16 @@ class Classification(_Judged):
         """Return the class of a record whose label is `value`, as a number.
 
         Raises:
-            RecordError: `value` is not a class; the message gives the record's `number`.
+            RecordError: `value` is not a class, or is a number that is also the name of another class. The message
+                gives the record's `number`.
         """
         return number_of(value, self.names, f"record {number}: {self.label}")
 
     def text_columns(self) -> tuple[str, ...]:
         """Return the columns that must be read as text from files without types (CSV, TSV).
 
-        These are the columns of texts. The label's column is added if a class name begins like a number: with a digit,
-        a sign or a point. It is not added if the names are "0", "1", "2", ... in this order.
+        These are the columns of texts. The label's column is added if a class name begins with a digit, a sign or a
+        point, unless the names are "0", "1", "2", ... in this order.
         """
         odd = any(_NUMERIC.fullmatch(name) for name in self.names) and self.names != names_of(len(self.names))
         return (*super().text_columns(), *([self.label] if odd else []))
@@ -145,7 +147,10 @@ class Classification(_Judged):
         return _named(self.names, "single_label_classification")
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, for each sequence, ``label`` (the most likely class's name) and ``probabilities``, one per class."""
+        """Return a dict for each sequence, with ``label`` and ``probabilities``.
+
+        ``label`` is the name of the most likely class; ``probabilities`` has one number per class.
+        """
         each = torch.softmax(outputs["logits"].double(), -1).tolist()
         return [{"label": self.names[max(range(len(one)), key=one.__getitem__)], "probabilities": one} for one in each]
 
@@ -153,8 +158,8 @@ class Classification(_Judged):
 class SeveralLabels(_Judged):
     """Multi-label classification: any number of classes per text, or per pair of texts.
 
-    It takes the arguments of `Classification`, but `labels` must be given, and `label` is "labels" by default. There is
-    one more:
+    It takes the arguments of `Classification`, but `labels` must be given, and `label` is "labels" by default. One
+    argument is added:
 
     Args:
         labels_as: form of a record's label: "classes", a list of the names or numbers of the classes that apply; or
@@ -192,8 +197,8 @@ class SeveralLabels(_Judged):
     def labels_in(cls, record: Mapping[str, Any], number: int, options: Mapping[str, Any]) -> Sequence[Any]:
         """Return the classes that the label of record `number` lists; see `Task.labels_in`.
 
-        If labels are flags, one per class, the numbers of all classes are returned: 0, 1, 2, ... up to the last flag.
-        The values of the flags do not matter, since they say nothing about which classes exist.
+        If the option `labels_as` is "flags", the numbers of all flags are returned: 0, 1, 2, ... There is one flag per
+        class. The values of the flags do not matter, since they say nothing about which classes exist.
 
         Raises:
             RecordError: the record has no label, or it is not a list.
@@ -299,7 +304,7 @@ class Regression(_Judged):
         return {"num_labels": 1, "problem_type": "regression"}
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, for each sequence, ``score``: the predicted number."""
+        """Return a dict for each sequence, with ``score``, the predicted number."""
         return [{"score": score} for score in outputs["logits"].double().reshape(-1).tolist()]
 
 

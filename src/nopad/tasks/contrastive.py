@@ -53,14 +53,16 @@ class InBatch(Vectors):
     """Contrastive loss with in-batch negatives, from all ranks of a micro-step (`nopad.losses.contrast`).
 
     Args:
-        pooling: the vector is the "mean" of a sequence's last hidden states, or its "first" or "last" one.
+        pooling: the vector is the "mean" of the last layer's hidden states over a sequence, or the hidden state of its
+            "first" or "last" token.
         normalize: True: similarities are cosines; False: dot products.
         scale: factor of the similarities: 1 / temperature.
-        symmetric: average the loss of anchors against all candidates with the loss of positives against all anchors.
+        symmetric: whether the loss is the mean of two: that of anchors against all candidates, and that of positives
+            against all anchors.
         same: what happens to an anchor's false negatives. "mask": they are left out of the loss; "keep": they are
-            negatives. A candidate is a false negative if it has the same tokens as the anchor or its positive. If two
-            anchors have the same tokens, the positive of each is also a false negative of the other. The tokens of
-            prompts are compared too.
+            negatives. Any candidate but the anchor's own positive is a false negative if it has the same tokens as the
+            anchor or as this positive. If two anchors have the same tokens, the positive of each is also a false
+            negative of the other. The tokens of prompts are compared too.
         group: the process group whose ranks share negatives; None: all ranks.
 
     All ranks must call `step` the same number of times, and either all or none of them run the backward pass.
@@ -133,8 +135,8 @@ class InBatch(Vectors):
     def meter(self) -> Meter:
         """Return a meter of accuracy at 1 and mean reciprocal rank.
 
-        Both are computed from the place of each anchor's positive among all candidates, the most similar to the anchor
-        first.
+        For each anchor, all candidates are sorted by their similarity to it, the most similar first. Both metrics are
+        computed from the places of the anchors' own positives in this order.
         """
         return _Nearness(self)
 
@@ -147,10 +149,10 @@ class _Nearness(Meter):
     """Accuracy at 1 and mean reciprocal rank of each anchor's positive among the candidates of all records.
 
     For each anchor, all candidates are sorted by their similarity to it; the rank is the place of its positive, from 1.
-    Candidates that are exactly as similar as the positive are placed before it, such as one with the same tokens.
-    The candidates come from all records, not only from one batch, so packs and the number of processes do not change
-    the metric. If `InBatch.same` is "mask", an anchor's false negatives do not count. The meter keeps one vector per
-    sequence, and computes the similarity of every anchor to every distinct candidate.
+    Candidates that are exactly as similar as the positive are placed before it. If `InBatch.same` is "mask", an
+    anchor's false negatives, such as candidates with the same tokens as its positive, do not count. The candidates come
+    from all records, not only from one batch, so packs and the number of processes do not change the metric. The meter
+    keeps one vector per sequence, and computes the similarity of every anchor to every distinct candidate.
     """
 
     def __init__(self, objective: InBatch) -> None:
@@ -213,8 +215,8 @@ class Contrastive(Task):
             them; a record without this column has none. None: hard negatives are not read.
         prompt: text to put before each anchor.
         positive_prompt: text to put before each positive and negative.
-        pooling: the vector of a text is the "mean" of its last hidden states, or the "first" or "last" one; give "last"
-            for models with causal attention.
+        pooling: the vector is the "mean" of the last layer's hidden states over a text, or the hidden state of its
+            "first" or "last" token. Give "last" for models with causal attention.
         normalize: True: similarities are cosines; False: dot products.
         scale: factor of the similarities: 1 / temperature.
         symmetric: whether positives are compared with all anchors too (`InBatch`).
@@ -265,7 +267,8 @@ class Contrastive(Task):
 
         Each of these texts is one sequence; see `Task.encode`. With `labels`, sequences have three per-sequence values:
         ``roles`` (0: anchor, 1: positive, 2: hard negative), ``pairs`` (the record's number) and ``contents`` (a hash
-        of the tokens). The count ``truncated_texts`` is a number of texts, ``dropped`` a number of records.
+        of the tokens). The result's counts are then ``truncated_texts``, a number of texts, and ``dropped``, a number
+        of records.
 
         Raises:
             RecordError: a record lacks a column, a text is not a string, or records have different numbers of hard
@@ -332,7 +335,7 @@ class Contrastive(Task):
         return tokenised(self.tokenizer, texts, max_length=self.max_length, over_long=self.over_long)
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, for each sequence, ``embedding``: its vector, as a list of H floats (single precision)."""
+        """Return a dict for each sequence, with ``embedding``: its vector, a list of H floats (single precision)."""
         return [{"embedding": vector} for vector in outputs["embeddings"].float().tolist()]
 
     def model(self, name: Any, **options: Any) -> Any:

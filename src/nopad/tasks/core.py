@@ -62,9 +62,10 @@ class Core(ABC):
     Attributes:
         model: the pack-safe model.
         fast: whether float32 linear layers run with a faster kernel on CPUs (`nopad.model.fast_linear`). If the
-            argument is None, a measurement decides.
+            constructor gets None, a measurement decides.
         precision: "bfloat16" or "int8", if the constructor lowered the model to it (`nopad.model.lowered`); else None.
-        lanes: runs the sequences of a flat batch as one batch, or as several at the same time if that is faster.
+        lanes: runs the sequences of a flat batch (all in one row) as one batch, or as several at the same time if that
+            is faster.
         longest: most tokens of a sequence; None: unlimited.
 
     Raises:
@@ -125,7 +126,7 @@ class Core(ABC):
     def shape(self) -> tuple[int, int | None]:
         """Size of the batches that a `PackRunner` makes if no `batching` is given to it: (tokens per row, rows).
 
-        If rows are None, batches are flat, and the first number is about how many tokens a batch has.
+        If rows are None, batches are flat: all sequences are in one row, of about as many tokens as the first number.
         """
         return 4096, None
 
@@ -154,10 +155,10 @@ class Core(ABC):
     def kernels(self, tokens: int | None = None) -> AbstractContextManager[None]:
         """Return a context manager in which linear layers run with a faster kernel.
 
-        For float32 layers, this holds only if `fast` is set and at least 2,048 tokens will be run in the context.
-        `tokens` is this number; None: it is not known, and counts as large. Layers that `nopad.model.lowered` has
-        brought to bfloat16 run faster in the context with any number of tokens. The weights of the model must not
-        change inside the context.
+        `tokens` is the number of tokens that will be run in the context; None: it is not known, and counts as large.
+        float32 layers run faster only if `fast` is set and `tokens` is at least 2,048. Layers that
+        `nopad.model.lowered` has brought to bfloat16 run faster with any number of tokens. The weights of the model
+        must not change inside the context.
         """
         if self.fast and (tokens is None or tokens >= WORTH_TOKENS):
             return fast_linear(self.model)
@@ -166,11 +167,11 @@ class Core(ABC):
     def flat(self, tokens: int, total: int | None = None) -> Flat:
         """Return the form of a flat batch of `tokens` tokens: without padding, or with a little at its end.
 
-        There is padding if oneDNN multiplies the matrices: with the faster kernel of `kernels` for float32 layers, and
-        for models in lower precision on CPUs. The width of the batch is then rounded up: to a multiple of 4 up to 64
-        tokens, of 64 above 1,024 tokens, and of 8 to 32 in between. This leaves 112 widths up to 4,096 tokens. The
-        reason: oneDNN makes and keeps code for each new width and each size of layer, which takes 1 to 3 ms and 0.2 to
-        6 MB. Models whose rows may not be wider than their positions never get padding.
+        There is padding only if oneDNN multiplies the matrices: with the faster kernel of `kernels` for float32 layers,
+        and for models in lower precision on CPUs. Models whose rows may not be wider than their positions never get
+        padding. With padding, the width of the batch is rounded up: to a multiple of 4 up to 64 tokens, of 64 above
+        1,024 tokens, and of 8 to 32 in between. This leaves 112 widths up to 4,096 tokens. The reason: oneDNN makes and
+        keeps code for each new width and each size of layer, which takes 1 to 3 ms and 0.2 to 6 MB.
 
         `total` is the number of tokens with which `kernels` was called for this batch; None: it is not known.
         """

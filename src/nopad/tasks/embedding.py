@@ -1,5 +1,6 @@
-"""Embed texts: an encoder on flat batches without padding, pooled and normalised as the model's folder says.
+"""Embed texts: run an encoder on flat batches (all texts in one row), and pool its hidden states to vectors.
 
+`Embedder.from_folder` loads a model, and pools and normalises as its folder says.
 `Embedder.encode` runs texts about `budget` tokens (an argument of `Embedder`) at a time, the shortest texts first, and
 returns the vectors in the order of the texts. `nopad.PackRunner` runs the same embedder on texts as they arrive.
 Prompts are prepended as in sentence-transformers (`nopad.tasks.folder`).
@@ -111,7 +112,9 @@ class Embedder(Core):
 
     @classmethod
     def from_folder(cls, folder: str | Path | None = None, **how: Any) -> Embedder:
-        """Load a folder of sentence-transformers or of transformers; None: all-MiniLM-L6-v2, if it is installed.
+        """Load an embedder from a folder of sentence-transformers or of transformers.
+
+        If `folder` is None, the installed model all-MiniLM-L6-v2 is loaded.
 
         `how` are arguments of the class, except `model` and `tokenizer`; they replace what is read from the folder.
 
@@ -177,8 +180,8 @@ class Embedder(Core):
                 `prompt_name`, the default prompt of the model's folder is used, if it has one.
             over_long: what to do with texts above `max_tokens`: "error" refuses them, "truncate" cuts and counts them
                 (`truncated`). sentence-transformers cuts them, and neither warns nor counts.
-            batch_size: most texts run at a time. None: as many as have about `budget` tokens, which is faster. The
-                vectors do not depend on it.
+            batch_size: most texts run at a time; None, which is faster: any number. In both cases, texts run at a time
+                have about `budget` tokens at most. Except for rounding, the vectors do not depend on it.
             normalize_embeddings: True: scale vectors to length 1, even if `normalize` of this embedder is False.
             convert_to_numpy: False: return a list of n tensors ``[H]`` instead of an array.
             convert_to_tensor: True: return one tensor ``[n, H]`` instead, whatever `convert_to_numpy` is. Tensors are
@@ -188,7 +191,8 @@ class Embedder(Core):
                 in which precision the model computes.
 
         Raises:
-            LengthError: a text is too long and `over_long` is "error", or nothing is left to pool after its prompt.
+            LengthError: a text is too long and `over_long` is "error"; or a text has no token to pool, such as none
+                after a prompt that is not pooled.
             OptionError: there is no prompt named `prompt_name`, both `prompt` and `prompt_name` are given, `texts` are
                 not strings, or another option has a value that is not allowed; or there is a prompt that must not be
                 pooled (`Texts.include_prompt`), and the pooling is "first".
@@ -231,8 +235,9 @@ class Embedder(Core):
         The mapping is empty if no text was cut. `how` may have `prompt`, `prompt_name` and `over_long`, as in `encode`.
 
         Raises:
-            OptionError: `how` has another option, or one that `encode` refuses; or a text is not a string.
-            LengthError: a text is too long and `over_long` is "error", or nothing is left to pool after its prompt.
+            OptionError: `how` has another option, or a value that `encode` refuses; or a text is not a string.
+            LengthError: a text is too long and `over_long` is "error"; or a text has no token to pool, such as none
+                after a prompt that is not pooled.
         """
         if odd := how.keys() - {"prompt", "prompt_name", "over_long"}:
             raise OptionError(f"there is no option {min(odd)!r} of a text; there are prompt, prompt_name and over_long")
@@ -284,8 +289,9 @@ class Embedder(Core):
         texts. The third is also added to `truncated`.
 
         Raises:
-            OptionError: a text is not a string, or an argument is one that `encode` refuses.
-            LengthError: a text is too long and `over_long` is "error", or nothing is left to pool after its prompt.
+            OptionError: a text is not a string, or an argument has a value that `encode` refuses.
+            LengthError: a text is too long and `over_long` is "error"; or a text has no token to pool, such as none
+                after a prompt that is not pooled.
         """
         for number, text in enumerate(texts):
             if not isinstance(text, str):
@@ -362,7 +368,7 @@ class Embedder(Core):
     ) -> NDArray[np.float32]:
         """Return one vector per sequence of ids, in order; float32 ``[n, H]``.
 
-        At most `most` sequences are run at a time (None: as many as have about `budget` tokens). After each batch,
+        A batch has about `budget` tokens at most, and at most `most` sequences (None: any number). After each batch,
         `done` is called with the number of its sequences. The first `skip` tokens of each sequence are not pooled.
 
         Raises:

@@ -31,7 +31,9 @@ def has_entities(names: Sequence[str]) -> bool:
 
 
 def entities(tags: Sequence[str | None]) -> list[tuple[str, int, int]]:
-    """Return (type, first word, last word (exclusive)) of each entity; a tag of None counts as ``O``.
+    """Return (type, begin, end) of each entity; a tag of None counts as ``O``.
+
+    `begin` is the index of the entity's first word, and `end` the index after its last word.
 
     >>> entities(["B-PER", "I-PER", "O", "I-LOC", "B-LOC", "I-PER"])
     [('PER', 0, 2), ('LOC', 3, 4), ('LOC', 4, 5), ('PER', 5, 6)]
@@ -69,7 +71,7 @@ def f1_of(right: float, guessed: float, wanted: float) -> dict[str, float]:
 class OfTags(OfTokens):
     """Objective of tags: cross-entropy per labelled token.
 
-    If the tags mark entities, as ``B-PER`` and ``I-PER`` do, its meter also has the F1 of entities.
+    If the tags mark entities, as ``B-PER`` and ``I-PER`` do, the objective's meter also has the F1 of entities.
 
     Args:
         names: the name of each tag, in the order of their numbers.

@@ -52,8 +52,8 @@ class Examples:
         records: number of records, r.
         group: number of consecutive sequences that stay together in one step, such as 2 for a chosen and a rejected
             answer.
-        counts: how often something happened, by name, such as ``{"truncated": 2}``: mostly numbers of records that were
-            cut or dropped; some tasks also count words, texts or windows.
+        counts: how often something happened, by name, such as ``{"truncated": 2}``. Most are numbers of records that
+            were cut or dropped; some tasks also count words, texts or windows.
         details: what the task needs to make predictions later, such as where words begin: lists by name, one entry per
             sequence.
     """
@@ -197,7 +197,7 @@ def encoded_after(
     Args:
         task: the task.
         part: the records.
-        numbers: the number of each of them in the source; messages about a record give this number.
+        numbers: for each record of `part`, its number in the source; messages about the record give this number.
         before: total number of sequences that the task made from the earlier parts.
         options: options of `Task.encode`.
 

@@ -20,7 +20,8 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 
     It covers the class, vocabulary, rules, special tokens and chat template, and which columns the tokenizer gives
     (such as token types). It does not cover the settings of truncation and padding. A tokenizer written in Python has
-    no description of its rules; the arguments with which it was made are covered instead.
+    no description of its rules. Instead, the arguments with which it was made are covered, except those that say where
+    it was read from.
     """
     inner = getattr(tokenizer, "backend_tokenizer", None)
     if inner is not None:

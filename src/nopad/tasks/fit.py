@@ -61,9 +61,9 @@ def check_outputs(objective: Objective, outputs: Any) -> None:
     """Refuse outputs that do not fit the objective.
 
     Raises:
-        OptionError: `outputs` is not a mapping of names to tensors, lacks an output that the objective reads, or has
-            another number of classes than the objective; or gradients are enabled, and the model computed a loss
-            itself. The loss that balances experts (`nopad.tasks.routing`) is allowed.
+        OptionError: `outputs` is not a mapping, lacks an output that the objective reads, or has another number of
+            classes than the objective; or gradients are enabled, and the model computed a loss itself, other than the
+            loss that balances experts (`nopad.tasks.routing`).
     """
     if not isinstance(outputs, Mapping):
         raise OptionError(
@@ -115,12 +115,12 @@ def check_rows(model: Any, rows: int, tokenizer: Any = None) -> None:
 def fit(task: Task, model: Any) -> None:
     """Check a model's configuration against a task, and write the task's problem type and class names into it.
 
-    So checkpoints have the problem type and the names. If the task has no names for its classes, only their number,
-    the names in the model's configuration are kept.
+    So checkpoints have the problem type and the names. If the task knows only how many classes there are, the names in
+    the model's configuration are kept.
 
     Raises:
-        OptionError: the model has another number of labels than the task, another problem type, or the same classes in
-            another order.
+        OptionError: the model has another number of labels than the task, another problem type, or the same class names
+            in another order, ignoring case (``LABEL_0`` and the like are not compared).
     """
     wanted, config = task.model_options(), bare(model).config
     names = [*wanted.get("id2label", {}).values()]

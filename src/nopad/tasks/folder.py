@@ -32,11 +32,12 @@ class Texts:
         prompts: the prompts, by name; a prompt is put before each text.
         default_prompt_name: name of the prompt that `Embedder.encode` uses by default; None: no prompt.
         include_prompt: whether the prompt's tokens are pooled too.
-        strip: remove spaces at both ends of the text with its prompt.
+        strip: remove white space at both ends of the text with its prompt.
         lowercase: convert prompt and text to lower case.
 
     Raises:
-        OptionError: `default_prompt_name` is not a name in `prompts`, or a prompt is not a string.
+        OptionError: `prompts` is not a mapping, or one of them is not a string; or `default_prompt_name` is not a name
+            in `prompts`.
 
     >>> texts = Texts(prompts={"query": "query: "}, default_prompt_name="query")
     >>> texts.prompt(), texts.prompt(prompt="find: "), texts.prompt(prompt="")

@@ -40,12 +40,13 @@ class MaskedLM(OfTexts):
         whole_words: True: of each word (`nopad.tasks.pieces.words_in`), all tokens are chosen, or none; False: tokens
             are chosen one by one.
         copies: None: draw masks anew in every epoch, when batches are made. A number k: `encode` returns every sequence
-            k times, with fixed masks: those that the first k epochs would have drawn. Fixed masks make evaluations
-            comparable.
+            k times (for predictions, once), with fixed masks: those that the first k epochs would have drawn. Fixed
+            masks make evaluations comparable.
         seed: the seed of the masks.
         top: number of candidate tokens that a prediction lists for each ``[MASK]`` of its text.
         max_length, over_long: see `Task`; "split" makes several sequences of a long record.
-        empty: what happens to a text without a token: "skip" leaves it out and counts it; "error" raises LengthError.
+        empty: what happens to a text that has no token besides special ones: "skip" leaves it out and counts it;
+            "error" raises LengthError.
 
     A prediction has ``fill``: for each ``[MASK]`` in the record's text, a list of dicts with ``token``, ``id`` and
     ``score`` (the probability, from 0 to 1), best first.
@@ -143,8 +144,8 @@ class MaskedLM(OfTexts):
 
         Args:
             ids: the sequence's token ids.
-            words: for each token of the text, the number of its word (-1: it is in no word); None: each token is a word
-                by itself.
+            words: for each token of the text, the number of its word; -1: it is in no word, and counts as a word by
+                itself. None: each token is a word by itself.
             first: position of the text's first token in the sequence, after the special tokens.
         """
         kinds = self.masking.maskable(ids)
@@ -171,12 +172,12 @@ class MaskedLM(OfTexts):
         return replace(every, values={})
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, for each sequence, ``fill``: for each of its ``[MASK]``, the most likely tokens; see the class."""
+        """Return a dict for each sequence; ``fill`` has the likeliest tokens for each ``[MASK]`` (see the class)."""
         found = filled(outputs["logits"], batch, self.masking.mask_id, self.top, self.tokenizer)
         return [{"fill": fill} for fill in found]
 
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
-        """Return, for each record, ``fill`` over all its sequences, in order; None for a record that was left out."""
+        """Return a dict for each record, with ``fill`` of all its sequences in order; None: the record was left out."""
         found: list[dict[str, Any] | None] = [None] * examples.records
         for number, result in zip(examples.record.tolist(), results, strict=True):
             mine = found[number] or {"fill": []}
@@ -185,9 +186,10 @@ class MaskedLM(OfTexts):
 
 
 def filled(logits: torch.Tensor, batch: PackedBatch, mask_id: int, top: int, tokenizer: Any) -> list[list[Any]]:
-    """Return, for each sequence of a batch and each of its ``[MASK]``, the `top` most likely tokens, best first.
+    """Return a list for each sequence of a batch, with one entry for each ``[MASK]`` of the sequence.
 
-    `logits` are ``[R, L, V]``. A token is a dict with ``token`` (its text), ``id`` and ``score`` (its probability).
+    The entry is a list of the `top` most likely tokens, best first. A token is a dict with ``token`` (its text), ``id``
+    and ``score`` (its probability). `logits` are ``[R, L, V]``.
     """
     ids, owner = batch["input_ids"].reshape(-1), batch.sequence_ids.reshape(-1) - 1
     slots = ((ids == mask_id) & torch.from_numpy(owner >= 0).to(ids.device)).nonzero()[:, 0]  # padding has any id

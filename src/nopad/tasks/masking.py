@@ -28,7 +28,7 @@ _NAMES = ("seq_source", "seq_index", "seq_start")
 
 
 class Masking(EpochCollate):
-    """The `collate` for masked language modelling: draws masks anew in every epoch, from stored data or a stream.
+    """The `collate` for masked language modelling: draws masks anew in every epoch, for stored data or a stream.
 
     Args:
         tokenizer: the model's tokenizer, with a mask token.
@@ -41,7 +41,7 @@ class Masking(EpochCollate):
             all data.
 
     Raises:
-        OptionError: the tokenizer has no mask token, or an option has an invalid value.
+        OptionError: the tokenizer has no mask token, or only special tokens; or an option has an invalid value.
 
     >>> import nopad
     >>> from nopad.tasks import Masking
@@ -125,7 +125,7 @@ def masks_of(tokenizer: Any, **options: Any) -> Masks:
     `options` are `rate`, `seed` and `max_predictions`, as in `Masking`.
 
     Raises:
-        OptionError: the tokenizer has no mask token, or an option has an invalid value.
+        OptionError: the tokenizer has no mask token, or only special tokens; or an option has an invalid value.
     """
     mask_id, special, ordinary = _vocabulary(tokenizer)
     return Masks(mask_id=mask_id, special=special, ordinary=ordinary, **options)

@@ -91,7 +91,7 @@ class OfPretraining(Objective):
         return self.each(outputs, batch, denominator).sum()
 
     def meter(self) -> Meter:
-        """Return a meter of loss and accuracy of masked tokens and, if they are learned, of next sentences."""
+        """Return a meter of loss and accuracy: of masked tokens, and of next sentences if these are learned."""
         return _PretrainingMeter(self)
 
     def alone(self, model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, ...]:

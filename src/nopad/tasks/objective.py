@@ -140,9 +140,10 @@ class Objective(ABC):
         Raises:
             BatchError: `batch` is not a `PackedBatch`, is for an encoder-decoder model, or lacks a target; or a target
                 does not fit the batch.
-            OptionError: the model has a head that the objective cannot train, lacks an output that the loss reads, or
-                has another number of classes than the objective. With gradients enabled: the model returns a loss of
-                its own other than `aux_loss`, or returns `aux_loss` without a coefficient for it in its configuration.
+            OptionError: the model cannot be called, has a head that the objective cannot train, returns outputs without
+                names, lacks an output that the loss reads, or has another number of classes than the objective. With
+                gradients enabled: the model returns a loss of its own other than `aux_loss`, or returns `aux_loss`
+                without a coefficient for it in its configuration.
         """
         counted = self.count(batch) if denominator is None else denominator
         self.check(batch)
@@ -164,6 +165,9 @@ class Objective(ABC):
         A stand-in does not count. The 0 is computed from all outputs, so that every parameter used in them gets a
         gradient of 0. An objective whose loss communicates with other ranks overrides this method, and communicates
         here too.
+
+        Raises:
+            BatchError: there is no floating-point output.
         """
         return _nothing(outputs)
 

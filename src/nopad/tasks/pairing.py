@@ -223,8 +223,9 @@ class PairMeter(Meter):
 
     Args:
         rewards: function of (outputs, batch) that returns the reward of each sequence, ``[S]``.
-        accuracy, margin: names of the metrics for the share of pairs and for the mean margin.
-        side: name of the metrics for the mean rewards, with ``{}`` in place of "chosen" or "rejected".
+        accuracy: name of the metric for the share of pairs whose chosen answer has the larger reward.
+        margin: name of the metric for the mean margin.
+        side: name of the two metrics for the mean rewards, with ``{}`` in place of "chosen" or "rejected".
     """
 
     def __init__(self, rewards: Callable[[Any, PackedBatch], Tensor], *, accuracy: str, margin: str, side: str) -> None:
@@ -236,7 +237,7 @@ class PairMeter(Meter):
         """Add the model's outputs for a batch of pairs.
 
         Raises:
-            BatchError: ``pair`` and ``chosen`` do not give whole pairs (`pairs_in`).
+            BatchError: ``pair`` and ``chosen`` do not give whole pairs (`pairs_in`), or `rewards` refuses the outputs.
         """
         each = self.rewards(outputs, batch).detach().double()
         chosen, rejected = (each[at] for at in pairs_in(batch))

@@ -6,9 +6,9 @@ part is first written with the types of its own values. At the end, the schemas 
 parts with another schema are written again. If the types of a column cannot be combined, an error names the first part
 whose type does not fit the parts before.
 
-A kept column is a column of the input that is written beside the predictions. Columns of tables keep their types. Cells
-of CSV and TSV files are texts. They become numbers only if Python writes all of these numbers exactly as the cells have
-them: all as integers, or all as floats. So versions (1.10) and long decimals stay texts.
+A kept column is a column of the input that is written beside the predictions. Columns of Parquet and Arrow files keep
+their types. Cells of CSV and TSV files are texts. They become numbers only if Python writes all of these numbers
+exactly as the cells have them: all as integers, or all as floats. So versions (1.10) and long decimals stay texts.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def table_of(
 
     Raises:
         OptionError: a kept column is named ``record``, or like a key of the predictions.
-        RecordError: the values of a column have no common type.
+        RecordError: the values of a column have no common type, or do not fit its type in `types` or `dtypes`.
 
     >>> table_of(7, [{"label": "yes"}, None], {"id": [1, 2]}, {}).to_pydict()
     {'record': [7, 8], 'id': [1, 2], 'label': ['yes', None]}
@@ -105,7 +105,7 @@ def _column(
     name, and `first` the number of the first record, for messages.
 
     Raises:
-        RecordError: the values have no common type, or are not of the type that is asked for.
+        RecordError: the values have no common type, or do not fit `kind` or `dtype`.
     """
     try:
         found = pa.array(values, kind)
@@ -158,8 +158,8 @@ def aligned(table: pa.Table, schema: pa.Schema, cells: Collection[str] = ()) -> 
 
     `schema` is a result of `together`.
 
-    If the schema has texts for a column in `cells`, numbers in it become texts as they were in the file, and nulls
-    become empty texts.
+    A column in `cells` may hold numbers or only nulls, although `schema` has texts for it. Its numbers then become
+    texts as they were in the file, and its nulls empty texts.
 
     Raises:
         RecordError: a value cannot be converted to the type in `schema` without a change.

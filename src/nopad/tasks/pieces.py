@@ -102,9 +102,10 @@ def framed(tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None = N
 
 
 def cut(task: Task, text: Framed, number: int, counts: dict[str, int], stride: int = 0) -> list[tuple[int, int]]:
-    """Cut a text's content into the parts that become sequences; return (first token, last token (exclusive)) of each.
+    """Cut a text's content into the parts that become sequences; return (begin, end) of each part.
 
-    If the text is dropped, the result is an empty list.
+    These are indices into the tokens of the content: of the part's first token, and after its last one. If the text is
+    dropped, the result is an empty list.
 
     Args:
         task: the task, with its `max_length` and `over_long`.
@@ -112,12 +113,12 @@ def cut(task: Task, text: Framed, number: int, counts: dict[str, int], stride: i
         number: the number of its record, for messages.
         counts: numbers of records so far by what happened to them: ``split``, ``truncated`` or ``dropped``; updated in
             place.
-        stride: number of tokens that two consecutive parts share.
+        stride: number of tokens that two consecutive parts share, with "split".
 
     Raises:
         LengthError: the text is too long and `over_long` is "error"; the text has no token; or the text is to be cut,
-            and too little room is left for content: `max_length` minus the tokens around it is below 1 or, with
-            "split", not above `stride`.
+            and too little room is left for content: `max_length` minus the tokens around the content is below 1 or,
+            with "split", not above `stride`.
     """
     size, max_length, over_long = len(text.offsets), task.max_length, task.over_long
     if not text.ids:

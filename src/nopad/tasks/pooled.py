@@ -51,7 +51,8 @@ def embed(
     Args:
         model: a pack-safe base model (`nopad.packed`).
         batch: a batch on the model's device.
-        pooling: the vector is the "mean" of a sequence's last hidden states, or its "first" or "last" one.
+        pooling: the vector is the "mean" of the last layer's hidden states over a sequence, or the hidden state of its
+            "first" or "last" token.
         normalize: scale vectors to length 1, in float32 or wider.
         skip: number of tokens at the beginning of each sequence, such as a prompt, that are left out of the mean; an
             array has a number for each sequence, int64 ``[S]``.

@@ -64,9 +64,10 @@ class Predictions(Iterator["dict[str, Any] | None"]):
         """Return the next record's prediction; None: the record was left out, by the task or since it cannot be read.
 
         Raises:
-            RecordError: the task cannot read a record, or the model gives NaN for it.
+            RecordError: a record cannot be decoded, the task cannot read it, or the model gives NaN for it.
             LengthError: a record is too long, or has no token.
-            OptionError: the tokenizer lacks what the task needs, such as a chat template.
+            OptionError: the tokenizer lacks what the task needs, such as a chat template; or the model is in training
+                mode.
             SourceError, FormatError: the input cannot be read, or is damaged.
         """
         return next(self._items)
@@ -114,11 +115,11 @@ def predict(
         read (`open_records` with ``on_bad_record="skip"``). `Predictions.counts` says how often, by reason.
 
     Raises:
-        OptionError: `task` is not a `Task`, an option has an invalid value, or the model cannot run `rows` rows. During
-            iteration: the tokenizer lacks what the task needs.
+        OptionError: `task` is not a `Task`, an option has an invalid value, or the model cannot run `rows` rows; or,
+            during iteration, the tokenizer lacks what the task needs.
         UnsupportedModelError: nopad refuses this model; the message gives the reason.
-        RecordError, LengthError: raised during iteration: the task cannot read a record, a record is too long, or the
-            model gives NaN for it; the message gives the record's number in the input.
+        RecordError, LengthError: during iteration, if the task cannot read a record, a record is too long, or the model
+            gives NaN for it. The message gives the record's number in the input.
         SourceError, FormatError: the input cannot be read, or is damaged.
 
     >>> import nopad

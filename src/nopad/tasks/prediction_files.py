@@ -116,12 +116,14 @@ def predict_files(
         monitor: receives the progress (`nopad.store.monitor`); None: progress is not reported.
 
     Raises:
-        RecordError: a record is bad, lacks a column that the task reads or `keep` names, or gets NaN from the model.
+        RecordError: a record is bad, lacks a column that the task reads or `keep` names, or gets NaN from the model; or
+            the values of a column have no common type.
         LengthError: a record is too long.
         SourceError, FormatError: the inputs cannot be read, or are damaged.
         UnsupportedModelError: nopad refuses this model; the message gives the reason.
-        OptionError: an option has an invalid value; the inputs are an iterator; or `out` is a URL, or lies in a folder
-            of the inputs.
+        OptionError: an option has an invalid value; a kept column is named ``record``, or like a key of the
+            predictions; the tokenizer lacks what the task needs; the inputs are an iterator; or `out` is a URL, or lies
+            in a folder of the inputs.
         OutputExistsError: `out` holds something else, or predictions of another input or with other settings.
         CorruptError: `out` holds finished predictions, and a file of them is missing or damaged.
         ResumeError: the unfinished job in `out` was started with other inputs, model or settings; the message names
@@ -204,8 +206,8 @@ class _Job:
     def finished(self) -> PredictionFiles:
         """Return the folder's finished predictions, after checking that this call would make the same ones.
 
-        Options, model, tokenizer and input must be those with which the predictions were made. Working files that the
-        job has left are removed.
+        Options (except `fast`), model, tokenizer and input must be those with which the predictions were made; versions
+        of packages may differ. Working files that the job has left are removed.
 
         Raises:
             OutputExistsError: the predictions were made with other settings, or from another input.
@@ -236,7 +238,7 @@ class _Job:
 
     @cached_property
     def cells(self) -> tuple[str, ...]:
-        """Names of the kept columns whose values are texts of a CSV or TSV file (`nopad.tasks.parts`)."""
+        """Names, in the output, of the kept columns that hold cells of a CSV or TSV file (`nopad.tasks.parts`)."""
         return tuple(self.keep) if self.records.kind in ("csv", "tsv") else ()
 
     @cached_property

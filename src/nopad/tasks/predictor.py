@@ -66,15 +66,15 @@ class Predicted:
 
 
 class Predictor(Core):
-    """A task with its model, which turns records into predictions; threads may share one.
+    """A task with its model, which turns records into predictions; several threads may share it.
 
     Args:
         task: the task.
         model: the model with the task's head (`Task.model`); it is made pack-safe and put into evaluation mode.
-        capacity: most tokens of a pack; None: 4,096 (or the model's positions, if fewer), or the length of the
-            longest sequence that is run, if that is more.
-        rows: number of packs run at a time; None: 1 if the model cannot run several rows, for lack of a pad id; else as
-            many as hold about 4,096 tokens.
+        capacity: most tokens of a pack; None: 4,096, or the model's positions if these are fewer. With None, a longer
+            sequence raises the capacity to its length, if the model has so many positions.
+        rows: number of packs run at a time; None: as many as hold about 4,096 tokens, but 1 if batches are not flat and
+            the model cannot run several rows, for lack of a pad id.
         form: layout of a batch in memory, a `nopad.Rows` or `nopad.Flat`. None: on a CPU or in half precision, one flat
             row, with no padding or only as much as `Core.flat` adds for speed. In other cases, and for models whose
             rows can be no longer than their positions, such as FNet: rows of `capacity` tokens.
@@ -172,7 +172,7 @@ class Predictor(Core):
             return self.task.encode(records, labels=False)
 
     def forward(self, examples: Examples) -> Predicted:
-        """Run the sequences of `examples` through the model, and return a prediction per record.
+        """Run the sequences of `examples` through the model; return a `Predicted`, with a prediction per record.
 
         Raises:
             OptionError: the model is in training mode, or `examples` are no `Examples`.

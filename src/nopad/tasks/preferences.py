@@ -87,7 +87,8 @@ class Pairs(Task):
             RecordError: a record lacks a column or has another form; the chat template refuses a chat; a text has no
                 token; or `labels` is False, and only some of the records are pairs.
             LengthError: a sequence is longer than `max_length`, and `over_long` is "error"; or there is no record.
-            OptionError: the tokenizer has no chat template, and a record is a chat; or its special tokens are unknown.
+            OptionError: a record is a chat, and the tokenizer has no chat template; or a record is strings, and it is
+                not known where the tokenizer puts special tokens.
         """
         encoder = ChatEncoder(self.tokenizer, options=self.template)
         listed = list(numbered(records))
@@ -135,15 +136,16 @@ class Pairs(Task):
         return {"num_labels": 1}
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, for each sequence, ``reward``, a number."""
+        """Return a dict for each sequence, with ``reward``, a number."""
         objective = self.objective
         assert isinstance(objective, OfRewards)
         return [{"reward": one} for one in objective.rewards(outputs, batch).double().tolist()]
 
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
-        """Return a dict for each record, with ``reward``; None if the task left the record out.
+        """Return a dict for each record; None if the task left the record out.
 
-        For a pair, the dict has instead the rewards ``chosen`` and ``rejected``, and their difference as ``margin``.
+        For a pair, the dict has the rewards ``chosen`` and ``rejected``, and their difference as ``margin``. For any
+        other record, it has ``reward``.
         """
         if examples.group == 1:
             return super().merged(results, examples)
@@ -222,7 +224,8 @@ class DPO(Likely):
             RecordError: a record lacks a column or has another form, the chat template refuses a chat, or an answer has
                 no token or does not end as `end_of_turn` says.
             LengthError: a sequence is longer than `max_length`, and `over_long` is "error"; or there is no record.
-            OptionError: the tokenizer lacks a chat template or an end-of-sequence token, and a record needs it.
+            OptionError: a record is a chat, and the tokenizer has no chat template; or a record is strings, and the
+                tokenizer has no end-of-sequence token, or it is not known where it puts special tokens.
         """
         encoder = ChatEncoder(self.tokenizer, **self.choices)
         counts: dict[str, int] = {}
@@ -255,7 +258,7 @@ class DPO(Likely):
         return found
 
     def merged(self, results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:
-        """Return, for each pair, the results of its two answers under ``chosen`` and ``rejected``.
+        """Return a dict for each pair, with the results of its two answers as ``chosen`` and ``rejected``.
 
         The entry of a pair that was left out is None.
         """

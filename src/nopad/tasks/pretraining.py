@@ -48,7 +48,8 @@ class Pretraining(Task):
         sentences: how documents are split into sentences: by "rules" (`nopad.corpus.sentences`), or with "line" at line
             ends.
         copies: how many times pairs are made from each document, with other random choices each time.
-        short: share of the documents, from 0 to 1, whose pairs get a random target length of at most `max_length`.
+        short: share of the documents, from 0 to 1, that give shorter pairs: of about a random number of tokens instead
+            of `max_length`.
         random_next: share of the pairs of several sentences, from 0 to 1, whose second text comes from another
             document. A pair for which only one sentence was taken always gets such a text (`nopad.corpus.pairs`).
         static: draw masks once and keep them; if False, they are drawn anew in every epoch.
@@ -70,7 +71,8 @@ class Pretraining(Task):
     follows the first, and ``fill``, as in `nopad.tasks.MaskedLM`.
 
     Raises:
-        OptionError: an option has an invalid value, or the tokenizer lacks ``[CLS]``, ``[SEP]`` or ``[MASK]``.
+        OptionError: an option has an invalid value; or the tokenizer lacks ``[CLS]``, ``[SEP]`` or ``[MASK]``, or, with
+            `whole_words`, ``##`` tokens.
 
     >>> from nopad.tasks import Pretraining
     >>> task = Pretraining(tokenizer, max_length=16, sentences="line", seed=3)
@@ -151,19 +153,20 @@ class Pretraining(Task):
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn documents into pairs of texts, of one or more sentences each, for training; see `Task.encode`.
 
-        If `labels` is False, the records are pairs of texts instead, and each becomes one sequence for predictions. A
-        pair that is too long is then truncated also if `over_long` is "split".
-
-        Pairs have the columns ``token_type_ids`` and ``next_sentence_label``. With static masks they also have
+        The pairs have the columns ``token_type_ids`` and ``next_sentence_label``. With static masks they also have
         ``labels``; otherwise ``maskable``, which tells `collate` where it may mask. The result's counts say how many
         documents were empty, how many sentences were too long, and how many pairs have a random second text.
+
+        If `labels` is False, the records are pairs of texts instead, for predictions. Each becomes one sequence,
+        without ``next_sentence_label``, ``labels`` and ``maskable``. For pairs that are too long, "split" as
+        `over_long` has the same effect as "truncate".
 
         Raises:
             RecordError: a record has no text; fewer than two documents have a sentence that fits; no document has two
                 such sentences, so that no next sentence can be learned; or a text contains ``[CLS]``, ``[SEP]`` or
                 ``[MASK]`` as a token.
-            LengthError: a sentence (without `labels`: a pair) is too long, and `over_long` is "error"; or there is no
-                record.
+            LengthError: a sentence (without `labels`: a pair) is too long, and `over_long` is "error"; special tokens
+                leave no room for a pair that is to be truncated; or there is no record.
             OptionError: `labels` is True, and the task has no `max_length`.
         """
         if not labels:
@@ -198,9 +201,10 @@ class Pretraining(Task):
         )
 
     def results(self, outputs: Any, batch: PackedBatch) -> list[dict[str, Any]]:
-        """Return, for each sequence, ``next``, the probability that its second text follows the first, and ``fill``.
+        """Return a dict for each sequence, with ``next`` and ``fill``.
 
-        ``fill`` has the most likely tokens for each ``[MASK]``, as in `nopad.tasks.MaskedLM`.
+        ``next`` is the probability that the second text follows the first. ``fill`` has the most likely tokens for each
+        ``[MASK]``, as in `nopad.tasks.MaskedLM`.
         """
         follows = torch.softmax(outputs["seq_relationship_logits"].double(), -1)[:, 0].tolist()
         masks = filled(outputs["prediction_logits"], batch, self.masking.mask_id, self.top, self.tokenizer)

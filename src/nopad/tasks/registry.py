@@ -1,7 +1,8 @@
 """Make a task from its name and options, as on the command line; or load it with its model, from a folder or the hub.
 
-When a task is loaded, some options that the user does not give are taken from the model and its folder. The names are
-the attributes `name` of the subclasses of `Task` that `nopad.tasks` exports; a new task needs no other registration.
+When a task is loaded, some options that the user does not give are taken from the model and its folder. A task's name
+is the attribute `name` of its class. All subclasses of `Task` that `nopad.tasks` exports are found; a new task needs no
+other registration.
 """
 
 from __future__ import annotations
@@ -85,8 +86,9 @@ def load_task(name: str, spec: str | Path, options: Mapping[str, Any], **how: An
     """Load a task and its model from a folder, or from the hub by name.
 
     Some options that are not in `options` are taken from the model. Names of labels come from the model's
-    configuration. `max_length` is the model's number of positions, or the task's own default length if that is smaller.
-    Further options are read from the model's folder by `Task.found_options`.
+    configuration, also if `options` have only the number of labels. `max_length` is the model's number of positions, or
+    the task's own default length if that is smaller. Further options are read from the model's folder by
+    `Task.found_options`.
 
     Args:
         name: the task's name.

@@ -123,16 +123,19 @@ def best_thresholds(
 ) -> dict[str, float]:
     """Return the best exact match and F1 that any threshold gives, and the smallest thresholds that give them.
 
-    The keys are ``best_exact``, ``best_exact_threshold``, ``best_f1`` and ``best_f1_threshold``. With a threshold,
-    either all or none of the questions with equal ``no_answer`` are answered. SQuAD's script for 2.0 also considers
-    answering some of them, so it may report scores that no threshold gives. If answering nothing is best, the threshold
-    is just below the smallest ``no_answer`` (0 if no question has one). Without questions, the scores are NaN.
+    The keys are ``best_exact``, ``best_exact_threshold``, ``best_f1`` and ``best_f1_threshold``. The scores are means
+    over all questions, from 0 to 1; without questions, they are NaN.
+
+    A question is answered unless the ``no_answer`` in its prediction is above the threshold. So questions with equal
+    ``no_answer`` are all answered, or all not answered. SQuAD's script for 2.0 also considers answering only some of
+    them, so it may report scores that no threshold gives. If answering nothing is best, the threshold is just below the
+    smallest ``no_answer`` (0 if no question has one).
 
     Args:
-        predictions: (best text, ``no_answer``) for each question. ``no_answer`` is the score for no answer minus that
-            of the text; None: there is no text. A question is not answered if ``no_answer`` is above the threshold.
-            None instead of the tuple: there is no prediction, which counts as wrong.
-        answers: the right texts of each question.
+        predictions: for each question, (best text, ``no_answer``); or None: no prediction, which counts as wrong.
+            ``no_answer`` is the score of "there is no answer" minus the score of the text; None: there is no text, and
+            the question is never answered.
+        answers: the right texts of each question; without any, "there is no answer" is right.
 
     >>> best_thresholds([("red", -2.0), ("dog", 1.0), ("cat", 3.0)], [["red"], [], ["cat"]])
     {'best_exact': 0.666..., 'best_exact_threshold': -2.0, 'best_f1': 0.666..., 'best_f1_threshold': -2.0}

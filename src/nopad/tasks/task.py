@@ -33,9 +33,9 @@ _LONGEST = Option(default=None, none=True, help="most tokens of a sequence")
 def _noting(constructor: Callable[..., None]) -> Callable[..., None]:
     """Return a constructor that stores its arguments in the object's `options`, and then calls `constructor`.
 
-    Only arguments that the caller gives are stored, not defaults, and never the tokenizer. The constructor of a
-    subclass stores its arguments before it calls that of its base class, which then does not change them. Arguments
-    that are annotated as booleans or texts are checked first (`_check_kind`).
+    Only arguments that the caller gives are stored, not defaults, and never the tokenizer. If `options` is there
+    already, it is not changed: the constructor of a subclass stores its arguments, and then calls that of its base
+    class. Arguments that are annotated as booleans or texts are checked first (`_check_kind`).
     """
     signature = inspect.signature(constructor)
 
@@ -58,12 +58,12 @@ def _noting(constructor: Callable[..., None]) -> Callable[..., None]:
 
 
 def _check_kind(name: str, value: Any, annotation: Any) -> None:
-    """Check an argument of a constructor whose annotation says that it is a boolean or a text; a text may be None.
+    """Check an argument that is annotated as a boolean or a text (which may be None); ignore any other argument.
 
-    So a task need not check these itself: "no" would be true as a boolean, and a list of columns is no name of one.
+    So a task need not check such arguments itself. For example, "no" would count as true where a boolean is needed.
 
     Raises:
-        OptionError: the argument is something else.
+        OptionError: the value is no boolean, or no text.
     """
     if annotation in _BOOLEANS:
         _BOOLEAN.check(name, value)
@@ -79,9 +79,10 @@ _BOOLEAN = Option(default=False, choices=BOOLEAN, help="")
 def _placing(encode: Callable[..., Examples]) -> Callable[..., Examples]:
     """Return a task's method `encode`, wrapped so that it can also read a `RecordStream`.
 
-    If the records are not a `RecordStream`, they are passed to `encode` unchanged. If they are one, two things change:
-    records that the stream skips, since they cannot be read, are counted in `Examples.counts` as ``bad_skipped``; and
-    an error about a record gives the record's number in the stream, and its place, such as ``a.jsonl, line 7``.
+    Records that are not a `RecordStream` are passed to `encode` unchanged. For a `RecordStream`, records that it skips,
+    since they cannot be read, are counted in `Examples.counts` as ``bad_skipped``. An error about a record then gives
+    the record's number in the stream, and its place, such as ``a.jsonl, line 7``. The argument `labels` is checked to
+    be True or False.
     """
 
     @functools.wraps(encode)
@@ -241,8 +242,8 @@ class Task(ABC):
     def labels_in(cls, record: Mapping[str, Any], number: int, options: Mapping[str, Any]) -> Sequence[Any]:
         """Return the labels in record `number`: names or numbers of classes; () for a task without classes.
 
-        `options` are all options of the task by name. They are an argument, since no object of the task exists yet: its
-        classes are not known before the labels are read.
+        `options` are all options of the task, by name. They are an argument, since a task can be made only when its
+        classes are known, and these are found by reading the labels.
 
         Raises:
             RecordError: the record has no label, or its labels are not in the form that the task reads.
@@ -304,8 +305,8 @@ class Task(ABC):
     ) -> PackedLoader:
         """Return a `nopad.PackedLoader` over `data`: records with labels, or examples that this task made of them.
 
-        `capacity` and `options` are those of the loader. It gets the task's `collate`, and keeps sequences together
-        that belong together (`Examples.group`), unless `options` say otherwise.
+        `capacity` and `options` are those of the loader. Unless `options` say otherwise, the loader uses the task's
+        `collate`, and keeps sequences together that belong together (`Examples.group`).
 
         Raises:
             LengthError: the task left every record out; a sequence is longer than `capacity`; or as for `encode` and

@@ -21,9 +21,10 @@ class OfTexts(Task):
 
     Attributes:
         empty: what happens to a record whose text has no token: "skip" leaves it out and counts it, as "empty_skipped";
-            "error" raises LengthError. Many tokenizers put special tokens around an empty text. A text with only these
-            tokens is empty for `nopad.tasks.MaskedLM` and `nopad.tasks.CausalLM`, which learn the text itself, and for
-            `nopad.tasks.Embedding` with a prompt that is not pooled. For other tasks, it is not empty.
+            "error" raises LengthError. Many tokenizers put special tokens around an empty text. These count as tokens,
+            except for `nopad.tasks.MaskedLM` and `nopad.tasks.CausalLM`, which learn the text itself. For
+            `nopad.tasks.Embedding` with the pooling "mean" and a prompt that is not pooled, only tokens after the
+            prompt count.
 
     Raises:
         OptionError: `empty` has another value; or as for `Task`.

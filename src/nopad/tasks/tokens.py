@@ -138,11 +138,12 @@ class TokenClassification(Task):
     def encode(self, records: Iterable[Mapping[str, Any]], *, labels: bool = True) -> Examples:
         """Turn records into sequences; see `Task.encode`. With `labels`, they have the per-token column ``labels``.
 
-        The result's count ``words_without_a_token`` is the number of words without a token of their own: the tokenizer
-        skips the word, or its first token belongs to an earlier word. `Examples.details` has, for each sequence:
-        ``text``, the record's text; ``words``, the first and last character (exclusive) of each of its words; and
-        ``first``, int64 ``[2, n]`` for the n words in the sequence: in row 0 their numbers in the record, in row 1 the
-        positions of their first tokens in the sequence.
+        The result's count ``words_without_a_token`` (left out if it is 0) is the number of words without a token of
+        their own: the tokenizer skips the word, or the word's first token belongs to an earlier word.
+
+        `Examples.details` has, for each sequence: ``text``, the record's text; ``words``, the first and last character
+        (exclusive) of each word in this text; and ``first``, int64 ``[2, n]`` for the n words in the sequence: in row 0
+        their numbers in the record, in row 1 the positions of their first tokens in the sequence.
         """
         given = [self._read(*one, labels) for one in numbered(records)]
         ids: list[list[int]] = []
@@ -186,7 +187,7 @@ class TokenClassification(Task):
             tags: number of each word's tag.
             word_of: index of each token's word, -1 if it is in no word; int64 ``[tokens]``.
             first_of: index of each word's first token, -1 if it has none; int64 ``[words]``.
-            owned: whether the first token of each word belongs to this word, not to an earlier one; bool ``[words]``.
+            owned: whether each word has a first token that does not belong to an earlier word; bool ``[words]``.
         """
         found = np.full(len(word_of), IGNORED)
         named = np.array(tags, np.int64)
@@ -271,14 +272,18 @@ class TokenClassification(Task):
     def _tags_of(self, label: str, count: int, where: str) -> list[int]:
         """Return the tag numbers of the `count` words of a span with the label `label`.
 
-        The first word gets the tag ``B-label``, the others ``I-label``. If the task has such tags, the last word gets
-        ``E-label``, and a single word ``S-label`` (BIOES). If the task has no tag ``B-label``, ``I-label`` takes its
-        place; if it has none of these, the tag is `label` itself. A `label` that is a tag, such as ``B-PER``, is the
-        tag of the first word, and ``I-PER`` that of the others.
+        If `label` is one of the task's tags and begins with ``B-`` or ``I-``, such as ``B-PER``, the first word gets
+        it, and the others get ``I-PER``. If it is one of them and begins with ``S-`` or ``E-``, the only word gets it.
+        Any other `label` is an entity's type. Each word then gets the first of these tags that the task has:
+
+        * a single word: ``S-label``, ``B-label``, ``I-label``, `label`
+        * the first of several words: ``B-label``, ``I-label``, `label`
+        * the last of several words: ``E-label``, ``I-label``, `label`
+        * a word between these: ``I-label``, `label`
 
         Raises:
-            RecordError: the task has no tag for `label`; or `count` is above 1, and `label` is a tag of one word
-                (``S-PER``, ``E-PER``) or ``B-PER`` without an ``I-PER``. The message begins with `where`.
+            RecordError: the task has none of the tags for a word; or `count` is above 1, and `label` is a tag of one
+                word (``S-PER``, ``E-PER``) or ``B-PER`` without an ``I-PER``. The message begins with `where`.
         """
         if label in self._number and label[:2] in _SIGNS:
             kind = label[2:]
@@ -347,8 +352,8 @@ class TokenClassification(Task):
     ) -> dict[str, float]:
         """Return ``accuracy`` per word; if the tags mark entities, also their ``precision``, ``recall`` and ``f1``.
 
-        A word without a predicted tag counts as wrong. In a record that was left out, every word counts as wrong, and
-        no entity as found.
+        A word without a predicted tag counts as wrong. In a record that the task left out, every word counts as wrong,
+        and no entity counts as found.
 
         Raises:
             RecordError: the words or tags of a record are missing or invalid; or there is not one prediction for each
@@ -370,7 +375,7 @@ class TokenClassification(Task):
 
 
 def _parts(span: Any, where: str) -> list[Any]:
-    """Return start, end and label of a span.
+    """Return ``[start, end, label]`` of a span: a dict with these three keys, or a list or tuple of the three.
 
     Raises:
         RecordError: the span has another form, start or end is no integer, or the label is no text; the message begins

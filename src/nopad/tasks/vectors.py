@@ -96,7 +96,8 @@ class Embedding(OfTexts):
         options: `max_length` and `over_long`, see `Task`; `empty`, see `nopad.tasks.texts.OfTexts`.
 
     Raises:
-        OptionError: an option has an invalid value.
+        OptionError: an option has an invalid value; or there is a prompt that is not pooled (`Texts.include_prompt`),
+            and `pooling` is "first".
 
     >>> import nopad
     >>> from transformers import BertConfig, BertModel
@@ -181,10 +182,11 @@ class Embedding(OfTexts):
     def _skipped(self, pooling: str) -> int:
         """Return how many tokens at the beginning of each sequence are left out of the mean.
 
-        If the prompt is not pooled, these are its tokens and the special tokens before it.
+        If there is a prompt that is not pooled, these are the prompt's tokens and the special tokens before it.
+        Otherwise, and if `pooling` is "last", the number is 0.
 
         Raises:
-            OptionError: there is a prompt that must not be pooled (`Texts.include_prompt`), and `pooling` is "first".
+            OptionError: there is a prompt that is not pooled (`Texts.include_prompt`), and `pooling` is "first".
         """
         if not self.prompt or self.texts.include_prompt or pooling == "last":
             return 0

@@ -63,7 +63,7 @@ def trainer_state(folder: Path) -> TrainerState:
     """Return the Trainer's own state in a checkpoint.
 
     Raises:
-        FormatError: the checkpoint has no such state, or one that cannot be read.
+        FormatError: the checkpoint has no such state, or one that cannot be read or is damaged.
     """
     path = folder / _TRAINER_STATE
     if not path.is_file():
@@ -82,7 +82,7 @@ def steps_of(folder: Path) -> int:
     """Return the number of optimiser steps taken before a checkpoint was saved.
 
     Raises:
-        FormatError: the checkpoint has no state of the Trainer, or one that cannot be read.
+        FormatError: the checkpoint has no state of the Trainer, or one that cannot be read or is damaged.
     """
     return int(trainer_state(folder).global_step)
 

@@ -74,13 +74,14 @@ def is_split_stream(loader: PackedLoader) -> bool:
 
 
 def check_step(trainer: Any, loader: PackedLoader) -> None:
-    """Refuse a Trainer whose training step differs from the loader's, in micro-steps, rows or ranks.
+    """Refuse a Trainer whose training step differs from the loader's, in micro-steps, rows (or sequences) or ranks.
 
-    Options that `check_options` refuses are refused too.
+    Options that `check_options` refuses are refused here, too.
 
     Raises:
-        OptionError: the steps differ, or such an option is set, and the message names it; the loader is a stream on
-            several ranks; or the loader's batches have several rows, and the model can run only one (`check_rows`).
+        OptionError: the steps differ in a number, which the message names; `check_options` refuses an option; the
+            loader is a stream on several ranks; or the loader's batches have several rows, and the model can run only
+            one (`check_rows`).
     """
     args = trainer.args
     if is_split_stream(loader):

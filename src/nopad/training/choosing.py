@@ -42,10 +42,10 @@ class Chosen:
         self.usual_sequences: int | None = None
 
     def labels(self, kind: type[Task], records: Any, known: Sequence[str]) -> None:
-        """If the task has classes and ``task.labels`` is not given, set it to the classes in the training records.
+        """Set ``task.labels`` to the classes in the training records, unless it is given or the task has no classes.
 
-        If the labels of the records are numbers, it is set to the number of classes, else to their names. Nothing is
-        set for stored tokens.
+        The value is the number of classes if the labels in the records are numbers, and else a list of the class names.
+        If the data are stored tokens, nothing is set.
 
         Args:
             kind: the type of the task, a subclass of `Task`.
@@ -67,9 +67,9 @@ class Chosen:
     def head(self, task: Task, known: Sequence[str]) -> None:
         """Compare the task's class names with `known`, those stored with the weights from which training starts.
 
-        If there are equally many but different names, a line is added to `lines`: each class then starts with what
-        another class has learned, which may be intended. No line is added if the configuration gives only the number
-        of classes. `known` is () if no names are stored.
+        If there are equally many but different names, each class starts with what another class has learned. This may
+        be intended, so only a line is added to `lines`; and none if the configuration gives only the number of classes.
+        `known` is () if no names are stored.
 
         Raises:
             OptionError: the names are the same, but in another order, so they would be mixed up.
@@ -89,10 +89,9 @@ class Chosen:
     def capacity(self, records: Any, positions: int | None) -> None:
         """Set ``packing.capacity`` for records of a task, if nothing in the configuration limits packs.
 
-        The capacity is 2,048 tokens, or the model's number of positions if that is smaller. But if ``task.max_length``
-        is larger than this, the capacity is ``task.max_length``. `positions` is the model's number of positions; None:
-        unlimited. Nothing is set if ``packing.capacity``, ``packing.tokens`` or ``packing.sequences`` is given, or if
-        the data are stored tokens.
+        The capacity is the smaller of 2,048 and the model's number of positions, or ``task.max_length`` if that is
+        larger. `positions` is the model's number of positions; None: unlimited. Nothing is set if ``packing.capacity``,
+        ``packing.tokens`` or ``packing.sequences`` is given, or if the data are stored tokens.
         """
         packing, name = self.config.packing, self.config.task.name
         if packing.capacity or packing.tokens or packing.sequences or name is None:
@@ -111,8 +110,8 @@ class Chosen:
     def length(self, task: Task, positions: int | None) -> bool:
         """If `task` has no `max_length`, set ``task.max_length``; return whether it was set.
 
-        The value is the least of ``packing.capacity``, ``packing.tokens`` and the model's number of positions,
-        `positions` (None: unlimited). If there are none of these, nothing is set.
+        The value is the least of ``packing.capacity``, ``packing.tokens`` and `positions`, the model's number of
+        positions (None: unlimited). If all three are None, nothing is set.
 
         Raises:
             OptionError: the task has a `max_length` that exceeds the model's positions.
@@ -130,11 +129,12 @@ class Chosen:
         return True
 
     def rows(self, examples: Examples | None) -> None:
-        """Set ``packing.rows`` to the number of rows that hold 8 sequences of average length.
+        """Set ``packing.rows`` to the number of rows that hold 8 sequences of average length, rounded up.
 
-        Nothing is set if ``packing.rows``, ``packing.tokens`` or ``packing.sequences`` is given. Sequences that stay
-        together, such as the two of a pair, count as one. The number of rows is 1 if ``packing.capacity`` is not set,
-        or if `examples` is None: then the data are stored tokens.
+        Sequences that stay together, such as the two of a pair, count as one. The number of rows is 1 if
+        ``packing.capacity`` is not set, or if `examples` is None: then the data are stored tokens. Otherwise,
+        `usual_sequences` is set too. Nothing is set if ``packing.rows``, ``packing.tokens`` or ``packing.sequences`` is
+        given.
         """
         packing = self.config.packing
         if packing.rows or packing.tokens or packing.sequences:
@@ -154,7 +154,8 @@ class Chosen:
     def usual(self, task: Task | None, args: Any) -> None:
         """Add a line with some defaults of the task and of `args`: those that decide what is learned, such as the seed.
 
-        `args` are `transformers.TrainingArguments`. Values that the user gave are not in the line.
+        `args` are `transformers.TrainingArguments`. The line leaves out values that the user gave, the number of epochs
+        if ``max_steps`` is given, and the type of the Trainer's schedule if there is a table ``[schedule]``.
         """
         given: Mapping[str, Any] = self.config.trainer
         found = {}

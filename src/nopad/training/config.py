@@ -1,10 +1,10 @@
 """`read_config`: the configuration of `nopad train`, TOML in tables, checked field by field before any work begins.
 
-Each table is a frozen dataclass with the same fields as in the file (`nopad.training.tables`); ``[trainer]`` has the
-fields of `transformers.TrainingArguments`, ``[task]`` the options of the task that it names. A field that is unknown,
-invalid or of a wrong type is refused by an `OptionError` that names it, and the file or ``--set`` that gives it. Fields
-given on the command line (``--set TABLE.FIELD=VALUE``) replace those of the file; a value that is not TOML is taken as
-text.
+A table becomes a frozen dataclass with the same fields (`nopad.training.tables`), except two: ``[trainer]`` has the
+fields of `transformers.TrainingArguments`, and ``[task]`` the options of the task that it names. A field that is
+unknown, invalid or of a wrong type is refused by an `OptionError` that names it, and the file or ``--set`` that gives
+it. Fields given on the command line (``--set TABLE.FIELD=VALUE``) replace those of the file; a value that is not TOML
+is taken as text.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def read_config(path: str | Path, overrides: Sequence[str] = (), *, init_from: s
         SourceError: there is no such file, or it cannot be read.
         OptionError: the file is not TOML; or a table or field, in the file or in `overrides`, is unknown, missing, of a
             wrong type, out of range, or contradicts another one.
-        MissingExtraError: the configuration has fields of ``[trainer]`` or options of ``[task]``, and a package that
-            they need is not installed.
+        MissingExtraError: the configuration has fields of ``[trainer]`` or ``[task]``, and a package that they need is
+            not installed.
     """
     document: dict[str, dict[str, Any]] = {}
     for name, table in _parsed(Path(path)).items():
@@ -183,12 +183,12 @@ def _table(name: str, given: Mapping[str, Any], path: str | None, task: str | No
 def _hints(name: str, task: Any) -> Mapping[str, Any]:
     """Return the fields that the table called `name` may have, with their types.
 
-    The fields of ``[task]`` depend on `task`, the name of a task; without one, there is only ``name``.
+    The fields of ``[task]`` are ``name`` and, if `task` is the name of a task, this task's options.
 
     Raises:
         OptionError: there is no such task.
-        MissingExtraError: the fields of ``[trainer]`` or the options of ``[task]`` are asked for, and a package that
-            they need is not installed.
+        MissingExtraError: the table is ``[trainer]``, or ``[task]`` with a task, and a package that its fields need is
+            not installed.
     """
     if name == "trainer":
         return _trainer_fields()

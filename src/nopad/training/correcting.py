@@ -16,7 +16,7 @@ def corrected(made: Loaders, data: Any) -> tuple[Loaders, Scaled | None]:
     """Return a copy of `made` with corrected hyper-parameters, and the correction.
 
     If ``packing.correction`` is "none", return `made` itself and None. Otherwise, the packing factor is measured on a
-    loader of `data`, the training data, that has one micro-step per step.
+    loader of the training data, `data`, with one micro-step per step.
 
     Raises:
         OptionError: the betas are to be corrected, and the optimiser has none; the packing factor cannot be measured;
@@ -49,5 +49,5 @@ def _optim(args: Any) -> str:
 
 
 def _has_betas(args: Any) -> bool:
-    """Return whether the Trainer gives ``adam_beta1`` and ``adam_beta2`` to the optimiser that `args` name."""
+    """Return whether `args` name an Adam or Lion, to which the Trainer gives ``adam_beta1`` and ``adam_beta2``."""
     return any(kind in _optim(args) for kind in ("adam", "lion"))

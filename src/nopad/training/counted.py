@@ -133,11 +133,11 @@ class CountedLR(LRScheduler):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a saved state, with its learning rates.
+        """Continue from a saved state.
 
-        Load the loader's state too. Load the optimiser's state first, since it holds learning rates as well. If this
-        object was made with the same `schedule`, `epochs` and `steps` as the saved one, it keeps the saved length.
-        Otherwise, it has the length that its own arguments give, and the rates follow this length.
+        Load the optimiser's state before this one, since it holds learning rates as well. Load the loader's state too.
+        If this object was made with the same `schedule`, `epochs` and `steps` as the saved one, it takes over the saved
+        length and learning rates. Otherwise, its own arguments give the length, and the rates follow this length.
 
         Raises:
             FormatError: `state_dict` is not the state of a `CountedLR`.
@@ -181,8 +181,8 @@ def whole(
 
     The length is ``schedule.total`` if that is given, else that of `steps` optimiser steps, else that of `epochs`
     epochs. Numbers of sequences or tokens in steps, and lengths of epochs, are estimated from the loader's `summary` of
-    the current epoch, as if all epochs were equally long. If the number of ranks changed in this epoch, the summary
-    describes only the part after the change. An estimate is rounded up.
+    the current epoch, as if all epochs were equally long; the result is rounded up. If the number of ranks changed in
+    this epoch, the summary describes only the part after the change.
 
     Raises:
         OptionError: the length is not known: `total`, `steps` and `epochs` are all None; or the summary is needed, and

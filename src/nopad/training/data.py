@@ -55,12 +55,12 @@ def loader_of(
     Args:
         data: a loader, which is returned unchanged; a packed dataset; examples; records of a task; or tokens in any
             form that `nopad.PackedLoader` takes, such as a stream.
-        capacity: most tokens per pack; not needed for a loader; None: the rows of a packed dataset as stored.
+        capacity: most tokens per pack; None: the rows of a packed dataset as stored. A loader has its own.
         task: what turns records into sequences; None: `data` are tokens.
         objective: computes the loss. For the loss of a causal language model, the loader's default `collate` is
             `nopad.loading.causal`, which copies the tokens as labels if there are none.
         name: what to call the data in the warning that says how often a task cut or left out records.
-        quiet: warn only of records that were truncated or left out, and not of records that were split.
+        quiet: warn only of records that were truncated or left out, and not of other counts, such as split records.
         options: further options of `nopad.PackedLoader`.
 
     Raises:

@@ -27,7 +27,7 @@ def effects(
     routers: float | None = None,
     usual: int | None = None,
 ) -> str:
-    """Return lines of text: the loader's summary, what packing changes about a training, and what corrects it.
+    """Return lines of text: the loader's summary, what packing changes, what corrects these changes, and the schedule.
 
     Args:
         summary: the loader's summary of the epoch in which training begins.
@@ -52,7 +52,9 @@ def effects(
 
 
 def length_of(schedule: Schedule, loader: PackedLoader, args: Any) -> int:
-    """Return the length of training in the unit that a schedule counts, before training begins.
+    """Return the length of training in the unit that a schedule counts, as it is known before training begins.
+
+    `args` are `transformers.TrainingArguments`.
 
     Raises:
         OptionError: the length is not known, or shorter than the warm-up.
@@ -72,13 +74,17 @@ def _changes(
 ) -> list[str]:
     """Return lines of text about what packing changes, and what corrects these changes.
 
-    The arguments are those of `effects`. In two cases, the result has only the lines of the correction `scaled` (none
-    if `scaled` is None): the correction keeps the number of sequences per step, or the number of steps without packs is
-    not known.
+    The arguments are those of `effects`. The lines, in this order, are about:
 
-    In all other cases, the result begins with a line on the number of steps without packs, if `usual` is given. Lines
-    on the learning rate, the warm-up and the length follow, with those of the correction; if packing changes little,
-    only those of the correction.
+    1. the number of steps without packs, if `usual` is given
+    2. the learning rate
+    3. the correction `scaled`; if it is None, advice on having as many sequences per step as without packs
+    4. the warm-up, if it is given in steps and there is no `schedule`
+    5. the length of training, if ``max_steps`` is given
+
+    If packing changes little, the result has only line 1 and the lines of `scaled` (none if it is None). It has only
+    the lines of `scaled` if the correction is "accumulation", which keeps the number of sequences per step, or if the
+    number of steps, with or without packs, is 0 or not known.
     """
     before, after = summary.steps_not_packed, summary.steps
     corrected = list(scaled.lines) if scaled is not None else []
@@ -114,7 +120,7 @@ def _changes(
 
 
 def _shown(number: float) -> str:
-    """Return a mean as text: with one decimal if it is below 10 and not whole, and else without decimals."""
+    """Return a mean as text: rounded to one decimal if it is below 10, else to an integer; ".0" is left out."""
     return f"{number:.1f}".removesuffix(".0") if number < 10 else f"{number:,.0f}"
 
 

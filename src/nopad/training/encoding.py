@@ -101,7 +101,7 @@ def encoded(
         OptionError: the tokenizer or the task lacks what `Task.encode` needs.
         SourceError: the records cannot be read.
         FormatError: the records are damaged; or, in later records, a column has another shape or kind of dtype than in
-            the first records, or a value that their dtype cannot hold.
+            the first records, or a value that the first records' dtype cannot hold.
         StorageError: the disk is full, or a file cannot be written.
     """
     facts = {"version": _VERSION, "records": records.fingerprint(), "part": asdict(part), **settings}
@@ -125,10 +125,10 @@ def encoded(
 
 
 def _write(task: Task, records: Stored, of: Part, place: Path, at_once: int) -> dict[str, Any]:
-    """Encode one part of the records into files in `place`, `at_once` at a time; return what ``examples.json`` holds.
+    """Encode the records in the part `of` into files in `place`, and return what ``examples.json`` holds.
 
-    It holds the number of records, the number of sequences that stay together (``group``), the counts of records cut or
-    left out, the names of the columns per token, and the length of each array.
+    This is the number of records, the number of sequences that stay together (``group``), the counts of records cut or
+    left out, the names of the columns per token, and the length of each array. `at_once` records are encoded at a time.
 
     Raises:
         RecordError, LengthError, OptionError, SourceError, FormatError, StorageError: as for `encoded`.

@@ -57,7 +57,7 @@ class EvaluatingMixin(PreparingMixin):
         return self._packs_of(test_dataset) or super().get_test_dataloader(test_dataset)
 
     def _packs_of(self, data: Any) -> FedLoader | None:
-        """Return a DataLoader of a dataset's packs, which begins at the first pack; None if the dataset is not packed.
+        """Return a DataLoader that begins at a dataset's first pack; None if the dataset is not packed.
 
         If `data` is None, the dataset is the Trainer's `eval_dataset`.
 
@@ -115,7 +115,8 @@ class EvaluatingMixin(PreparingMixin):
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate a packed batch and return ``(loss, None, None)``; evaluate other batches as the Trainer does.
 
-        ``loss`` is the sum of the batch's losses, not divided by a denominator; `evaluation_loop` divides later.
+        ``loss`` is the sum of the batch's losses, not divided by a denominator: `evaluation_loop` divides the sum over
+        all batches.
 
         Raises:
             DeviceMemoryError: there is not enough memory for the packed batch.
@@ -134,7 +135,7 @@ class EvaluatingMixin(PreparingMixin):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> Any:
-        """Evaluate or predict as the Trainer does, and return its `EvalLoopOutput`.
+        """Evaluate or predict as the Trainer does, and return an `EvalLoopOutput`.
 
         Over packs, the loss is the sum of the losses of all batches, divided by one denominator for the whole
         evaluation; predictions are in input order.

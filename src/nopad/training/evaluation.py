@@ -131,7 +131,7 @@ class Evaluation:
 def stacked_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any]:
     """Return n arrays ``[length, ...]`` stacked into one, ``[n, longest, ...]``.
 
-    Shorter arrays are padded with -100.
+    Arrays that are smaller than others, along any axis, are padded at the end with -100.
     """
     if len({array.shape for array in arrays}) == 1:
         return np.stack(arrays)
@@ -145,8 +145,8 @@ def stacked_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any]:
 def _numbers(batch: PackedBatch) -> NDArray[np.int64]:
     """Return where in the input each of the S sequences of a batch is; int64 ``[3, S]``.
 
-    The rows are the number of the source, the number of the record, and where the sequence begins in the record. A row
-    that the batch does not have is all 0.
+    The rows are the number of the source, the number of the record, and where the sequence begins in the record. If the
+    batch lacks one of these, its row is all 0.
     """
     source, record, start = ("seq_source", "seq_index", "seq_start")
     assert {source, record, start} == set(RECORDS)
@@ -155,7 +155,9 @@ def _numbers(batch: PackedBatch) -> NDArray[np.int64]:
 
 
 def _listed(value: Tensor, sequences: int) -> list[NDArray[Any]]:
-    """Return the result of ``preprocess_logits_for_metrics`` as one array per sequence.
+    """Return `value`, a result of ``preprocess_logits_for_metrics``, as one array per sequence.
+
+    `sequences` is the number of sequences.
 
     Raises:
         OptionError: the result does not have one entry per sequence, so it cannot be put in the order of the input.
@@ -174,8 +176,9 @@ def _split(value: Tensor, batch: PackedBatch, gives: str) -> list[NDArray[Any]]:
     `gives` is "token" or "sequence". The arrays are in the order in which the sequences were given to the batch. Half
     precision becomes float32.
 
-    For question answering, the tensor has one row of logits per sequence, with minus infinity at all positions after
-    the sequence's end and at no others. Each such row is cut to the sequence's length.
+    A tensor may also have one row of logits per sequence, one for each token, as for question answering. It is known by
+    its values: minus infinity at all positions after a sequence's end, and at no others. Each row is then cut to the
+    length of its sequence.
     """
     value = value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
     if gives == "token" and tuple(value.shape[:2]) == batch.layout.shape:

@@ -32,7 +32,7 @@ class Ahead:
 
     @classmethod
     def of(cls, loader: PackedLoader) -> Ahead | None:
-        """Return the steps that a loader has left, from where it stands; None if its epochs have no known length.
+        """Return an `Ahead` of a loader, from where it stands; None if its epochs have no known length.
 
         Raises:
             OptionError: the loader stands in the middle of a step.
@@ -95,8 +95,8 @@ class FedLoader(TorchLoader):
     def set_epoch(self, epoch: int) -> None:
         """Begin the epoch to which the Trainer gives the number `epoch`.
 
-        In the first call, this is the loader's current epoch, whatever `epoch` is. In a later call with an `epoch`
-        larger by k, it is the epoch k places after that one.
+        The first call begins the loader's current epoch, whatever `epoch` is. If a later call has an `epoch` that is
+        larger by k, it begins the loader's epoch whose number is larger by k.
         """
         if self._first is None:
             self._first = epoch, self.packed_loader.epoch
@@ -107,7 +107,7 @@ class FedLoader(TorchLoader):
 class Progress(TrainerCallback):
     """A callback that sets the Trainer's epoch numbers to the loader's, which count from the loader's first epoch.
 
-    The Trainer itself would count an epoch from where training resumed, and takes all epochs to be equally long.
+    The Trainer itself would count epochs from where training resumed, as if all epochs were equally long.
     """
 
     def __init__(self, loader: PackedLoader, ahead: Ahead, epochs: int) -> None:

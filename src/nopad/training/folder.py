@@ -87,7 +87,11 @@ _FREE_TRAINER = (
 
 
 class RunFolder:
-    """The output folder of a run. Only the first rank may call the methods that lock it, write to it, or unlock it."""
+    """The output folder of a run. Only the first rank may call the methods that lock it, write to it, or unlock it.
+
+    Raises:
+        OptionError: `folder` is a URL, or cannot be written in UTF-8.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self.path = local_path(folder)
@@ -299,7 +303,7 @@ class RunFolder:
     def clear_incomplete(self) -> None:
         """Remove checkpoints newer than the last complete one, or all if none is complete.
 
-        The run was killed while it wrote them.
+        The run was killed while it wrote them, or they have no state of the optimiser.
 
         Raises:
             ResumeError: no checkpoint is complete, and one was saved without the optimiser's state.
@@ -369,7 +373,7 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def last_weights(folder: Path) -> Path | None:
-    """Return a run's last checkpoint that is complete, or complete but for the optimiser's state; None if none is."""
+    """Return a run's last checkpoint that is complete or was saved without the optimiser's state; None if none is."""
     found = (path for _, path in _checkpoints(folder))
     return next((path for path in found if _is_complete(path) or _is_weights(path)), None)
 
@@ -386,7 +390,7 @@ def _is_complete(path: Path) -> bool:
     """Return whether a checkpoint was written to its end.
 
     A complete checkpoint has the states of the Trainer, the loader, the optimiser and its schedule, and the random
-    state of each rank.
+    state of each rank. Of the files, ``scheduler.pt``, ``optimizer.pt`` and the random states must be whole archives.
     """
     state, loader = _state(path), _read(path / STATE_FILE)
     if state is None or loader is None or not _optimizer(path) or not (path / "scheduler.pt").is_file():

@@ -5,7 +5,7 @@ The update rule, for a parameter p with gradient g at its update number t; G is 
     g = g / max(1, G / max_grad_norm)                         pre-normalisation
     m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
     u = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay p
-    r = min(|p|, max_weight_norm) / |u|, at most max_trust_ratio; 1 where |p| or |u| is 0
+    r = min(|p|, max_weight_norm) / |u|, or 1 where |p| or |u| is 0; in both cases, at most max_trust_ratio
     p = p - lr r u
 
 With its defaults this is the LAMB of MLPerf (apex's FusedLAMB, timm): with bias correction, gradients first clipped by
@@ -13,10 +13,10 @@ their global norm, an unclamped trust ratio r, and r = 1 for groups without weig
 the LAMB of the paper's third version, which torch_optimizer and pytorch_optimizer follow, give
 ``bias_correction=False, max_grad_norm=None, max_weight_norm=10, adapt_undecayed=True``.
 
-One routine updates lists of parameters: with ``foreach``, a list has all parameters of a device and dtype; without it,
-one parameter. Both ways give the same bits if torch's foreach functions give the same bits as its ordinary functions.
-Memory: m and v. A step needs, in addition, twice the memory of the parameters in one list (three times if it clips
-gradients). Source: You et al., arXiv 1904.00962.
+One routine updates lists of parameters: with ``foreach``, a list has all parameters of a group that share device and
+dtype; without it, one parameter. Both ways give the same bits if torch's foreach functions give the same bits as its
+ordinary functions. Memory: m and v. A step needs, in addition, twice the memory of the parameters in one list (three
+times if it clips gradients). Source: You et al., arXiv 1904.00962.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class Lamb(torch.optim.Optimizer):
         max_weight_norm: upper limit of |p| in the trust ratio; None: no limit.
         max_trust_ratio: upper limit of the trust ratio; None: no limit.
         adapt_undecayed: give groups without weight decay a trust ratio too.
-        foreach: update all parameters of a device and dtype together; None: only those on CUDA.
+        foreach: update all parameters of a group that share device and dtype together; None: only those on CUDA.
 
     Moments have the dtype of their parameter. Norms of half-precision tensors are taken in float32.
 
     Raises:
-        OptionError: an option is out of range; a parameter is sparse or not of real floats; a parameter is a piece of a
-            tensor (FSDP1), so the norm of the whole tensor is not known; or no group has weight decay or
-            `adapt_undecayed`, so this would be Adam.
+        OptionError: an option is out of range; groups differ in `max_grad_norm`; a parameter is sparse or not of real
+            floats; a parameter is a piece of a tensor (FSDP1), so the norm of the whole tensor is not known; or no
+            group has weight decay or `adapt_undecayed`, so this would be Adam.
 
     >>> import torch
     >>> from nopad.training import Lamb
@@ -153,7 +153,8 @@ class Lamb(torch.optim.Optimizer):
 
         Raises:
             OptionError: a gradient is sparse.
-            TrainingError: a gradient's norm is not finite. Parameters, moments and update counts are then unchanged.
+            TrainingError: the norm of a gradient, or of all gradients together, is not finite. Parameters, moments and
+                update counts are then unchanged.
         """
         loss = None
         if closure is not None:

@@ -126,14 +126,16 @@ class Loaders:
     def of(self, config: TrainConfig, args: Any) -> Loaders:
         """Return `Loaders` of the same run for a `config` with another ``[packing]``, and for other `args`.
 
-        The data are not encoded again: both objects share them.
+        The data are not encoded again: the new object shares the encoded data of this one.
         """
         made = Loaders(config, args, self.task, self.tokenizer, self.objective, self.cache)
         made._examples = self._examples  # packing does not change them
         return made
 
     def examples(self, data: Any, name: str) -> Examples | None:
-        """Return the examples of `data`, encoded once; None: these are stored tokens. `name` is "train" or "eval".
+        """Return the examples of `data`, encoded at the first call; None if `data` are stored tokens.
+
+        `name` is "train" or "eval".
 
         Raises:
             InputError: records cannot be read or encoded.
@@ -214,7 +216,7 @@ class Loaders:
 
 
 def widest(loader: PackedLoader) -> int:
-    """Return the average number of tokens that a rank gets in a micro-step, rounded; 1 if it is not known."""
+    """Return the average number of tokens that a rank gets in a micro-step, rounded, at least 1; 1 if not known."""
     summary = loader.summary()
     if not isinstance(summary, Summary) or not summary.steps:
         return 1
@@ -226,9 +228,9 @@ def widest(loader: PackedLoader) -> int:
 def about(field: str, why: str = "") -> Iterator[None]:
     """In a ``with`` block, begin the message of an `InputError` with `field`, the part of the configuration at fault.
 
-    In the message, ``over_long=`` becomes ``task.over_long =``, as in the configuration file. `why` is added if the
-    message is about a sequence that is longer than ``max_length``. A message that begins with "packing." stays as it
-    is.
+    A message that begins with "packing." stays as it is. In other messages, ``over_long=`` becomes
+    ``task.over_long =``, as in the configuration file, unless it follows a comma, as an argument in code does. `why` is
+    added if the message is about a sequence that is longer than ``max_length``.
     """
     try:
         yield

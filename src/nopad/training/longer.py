@@ -75,8 +75,9 @@ class Longer(TrainerCallback):
     ) -> None:
         """If the run is longer than its checkpoint planned, set the learning rates of the new length, and report them.
 
-        A run is longer if it has more steps, or if its `CountedLR` has another length. Rates are only reported, and not
-        set, for two kinds of schedule: a `CountedLR`, which has set them already, and one that depends on evaluations.
+        A run is longer if it has more steps, or if its `CountedLR` has another length. A `CountedLR` has set its rates
+        already, so they are only reported. A schedule that depends on evaluations goes on unchanged, and only this is
+        reported.
         """
         now, step = state.max_steps, state.global_step
         schedule = getattr(lr_scheduler, "scheduler", lr_scheduler)

@@ -6,8 +6,9 @@ keep for the backward pass are counted. The formula, in bytes, for P parameters 
 
     parameters   b P
     gradients    b p
-    optimiser    s b p, s = 2 (Adam and most others), 1 (Adagrad, RMSprop, Lion, SGD with momentum), 0 (SGD, Adafactor,
-                 LOMO, APOLLO, GaLore); a quarter of it for 8-bit optimisers
+    optimiser    s b p, where the beginning of the optimiser's name gives s: 0 (SGD, Adafactor, LOMO, APOLLO, GaLore),
+                 1 (Adagrad, RMSprop, Lion; also SGD with momentum), 2 (Adam and all others, such as "paged_lion"); a
+                 quarter of it for 8-bit optimisers
     activations  what autograd keeps of one micro-step (with checkpointing: the layers' inputs, and what it would keep
                  of one layer); twice the largest kept tensor, for gradients during the backward pass; and 3 x 4 bytes
                  per logit for the loss: a float32 copy, its softmax, and the gradient. With bf16 or fp16: half of
@@ -106,7 +107,7 @@ def _bytes(value: Tensor) -> int:
 
 
 def _activations(model: Any, slots: tuple[int, int], checkpointing: bool) -> int | None:
-    """Return the bytes of activations, by the formula in the module's docstring.
+    """Return the bytes of activations, by the formula in the module's docstring without bf16 and fp16.
 
     `slots` is (number of rows, number of slots in a row); `checkpointing` says whether gradient checkpointing is on.
     The result is None if the model cannot run on shapes alone.
@@ -187,7 +188,7 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return a tensor with the shape of attention's result, ``[rows, slots, heads, size]``; its values are not set.
+        """Return an uninitialised tensor with the shape of attention's result, ``[rows, slots, heads, size]``.
 
         What a fused kernel keeps for the backward pass is kept in `ctx`.
         """

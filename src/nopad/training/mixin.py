@@ -14,7 +14,8 @@ support for packs, and overrides public methods only:
   resume on another number of ranks, and then takes exactly the sequences that the epoch has not seen;
 * **trouble**: a loss that is NaN or infinite stops all ranks before the optimiser steps, and its batch is saved.
 
-On data that are not packed, a model trains as without the mix-in; but a model from ``model_init`` is made pack-safe.
+On data that are not packed, a model trains as without the mix-in. It is made pack-safe only if the Trainer evaluates or
+predicts in packs.
 """
 
 from __future__ import annotations
@@ -185,6 +186,8 @@ class PackedMixin(EvaluatingMixin):
     ) -> Any:
         """Return the objective's loss: the batch's sum of losses, divided by the step's denominator.
 
+        With `return_outputs`, return ``(loss, outputs of the model)``.
+
         In training, the result is multiplied by the number of ranks, since gradients are averaged over them; ranks of
         tensor parallelism count as one. Without packs or an objective, or if TRL's own code computes the loss, this is
         the Trainer's own loss.
@@ -228,11 +231,13 @@ class PackedMixin(EvaluatingMixin):
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
         """Return the seven numbers with which the Trainer begins, in the order of transformers' method of this name.
 
-        These are the numbers of epochs, steps per epoch, sequences per epoch, sequences in all, rows per step,
-        micro-steps per epoch, and steps in all. Steps are counted from where the loader stands; if training resumes,
-        the steps done before count too. The numbers are the Trainer's own if the data are not from a `PackedLoader`, or
-        if its epochs have no known length. Otherwise, the callback `nopad.training.feeding.Progress` is added to the
-        Trainer.
+        These are the numbers of epochs, steps per epoch, sequences per epoch, sequences in all, rows (or sequences) per
+        step, micro-steps per epoch, and steps in all. Steps and micro-steps per epoch are those of the longest epoch,
+        from the current one on. Steps in all are counted from where the loader stands; if training resumes, the steps
+        done before count too.
+
+        The numbers are the Trainer's own if the data are not from a `PackedLoader`, or if the loader's epochs have no
+        known length. Otherwise, the callback `nopad.training.feeding.Progress` is added to the Trainer.
 
         Raises:
             OptionError: training does not resume, and the loader has seen all epochs already; or the loader stands in
@@ -266,8 +271,8 @@ class PackedMixin(EvaluatingMixin):
 
         If training resumes, it begins where the loader stood when the checkpoint was saved. Before training begins, the
         first rank prints what packing changes, unless `quiet` is set or the data are a stream. Each trial of a
-        hyper-parameter search begins where the first one began. After an exception, the loader stands before the step
-        that the exception interrupted, so calling `train` again loses no sequence.
+        hyper-parameter search begins where the first trial began. If an exception interrupts a step, the loader is
+        moved back to where the step began, so calling `train` again loses no sequence.
 
         Raises:
             FormatError: the checkpoint holds no loader state, or a file of it is damaged.
@@ -326,8 +331,8 @@ class PackedMixin(EvaluatingMixin):
         """Log as the Trainer does.
 
         If the training data are packed, logs of a training loss also get ``sequences_seen`` and ``tokens_seen``: how
-        many there were, on all ranks, since the first epoch began. For a stream on several ranks, these numbers are not
-        known, and left out.
+        many there were, on all ranks, since the loader's first epoch began. For a stream on several ranks, these
+        numbers are not known, and left out.
         """
         loader = self.train_dataset
         if isinstance(loader, PackedLoader) and "loss" in logs and not is_split_stream(loader):
@@ -337,8 +342,8 @@ class PackedMixin(EvaluatingMixin):
     def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
         """Save the model as transformers' Trainer does.
 
-        Save also, for ``nopad predict``, the task's name and options, and its tokenizer if the Trainer has none. During
-        training, save the loader's state too, if `output_dir` is given.
+        For ``nopad predict``, the task's name and options are saved as well, and the task's tokenizer if the Trainer
+        has none. During training, the loader's state is saved too, if `output_dir` is given.
 
         Raises:
             StorageError: the task or the loader's state cannot be written.

@@ -42,7 +42,7 @@ def load_tokenizer(table: Model) -> Any:
     """Return the tokenizer that ``model.tokenizer`` names or, if that is not given, the tokenizer of the model.
 
     Raises:
-        FormatError: there is no tokenizer, or it cannot be read.
+        FormatError: there is no tokenizer or no model, or the tokenizer cannot be read.
         OptionError: ``model.init_from`` has adapters, and ``model.lora`` asks for new ones.
     """
     name = table.tokenizer or table.name or str(_weights(table))
@@ -54,8 +54,8 @@ def load_tokenizer(table: Model) -> Any:
 def read_model_config(table: Model, task: type[Task] | Task | None) -> Any:
     """Return the configuration of the model that a table ``[model]`` names, with some fields changed.
 
-    A task sets what `Task.model_options` returns, such as the names of classes; ``model.config`` replaces these and
-    other fields. If `task` is None, or a class and not an object, only ``model.config`` counts.
+    A task object changes the fields that `Task.model_options` returns, such as the names of classes. A `task` that is
+    None or a class changes none. Then ``model.config`` replaces these and other fields.
 
     Raises:
         FormatError: there is no model, its configuration cannot be read, or transformers refuses one of the new values.
@@ -120,7 +120,7 @@ def longest(model: Any) -> int | None:
 def check_positions(table: Model, shape: Any) -> None:
     """Refuse a checkpoint with fewer learned positions than the model that is to begin with the checkpoint's weights.
 
-    An example is a checkpoint of a first phase of pre-training, with a model for shorter sequences.
+    An example is the checkpoint of a first phase of pre-training whose model was made for shorter sequences.
 
     `shape` is the model without weights, from `outline`. Nothing is checked if ``model.init_from`` or ``model.name`` is
     not given, or if the model learns no positions.
@@ -152,7 +152,7 @@ def _table_of_positions(model: Any) -> int | None:
 
 
 def load_model(table: Model, config: Any, auto: str | None) -> tuple[Any, list[str]]:
-    """Return the pack-safe model with weights, and the names of those weights that the checkpoint does not have.
+    """Return the pack-safe model with weights, and the names of weights that no checkpoint or saved adapter has.
 
     `table` is the table ``[model]``, `config` the model's configuration, and `auto` the name of the Auto class whose
     head is wanted; None: the head that `config` names. With ``model.fresh``, all weights are random, and the list of
@@ -161,7 +161,8 @@ def load_model(table: Model, config: Any, auto: str | None) -> tuple[Any, list[s
     Raises:
         FormatError: there are no weights, or they cannot be read.
         OptionError: the checkpoint is of another type of model, its weights have other shapes, or none of them belongs
-            to this model; adapters do not fit it; or there is no `auto`, and `config` names no class of transformers.
+            to this model; saved adapters or ``model.lora`` do not fit the model, or both are given; or there is no
+            `auto`, and `config` names no class of transformers.
         MissingExtraError: adapters are asked for, and peft is not installed.
         UnsupportedModelError: nopad refuses this model; the message gives the reason.
     """
@@ -220,8 +221,8 @@ def _check_kind(name: str, config: Any) -> None:
 def _weights(table: Model) -> Path | str:
     """Return the folder, or the name on the hub, from which the model's weights are read.
 
-    This is ``model.init_from``, or the last checkpoint in that folder. It is ``model.name`` if ``init_from`` is not
-    given, or if ``init_from`` has adapters only.
+    If ``model.init_from`` is not given, or has adapters only, this is ``model.name``. Otherwise, it is the folder
+    ``model.init_from``, or the last checkpoint in it.
 
     Raises:
         FormatError: there are no weights; or there are adapters only, and ``model.name`` is not given.
@@ -240,9 +241,8 @@ def _weights(table: Model) -> Path | str:
 def _initial(table: Model) -> Path | None:
     """Return the folder that ``model.init_from`` names, or the last checkpoint in it; None if it is not given.
 
-    A folder with a model or adapters is returned itself.
-
-    A checkpoint without the state of the optimiser is enough, since only weights are read.
+    The folder itself is returned if it has a model or adapters. A checkpoint without the state of the optimiser is
+    enough, since only weights are read.
 
     Raises:
         FormatError: the folder does not exist, or has neither a model nor a complete checkpoint.
@@ -300,9 +300,10 @@ def _load_adapters(model: Any, path: Path) -> set[str]:
 
 
 def _adapted(model: Any, table: Model) -> Any:
-    """Return the model with new adapters, or unchanged if neither ``model.lora`` nor saved adapters ask for them.
+    """Return the model with new adapters; without ``model.lora`` and saved adapters, return the model unchanged.
 
-    New adapters get the settings of ``model.lora`` or of the saved ones, whose weights `_load_adapters` loads later.
+    The new adapters have the settings of ``model.lora`` or of the saved adapters. `_load_adapters` loads the weights of
+    saved adapters later.
 
     Raises:
         OptionError: ``model.lora`` is given besides saved adapters, or peft refuses its options.

@@ -103,7 +103,7 @@ class PreparingMixin(_Base):
     def _check_metric(self) -> None:
         """Refuse a `metric_for_best_model` that evaluations do not give.
 
-        Nothing is checked with `compute_metrics`, which may give any metric, or without an objective.
+        Nothing is checked if there is a `compute_metrics`, which may give any metric, or if there is no objective.
 
         Raises:
             OptionError: there is no such metric; the message names those that there are.

@@ -30,11 +30,12 @@ class Logged:
     Attributes:
         step, steps: number of optimiser steps taken, and of the whole run.
         values: the values that the Trainer logged, by name.
-        sequences, tokens: sequences and tokens per second since the previous log of a training loss, on all ranks;
-            None: not known, or this log has no training loss.
-        padding: share of the slots since the previous log of a training loss that hold padding; None: batches have no
-            padding, or it is not known.
-        left: seconds until the last step; None: not known.
+        sequences, tokens: sequences and tokens per second, on all ranks, since the previous log of a training loss.
+        padding: what share of the slots was padding since the previous log of a training loss; also None if batches
+            have no padding.
+        left: estimate of the seconds until the last step ends.
+
+    The last four are None if they are not known, or if this log has no training loss.
     """
 
     step: int
@@ -68,8 +69,9 @@ class Logged:
 class Metrics(TrainerCallback):
     """Writes each log as one line of JSON, and passes it to `tell`; logs of a training loss also have rates.
 
-    The last log of training, whose times are those of this process only, is left out. This callback also makes the
-    Trainer log before each checkpoint, so that later logs are the same whether or not a run was stopped there.
+    The Trainer's last log of training is left out, since its times are those of this process only. This callback also
+    makes the Trainer log before each checkpoint, so that later logs are the same whether or not a run was stopped
+    there.
 
     Args:
         loader: the loader of the training data.
@@ -139,7 +141,7 @@ class Metrics(TrainerCallback):
     def on_log(
         self, args: Any, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **_: Any
     ) -> None:
-        """On the first rank, write a log and pass it to `tell`, except the last log of training."""
+        """On the first rank, write a log and pass it to `tell`; do nothing for the last log of training."""
         if not logs or self.path is None or "train_runtime" in logs:  # this log has times of this process only
             return
         found = Logged(step=state.global_step, steps=state.max_steps, values=dict(logs))

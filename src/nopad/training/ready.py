@@ -69,8 +69,8 @@ class Prepared:
         memory: estimate of the memory that training needs.
         notes: lines of text on how many sequences the records gave, and how many were cut or left out.
         chosen: lines of text on what was chosen because the configuration leaves it out; "" if there is nothing.
-        usual: the number of sequences per rank and micro-step from which the number of rows was computed; None: it was
-            not computed so.
+        usual: the number of sequences per rank and micro-step from which the number of rows was computed; None: the
+            number of rows was not computed in this way.
     """
 
     config: TrainConfig
@@ -293,7 +293,7 @@ def _tokenizer(config: TrainConfig, *, needed: bool) -> Any:
 def _task(config: TrainConfig, kind: type[Task], tokenizer: Any, *, given: bool = True) -> Task:
     """Return a task of the class `kind` with the options of the configuration.
 
-    With `given` False, the option `over_long` is left out, since it needs a `max_length`, which is not known yet.
+    `given` says whether the `max_length` is known. If it is not, the option `over_long` is left out, which needs one.
 
     Raises:
         OptionError: the task refuses an option, or lacks one that it needs; or ``data.empty`` is "error", and the task
@@ -319,7 +319,7 @@ def _has_length(config: TrainConfig, kind: type[Task]) -> bool:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return the message of an error in one line."""
+    """Return the message of an error in one line; of an error without a message, the name of its class."""
     return " ".join(str(error).strip().split()) or type(error).__name__
 
 

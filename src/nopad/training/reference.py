@@ -69,7 +69,7 @@ def referenced(prepared: Prepared, model: Any, cache: Path, *, resume: bool, say
 
 
 def _computed(prepared: Prepared, model: Any, examples: Any) -> NDArray[np.float64]:
-    """Return the log-probability of each answer, with the rows and the precision of training; float64 ``[n]``."""
+    """Return each answer's log-probability, computed with the rows and precision of training; float64 ``[n]``."""
     args = prepared.args
     half = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
     model.to(args.device)
@@ -81,7 +81,8 @@ def _computed(prepared: Prepared, model: Any, examples: Any) -> NDArray[np.float
 def _read(path: Path, sizes: dict[str, int]) -> dict[str, NDArray[np.float64]] | None:
     """Return the log-probabilities that `referenced` stored in the file `path`: float64 ``[n]``, by "train" and "eval".
 
-    `sizes` has the number of answers of each. If the file is missing, damaged or of other sizes, the result is None.
+    `sizes` has the number of answers, n, by the same names. If the file is missing, damaged or of other sizes, the
+    result is None.
     """
     try:
         with path.open("rb") as file, np.load(file) as stored:

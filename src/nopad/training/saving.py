@@ -31,8 +31,9 @@ def steps_of_run(loader: PackedLoader, args: Any) -> int | None:
 def save_each_epoch(config: TrainConfig, args: Any, loader: PackedLoader) -> None:
     """Let a short run of several epochs save at the end of each, if the configuration does not say when to save.
 
-    A run is short if it ends before the first checkpoint (``save_steps``). The last two checkpoints are kept, unless
-    the configuration has ``save_total_limit``. `args` (`transformers.TrainingArguments`) are changed.
+    A run is short if it has at most ``save_steps`` steps. Nothing changes if the configuration has ``max_steps``,
+    ``save_strategy``, ``save_steps`` or ``load_best_model_at_end``. The last two checkpoints are kept, unless the
+    configuration has ``save_total_limit``. `args` (`transformers.TrainingArguments`) are changed.
     """
     given = config.trainer
     if any(name in given for name in ("save_strategy", "save_steps", "load_best_model_at_end")):

@@ -72,8 +72,9 @@ def factor_of(measured: Any) -> float:
             manifest; or the number itself.
 
     Raises:
-        OptionError: `measured` is none of these; has no packs (but an empty `Plan` gives 1.0); is a loader whose steps
-            are not rows; is a stream, which cannot be measured before it is read; or is a number below 1 or not finite.
+        OptionError: `measured` is none of these; has no packs, and is no `Plan` (an empty one gives 1.0); is a loader
+            whose steps are not rows; is a stream, which cannot be measured before it is read; or is a number that is
+            below 1 or not finite.
 
     >>> import nopad
     >>> factor_of(nopad.pack([5, 3, 4, 2, 2], capacity=8)), factor_of(1.913)
@@ -234,10 +235,10 @@ def _forgetting(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], lis
 
 
 def _lengths(hparams: Any, p: float) -> list[str]:
-    """Return a list of one line: `warmup_steps` and `max_steps`, which no correction changes, see more sequences.
+    """Return lines of text about `warmup_steps` and `max_steps`, which no correction changes.
 
-    They see `p` times as many as before, since a step has `p` times as many. The list is empty if neither setting is at
-    least 1.
+    There is one line: it says that these steps see `p` times as many sequences as before, since each step does. The
+    list is empty if neither setting is at least 1.
     """
     there = {name: _get(hparams, name) for name in _LENGTHS if _has(hparams, name)}
     said = [f"{name}={value:g}" for name, value in there.items() if isinstance(value, int | float) and value >= 1]

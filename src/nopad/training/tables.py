@@ -70,7 +70,8 @@ class Data:
             folder of arrays, or another source that `nopad.loading.sources.open_tokens` reads.
         eval: the same for evaluation data. Without it, the validation split of a packed dataset is used, if it has one.
         empty: what happens to a record without a token: "skip" leaves it out and counts it, "error" stops; None: "skip"
-            for records, "error" for stored tokens.
+            if the task has the option `empty`, "error" for stored tokens. For other tasks, "error" is refused, and
+            "skip" has no effect.
         on_bad_record: what happens to a record that cannot be decoded: "error" stops, "skip" leaves it out and counts
             it.
         text_unit: what a record of a text file is: each "line", each "paragraph" (between empty lines), or the whole
@@ -226,8 +227,8 @@ class TrainConfig:
     """The configuration of a run: one attribute for each table of the file. `read_config` reads one from a file.
 
     Raises:
-        OptionError: two tables contradict each other: ``[optimizer]`` and ``trainer.optim``, LAMB and a weight decay of
-            0, or ``[schedule]`` and the Trainer's own schedule.
+        OptionError: two tables contradict each other: ``[optimizer]`` and ``trainer.optim``; LAMB without
+            `adapt_undecayed` and a weight decay of 0; or ``[schedule]`` and the Trainer's own schedule.
     """
 
     model: Model
@@ -256,8 +257,8 @@ class TrainConfig:
     def document(self) -> dict[str, dict[str, Any]]:
         """Return the tables as dicts by name, without fields that have their defaults, and without empty tables.
 
-        ``[trainer]``, the options of ``[task]``, and the fields that choose an optimizer (``name``) or a schedule
-        (``counts``) are always kept.
+        Some fields are kept even at their defaults: those of ``[trainer]``, the options of ``[task]``, and the fields
+        that choose an optimizer (``name``) or a schedule (``counts``).
         """
         made: dict[str, dict[str, Any]] = {}
         for table in fields(self):

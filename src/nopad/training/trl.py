@@ -53,10 +53,10 @@ _TOKENIZER = frozenset({"chat_template_path", "eos_token", "pad_token"})
 def check_passed_over(trainer: Any, **same: Any) -> None:
     """Refuse options of TRL's configuration that would do nothing on packs, such as how TRL prepares data.
 
-    These options are never refused: those of transformers' `TrainingArguments`, those of TRL that work on packs too
-    (`_DOES`), and those of the tokenizer if the task has the trainer's tokenizer. Any other option must be None, have
-    its default value, or have the value that `same` gives for it: with this value, the task does what the option asks
-    for. A configuration that is not TRL's is not checked.
+    These options are never refused: those of transformers' `TrainingArguments`; those of TRL that work on packs too
+    (`_DOES`); and those of the tokenizer, if there is no task or the task has the trainer's tokenizer. Any other option
+    must be None, have its default value, or have the value that `same` gives for it: with this value, the task does
+    what the option asks for. A configuration that is not TRL's is not checked.
 
     Raises:
         OptionError: an option has a value that is not allowed.
@@ -110,8 +110,8 @@ class PackedSFTTrainer(_Packed, _SFT):
     which sequences share a batch. Without a `processing_class`, the task's tokenizer is used, and saved with the model.
 
     Raises:
-        OptionError: the configuration asks TRL to pack, to choose labels, or to prepare data in another way; or as for
-            `PackedMixin`.
+        OptionError: the configuration asks TRL to pack, to choose labels, or to prepare data in another way; it asks
+            for a loss without a single denominator for a step; or as for `PackedMixin`.
 
     >>> import tempfile, transformers
     >>> from trl import SFTConfig

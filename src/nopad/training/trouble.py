@@ -72,8 +72,8 @@ class Watch:
 def check_unscaled(trainer: Any, ours: Tensor, taken: Tensor) -> None:
     """Refuse a trainer that changes the loss after `compute_loss`.
 
-    An example is a trainer that divides the loss by the number of micro-steps. `ours` is the loss that `compute_loss`
-    returned, and `taken` the loss that the training step returned.
+    Such a trainer may, for example, divide the loss by the number of micro-steps. `ours` is the loss that
+    `compute_loss` returned, and `taken` the loss that the training step returned.
 
     Raises:
         OptionError: the two losses differ by more than a relative error of 0.001.

@@ -215,8 +215,8 @@ def changed_model(model: Any, changes: Sequence[Change]) -> None:
 def _numbers(batch: Mapping[str, Any], features: Sequence[Mapping[str, Any]]) -> Tensor:
     """Return, for each token of the batch, the index of its sequence in `features`, int64 ``[R, L]``; -1 in padding.
 
-    Tokens that the collator puts after a sequence, such as a separator, count as tokens of that sequence. So does
-    padding after a sequence, if the batch has no attention mask ``[R, L]``. Tokens before the first sequence of a row
+    Tokens that the collator puts after a sequence, such as a separator, count as tokens of that sequence. If the batch
+    has no attention mask ``[R, L]``, padding after a sequence counts so too. Tokens before the first sequence of a row
     get -1.
 
     Raises:
@@ -240,7 +240,7 @@ def groups_for(model: Any, batch: Mapping[str, Any], layout: Layout, causal: boo
     """Return the changes that could make the audit of a collator and model pass, in groups of alternatives.
 
     At most one change of a group is made at a time. `batch` is a batch of the unchanged collator, and `layout` says
-    where it puts the sequences. `causal`: whether a token attends to earlier tokens only.
+    where it puts the sequences. `causal`: whether no token attends to later ones.
     """
     inner = outermost(model)
     config = getattr(inner, "config", None)  # a module of your own has none

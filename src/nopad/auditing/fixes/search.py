@@ -73,9 +73,9 @@ class Search:
         """Yield the sets of changes to try; the caller stores each one's verdict in `seen` before it takes the next.
 
         First, a set is built by adding one change at a time, up to 4. In each round, all changes that could be added
-        are tried, and the one that removes most of what is wrong is kept. A round ends early with a change after which
-        only the loss is wrong. Then follow all single changes and pairs that were not tried yet, and then the sets of
-        `last`.
+        are tried, and the one that removes most of what is wrong is kept. A round ends early when a change removes
+        something, and only labels or the loss can still be wrong. Then follow all single changes and pairs that were
+        not tried yet, and then the sets of `last`.
         """
         kept: tuple[Change, ...] = ()
         while len(kept) < DEEP:
@@ -109,8 +109,8 @@ class Search:
     def _next(self, kept: Sequence[Change]) -> list[Change]:
         """Return the changes that may be added to those `kept`, the most promising first.
 
-        The findings of the audit with the changes in `kept` decide the order. If only the loss is wrong there, the
-        result has only changes of labels and loss.
+        The findings of the audit with the changes in `kept` decide the order. If, by these findings, only labels or the
+        loss can be wrong, the result has only changes of labels and loss.
         """
         verdict = self._known(kept)
         table = OF_INPUT.get(input_of(verdict.first_difference), ())
@@ -181,10 +181,11 @@ def _kinds(verdict: StepVerdict) -> list[str]:
 def _less(before: StepVerdict, after: StepVerdict) -> bool:
     """Return whether less is wrong with a step in `after` than in `before`; both are verdicts of audits.
 
-    The answer is True if the step passes in `after`. Otherwise the gravest finding of each decides: an exception is
-    graver than one sequence that sees another, and this is graver than other wrong outputs; findings on labels or the
-    loss are the least grave. Among equally grave ones, it is graver if the first module that differs embeds an input of
-    the model. If this decides nothing, the answer is whether a finding of `before` is gone in `after`.
+    The answer is True if the step passes in `after`. Otherwise the gravest finding of each verdict decides. An
+    exception is the gravest. Next are one sequence that sees another, and a head that is fed with rows; then other
+    wrong outputs; and last, findings on labels or the loss. If these are equally grave, a verdict is graver if the
+    first module that differs in it embeds an input of the model. If this decides nothing either, the answer is whether
+    a finding of `before` is gone in `after`, or is there at another module.
     """
     if after.passed:
         return True

@@ -185,7 +185,7 @@ class _Step:
         """Return the collator's batch of the first 4 sequences, and its layout.
 
         The result is None if there is no collator, if a trainer's dataset cannot be indexed, if the batch is a
-        `PackedBatch` or no mapping, or if an exception was raised.
+        `PackedBatch` or no mapping, or if the collator fails, or the sequences are not found in its batch.
         """
         if self.trainer is None:
             features, collate = list(self.sequences)[:4], self.collate

@@ -99,7 +99,7 @@ def diagnosed(case: Case) -> list[Finding]:
 
 
 def _not_finite(case: Case) -> list[Finding]:
-    """Return a finding for the first micro-batch whose loss is not finite; an empty list if there is none."""
+    """Return a list with a finding for the first micro-batch whose loss is not finite; empty if there is none."""
     assert case.truth is not None
     begin = 0
     for micro, loss in zip(case.micros, case.losses, strict=True):
@@ -116,9 +116,11 @@ def _named(case: Case, single: Any) -> list[Finding]:
     """Find out which common mistake would give the step's loss; return findings on it, or a finding "unknown".
 
     The losses of the mistakes are computed for the sequences as given. If none matches, and the collator changed
-    sequences, they are computed again for the sequences as the collator left them. The list is empty if what the
-    collator did explains the whole difference. `single` is a plain float64 copy of the model, on which sequences run
-    alone.
+    sequences, they are computed again for the sequences as the collator left them. If the right loss is a sum of means,
+    no mistake is tried.
+
+    The list is empty if what the collator did explains the whole difference. `single` is a plain float64 copy of the
+    model, on which sequences run alone.
     """
     assert case.truth is not None
     observed = math.fsum(case.losses) / case.ranks
@@ -145,11 +147,11 @@ def _named(case: Case, single: Any) -> list[Finding]:
 def _explained(
     case: Case, single: Any, examples: Sequence[Example | None], match: Usual, of_left: bool
 ) -> list[Finding]:
-    """Return findings on `match`, the mistake whose loss equals that of the step; and set `case.denominator`.
+    """Return findings on `match`, the loss that equals that of the step, and set `case.denominator`.
 
-    If the gradients do not match the mistake, they have another cause too, and one more finding says so. If `match` is
-    no mistake but the right loss (its `kind` is ""), the result is a finding "unknown"; or an empty list if what the
-    collator did explains the whole difference.
+    If `match` is the loss of a mistake, there is a finding on this mistake. If the step's gradients are not those of
+    the mistake, one more finding says that they have another cause too. If `match` is the right loss (its `kind` is
+    ""), the result is a finding "unknown", or an empty list if what the collator did explains the whole difference.
 
     Args:
         case: the step.
@@ -184,8 +186,8 @@ def _explained(
 def _counted(case: Case, single: Any, examples: Sequence[Example | None]) -> list[Counted]:
     """Return a `Counted` for each sequence of the step: its loss, its numbers of tokens and labels, and its place.
 
-    `examples` are the sequences that run alone; None stands for a sequence that the collator dropped. They run on
-    `single`, a plain float64 copy of the model.
+    `examples` are the sequences whose losses are wanted; None stands for one that the collator dropped. If these losses
+    are not known yet, the sequences run alone on `single`, a plain float64 copy of the model.
     """
     assert case.truth is not None
     if examples is case.wanted:
@@ -241,8 +243,8 @@ def _crossing(case: Case, single: Any, micro: Micro) -> list[float | None]:
     """Return, for each sequence, the loss of its first label if the sequence before it in the row predicts this label.
 
     An entry is None if there is no such label or sequence. All entries are None if labels are not predicted by the
-    token before, or if the losses cannot be computed. `single` is a plain float64 copy of the model, which computes
-    them.
+    token before, if a sequence is not in the batch, or if the losses cannot be computed. `single` is a plain float64
+    copy of the model, which computes the losses.
     """
     none: list[float | None] = [None] * len(micro.examples)
     if not case.causal or micro.shape is None or any(one is None for one in micro.made):

@@ -61,10 +61,10 @@ class Example:
         return replace(self, columns=cut)
 
     def items(self, causal: bool) -> int:
-        """Return the number of labelled items: tokens with a label, or 1 for a sequence with a label.
+        """Return the number of labelled items: the labels that are not -100.
 
-        Labels of -100 do not count, and with `causal`, the label of the first token does not count either. A sequence
-        without labels counts as 1 item, and so does one with labels that are floats.
+        With `causal`, the label of the first token does not count. A sequence without labels counts as 1 item, and so
+        does one whose labels are floats.
         """
         labels = self.labels
         if labels is None:
@@ -78,11 +78,13 @@ class Example:
     def inputs(self, model: Any) -> dict[str, Tensor | bool]:
         """Return the arguments for running this sequence alone: the columns that the model's forward method takes.
 
-        Each column gets a batch dimension: ``[1, length]`` per token, else ``[1, ...]``. Columns of images stay as they
-        are, except ``pixel_values`` of one image: ``[C, height, width]`` becomes ``[1, C, height, width]``. The tensors
-        are on the device of the model's first parameter, and floats have its dtype, except the seconds of videos, from
-        which positions are computed. ``use_cache`` is added as False if the forward method and the configuration know
-        it.
+        A column that is not of images gets a batch dimension: ``[1, length]`` per token, else ``[1, ...]``. Of columns
+        of images, only ``pixel_values`` of one image, ``[C, height, width]``, get one and become ``[1, C, height,
+        width]``.
+
+        The tensors are on the device of the model's first parameter. Floats have its dtype, except the seconds of
+        videos, from which positions are computed. ``use_cache`` is added as False if the forward method and the
+        configuration know it.
         """
         forward = inspect.signature(type(_named(model)).forward).parameters
         takes = set(forward)
@@ -107,7 +109,7 @@ def examples_of(features: Sequence[Mapping[str, Any]]) -> list[Example]:
     ``seq_lengths``.
 
     Raises:
-        BatchError: a dict has no ``input_ids``, or they are not a list of integers, or it is not a dict.
+        BatchError: an entry is not a dict, has no ``input_ids``, or has some that are not a list of integers.
         LengthError: a sequence is empty, or ``seq_lengths`` do not add up to the number of tokens.
     """
     rows = [_tensors(number, feature) for number, feature in enumerate(features)]
@@ -184,9 +186,10 @@ def shifts_labels(model: Any) -> bool:
 def predicts_next(model: Any, examples: Sequence[Example]) -> bool:
     """Return whether a label is predicted by the token before it, in the loss of the model's ``forward``.
 
-    For classes of transformers, `shifts_labels` knows the answer. For other classes, the loss is computed on a copy of
-    the model, once with and once without the first label: if it shifts labels, the first one changes nothing. If no
-    example has enough labels for this, or if the copy fails, the answer is that of `shifts_labels`.
+    For classes of transformers, `shifts_labels` knows the answer. For other classes, a copy of the model computes the
+    loss of an example, once with and once without the first label. The answer is True if the loss is the same, since a
+    model that shifts labels does not use the first one. If no example has enough labels for this, or if the copy fails,
+    the answer is that of `shifts_labels`.
     """
     known = shifts_labels(model)
     if known or type(_named(model)).__module__.startswith("transformers."):
@@ -216,7 +219,10 @@ def loss_of(output: Any) -> Any:
 
 
 def _named(model: Any) -> Any:
-    """Return the module whose `forward` names the model's arguments: the one inside DataParallel, DDP and PEFT."""
+    """Return the module whose `forward` names the model's arguments: the one inside all wrappers.
+
+    The wrappers are those of DataParallel, DDP, torch.compile and PEFT.
+    """
     model = inner(model)
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 

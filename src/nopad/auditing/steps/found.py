@@ -131,9 +131,10 @@ def told(batch: Mapping[str, Any]) -> list[Places]:
     """Return where sequences lie in a batch, according to the batch itself: positions in its concatenated rows.
 
     In a `PackedBatch`, the positions come from its layout, and the sequences are in the order in which they were given.
+
     Any other batch is read row after row. The first that it has of ``cu_seq_lens_q``, ``seq_idx`` and ``position_ids``
-    (which begin again at each sequence) tells where sequences begin. Without any of these, each row without its padding
-    is one sequence.
+    (which begin again at each sequence) tells where sequences begin. Without any of these, each row is one sequence.
+    Slots that the attention mask marks as padding are left out, but not with ``cu_seq_lens_q``.
     """
     if isinstance(batch, PackedBatch):
         return slots_of(batch.layout)
@@ -169,8 +170,8 @@ def _matched(parts: Sequence[Places], flat: NDArray[Any], examples: Sequence[Exa
 
     `places` are the positions of the example's tokens in `flat`, the concatenated rows (None: not found). `begin` is
     the index of its first token that is in the batch. `parts` has the positions of the tokens of each sequence of the
-    batch. A sequence counts as an example if it equals the example, contains it (tokens were added), or is its
-    beginning or its end (it was cut).
+    batch. A sequence of the batch counts as an example if it equals the example or contains it (tokens were added). It
+    also counts if it has at least 3 tokens and is the beginning or the end of the example (the example was cut).
     """
     left = list(parts)
     found: list[tuple[Any, int]] = [(None, 0)] * len(examples)
@@ -194,7 +195,7 @@ def _fits(kind: str, part: Places, tokens: NDArray[Any], ids: NDArray[Any]) -> t
 
     Args:
         kind: what to look for: the sequence and the example are the "same"; the example lies "inside" the sequence; or
-            the sequence is the "beginning" or the "end" of the example.
+            the sequence, of at least 3 tokens, is the "beginning" or the "end" of the example.
         part: positions of the sequence's tokens in the concatenated rows.
         tokens: token ids of the sequence.
         ids: token ids of the example.
@@ -223,7 +224,7 @@ def _searched(
 
     `flat` holds the token ids of all rows, one row after the other; a row has `width` slots. An example lies within one
     row. Whole examples are looked for first, the longest before the others; then the beginnings of the examples that
-    are left, then their ends.
+    are left, then the ends. A beginning or end has at least 3 tokens.
     """
     free = _real(batch, flat.size).copy()
     found: list[tuple[Any, int]] = [(None, 0)] * len(examples)
@@ -266,8 +267,9 @@ def _longest(wanted: NDArray[Any], flat: NDArray[Any], free: NDArray[np.bool_], 
 def _lost(micro: Micro) -> None:
     """Add findings for dropped or cut sequences to the micro-batch.
 
-    If there are none, but the batch has tokens that are in no sequence, add these to `micro.suspects`: they become a
-    finding only if the step differs.
+    If there are none, but the batch has tokens that are in no sequence, a finding on these is added to
+    `micro.suspects`: it counts only if the step differs. Such tokens are looked for in a `PackedBatch`, in a single
+    row, and in a batch with a 2-D attention mask.
     """
     for number, (example, at) in enumerate(zip(micro.examples, micro.places, strict=True)):
         name = f"sequence {micro.first + number} of {len(example.ids)} tokens"
@@ -293,7 +295,7 @@ def _lost(micro: Micro) -> None:
 def _made(
     example: Example, at: Places | None, begin: int, batch: Mapping[str, Any], flat: NDArray[Any]
 ) -> Example | None:
-    """Return an example as it is in the batch: with the tokens of the batch, and with its labels if they are per token.
+    """Return an example with the tokens that it has in the batch, and with the batch's labels if they are per token.
 
     `at` are the sequence's places in `flat`, the token ids of all rows. `begin` is the index in `example` of the first
     token that the collator kept. If the sequence is not in the batch (`at` is None), the result is None.
@@ -330,9 +332,12 @@ def _labels(batch: Mapping[str, Any]) -> Tensor | None:
 def _sequence_labels(micro: Micro) -> None:
     """Use the batch's labels per sequence: as labels of examples that have none, or to check those that examples have.
 
-    For examples without labels, `micro.made` gets the labels of the batch. If instead all examples have one label each,
-    the batch's labels are compared with these. Another number of labels, or other labels, are a finding. Another order
-    is added to `micro.suspects`, and becomes a finding only if the step differs. A batch without labels is not checked.
+    If some examples in the batch have no labels, and the batch has one label per sequence, these examples get the
+    batch's labels in `micro.made`. Nothing is checked then.
+
+    Otherwise, if each example has a single label, the batch's labels are compared with these. Another number of labels,
+    or other labels, are a finding. Another order is added to `micro.suspects`, and becomes a finding only if the step
+    differs. A batch without labels is not checked.
     """
     labels = micro.batch.get("labels")
     if not isinstance(labels, Tensor) or labels.dim() == 0:

@@ -242,8 +242,8 @@ def _in_own_dtype(
     """Add to `plan` the checks of the step in the model's own dtype, and a note if autocast widens their limit.
 
     `right` holds the results of the sequences alone: first in float64, then in the model's dtype. `step` holds the loss
-    of each micro-batch, and how far each module's gradients in the step are from those of the sequences alone in the
-    model's dtype. `exact` is the PyTorch mode in which the step ran; it has recorded the casts of autocast.
+    of each micro-batch, and the differences of each module's gradients between the step and the sequences alone, both
+    in the model's dtype. `exact` is the PyTorch mode in which the step ran; it has recorded the casts of autocast.
     """
     truth, single = right
     losses, modules = step
@@ -289,9 +289,10 @@ def _whole(found: list[Finding]) -> Check:
 def _wanted(micro: Micro, causal: bool) -> Iterator[Example]:
     """Yield the sequences of a micro-batch as the step should train on them.
 
-    They are the sequences as they were given to the collator, with two exceptions. If the collator changes tokens, as
-    masking does, a sequence is taken as it is in the batch. If a sequence has no labels, it gets those that the
-    collator made for it; if the collator made none and `causal` is true, its ids become its labels.
+    * If the collator changes tokens, as masking does, each sequence in the batch is taken as it is there.
+    * A sequence that was given without labels gets those that the collator made for it, unless the collator cut it.
+    * If there are no such labels, and `causal` is true, the ids of the sequence become its labels.
+    * All other sequences are taken as they were given to the collator.
     """
     changed = any("changed tokens" in note for note in micro.notes)
     for example, made in zip(micro.examples, micro.made, strict=True):

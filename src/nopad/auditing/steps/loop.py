@@ -46,7 +46,7 @@ class Runner(Protocol):
 class Loop:
     """A training loop that calls the user's `loss` on each micro-batch.
 
-    The call is ``loss(model, batch, step)``, or ``loss(model, batch)`` if the function takes two arguments.
+    The call is ``loss(model, batch, step)``, or ``loss(model, batch)`` if the function takes only two arguments.
     """
 
     def __init__(self, micros: Sequence[Micro], loss: Loss, ranks: int, accumulation: int, shifts: bool) -> None:
@@ -57,10 +57,9 @@ class Loop:
         self.items = sum(known) if len(known) == len(counts) else None
 
     def take(self, model: Any, micro: Micro, world: World) -> float:
-        """Compute the loss of one micro-batch, call ``backward()`` on it, and return its value.
+        """Compute the loss of one micro-batch, call ``backward()`` on it if it needs a gradient, and return its value.
 
-        A loss that is a plain number or needs no gradient has no ``backward()`` call. `world` simulates the ranks; its
-        `rank` is that of the micro-batch.
+        `world` simulates the ranks; its `rank` is that of the micro-batch.
 
         Raises:
             BatchError: the loss is not a scalar tensor or a number.
@@ -230,8 +229,8 @@ def made_of(functions: Sequence[Any], ranks: int, accumulation: int) -> str:
 def _labels_counted(batch: Any, shifts: bool) -> int | None:
     """Return the number of labels in a batch, as transformers' Trainer counts them; None: the batch has no ``labels``.
 
-    `shifts`: whether the loss shifts labels by one; the first label of each row then does not count. If the batch also
-    has ``shift_labels``, all of these are counted instead.
+    Labels of -100 do not count. `shifts`: whether the loss shifts labels by one; the first label of each row then does
+    not count either. If the batch also has ``shift_labels``, these are counted instead, with the first of each row.
     """
     if not isinstance(batch, Mapping) or not isinstance(batch.get("labels"), Tensor):
         return None

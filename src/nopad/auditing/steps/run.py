@@ -64,11 +64,11 @@ def audit_step(
         trainer: a transformers Trainer (also TRL's or nopad's), in place of `model`, `sequences`, `collate` and `loss`.
             Its own collator, data, ``get_batch_samples`` and ``training_step`` are called for one step; the trainer
             itself is left unchanged.
-        alone: the right losses of one sequence, if the model's own loss does not give them: ``alone(model, inputs)``
-            returns the losses of the sequence's items, ``[n]``. `inputs` are those columns of the example that the
-            model's forward method takes, as tensors ``[1, ...]``. If the loss is a sum of means, `alone` returns a
-            tuple with one such tensor per mean. None: for a nopad trainer, the function of its objective if it has one;
-            else the model's own loss.
+        alone: ``alone(model, inputs)`` returns the right losses of one sequence's labelled items, ``[n]``, if the
+            model's own loss does not give them. `inputs` are those columns of the example that the model's forward
+            method takes, as tensors ``[1, ...]``. If the loss is a sum of means, `alone` returns a tuple with one such
+            tensor per mean. None: for a nopad trainer, the function of its objective if it has one; else the model's
+            own loss.
         accumulation: number of micro-batches on each rank; None: the trainer's, or 2 without a trainer.
         ranks: number of ranks, up to 64; 1: nothing is simulated.
         per: which mean is right: "token": over all labelled items of the step; "sequence": over the items of each
@@ -80,9 +80,9 @@ def audit_step(
         A `nopad.auditing.StepVerdict`. An exception in the model, collator, loss or trainer is reported in it.
 
     Raises:
-        OptionError: arguments contradict each other or are out of range, there are too few sequences, none has a label,
-            a dict holds several (``seq_lengths``), no parameter of the model is trained, a copy of the model trains the
-            model itself (for example through a hook), or the trainer runs on several processes.
+        OptionError: arguments contradict each other or are out of range, there are too few sequences, no sequence has a
+            label, a dict holds several sequences (``seq_lengths``), no parameter of the model is trained, a copy of the
+            model trains the model itself (for example through a hook), or the trainer runs on several processes.
         BatchError: a sequence is not a dict with ``input_ids``, the model gives no loss for a sequence alone, or
             `alone` returns something other than losses.
         LengthError: a sequence has no tokens.
@@ -158,8 +158,8 @@ def _of_parts(
     predicted by the token before it; None: as in the model's own loss. All arguments are already checked.
 
     Raises:
-        OptionError: a dict holds several sequences, there are too few sequences, none has a label, no parameter of the
-            model is trained, or a copy of the model trains the model itself.
+        OptionError: a dict holds several sequences, there are too few sequences, no sequence has a label, no parameter
+            of the model is trained, or a copy of the model trains the model itself.
         BatchError: a sequence is not a dict with ``input_ids``, the model gives no loss for a sequence alone, or
             ``how.alone`` returns something other than losses.
         LengthError: a sequence has no tokens.

@@ -30,7 +30,7 @@ UNSEEING = "different from alone"
 def first_differences(
     micro: Micro, run: Callable[[], Any], model: Any, alone: Any, limit: float
 ) -> list[tuple[str, Finding]]:
-    """Find modules whose outputs differ from those for the sequences alone; return the first one of each kind found.
+    """Find modules whose outputs differ between the step and the sequences alone; return the first of each kind found.
 
     The kinds are:
 
@@ -47,8 +47,8 @@ def first_differences(
         limit: largest difference, relative to the largest value of an output, that counts as equal.
 
     Returns:
-        (name of the module, finding) for each kind. The list is empty if no output differs, if the batch has no
-            input_ids, or if one of the two models fails.
+        A list with (name of the module, finding) for each kind that was found. It is empty if no output differs, if the
+            batch has no input_ids, or if one of the two models fails.
     """
     if micro.shape is None:
         return []
@@ -88,7 +88,7 @@ def _seen(micro: Micro, run: Callable[[], Any], model: Any, before: Mapping[str,
 
     The result is None if this cannot be found out: fewer than 2 sequences were found in the micro-batch; it has fewer
     than 2 different token ids; the ids are not contiguous in memory; no output has one entry per token; the micro-batch
-    does not run with other tokens; or its outputs do not depend on them.
+    does not run with other tokens; or the outputs of a sequence do not depend on its own tokens.
     """
     ids = micro.batch["input_ids"]
     there = [at for at in micro.places if at is not None]
@@ -136,12 +136,12 @@ def _padded(micro: Micro) -> bool:
 
 
 def _differs(micro: Micro, name: str, value: Tensor, single: list[dict[str, Tensor]], limit: float) -> Finding | None:
-    """Return a finding if the output of module `name` for a sequence differs from its output for the sequence alone.
+    """Return a finding if the output of module `name` for a sequence differs between the step and the sequence alone.
 
-    It differs if the difference, relative to the largest value alone, is above `limit`. A finding is also returned if
-    the module gives one result per row instead of one per sequence. If there is neither, or the output cannot be
-    compared, the result is None. `value` is the output in the step, and `single` has the outputs for each sequence
-    alone, by name.
+    `value` is the output in the step, and `single` has the modules' outputs for each sequence alone, by name. They
+    differ if a difference, relative to the largest value alone, is above `limit`. A finding is also returned if the
+    module gives one result per row instead of one per sequence. If there is neither, or the output cannot be compared,
+    the result is None.
     """
     there = [number for number, seen in enumerate(single) if name in seen]
     if not there or micro.shape is None:
@@ -197,9 +197,9 @@ def _why(name: str, seen: bool | None, padded: bool) -> str:
 def _traced(model: nn.Module, trace: dict[str, Tensor]) -> Iterator[None]:
     """Inside this context, store the outputs of a model's modules in `trace`, by name.
 
-    The entries of `trace` are in the order in which the modules finish. What is stored is the result of `states_of` for
-    the output, if it is not None. If a module is called several times, the first such result is kept. For the model
-    itself, the logits are stored under the name `RESULTS`.
+    The entries of `trace` are in the order in which the modules finish. An output (of a tuple or list, the first entry)
+    is stored if it is a floating-point tensor with at least 2 dimensions. If a module is called several times, the
+    first such output is kept. For the model itself, the logits are stored under the name `RESULTS`.
     """
 
     def seen(name: str, output: Any) -> None:

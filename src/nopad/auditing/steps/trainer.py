@@ -116,7 +116,8 @@ class _TrainerStep:
     def take(self, model: Any, micro: Micro, world: World) -> float:
         """Call the trainer's `training_step` on a micro-batch; return the loss on which it called ``backward()``.
 
-        On a rank's first micro-batch, the trainer's `get_batch_samples` is called on all batches of this rank.
+        The trainer's `get_batch_samples` is called first, on all batches of the rank. It is not called again for the
+        rank's further micro-batches in the same run of the step.
         """
         self.accelerator._world = world
         turn = (id(model), id(world), micro.rank)

@@ -49,9 +49,10 @@ class Truth:
 
     @property
     def denominator(self) -> int:
-        """The number by which the sum of losses is divided: the number of all items.
+        """The number by which the sum of losses is divided.
 
-        If `per` is "sequence", it is the number of sequences that have items.
+        If `per` is "token", it is the number of all items; if `per` is "sequence", the number of sequences that have
+        items.
         """
         return sum(self.items) if self.per == "token" else sum(count > 0 for count in self.items)
 
@@ -210,8 +211,8 @@ def weighted(
 def borders(model: Any, examples: Sequence[Example], before: Sequence[int | None]) -> list[float | None]:
     """Return, for each sequence, the loss of its first label if the last token of the sequence before predicts it.
 
-    `before` has, for each sequence, the index of the sequence that ends right before it, or None. The result is None
-    for a sequence that has no such predecessor, or whose first token has no label.
+    `before` has, for each sequence, the index of the sequence that ends right before it, or None. The entry is None for
+    a sequence that has no such predecessor, or whose first token has no label.
     """
     found: list[float | None] = []
     for example, other in zip(examples, before, strict=True):

@@ -58,10 +58,10 @@ class ModuleGradients:
 
     Attributes:
         name: name of the module: a layer, or a module outside the layers.
-        norm_alone, norm: norm of the gradient of the sequences alone, and of the step's.
-        cosine: cosine of the angle between the two; NaN if either is zero.
-        difference: norm of their difference, relative to `norm_alone`, or to 1e-6 of the norm of all gradients if that
-            is larger.
+        norm_alone, norm: norm of the module's gradient for the sequences alone, and in the step.
+        cosine: cosine of the angle between the two gradients; NaN if either is zero or not finite.
+        difference: norm of the difference of the two gradients, divided by `norm_alone`, but by no less than 1e-6 of
+            the norm of the whole model's gradient for the sequences alone.
     """
 
     name: str
@@ -132,7 +132,10 @@ class StepVerdict:
 
     @property
     def difference(self) -> float:
-        """Relative difference of `loss` and `loss_alone`; infinite if either could not be computed."""
+        """Relative difference of `loss` and the right loss; infinite if either could not be computed.
+
+        The right loss is `loss_alone`. If the step does not run in float64, it is the same in the model's own dtype.
+        """
         return next((check.value for check in self.checks if check.name.endswith(" loss")), math.inf)
 
     def to_dict(self) -> dict[str, Any]:

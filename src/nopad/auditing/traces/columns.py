@@ -95,7 +95,7 @@ class Columns:
     def flat(self, value: Tensor) -> bool:
         """Return whether an output may have one entry per slot, with the batch's rows end to end: ``[R * L, values]``.
 
-        Routers return such outputs, and so does an expert that gets all tokens; its output has them in the same order.
+        Routers return such outputs, and so does an expert that gets all tokens, since it keeps their order.
         """
         shape = self.places.shape
         return value.dim() == 2 and tuple(value.shape) != shape and value.shape[0] == shape[0] * shape[1]
@@ -148,9 +148,9 @@ def moved_by(before: Tensor, after: Tensor) -> NDArray[np.float64]:
 def recorded(model: Any, keep: Callable[[str, int, Tensor], None]) -> Iterator[None]:
     """Inside this context, call ``keep(name, number, output)`` each time that a module of the model finishes.
 
-    `output` is the module's output, or the first entry of a tuple or list; other outputs than floating-point tensors
-    with at least 2 dimensions are passed over, and so is the output of the model itself. `number` counts the calls of
-    this module that are not passed over, from 1.
+    `output` is the module's output, or its first entry if it is a tuple or list. Only floating-point tensors with at
+    least 2 dimensions are passed to `keep`, and never the output of the model itself. `number` counts the calls of
+    `keep` for this module, from 1.
     """
     calls: dict[str, int] = {}
 

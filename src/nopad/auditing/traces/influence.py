@@ -35,18 +35,18 @@ class Trace:
         modules: names of the modules, in the order in which they finish, then names of the model's outputs; M strings.
         influence: largest change of each token's values in an output, relative to the output's largest value; float64
             ``[P, M, T]``. Infinite: a value is infinite or NaN before or after, and not the same in both. NaN: the
-            output has no value for this token.
+            output has no value for this token, or values of another shape after the change.
         sequences: index of each token's sequence; int64 ``[T]``.
         positions: index of each token in its sequence; int64 ``[T]``.
         rows: index of the batch's row in which each token lies; int64 ``[T]``.
         source: number of columns that are tokens of the sequences; the later ones are tokens of their targets, which
             the decoder of an encoder–decoder reads.
         poisoned: the column of each poisoned token; int64 ``[P]``.
-        limit: largest change of another sequence that is not a leak, relative as in `influence`: 0 on a CPU, else a few
-            roundings. On any device, it is a few roundings per layer if the poisoned token changes which tokens are
-            computed together, as in a mixture of experts.
-        drawn: indices in `modules` of those that pictures show: embeddings, layers, the first module that leaks, and
-            outputs; int64.
+        limit: largest change of another sequence that is not a leak, relative as in `influence`. It is a few roundings
+            per layer if the poisoned token changes which tokens are computed together (as in a mixture of experts) or
+            where a collator puts the sequences. Otherwise, it is 0 on a CPU, and a few roundings on other devices.
+        drawn: indices in `modules` of the entries that pictures show: embeddings, layers, the first module that leaks,
+            and outputs; int64.
         outputs: number of the model's outputs, which come last in `modules`.
 
     >>> import nopad.auditing
@@ -80,7 +80,7 @@ class Trace:
 
     @cached_property
     def leaks(self) -> Floats:
-        """The largest leak of each token, for each module output; float64 ``[M, T]``, 0 where there is none.
+        """The largest leak into each token, for each module output; float64 ``[M, T]``, 0 where there is none.
 
         A leak is a change above `limit` by a poisoned token of another sequence.
         """

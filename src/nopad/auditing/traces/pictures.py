@@ -25,9 +25,9 @@ Shown = list[tuple[Picture, NDArray[np.int64]]]
 
 
 def shown_in(trial: Trial, columns: Columns, sequences: Sequence[Sequence[int]]) -> list[Shown]:
-    """Return the images of a batch, each with the columns of its tokens; and its videos in the same way.
+    """Return the images and the videos of a batch, each with the columns of its tokens.
 
-    The result is a list of one or two lists, of images and of videos, in the order in which they lie in the batch. A
+    The result is a list of up to two lists: the images, then the videos, in the order in which they lie in the batch. A
     list that would be empty is left out. If a collator builds the batches, the result is empty, since the order of the
     images is not known. `sequences` are the ids of the batch's sequences.
     """

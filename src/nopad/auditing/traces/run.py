@@ -64,22 +64,26 @@ def trace(
     replace a token of an image is to replace the image. The modules of a vision tower have a value for each image,
     which is shown at all of its tokens.
 
+    If nopad chooses the sequence, it chooses one that changes other sequences, if there is one. In a sequence, it
+    chooses the token that changes other sequences most. It tries the first, the middle and the last token. If none of
+    these changes another sequence, but all tokens together do, it tries every token. If no token changes another
+    sequence, it chooses the middle one.
+
+    With a collator, the first three tries are inside the sequence, without its first and last token. These two are not
+    tried at all if the collator's batch depends on them, for example because it looks for eos. A sequence of up to 3
+    tokens may then have no token to try, and "each" leaves it out.
+
     Args:
         model: a transformers model. Without a collator, the copies are made pack-safe if the model is not.
         collator: any function from features (dicts with ``input_ids``) to the arguments of a forward call; the model is
             then run unchanged, with batches of this collator.
         poisoned: the tokens to replace, one after the other, as pairs (sequence, token), both from 0. "each": one token
-            of every sequence, chosen by nopad. None: one token of one sequence, both chosen by nopad; if any sequence
-            changes others, the sequence is one that does. Of the chosen sequence, nopad takes the token that changes
-            other sequences most: of its first, middle and last token, or of all tokens if none of these three changes
-            others. If no token does, it takes the middle one. With a collator, the first and last token are tried only
-            after the others. They are not tried at all if the collator's batch depends on them, for example because it
-            looks for eos.
+            of every sequence, chosen by nopad. None: one token of one sequence, both chosen by nopad.
         capacity: length of the longest sequence, and most tokens of a row; None: 16. Models that take images have
             sequences of fixed sizes, and no capacity.
         backend: attention backend with which the copies are made pack-safe, as in `nopad.packed`.
         layers: trace a copy with only the first `layers` layers; None: all layers.
-        seed: random seed of the tokens.
+        seed: random seed of the tokens and images.
 
     Returns:
         A `nopad.auditing.Trace`. It holds the changes, says whether anything leaks, and draws a picture.
@@ -134,8 +138,7 @@ def trace(
 def _changed(trial: Trial, tokens: Tokens) -> Trial:
     """Return a copy of the trial in which `others` and `sequences` have different tokens at every place.
 
-    Where both have the same token, the one in `others` is replaced by the next larger ordinary id; after the largest
-    id comes the smallest.
+    Where both have the same token, the one in `others` is replaced by another ordinary id.
     """
     plain = tokens.plain
     others = [
@@ -153,7 +156,7 @@ class _Run:
         columns: the tokens of the batch.
         places: where the sequences lie in the batch.
         names: names of the modules, then of the model's outputs.
-        values: by name, the columns that there are values for, and these values.
+        values: the values of each module and output, by name, with the tokens to which they belong.
         outputs: number of the model's outputs.
     """
 
@@ -191,7 +194,7 @@ class _Traced:
         """Replace single tokens of the sequences, and return how the values of all tokens change.
 
         `asked` says which tokens: a list of pairs (sequence, token), "each" (one token of every sequence), or None (one
-        token of one sequence). For each of them, only this token of the unchanged sequences is replaced.
+        token of one sequence). Only one token is replaced at a time; the other tokens are unchanged then.
 
         Raises:
             OptionError: `asked` is of another form, or names a token that does not exist.
@@ -223,7 +226,9 @@ class _Traced:
         return replace(made, drawn=_drawn(made, bare(self.trial.model)))
 
     def _asked(self, asked: Any) -> list[tuple[int, list[int]]]:
-        """Return a pair for each token to poison: (its sequence, the tokens of this sequence that may be chosen).
+        """Return a pair for each token to poison: the index of its sequence, and a list of candidates for the token.
+
+        One of the candidates is chosen later. They are indices of tokens in the sequence.
 
         Raises:
             OptionError: there is no such sequence or token, or `asked` is neither None, "each" nor a list of pairs.
@@ -252,9 +257,10 @@ class _Traced:
     def _open(self, number: int) -> tuple[list[int], float]:
         """Return which tokens of sequence `number` may be poisoned, and how much others change if all these tokens are.
 
-        The change of the other sequences is 0 if it is within the limit of rounding. All tokens may be poisoned, unless
-        this changes the collator's layout of the batch. Then it is all but the last one; or, if this changes the layout
-        too, all but the first and the last. A sequence of up to 3 tokens may have none.
+        The change of the other sequences is 0 if it is within the limit of rounding. All tokens may be poisoned if the
+        collator's layout of the batch does not depend on them. Otherwise all but the last may be, if the layout does
+        not depend on these; and otherwise all but the first and the last. In this last case, a sequence of up to 3
+        tokens has none.
         """
         every = list(range(len(self.trial.sequences[number])))
         within = every[1:-1] if len(every) > 3 else []
@@ -265,8 +271,8 @@ class _Traced:
     def _laid_alike(self, poisoned: Poisoned) -> bool:
         """Return whether the batch with poisoned tokens equals the unchanged batch in everything but the token ids.
 
-        With nopad's own batches this is always so. The result is False if the sequences cannot be found in the poisoned
-        batch.
+        With nopad's own batches this is always so. If a collator returns a `PackedBatch`, only the places of the
+        sequences are compared. The result is False if the sequences cannot be found in the poisoned batch.
         """
         if self.trial.collator is None:
             return True
@@ -283,8 +289,9 @@ class _Traced:
     def _worst(self, sequence: int, tokens: list[int]) -> tuple[int, Floats, float]:
         """Return the token that changes other sequences most, its influence ``[M, T]`` (see `Trace`), and the limit.
 
-        The first, middle and last of `tokens` are tried, and the others only if these three show no leak but all
-        `tokens` together do. With a collator, the first and last token of the sequence are among these others.
+        Three of `tokens` are tried first: the first, the middle and the last. With a collator, the two ends of a
+        sequence of more than 3 tokens are not counted for this. The other tokens are tried only if the three show no
+        leak but all `tokens` together do.
         """
         size = len(self.trial.sequences[sequence])
         spare = self.trial.collator is not None and size > 3
@@ -301,7 +308,8 @@ class _Traced:
     def _moved(self, sequence: int, tokens: list[int]) -> tuple[Floats, float, float]:
         """Poison these tokens at the same time; return their influence, the change of other sequences, and the limit.
 
-        The influence is float64 ``[M, T]``, as in `Trace`. The change is the largest; 0 if it is within the limit.
+        The influence is float64 ``[M, T]``, as in `Trace`. The change is the largest one in another sequence; 0 if it
+        is within the limit.
         """
         poisoned = self._poisoned(sequence, tokens)
         run = self._run(poisoned.others)
@@ -356,8 +364,8 @@ class _Traced:
     def _influence(self, run: _Run) -> Floats:
         """Return how far each token's values in `run` are from those in the unchanged batch; float64 ``[M, T]``.
 
-        There is a row for each module output and a column for each token. An entry is NaN unless both runs have values
-        of the output for the token.
+        There is a row for each module output and a column for each token. An entry is NaN if the output has no value
+        for the token, or if the output's values in the two runs differ in shape.
         """
         clean = self.clean
         order = self._same_order(run.columns)
@@ -387,7 +395,7 @@ class _Traced:
 
 
 def _is_pair(given: Any) -> bool:
-    """Return whether this is a sequence of two integers."""
+    """Return whether `given` is a sequence of two integers."""
     return isinstance(given, Sequence) and len(given) == 2 and all(isinstance(one, int | np.integer) for one in given)
 
 
@@ -401,9 +409,14 @@ def _equal(mine: Any, other: Any) -> bool:
 def _drawn(trace: Trace, model: nn.Module) -> NDArray[np.int64]:
     """Return the indices of the modules to draw, ascending; int64.
 
-    The modules are: each layer whose values change; of the modules before the first such layer, the last one whose
-    values change (mostly the embeddings); the first module that leaks; and the model's outputs. If no layer changes,
-    all modules are drawn.
+    These are drawn:
+
+    * each layer whose values change
+    * of the modules before the first such layer, the last one whose values change (mostly the embeddings)
+    * the first module that leaks
+    * the model's outputs
+
+    If the values of no layer change, all modules are drawn.
     """
     layers = _layers(model)
     modules = len(trace.modules) - trace.outputs

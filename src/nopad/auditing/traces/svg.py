@@ -63,7 +63,7 @@ def _tag(name: str, *inside: str, **given: Any) -> str:
 def _across(trace: Trace) -> list[int]:
     """Return the x coordinate of each column in pixels.
 
-    There is a gap between sequences, and a wider one between rows of the batch, and between tokens and targets.
+    There is a gap between sequences. It is wider between rows of the batch, and between sequences and targets.
     """
     found, x = [], 0
     target = np.arange(len(trace.sequences)) >= trace.source

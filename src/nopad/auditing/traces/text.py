@@ -54,7 +54,7 @@ def drawn(trace: Trace, width: int | None, colour: bool) -> str:
     """Return a trace as text of at most `width` characters a line (None: no limit).
 
     For each poisoned token, there is a line for each drawn module, and a column for each token, darker for larger
-    changes. With `colour`, ANSI colours tell the token's own sequence from leaks.
+    changes. With `colour`, the poisoned token's own sequence and leaks have different ANSI colours.
 
     Raises:
         OptionError: `width` is too small for one character per sequence.
@@ -74,9 +74,11 @@ def drawn(trace: Trace, width: int | None, colour: bool) -> str:
 
 
 def _fitted(trace: Trace, margin: int, width: int | None) -> tuple[list[_Block], int]:
-    """Return the sequences as blocks of cells, as many cells as fit, and the number of characters of a cell (1 or 2).
+    """Return ``(blocks, size)``: the sequences as blocks of cells, and the number of characters of a cell (1 or 2).
 
-    `margin` is the number of characters before the first block, `width` the most characters of a line (None: no limit).
+    A cell has one token if the line then fits into `width`; otherwise several tokens of a sequence share a cell, as few
+    as possible. `margin` is the number of characters before the first block, `width` the most characters of a line
+    (None: no limit).
 
     Raises:
         OptionError: `width` is too small for one character per sequence.

@@ -1,8 +1,8 @@
 """Flat arrays as a source of tokens: a mapped folder of ``.npy`` files, or arrays in memory.
 
-Sequence i is ``ids[offsets[i]:offsets[i + 1]]``. Gathering copies the tokens once, in the type in which they are
-stored or as int64. Gathering is two to three times as fast as NumPy's indexing; apart from tokens, it reads only two
-offsets per sequence.
+Sequence i is ``ids[offsets[i]:offsets[i + 1]]``. Gathering copies the tokens once, in the type in which they are stored
+or as int64. It is two to three times as fast as NumPy's indexing. Apart from columns, it reads only two offsets per
+sequence.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ArrayTokens(TokenSource):
 
     Raises:
         SourceError: there are no ids, ids are not integers, an offset is below the one before it, a sequence has more
-            than 2^31 - 1 tokens, or no sequence has a token.
+            than 2^31 - 1 tokens, no sequence has a token, or a file cannot be read or has changed.
         LengthError: a sequence has no token, and `empty` is "refuse".
     """
 
@@ -100,12 +100,15 @@ class ArrayTokens(TokenSource):
 
 
 def folder_tokens(folder: Path, *, empty: str = "refuse") -> ArrayTokens:
-    """Map a folder of arrays: ``ids.npy``, ``offsets.npy`` ``[n + 1]``, and one more column per further ``NAME.npy``.
+    """Return a mapped folder of arrays as a source: ``ids.npy``, ``offsets.npy`` ``[n + 1]``, and further columns.
+
+    Each further ``NAME.npy`` is a column, with one value per token or per sequence. `empty` says what to do with
+    sequences that have no token: "refuse" or "skip".
 
     Raises:
-        SourceError: an array is missing or has a wrong shape or type; offsets do not go from 0 to the number of ids, or
-            an offset is below the one before it; or it is unclear whether a column has one value per token or per
-            sequence.
+        SourceError: an array is missing, or has a wrong shape, type or byte order; offsets do not go from 0 to the
+            number of ids, or an offset is below the one before it; a sequence has more than 2^31 - 1 tokens, or none
+            has a token; or it is unclear whether a column has one value per token or per sequence.
         LengthError: a sequence has no token, and `empty` is "refuse".
     """
     layout = ArrayLayout.of(folder)

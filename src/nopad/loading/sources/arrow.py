@@ -39,7 +39,7 @@ _COPIED = "open nopad.open_source(..., options), whose tokens are copied"
 
 @dataclass(frozen=True)
 class _Table:
-    """A table, and the numbers of its rows that are the sequences.
+    """A table, and which of its rows are the sequences.
 
     Attributes:
         table: the table.
@@ -57,7 +57,8 @@ def dataset_tokens(dataset: Any, options: ReaderOptions, *, empty: str = "refuse
 
     Raises:
         SourceError: the dataset has a transform, or is an iterable dataset or a dict of splits; or its rows cannot be
-            used: no ids, nulls, lists of unequal lengths in a row, or a ``pad_id`` in `options`.
+            used: no ids, nulls, lists of unequal lengths in a row, no row with a token, or tokens that `options` would
+            change (by ``pad_id``, or by labels made from ``assistant_masks``).
         LengthError: a row has no token, and `empty` is "refuse".
     """
     name = "dataset"
@@ -76,7 +77,8 @@ def file_tokens(paths: Sequence[Path], options: ReaderOptions, *, empty: str = "
 
     Raises:
         SourceError: a file is missing, damaged, or has other columns than the first; or its rows cannot be used: no
-            ids, nulls, lists of unequal lengths in a row, or a ``pad_id`` in `options`.
+            ids, nulls, lists of unequal lengths in a row, no row with a token, or tokens that `options` would change
+            (by ``pad_id``, or by labels made from ``assistant_masks``).
         LengthError: a row has no token, and `empty` is "refuse".
     """
     name = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} Arrow files)"
@@ -107,7 +109,8 @@ class ArrowTokens(TokenSource):
 
     Raises:
         SourceError: there is no column of ids, a column that is used holds nulls, a list is not as long as its row's
-            ids, the lists or their memory are damaged, or `options` give a ``pad_id``.
+            ids, the lists or their memory are damaged, no row has a token, or `options` would change tokens (by
+            ``pad_id``, or by labels made from ``assistant_masks``).
         LengthError: a row has no token, and `empty` is "refuse".
     """
 
@@ -153,7 +156,10 @@ class ArrowTokens(TokenSource):
 
     @cached_property
     def _columns(self) -> tuple[dict[str, _Lists], dict[str, _Numbers]]:
-        """The columns that are gathered: per-token ones and per-sequence ones, each by name."""
+        """The columns that are gathered: per-token ones and per-sequence ones, each by name.
+
+        The column of ids is called ``input_ids`` here, and the one that marks padding ``attention_mask``.
+        """
         chosen, table = self._selection, self._table.table
         masks = [chosen.mask] if chosen.mask else []
         beside = [column.name for column in chosen.carried if column.per == "token"]
@@ -170,7 +176,7 @@ class ArrowTokens(TokenSource):
         return renamed, numbers
 
     def stored_lengths(self) -> NDArray[np.int32]:
-        """Return the lengths of all rows, 0 or more; int32 ``[stored]``.
+        """Return the lengths of the rows that are the sequences, 0 or more; int32 ``[stored]``.
 
         Raises:
             SourceError: a list is not as long as its row's ids, or lies beyond the values of its column.
@@ -189,7 +195,10 @@ class ArrowTokens(TokenSource):
         return lengths if rows is None else lengths[rows]
 
     def located(self, numbers: NDArray[np.int64]) -> Located:
-        """Return flat views of the columns, and where the lists of the rows `numbers` begin in them (`Located`).
+        """Return flat views of the columns, and where the lists of these sequences begin in them (`Located`).
+
+        `numbers` are the numbers of the sequences, int64 ``[k]``; `_Table.rows` says which row of the table each of
+        them is.
 
         Raises:
             SourceError: the lists of a row are no longer equally long, or lie beyond the values of their column.
@@ -308,7 +317,7 @@ class _Lists:
 
 
 def _whole(column: pa.ChunkedArray, name: str, place: str) -> list[pa.Array]:
-    """Return the chunks of a column (pieces of consecutive rows) that are not empty; refuse nulls.
+    """Return the chunks (pieces of consecutive rows) of a column that are not empty; refuse nulls.
 
     Raises:
         SourceError: there is a null, also within a list; the message names the column `name` of the source `place`.

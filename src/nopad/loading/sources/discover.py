@@ -53,16 +53,17 @@ def open_tokens(
         options: which columns of tables and records are read; None: the defaults of `ReaderOptions`, and for an
             index-only dataset the options with which it was made.
         empty: what to do with sequences that have no token: "refuse" raises LengthError; "skip" leaves them out
-            (`TokenSource.skipped` counts them), and is not allowed for an open `TokenSource` or a packed dataset.
+            (`TokenSource.skipped` counts them). "skip" is not allowed for an open `TokenSource`, a packed dataset, or
+            sequences with images.
         unit: for a Megatron pair, what counts as one sequence: each of its "sequences", or each of its "documents".
         source: for an index-only packed dataset, what it was made from: a path, a dataset, records, a dict of several
             of these by name, or what `nopad.open_source` opened with the same options. If the dataset was made of
-            lengths: anything that this function opens. The source is read as it was when it was packed. Its tokens are
-            copied in these cases: padding was cut off, or bad records were left out, when it was packed; the reader
-            options have a `pad_id`; the source is a dict; or it is a folder of arrays, and the reader options name
-            `ids_field` or `mask_field`. (Reader options are `options`, or else those with which the dataset was made.)
-            Tokens of datasets and records in memory are copied to memory. Otherwise the source is opened as if it were
-            `inputs`.
+            lengths: anything that this function opens. The source is read as it was when it was packed. Reader options
+            are `options`, or else those with which the dataset was made. The source's tokens are copied in these cases:
+            padding was cut off, or bad records were left out, when it was packed; the reader options have a `pad_id`;
+            the source is a dict; or it is a folder of arrays, and the reader options set `ids_field` or `mask_field`.
+            Datasets and records in memory are then copied to memory, and files as `spool` says. In all other cases, the
+            source is opened as if it were `inputs`.
         spool: the folder for copies of files that cannot be read by number (Parquet, JSON Lines, a packed dataset).
             None: ``$XDG_CACHE_HOME/nopad/tokens``, or memory for up to 4 million tokens. If a folder is given, Arrow
             files are copied too, which removes their padding. Lists stay in memory.

@@ -50,9 +50,9 @@ class Reading:
         path: folder of the index-only dataset.
         manifest: its manifest.
         index: its content.
-        options: the options by which the source is read: those of the user, if there are any; else those by which it
-            was read when it was packed. If nopad did not read ids then (but lengths, lists in memory, or texts), they
-            are the user's, or the defaults.
+        options: the options by which the source is read: the user's, if there are any; else those by which its ids were
+            read when it was packed, with `find_labels` False; else the defaults, if nopad read no ids at that time (but
+            lengths, lists in memory, or texts).
 
     Raises:
         SourceError: the dataset holds its tokens itself.
@@ -62,7 +62,7 @@ class Reading:
     """
 
     def __init__(self, path: Path, given: ReaderOptions | None) -> None:
-        """Read the index, which takes 5 to 32 bytes per sequence, and compare the user's options with it."""
+        """Read the index, which takes 5 to 32 bytes of memory per sequence, and compare the user's options with it."""
         self.path, self.manifest = path, open_packed(path).manifest
         if self.manifest.kind != "index":
             raise SourceError(f"{path}: holds its tokens itself; open it without source=")
@@ -80,7 +80,7 @@ class Reading:
         was opened with them.
 
         Raises:
-            OptionError: an option differs that chooses tokens.
+            OptionError: an option that chooses tokens differs.
         """
         for name in _SELECTING:
             now, then = getattr(given, name), getattr(self._packed, name)
@@ -147,14 +147,15 @@ class IndexTokens(TokenSource):
             (`empty` "skip"); they still count as records.
 
     Raises:
-        PlanMismatchError: the source has another number of records than the one that was packed, a record of another
-            length, or a sequence with other tokens.
+        PlanMismatchError: the source has another number of records than the one that was packed, a record has another
+            length, or a sequence has other tokens.
     """
 
     def __init__(self, reading: Reading, source: TokenSource) -> None:
-        """Compare `source` with what was packed: the number of records, all lengths, and the tokens of some sequences.
+        """Compare `source` with what was packed: number and lengths of records, and the tokens of some sequences.
 
-        These are up to 64 sequences, spread evenly. An index that was made of lengths alone has no tokens to compare.
+        Tokens are compared for up to 64 sequences, spread evenly. An index that was made of lengths alone has no tokens
+        to compare.
         """
         self._path, self._source, self._manifest = reading.path, source, reading.manifest
         self._index = reading.index
@@ -178,8 +179,8 @@ class IndexTokens(TokenSource):
         """Return the lengths of all stored sequences, 0 or more; int32 ``[stored]``.
 
         Raises:
-            PlanMismatchError: the source has another number of records than the one that was packed, a record of
-                another length, or another number of tokens beyond the capacity.
+            PlanMismatchError: the source has another number of records than the one that was packed, a record has
+                another length, or truncated records have another number of tokens beyond the capacity.
         """
         index, held, records = self._index, self._source.stored_lengths(), self._manifest.counts["records"]
         if held.size != records:
@@ -202,7 +203,8 @@ class IndexTokens(TokenSource):
     def _compare_lengths(self, packed: NDArray[np.int64], held: NDArray[np.int32], numbers: NDArray[np.int64]) -> None:
         """Refuse records that do not have the length that they had when they were packed.
 
-        A record that was truncated then may be longer.
+        If records were truncated when they were packed, a record that was packed with as many tokens as the capacity
+        may be longer.
 
         Args:
             packed: for each of n sequences, how many tokens of its record were packed; int64 ``[n]``.
@@ -222,12 +224,13 @@ class IndexTokens(TokenSource):
             )
 
     def _compare_truncated(self, held: NDArray[np.int32]) -> None:
-        """Refuse a source whose records have another number of tokens beyond the capacity than when it was packed.
+        """Refuse a source with another total of tokens beyond the capacity than the source that was packed.
 
-        `held` are the lengths of all its records. Nothing is checked if no record of ids was truncated then.
+        These are the tokens by which records are longer than the capacity. `held` are the lengths of all records of the
+        source. Nothing is checked if no record of ids was truncated when they were packed.
 
         Raises:
-            PlanMismatchError: the number is another than the manifest states.
+            PlanMismatchError: the total is not the one that the manifest states.
         """
         if not self._truncates:
             return

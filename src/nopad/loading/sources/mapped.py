@@ -3,9 +3,9 @@
 A mapped file is read at the speed of memory, and processes share its pages. Two things can go wrong: a file that is cut
 short kills the process that reads beyond its new end, and a file that is written to changes while it is read. So
 `MappedFile` notes the size, time of the last write and inode of the file when it is made. Its `prove_size` compares the
-size before a read, `prove` compares size and time after it (1 µs for both), and `prove_path` checks that the path still
-names the same file. A file that is removed, or replaced by a new one of the same name, stays readable for all processes
-that have it open.
+size before a read, and `prove` compares size and time after the read (together 1 µs). `prove_path` checks that the path
+still names the same file. A file that is removed, or replaced by a new one of the same name, stays readable for all
+processes that have it open.
 
 These checks miss three cases: a file that is cut short within the microseconds of one read (the process is killed); a
 write within the same tick of the file system's clock as the opening (up to 10 ms); and a write whose time was set back.

@@ -144,7 +144,10 @@ class MegatronTokens(TokenSource):
             self._check_documents()
 
     def _ends(self, here: slice) -> NDArray[np.int64]:
-        """Return the byte of the ``.bin`` at which each checked sequence in the slice `here` ends; int64 ``[k]``."""
+        """Return the byte of the ``.bin`` at which each sequence in the slice `here` ends (exclusive); int64 ``[k]``.
+
+        The lengths and places of these sequences must have been checked.
+        """
         width = np.int64(self._ids.dtype.itemsize)
         ends: NDArray[np.int64] = self._places.values[here] + self._lengths_in.values[here] * width
         return ends

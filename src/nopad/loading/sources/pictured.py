@@ -62,7 +62,7 @@ class PicturedTokens(TokenSource):
         Args:
             records: the records, by number: ``records[i]["pixel_values"]`` are the images of sequence i.
             tokens: the tokens of the sequences, without images.
-            images: see the attribute.
+            images: the attribute `images`: number of images in each sequence, int64 ``[n]``.
             stored: the images and the videos, without pixel values.
         """
         self._records, self._tokens, self._shown = records, tokens, tuple(stored)
@@ -89,7 +89,7 @@ class PicturedTokens(TokenSource):
         return found._replace(values={**found.values, **{name: _objects(each) for name, each in columns.items()}})
 
     def _pixels(self, stored: _Stored, number: int) -> Any:
-        """Return the pixel values of a sequence, as its record holds them; None: it has no image (or video).
+        """Return the pixel values of a sequence, as its record holds them; None if it has no image (or video).
 
         Raises:
             SourceError: the record has fewer or more pixel values than when it was opened.

@@ -51,7 +51,7 @@ class Bits:
 
     @property
     def size(self) -> int:
-        """Number of bits in `words`: the number of values, rounded up to a multiple of 8."""
+        """Number of bits in `words`; some of them may hold no value."""
         return 8 * self.words.size
 
     def runs(self, begins: NDArray[np.int64], lengths: NDArray[np.int32]) -> NDArray[np.bool_]:
@@ -212,10 +212,10 @@ class TokenSource(ABC):
         """SHA-256 of the content, in hex, the same however the tokens are stored; computed at its first use.
 
         It covers the length of every sequence, and the names and kinds of the columns. If there are at most 4 million
-        tokens, it covers all tokens and per-sequence values. Otherwise it covers those of up to 4,096 sequences, spread
-        evenly and with at most 4 million tokens together; the first and the last sequence are always among these,
-        however long they are. So a changed length is always detected, and a changed token or value only in the
-        sequences covered. `gather` and `check_unchanged` detect writes while the source is open.
+        tokens, it covers all tokens and per-sequence values. Otherwise it covers those of at most 4,096 sequences: the
+        first, the last (however long these are), and others spread evenly, as many as fit into 4 million tokens. So a
+        changed length is always detected, and a changed token or value only in the sequences covered. `gather` and
+        `check_unchanged` detect writes while the source is open.
         """
         if self._fingerprint is None:
             digest = hashlib.sha256(f"nopad tokens 1\0{len(self)}\0".encode())
@@ -339,7 +339,8 @@ class TokenSource(ABC):
 def _spread(lengths: NDArray[np.int32]) -> NDArray[np.int64]:
     """Return the numbers of the sequences whose tokens a fingerprint covers, ascending; int64 ``[k]``.
 
-    These are all sequences if they have up to 4 million tokens; else the first, the last, and others spread evenly.
+    These are all sequences if they have up to 4 million tokens. Otherwise they are at most 4,096: the first, the last,
+    and others spread evenly, as many as fit into 4 million tokens.
     """
     n = lengths.size
     if int(lengths.sum(dtype=np.int64)) <= _SAMPLED_TOKENS:

@@ -61,7 +61,7 @@ def spooled(
 
     Args:
         parts: a function that yields all sequences in order, in parts. All parts have the same columns, which are NumPy
-            arrays of numbers. It is not called if there is a copy already.
+            arrays of numbers. The function is not called if there is a copy already.
         identity: a description of what is copied, as JSON values, by which a later process finds the copy; None: the
             tokens stay in memory.
         name: the source's name in messages.
@@ -124,7 +124,7 @@ def _write(parts: Iterable[Sequences], partial: Path, place: Path, name: str) ->
     removed too. `name` is the source's name in messages.
 
     Raises:
-        SourceError: there is no sequence.
+        SourceError: there is no sequence with a token.
         StorageError: the copy cannot be written.
     """
     with storage_errors("writing", partial):

@@ -71,7 +71,7 @@ class Deal:
         return mine - first, replace(self, count=count, before=tuple(before))
 
     def again(self, reached: tuple[int, ...], world_size: int, rank: int) -> Deal:
-        """Return the deal for rank `rank` after this deal's run stopped and goes on with `world_size` new ranks.
+        """Return the deal with which new rank `rank` goes on, after a run with this deal has stopped.
 
         The new deal begins at the same record as this deal, and skips the records that were read. Call this method on
         the deal whose next record is ``min(reached)``.

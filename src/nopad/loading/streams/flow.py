@@ -53,8 +53,8 @@ class Flow:
     def take(self, units: int) -> list[Pack]:
         """Return the next `units` units (packs or single sequences), or fewer at the end of a stream.
 
-        A unit is a tuple of the numbers of its sequences, which are numbered in the order in which they are packed.
-        The sequences stay in memory at least until the method `given` is called with these units.
+        A unit is a tuple of the numbers of its sequences. Sequences are numbered in the order in which they come to the
+        packer. They stay in memory at least until the method `given` is called with these units.
 
         Raises:
             SourceError: reading fails, the source changed, has no record or mixes text and ids; or the last passes over
@@ -96,9 +96,9 @@ class Flow:
         return True
 
     def _let_on(self, found: Sequences, wait: int) -> int:
-        """Add the sequences `found` to those that wait for a random turn; draw all but `wait` of these, and pack them.
+        """Add `found` to the sequences that wait for a random turn; draw at random until at most `wait` are left.
 
-        Return how many were drawn.
+        The sequences that were drawn go to the packer. Return how many were drawn.
         """
         place, deal = self._place, self._place.cursor.deal
         found, buffer = place.buffer.after(found, wait, self._shuffling.seed, deal.world_size, deal.rank)

@@ -73,7 +73,7 @@ def open_stream(
     Raises:
         OptionError: one of these:
 
-            * an option is unknown or invalid
+            * an option is unknown or invalid, or the capacity leaves no room beside the special tokens
             * sequences are to be packed, and `capacity` is None
             * sequences are not packed, and an option of packs is given
             * the data are texts and there is no tokenizer, or they are ready-made ids and there is one

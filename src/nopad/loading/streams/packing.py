@@ -27,7 +27,8 @@ class Packing:
             have no effect.
         depth: maximum number of sequences per pack; None: no limit.
         buffer: maximum number of sequences that wait to be packed.
-        patience: how many sequences may arrive after a sequence before it is packed; None: 64 times `buffer`.
+        patience: maximum number of sequences that may arrive after a sequence before that one is packed; None: 64 times
+            `buffer`.
         buffer_tokens: the sequences that wait have fewer tokens than this in total; None:
             ``max(16 * capacity, 65536)``. This limits how much is read before the first batch.
 
@@ -82,7 +83,7 @@ class Packer:
             )
 
     def push(self, lengths: NDArray[np.int32]) -> list[tuple[int, ...]]:
-        """Add sequences of these lengths; return the units that are complete, each as the numbers of its sequences."""
+        """Add sequences of these lengths; return the units that this makes, each as the numbers of its sequences."""
         first, self._arrived = self._arrived, self._arrived + lengths.size
         if self._inner is not None:
             return _numbers(self._inner.push(lengths))

@@ -1,7 +1,8 @@
 """How far a rank has come in a stream: where reading goes on, and every sequence that it read for a later step.
 
 A place is the beginning of a step, and the number of its micro-steps that were taken already. If a run goes on with
-another number of ranks, a step that was not finished is taken again, since its gradient was never applied.
+another number of ranks, or another size of a step, a step that was not finished is taken again, since its gradient was
+never applied.
 """
 
 from __future__ import annotations
@@ -101,12 +102,13 @@ class StreamPlace:
         held: the sequences in memory that have come to the packer; those marked `alive` are in no finished step yet.
         ready: the packs that are complete, in the order in which batches take them. The other sequences marked `alive`
             in `held` still wait in the packer.
-        arrived: how many sequences have come to the packer since it began to number them from 0.
+        arrived: how many sequences have come to the packer since the packer began to number them from 0.
         accumulation, per_rank: number of micro-steps per step; number of units (packs or single sequences) per rank and
             micro-step.
         batches: number of micro-batches of the next step that were taken already.
         steps_seen: number of whole steps taken.
-        sequences_here, tokens_here, units_here: number of sequences, tokens and units in these steps, on this rank.
+        sequences_here, tokens_here, units_here: number of sequences, tokens and units that this rank took in the whole
+            steps.
         left_sequences, left_tokens: number of sequences and tokens that this rank read and left out at the ends of
             passes.
         counts: how many of the records that this rank read were kept, skipped, truncated and so on.
@@ -175,9 +177,9 @@ def dealt_again(
 ) -> StreamPlace:
     """Return the place from which one of `world_size` new ranks goes on, after the former ranks stopped at `places`.
 
-    Records that no rank has read are dealt anew. Sequences that a former rank has read and that are in no finished step
-    go to the new ranks in turn, and are packed anew. Sequences that waited for a random turn also go to the new ranks
-    in turn, and wait again.
+    Records that no rank has read are dealt anew. Sequences that had come to a former rank's packer, and are in no
+    finished step, go to the new ranks in turn, and are packed anew. Sequences that still waited for a random turn go to
+    the new ranks in turn, and wait again. What former rank r has counted goes to new rank ``r % world_size``.
 
     Args:
         places: the places of all former ranks, in the order of ranks.

@@ -52,8 +52,9 @@ class Cursor:
     Attributes:
         passes: number of this pass over the source, from 0.
         began: number of records in all earlier passes, if the source is read again and again; else 0.
-        at: the place of the block (consecutive records of one file) that holds the next record. This is its `Block.at`
-            or, if that is empty, ``(number,)`` with the number of the block. (): the first block.
+        at: the place of a block (consecutive records of one file), which holds the next record or ends right before it.
+            The place is `Block.at` or, if that is empty, ``(number,)`` with the number of the block. (): the first
+            block.
         first: number, in this pass, of the first record of that block.
         record: number, in this pass, of the next record.
         mark: a digest of that block, by which a changed source is noticed; "": it is not compared.
@@ -83,7 +84,7 @@ class Read(NamedTuple):
 
     Attributes:
         sequences: the sequences.
-        counts: how many of the records of these sequences were read, skipped, truncated and so on.
+        counts: how many records were read for these sequences, and how many of them skipped, truncated and so on.
         cursor: the place in the source from which reading goes on after them.
     """
 
@@ -179,10 +180,9 @@ class Reader:
         return self.source.names != ("",)
 
     def _sources_of(self, group: Gathered, records: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return, for each record, the index of its source in ``self.source.names``.
+        """Return the index in ``self.source.names`` of the source of each record; int64 ``[records]``.
 
-        `group` holds the records, and `records` are their numbers in the pass over the source. The result is int64
-        ``[records]``.
+        `records` are numbers of records in the pass over the source; `group` has the records with these numbers.
         """
         numbers = [self.source.names.index(part.block.source) for part in group.parts]
         of = np.repeat(np.array(numbers, dtype=np.int64), [part.numbers.size for part in group.parts])
@@ -235,7 +235,7 @@ class _Pass:
         yield self._group, self._next_pass(first)
 
     def _blocks(self) -> Iterator[Block]:
-        """Yield the blocks of the source from the one with the cursor's next record on, with `Block.at` set.
+        """Yield the blocks of the source from the cursor's block (`Cursor.at`) on, with `Block.at` set.
 
         Raises:
             SourceError: the source has changed: its block at this place is another one than when the cursor was made,
@@ -254,9 +254,10 @@ class _Pass:
             raise SourceError("the source ends before the place of the state: it changed; begin anew without the state")
 
     def _theirs(self, block: Block, first: int) -> bool:
-        """Return whether this block is a single document that another rank reads; if so, move the cursor beyond it.
+        """Return whether this block is a single document that this rank does not read; if so, move the cursor on.
 
-        Such a document is not decoded. `first` is the number of its record in the pass.
+        The cursor is moved beyond the document, which is not decoded. `first` is the number of its record in the pass.
+        The result is False if the cursor is beyond this record already.
         """
         if not block.whole or first < self._cursor.record:
             return False

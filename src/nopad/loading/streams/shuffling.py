@@ -54,8 +54,8 @@ class Buffer:
         parts: the sequences in memory, in the parts in which they arrived; some may have been drawn already.
         waiting: the sequences that wait, as indices counted over all parts; int64 ``[n]``. A draw picks an index into
             this array.
-        drawn: number of the next draw, on which its result depends. Each draw adds 1. Each epoch begins with another
-            number.
+        drawn: number of the next draw; the result of a draw depends on its number. Each draw adds 1. Each epoch begins
+            with another number.
     """
 
     parts: tuple[Sequences, ...] = ()

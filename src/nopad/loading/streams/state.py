@@ -1,8 +1,8 @@
 """The state of a rank that loads from a stream, as JSON: a few integers, and the sequences that wait for a later step.
 
-A column is base64 of the smallest integers that hold it: ids take at most 2.7 bytes each if all are below 65,536, else
-5.3. The sequences are those of packs that are ready, at most `buffer` more in the packer, and up to `shuffle_buffer`
-more that wait for a random turn.
+A column is stored as base64, integers in the narrowest type that holds them: ids take at most 2.7 bytes each if all are
+below 65,536, else 5.3. The sequences are those of packs that are ready, at most `buffer` more in the packer, and up to
+`shuffle_buffer` more that wait for a random turn.
 """
 
 from __future__ import annotations

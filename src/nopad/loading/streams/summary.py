@@ -22,7 +22,7 @@ class StreamSummary:
         records: number of records of a whole pass; None: not known, since no pass has ended.
         steps, sequences, tokens: number of whole steps taken, and of sequences and tokens in them on this rank.
         slots: number of slots (tokens and padding) in the packs of these steps on this rank; None: the loader was not
-            given `rows` and a capacity.
+            given both `rows` and a capacity.
         held_sequences, held_tokens: number of sequences and tokens that this rank has read, and that are in no finished
             step yet.
         left_out: number of (sequences, tokens) that this rank read and left out at the ends of passes.

@@ -45,8 +45,8 @@ class _Begun(NamedTuple):
 
     Attributes:
         units: number of units (packs or single sequences) that this rank has for the step.
-        left: the place of this rank if the stream ends before this step. The sequences that it holds there are then
-            left out.
+        left: the place of this rank if the stream ends before this step. All sequences in this place, held or waiting
+            for a random turn, are then left out.
     """
 
     units: int
@@ -212,8 +212,8 @@ class StreamSupply(Supply):
         `state` is the state that this rank saved, or a list of the states of all former ranks, in any order.
 
         Raises:
-            FormatError: these are not states of a stream; they are neither this rank's own state nor those of all
-                former ranks; or they were not saved after the same step.
+            FormatError: a state is not one of a stream, or is damaged; the states are neither this rank's own nor those
+                of all former ranks; or the number of ranks changed, and they were not saved after the same step.
             PlanMismatchError: the states are for other data, another tokenizer or other options.
         """
         states = [state] if isinstance(state, Mapping) or not isinstance(state, Sequence) else list(state)

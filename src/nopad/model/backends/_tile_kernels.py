@@ -43,7 +43,7 @@ def _all(value: float | int) -> Any:
 
 
 def _spread(builder: Any, vector: Any) -> Any:
-    """Emit code that copies the first value of `vector` to all places of a vector; return that vector."""
+    """Emit code that copies the first value of `vector` to all places of a new vector; return the new vector."""
     places = ir.Constant(_INTEGERS, [0] * WIDTH)
     return builder.shuffle_vector(vector, ir.Constant(_VECTOR, ir.Undefined), places)
 
@@ -182,7 +182,7 @@ _by_vectors: Any = intrinsic(_instructions)
 
 
 def _exponentials(scores: NDArray[np.float32], at: int, width: int) -> Any:
-    """Replace `width` scores s, from index `at` on, by 2^(s - m), where m is their maximum; return the sum of these.
+    """Replace `width` scores s, from index `at` on, by 2^(s - m), where m is their maximum; return the new sum.
 
     Exponents below -125 count as -125. `width` is a multiple of `WIDTH`. The sum is NaN if a score is NaN or +inf, or
     if all scores are -inf.

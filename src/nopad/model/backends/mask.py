@@ -56,8 +56,9 @@ def dense_cross(cross: Cross) -> Tensor:
     """Return the mask of cross attention for compiled layers, int8 ``[R, 1, Lq, Lk]``.
 
     Lq is the number of slots in a row of targets, Lk that in a row of sources. The mask is 1 where a target slot sees a
-    source slot, else 0. Padding of the targets sees the padding of the sources, or all slots of a row of sources
-    without padding: a softmax over nothing would give NaN. `cross`, which has both layouts, is attached to the mask.
+    source slot, else 0. Padding of the targets sees the padding in the same row of sources; if there is none, it sees
+    the whole row, since a softmax over nothing would give NaN. `cross`, which has both layouts, is attached to the
+    mask.
 
     Raises:
         BatchError: a sequence may go on in the next row, or a sequence and its target are in different rows.

@@ -26,7 +26,7 @@ def repack(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross,
 
     Raises:
         BatchError: `attend` does not support the settings in `heads`, or `heads` has a position bias and a sequence is
-            longer than the rows for which it was computed.
+            longer than the rows for which that bias was computed.
     """
     queries, keys = (placed.queries, placed.keys) if isinstance(placed, Cross) else (placed, placed)
     q = _unpacked(query, queries)

@@ -30,7 +30,7 @@ def segments(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cros
 
     Raises:
         BatchError: `attend` does not support the settings in `heads`, or `heads` has a position bias and a sequence is
-            longer than the rows for which it was computed.
+            longer than the rows for which that bias was computed.
     """
     if not isinstance(placed, Cross) and takes(query, key, value, heads):
         return tiled(query, key, value, placed, heads)
@@ -71,8 +71,8 @@ class _Pieces:
 def _pieces(placed: Placement, together: bool) -> _Pieces:
     """Return how a batch is cut into runs of sequences.
 
-    With `together`, neighbouring sequences of the same length are one run if no padding lies between them; otherwise,
-    each sequence is a run of its own.
+    With `together`, neighbouring sequences of the same length are one run, unless padding lies between them in the
+    states that are cut. Without it, each sequence is a run of its own.
     """
     bounds = np.asarray(placed.bounds)
     lengths, index = np.diff(bounds), placed.layout.index
@@ -136,10 +136,10 @@ def _joined(out: list[Tensor], placed: Placement, pieces: _Pieces) -> Tensor:
 
 
 def _keep(placed: Placement | Cross, length: int, device: torch.device, heads: Heads) -> Tensor | None:
-    """Return which tokens each token sees in a sequence of this length, bool ``[length, length]`` (row: who sees).
+    """Return which tokens each token sees in a sequence of this length, bool ``[length, length]``.
 
-    The result is None if each token sees all tokens of the sequence. It is None too in cross attention, where each
-    token sees all tokens of its source.
+    Entry ``[i, j]`` says whether token i sees token j. The result is None if each token sees all tokens of the
+    sequence, and in cross attention, where each token sees all tokens of its source.
     """
     if isinstance(placed, Cross) or length == 1:
         return None

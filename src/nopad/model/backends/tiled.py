@@ -1,9 +1,10 @@
 """Attention of all sequences of a batch in one compiled loop (`_tile_kernels`), for inference on CPUs.
 
-`segments` uses it where it can. It computes the same: every sequence by itself, in float32. It can be faster than
-PyTorch's kernel, since it has no call per length, no scalar exponentials, and none of the overhead of a general library
-for small matrices. Whether it is faster on this CPU is measured once per process, size of a head and dtype, and
-logged. The first call of all compiles it, which takes a few seconds; Numba keeps the result for later processes.
+`segments` uses this loop where it can. The loop computes what `segments` computes: every sequence by itself, with sums
+in float32. It can be faster than PyTorch's kernel, since it has no call per length, no scalar exponentials, and none of
+the overhead of a general library for small matrices. Whether it is faster on this CPU is measured once per process,
+size of a head and dtype, and logged. The first call of all compiles the loop, which takes a few seconds; Numba keeps
+the result for later processes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _lock = new_lock()
 
 
 def takes(query: Tensor, key: Tensor, value: Tensor, heads: Heads) -> bool:
-    """Return whether `tiled` can compute this attention, and is faster than PyTorch's kernel.
+    """Return whether `tiled` can compute this attention, and is at least 1.1 times as fast as PyTorch's kernel.
 
     It can compute attention in inference on a CPU, in float32 or bfloat16, without gradients, autocast or compilation,
     and outside of PyTorch's modes and `torch.func` transforms. `query` and `value` must have heads of the same size.
@@ -105,7 +106,7 @@ def _run(
     """Compute attention of all sequences, and write it to `out` ``[T, H, D]``.
 
     `query` is ``[T, H, D]``; `key` and `value` are ``[T, G, D]``, where H is a multiple of G. Sequence i has
-    ``lengths[i]`` tokens from index ``starts[i]`` on.
+    ``lengths[i]`` tokens from index ``starts[i]`` on. Of `heads`, only the scale and the causality are read.
     """
     from nopad.model.backends import _tile_kernels  # compiled only where it runs
 

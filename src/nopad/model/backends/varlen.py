@@ -33,8 +33,8 @@ def varlen(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cross,
     is the batch's layout (`Cross`: the layouts of targets and sources), and `heads` are the layer's settings.
 
     Raises:
-        BatchError: the kernel does not support the device, the dtype or a setting in `heads`, or sources and targets
-            are packed in different orders.
+        BatchError: the kernel does not support the device, the dtype, the size of a head or a setting in `heads`; or
+            sources and targets are packed in different orders.
     """
     query, key, value = _cast(query, key, value)
     why = lacking(query, value, placed, heads)

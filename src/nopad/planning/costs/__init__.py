@@ -59,23 +59,25 @@ def within(
 
     Several methods are tried in turn until a plan is good. The plan with the fewest packs is returned;
     ``facts["method"]`` names the methods that made it. Below, `bound` is a lower bound on the number of packs. With
-    `exact`, a plan is good if it has no more packs than the bound. Otherwise it may have up to ``max(bound // 2_000, 1
-    + bound // 10_000)`` packs more than the bound. The methods are:
+    `exact`, a plan is good if it has no more packs than the bound. Without `exact`, it may have up to ``max(bound //
+    2_000, 1 + bound // 10_000)`` packs more than the bound. The methods are:
 
-    1. `spread` opens all packs at the start. It ends when its plan is at most ``1 + bound // 10,000`` packs above the
-       bound; with `exact`, when it meets the bound.
+    1. `spread` opens all packs at the start. It ends when its plan is at most ``1 + bound // 10_000`` packs above the
+       bound; with `exact`, when its plan meets the bound.
     2. `by_tokens` plans without the limit on squares. The limit is loose if it is at least 1.4 times the mean cost of a
        pack. If it is loose and few sequences share a pack, this method comes second. Otherwise it comes after method 4
-       if the limit is loose, and after method 3 if it is not. It is only used for a plan with many packs above the
-       bound: more than ``bound // 2,000`` with a loose limit, more than ``bound // 100`` otherwise.
+       if the limit is loose, and after method 3 if it is not. It is used if the best plan is above the bound by more
+       than ``bound // 2_000`` packs with a loose limit, or by more than ``bound // 100`` otherwise, even if that plan
+       is good.
     3. A linear program gives each length a value, and often a certificate with a higher bound. If few sequences share a
-       pack, its solution also gives a plan (`few`). Otherwise only the longest sequence of a pack is whole (`liquid`),
-       and `spread` is tried again with the higher bound.
+       pack, its solution also gives a plan (`few`). Otherwise only the longest sequence of a pack is whole in this
+       program (`liquid`), and if the bound rises, `spread` is tried again with the higher bound.
     4. `gather` is a local search that uses the values of method 3.
     5. Column generation with rounded lengths and costs (`guide`) makes a plan, then `gather` is used again.
 
-    All methods but the third get a share of the operations left in `budget`. Method 3 is left out above a capacity of
-    2^24. Methods 4 and 5, and `few`, are also left out for more than 2^22 sequences, since they need memory for each.
+    All methods but the third get a share of the operations left in `budget`. Methods 3 to 5 are left out above a
+    capacity of 2^24. Methods 4 and 5, and `few`, are left out for more than 2^22 sequences, since they need memory for
+    each.
 
     Args:
         histogram: the sequences, by length.
@@ -115,8 +117,11 @@ class _Search:
         align: lengths are padded to multiples of this.
         budget: limits the search.
         exact: whether the search ends early only when a plan has no more packs than the bound.
-        bound: the lower bound on the number of packs; `certificate` proves it, if it is not None.
-        best: the best plan, with `packs` packs; `method` names what made it.
+        bound: the lower bound on the number of packs.
+        best: the best plan; empty before there is one.
+        packs: number of packs of `best`.
+        method: the methods that made `best`.
+        certificate: proof of `bound`; None: the bound is the one of `bound_of`.
         values: value of each length, float64 ``[k]``, for `gather`; None before a linear program is solved.
         notes: sentences for the user.
     """
@@ -177,7 +182,7 @@ class _Search:
         return self.packs <= (self.bound if self.exact else max(self._near(), self.bound + self.bound // _GOOD))
 
     def _offer(self, strategies: Strategies, method: str) -> None:
-        """Keep a plan as `best`, and `method` with it, if the plan has fewer packs than the best one so far."""
+        """Keep a plan as `best`, and `method` with it, if the plan has fewer packs than the best plan so far."""
         packs = sum(count for count, _ in strategies)
         if packs < self.packs:
             self.best, self.packs, self.method = strategies, packs, method
@@ -194,7 +199,7 @@ class _Search:
                 self._offer(by_tokens(), "by tokens, then cut")
 
     def _relax(self) -> None:
-        """Solve linear programs: they set `values`, and may give a higher bound and a better plan."""
+        """Solve linear programs, and set `values` from them; this may also give a higher bound and a better plan."""
         from nopad.planning.costs.few import few
         from nopad.planning.costs.knots import prove
         from nopad.planning.costs.liquid import liquid
@@ -216,7 +221,7 @@ class _Search:
                 self._spread()
 
     def _prove(self, bound: int, certificate: CostCertificate | None) -> None:
-        """Keep `bound`, and the `certificate` that proves it, if it is higher than the best bound so far."""
+        """Keep `bound`, and the `certificate` that proves it, if `bound` is higher than the best bound so far."""
         if bound > self.bound:
             self.bound, self.certificate = bound, certificate
 

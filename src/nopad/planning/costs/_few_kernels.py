@@ -46,14 +46,15 @@ def price(
 ) -> None:
     """For each p, find a valuable pack that holds the item ``chosen[p]``, and write its items (up to four) to `out`.
 
-    ``out[p]`` gets the item numbers, ``chosen[p]`` first, and -1 for each place that stays empty; int64 ``[chosen,
-    4]``. They are not sorted: the last two may be longer than the others. ``worth[p]`` gets their total value. `chosen`
-    is an ascending list of item numbers. Each item of `chosen` that is not longer than ``chosen[p]`` is tried as second
-    item of the pack. Then the pack gets one of these, whichever is worth more:
+    ``out[p]`` gets the item numbers, ``chosen[p]`` first, and -1 for each place that stays empty; int64 ``[n, 4]`` for
+    n items in `chosen`. The items of a pack are not sorted: the last two may be longer than the others. ``worth[p]``
+    gets their total value. `chosen` has item numbers, ascending. Each item of `chosen` that is not longer than
+    ``chosen[p]`` is tried as second item of the pack. One of these is tried beside it, whichever keeps to `limits` and
+    is worth more:
 
     * of all items, the longest that fits and is not longer than the second one
-    * two items of `chosen` of any length, from a table of pairs; sizes in this table are rounded up, so the pair surely
-      fits
+    * two items of `chosen`, longer than the second one or not, from a table of the pairs that take at most half of each
+      limit; sizes in this table are rounded up, so the pair surely fits
     """
     n = chosen.size
     parts = limits[0] // 2 // FINE + 1, limits[1] // 2 // FINE + 1
@@ -101,9 +102,10 @@ def price(
 def _nearest(
     wanted: int, most: int, upto: NDArray[Any], lengths: NDArray[Any], below: NDArray[Any], above: NDArray[Any]
 ) -> int:
-    """Return the position of the available item whose length is nearest to `wanted`; 0 if no item is available.
+    """Return the position of the available item whose length is nearest to `wanted`; 0 if there is none.
 
-    Only positions up to `most` count. The module describes positions, `below` and `above`.
+    Only positions up to `most` are looked at. Of two items that are equally near, the shorter one is chosen. The module
+    describes positions, `below` and `above`.
     """
     at = min(most, upto[min(max(wanted, 0), upto.size - 1)])
     shorter, longer = linked(below, at), linked(above, at + 1)
@@ -129,9 +131,10 @@ def _last_two(
 ) -> int:
     """Return the position of the item for the last slot but one of a pack; 0 if no available item fits.
 
-    The pack has `room` free tokens and a free cost of `space`. The candidates are the `width` available items on each
-    side of the length `wanted`. Each is valued together with the longest available item that then fits into the last
-    slot, and the best is returned. ``left[i]`` is the number of sequences of item i that are left; the module describes
+    The pack has `room` free tokens and a free cost of `space`. The candidates are the available items nearest in length
+    to the length `wanted`: the nearest one that fits, `width` - 1 items that follow below it, and `width` items above
+    it. Each is valued together with the longest available item that then fits into the last slot, and the best
+    candidate is returned. ``left[i]`` is the number of sequences of item i that are left. The module describes
     positions and the other arguments.
     """
     most = _fitting(room, space, upto, align)
@@ -178,9 +181,10 @@ def fill(
     """Make up to ``copies[p]`` packs like each pattern p, of sequences that are left; return the number of packs.
 
     Pattern p has slots for the items ``slots[indptr[p]:indptr[p + 1]]``, longest first. A slot takes the available item
-    nearest in length. If this item is longer than planned, the next slot looks for a shorter one, and the other way
-    round. The last two slots are filled together, by items that are worth much together: `width` candidates on each
-    side are tried. No more packs are made like a pattern once the next one would be empty or worth less than `least`.
+    that fits and is nearest in length. If this item is longer than planned, the next slot looks for a shorter one, and
+    the other way round. The last two slots are filled otherwise: the last takes the longest available item that fits,
+    and the one before it takes the item with which both are worth most (`_last_two`, with `width`). No more packs are
+    made like a pattern once the next one would be empty or worth less than `least`.
 
     Pack n holds the items ``held[ends[n]:ends[n + 1]]``. ``left[i]`` is the number of sequences of item i that are
     left. The module describes the other arguments. The arrays `held`, `ends`, `left`, `below` and `above` are changed.

@@ -4,7 +4,7 @@ They are like those of `nopad.planning.optimal._gather_kernels`. There, free spa
 has free tokens and free cost, so two other numbers stand for free space:
 
 * for a pack, the *space*: the longest length that fits into it
-* for a sequence, its *reach*: the longest length that fits into its pack in its place
+* for a sequence, its *reach*: the longest length that its pack can hold in place of this sequence
 
 The *worth* of a pack is the sum of the values of its sequences. The lower it is, the more of the pack is wasted.
 """
@@ -21,7 +21,7 @@ from nopad import _bit_kernels as bits
 from nopad.planning.costs._guide_kernels import root
 from nopad.planning.optimal._gather_kernels import Lists, insert, random, remove
 
-_ENTRIES = 8  # most members of one list that are looked at
+_ENTRIES = 8  # about this many members of one list are looked at, at most
 _SHORTER = 64  # an exchange leaves the reach of the sequence that was moved at most this much above its length
 _MOVE, _ENTRY = 50, 10  # steps counted for one move or exchange; for each sequence in a pack that changes
 _COMPARED = 4  # comparisons of lengths that count as one step
@@ -48,8 +48,8 @@ class State(NamedTuple):
         used: number of sequences in each pack; int32 ``[packs]``.
         worth: sum of the values in each pack; int64 ``[packs]``.
         reach: reach of each sequence, computed when its pack was last entered into `reaches`; int32 ``[n]``.
-        space: space of each pack, computed when it was last entered into `spaces`; -1 for a pack that is in no index
-            now; int32 ``[packs]``.
+        space: space of each pack, computed when the pack was last entered into the indices; 0 for an empty pack, -1 for
+            a pack that `_hide` has taken out; int32 ``[packs]``.
         reaches: linked lists of sequences: list r holds those with the reach r, if r is above their own length.
         spaces: linked lists of packs: list s holds those with the space s, for s > 0.
         present: the bit set (`nopad._bit_kernels`) of all s for which the list in `spaces` is not empty.
@@ -149,9 +149,9 @@ def _move(s: State, i: int, to: int) -> None:
 def _give(s: State, p: int, depth: int) -> bool:
     """Move one sequence of pack `p` to another pack that has room for it; return whether such a pack was found.
 
-    It is the first sequence of `p` for which a pack is found. It goes to the pack with the smallest space that has room
-    and holds fewer than `depth` sequences. No more than 8 packs of each of 8 different spaces are looked at. Pack `p`
-    must be out of the indices (`_hide`).
+    The sequences of `p` are tried in turn. The other pack must have room for the sequence, and hold fewer than `depth`
+    sequences; of such packs, one with the smallest space is chosen. Only a few packs of each of 8 different spaces are
+    looked at. Pack `p` must be out of the indices (`_hide`).
     """
     longest = s.spaces.first.size - 1
     i = s.first[p]
@@ -178,10 +178,9 @@ def _give(s: State, p: int, depth: int) -> bool:
 def _exchange(s: State, p: int) -> bool:
     """Exchange a sequence of pack `p` for a shorter one of another pack; return whether such an exchange was found.
 
-    The longer sequence must not be above the reach of the shorter one, and must be less than `_SHORTER` tokens below
-    this reach. Pairs in which it is nearest to the reach are looked for first. Pack `p` ends with a lower worth than
-    the other pack had before, so that exchanges cannot go round in circles. Pack `p` must be out of the indices
-    (`_hide`).
+    The length of the longer sequence must be at most the reach of the shorter one, and less than `_SHORTER` tokens
+    below this reach. Pairs with the smallest difference are looked for first. Pack `p` ends with a lower worth than the
+    other pack had before, so that exchanges cannot go round in circles. Pack `p` must be out of the indices (`_hide`).
     """
     longest = s.spaces.first.size - 1
     for more in range(_SHORTER):
@@ -210,8 +209,8 @@ def _exchange(s: State, p: int) -> bool:
 def sweep(s: State, packs: int, goal: int, depth: int, tight: int, most: int) -> int:
     """Try to empty one pack after another, the lowest worth first; return the number of packs that are not empty.
 
-    `packs` is this number at the start. Packs that are worth at least `tight` are left out. The sweep ends early in
-    these cases:
+    `packs` is the number of packs that are not empty at the start. A pack holds at most `depth` sequences. Packs that
+    are worth at least `tight` are left out. The sweep ends early in these cases:
 
     * at most `goal` packs are left
     * `State.steps` reaches `most`
@@ -278,8 +277,8 @@ def _shake(s: State, tight: int, seed: int, most: int) -> int:
     The packs with free space often hold lengths of one kind, so that no exchange between them helps; afterwards other
     packs have the free space. A pack is tight if it is worth at least `tight`. In an exchange, a longer sequence of a
     random pack and a shorter one of a pack that is not tight change places. Of the possible exchanges between two
-    packs, one of the first four is made, at random. This ends after four attempts for each pack that is not tight, or
-    when `State.steps` reaches `most`. Packs that change stay out of the indices until the end.
+    packs, one of the first four is made, at random. There are four attempts for each pack that is not tight at the
+    start, or fewer if `State.steps` reaches `most`. Packs that change stay out of the indices until the end.
     """
     loose = np.flatnonzero((s.worth < tight) & (s.first >= 0))
     if loose.size == 0:
@@ -319,12 +318,12 @@ def opened(
     words: NDArray[Any],
     pack: NDArray[Any],
 ) -> State:
-    """Return the state with which `gather` begins; every pack is in both indices.
+    """Return the state with which `gather` begins; every pack has been entered into the indices (`_show`).
 
     Sequence i has the length ``length[i]``, takes ``size[i]`` tokens, and is worth ``value[i]``. Pack p holds the
     sequences from ``indptr[p]`` up to ``indptr[p + 1]`` (exclusive); ``pack[i]`` is set to the pack of sequence i.
-    `limits` are the most tokens, cost and sequences of a pack. `words` is an empty bit set, which becomes
-    `State.present`.
+    `limits` are the most tokens, cost and sequences of a pack. `words` is an empty bit set, ``empty_set(longest
+    length)``, which becomes `State.present`.
     """
     n, packs, longest = length.size, indptr.size - 1, length.max()
     s = State(

@@ -17,7 +17,9 @@ from nopad.planning.optimal._kernels import linked, near, use
 
 @njit(cache=True, nogil=True)
 def knapsack(sizes: NDArray[Any], costs: NDArray[Any], values: NDArray[Any], table: NDArray[Any]) -> None:
-    """Fill ``table[j, r, c]`` with the highest value of at most j items of total size at most r and cost at most c.
+    """Fill ``table[j, r, c]`` with the highest total value of at most j items that fit into a size r and a cost c.
+
+    Items fit if their sizes add up to at most r, and their costs to at most c.
 
     Item i has the size ``sizes[i]`` (ascending), the cost ``costs[i]`` and the value ``values[i]``, and may be used
     repeatedly. `table` is int64 ``[largest j + 1, largest r + 1, largest c + 1]``. If its first dimension is 1, the
@@ -106,8 +108,9 @@ def fill_slots(
     Packs for which no sequence is left are not made. The items of pattern p are ``slots[indptr[p]:indptr[p + 1]]``,
     largest first. Item u stands for the lengths from ``edges[u]`` up to ``edges[u + 1]`` (exclusive), its range, and is
     planned as ``middle[u]`` tokens. The planned sum of a pack is the sum of these numbers over its items so far. Each
-    item but the last takes the length of its range that brings the pack nearest to its planned sum. The last item takes
-    the longest length that fits. An item for which no length fits is left out.
+    item but the last takes the length of its range that brings the pack nearest to its planned sum. If the range has no
+    available length that fits, a length outside it is taken (`near`). The last item takes the longest length that fits.
+    An item for which no length fits is left out.
 
     `limits` are a pack's most tokens (where every length counts rounded up to a multiple of `align`), largest sum of
     squared lengths, and most sequences. ``available[l]`` is the number of sequences of length l left. `below` and

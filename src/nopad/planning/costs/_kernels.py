@@ -42,9 +42,9 @@ SMALLEST, SUM, COST_ONLY = 0, 1, 2  # kinds of score
 def score(pack: NDArray[Any], limits: NDArray[Any], kind: int, weight: float) -> Any:
     """Return a score of how empty a pack is; -1 if it has no free place for a sequence.
 
-    `pack` is a class (see the module), which begins with its free tokens, cost and places; `limits` are those of an
-    empty pack. Let t, c and s be the free shares of tokens, cost and places, from 0 to 1. The score is ``t + weight *
-    c`` if `kind` is `SUM`, ``min(c, s)`` if it is `COST_ONLY`, and ``min(t, weight * c, s)`` if it is `SMALLEST`.
+    `pack` is the row of a class (see the module). `limits` are the most tokens, cost and sequences of a pack. Let t, c
+    and s be the shares of these limits that are free, from 0 to 1. The score is ``t + weight * c`` if `kind` is `SUM`,
+    ``min(c, s)`` if it is `COST_ONLY`, and ``min(t, weight * c, s)`` if it is `SMALLEST`.
     """
     if pack[PLACES] < 1:
         return -1.0
@@ -77,7 +77,7 @@ def enter(scores: NDArray[Any], winners: NDArray[Any], number: int, value: float
 
 @njit(cache=True, nogil=True)
 def grown(rows: NDArray[Any], used: int) -> NDArray[Any]:
-    """Return a copy of the first `used` rows, with room for as many more."""
+    """Return a larger array that begins with the first `used` rows: for n rows, one of ``2 * n + 2`` rows."""
     larger = np.empty((2 * rows.shape[0] + 2, rows.shape[1]), dtype=np.int64)
     larger[:used] = rows[:used]
     return larger
@@ -122,11 +122,12 @@ def spread_out(
     weight: float,
     most: int,
 ) -> tuple[NDArray[Any], int, NDArray[Any], int, int]:
-    """Place sequences into the emptiest class of packs, from those of the last item down to those of item `first`.
+    """Place the sequences of the last item, and so on down to those of item `first`, into the emptiest class of packs.
 
     The emptiest class has the highest `score` for `kind` and `weight`. When a sequence does not fit into it, the
     remaining sequences of this item are not placed, even if another class has room; the next item follows. ``left[i]``
-    is the number of sequences of item i to place; those placed are subtracted, in place.
+    is the number of sequences of item i to place; those placed are subtracted, in place. `limits` are the most tokens,
+    cost and sequences of a pack.
 
     The rows in use are ``packs[:classes]`` and ``links[:linked]``. Returns ``(packs, classes, links, linked, steps)``
     after placing; the two arrays are those given, changed in place, or larger copies. A step changes or divides one
@@ -222,8 +223,8 @@ def tightest(
     """Find the fullest class that a sequence fits into; return ``(class, before, shelf, looks)``.
 
     The fullest class has the fewest free tokens. The sequence has `size` tokens and the cost `cost`. Shelf s (see the
-    module) begins with the class ``heads[s]``, and ``after[c]`` is the class after class c (-1: none). If a number in
-    the tree `peaks` is found to be too high, it is lowered.
+    module) begins with the class ``heads[s]``, and ``after[c]`` is the class after class c (-1: none). If it turns out
+    that all classes of a shelf have a free cost below `cost`, the number of this shelf in the tree `peaks` is lowered.
 
     ``before`` is the class before the found one on its shelf (-1: none). ``looks`` measures the work: one for each
     class that was examined, and more for each shelf without a fitting class. If the sequence fits into no class, the
@@ -276,7 +277,7 @@ def best_fit(
     limits: NDArray[Any],
     most: int,
 ) -> tuple[NDArray[Any], int, NDArray[Any], int, int]:
-    """Place all sequences, those of the last item first, into the fullest class of packs that has room, or new packs.
+    """Place all sequences, those of the last item first, into the fullest class of packs with room, or into new packs.
 
     The fullest class has the fewest free tokens. ``left[i]`` is the number of sequences of item i to place; those
     placed are subtracted, in place. `limits` are the most tokens, cost and sequences of a pack.

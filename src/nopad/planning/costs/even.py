@@ -37,8 +37,8 @@ def packs_allowed(packs: int, sequences: int, multiple: int) -> int:
     """Return the most packs that an even plan may have; `packs` is the number of packs before it is made even.
 
     First, `packs` is rounded up to a multiple of `multiple`, and one pack is added for every 1,000. If this is more
-    than `sequences`, it is lowered to `sequences`. The result is this number, rounded down to a multiple of `multiple`;
-    but if no multiple lies between `packs` and `sequences`, the result is `packs`.
+    than `sequences`, the number of sequences, it is lowered to that. The result is this number, rounded down to a
+    multiple of `multiple`. But if no multiple lies between `packs` and `sequences`, the result is `packs`.
 
     >>> packs_allowed(5000, 10**6, 1), packs_allowed(5000, 10**6, 7), packs_allowed(3, 10, 2), packs_allowed(7, 8, 5)
     (5005, 5005, 4, 7)
@@ -85,8 +85,8 @@ class _Search:
         packs: most packs of a plan.
         by_tokens: a function that takes a depth, and returns the strategies of a plan without a limit on cost; it
             charges `budget` itself.
-        budget: what all attempts together may take. An attempt gets at most a fixed part of what was left when the
-            search began.
+        budget: what all attempts together may take. In an attempt, each method gets at most a fixed part of what was
+            left when the search began.
         slow: number of further attempts that may solve linear programs.
     """
 
@@ -125,7 +125,7 @@ class _Search:
 
         The result is None if no such plan is found, or if the programs would take too much memory or budget. `load` has
         `most` and `depth` as limits. If `most` is at least the squared capacity, it limits no pack, and `by_tokens`
-        makes the plan. If such an attempt begins, `slow` is lowered by 1.
+        makes the plan. `slow` is lowered by 1, unless memory or budget keeps the programs from being tried.
         """
         if most >= load.limits[0] ** 2:
             self.slow -= 1
@@ -153,10 +153,10 @@ def even_out(
 ) -> tuple[Strategies, dict[str, Any]]:
     """Return the most even plan found that has hardly more packs than the plan `start`, and facts for `described`.
 
-    If no other plan is found, `start` itself is returned; it must not be empty. The facts are:
+    If no other plan is found, `start` itself is returned. `start` must not be empty. The facts are:
 
     * ``most_packs``: the number of packs allowed, as `packs_allowed` gives it for `start` and `multiple`
-    * ``least_cap``: a lower bound on the highest cost of a pack in a plan of so many packs
+    * ``least_cap``: a lower bound on the highest cost of a pack, for any plan of at most ``most_packs`` packs
     * ``before``: the `spreads` of `start`
 
     `load` has the sequences, and the limits of a pack. Lengths are padded to multiples of `align`. `by_tokens` is a
@@ -252,16 +252,18 @@ def broken_evenness(
 ) -> list[str]:
     """Check the figures on evenness that a plan states; return one sentence for each problem.
 
-    `options`, `facts`, `notes` and `strategies` are those of the plan; `load` holds its sequences and limits.
-    ``facts["even"]`` has the facts of `even_out` and, as ``after``, the `spreads` of the plan.
+    `options`, `facts`, `notes` and `strategies` are those of the plan; `load` holds the plan's sequences and limits.
+    ``facts["even"]`` should have the facts of `even_out` and, as ``after``, the `spreads` of the plan. These are
+    checked:
 
-    * The figures of this plan must equal those computed from its strategies and the lower bounds for `load`.
+    * The figures of the plan itself must equal those computed from its strategies and the lower bounds for `load`.
     * The plan from which `even_out` started is not stored. Its figures (``before``) must be possible, and must agree
       with each other.
     * The note that `described` returns must be among `notes`; this is checked only if nothing else is wrong.
 
-    Nothing is checked if the plan is empty, or has neither the option `even` nor such facts. If figures are missing, or
-    the plan has them without the option `even`, the result is one sentence: the facts are incomplete.
+    Nothing is checked if the plan is empty, or has neither the option `even` nor such facts. If figures are missing or
+    malformed, or the plan has such facts without the option `even`, the result is one sentence: the facts are
+    incomplete.
     """
     even: Any = facts.get("even")
     if not strategies or (even is None and not options.get("even")):

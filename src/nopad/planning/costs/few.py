@@ -3,8 +3,8 @@
 Where three or four sequences fill a pack, a difference of one token may decide whether they fit, so lengths and costs
 must not be rounded. The patterns of the linear program hold real lengths, and keep to the limits exactly. The program
 has few rows, since each length counts as shares of two chosen lengths, the knots (`nopad.planning.costs.knots`). For
-each knot, a valuable pattern that holds it is found. Each knot that is not longer is tried as the second length. It is
-followed by one or two further lengths: the longest that fits, or a pair from a table.
+each knot, a valuable pattern that begins with this knot is found: each knot that is not longer is tried as the second
+length, together with one or two further lengths, either the longest that fits or a pair from a table.
 
 The whole parts of the solution are filled with sequences of nearly the planned lengths, so that packs stay as valuable
 as planned. Then the program is solved again for what is left. The dual values prove a bound (`prove`).
@@ -39,7 +39,7 @@ _COLUMNS = 400  # most patterns added per round
 _NEAR = 2e-5  # pricing ends when no pattern is worth this much more than a pack
 _WHOLE = 1e-6  # a number this close to an integer counts as one
 _LOSS = 3e-3  # a pack that loses more than this share is left to the next stage
-_SMALL, _PARTS = 300, 4  # below so many packs, one in _PARTS of the fractions is rounded up, and packs may lose more
+_SMALL, _PARTS = 300, 4  # below so many packs, small counts are rounded up (`_take`), and packs may lose more
 _REST = 30  # so many sequences are left to best-fit
 _WIDTH = 8  # available lengths that are tried on each side of the planned one
 _PAIR, _TABLE, _SEQUENCE = 25, 2 * 10**6, 400  # operations per pair of knots in pricing; per table; per sequence
@@ -86,11 +86,11 @@ class _KnotMaster(Master):
 
 
 def few(load: Load, align: int, budget: Budget) -> Few | None:
-    """Return a plan of all sequences of `load`.
+    """Return a plan of all sequences of `load`, or None if the first linear program was not solved.
 
-    The result is None if the budget ends, or the solver fails, before the first linear program is solved. If the solver
-    failed, `Budget.trouble` says why. `align` is the multiple to which lengths are rounded up in a pack. The operations
-    are charged to `budget`.
+    That is because the budget ended before, or because the solver failed. If the solver failed, then or later,
+    `Budget.trouble` says why. `align` is the multiple to which lengths are rounded up in a pack. The operations are
+    charged to `budget`.
     """
     try:
         return _Search(load, align, budget).run()
@@ -100,7 +100,7 @@ def few(load: Load, align: int, budget: Budget) -> Few | None:
 
 
 class _Search:
-    """A search for a plan: the linear program, the sequences left, the packs made so far, and the values of lengths."""
+    """A search for a plan: the knots of its program, the sequences left, the packs made, and the values of lengths."""
 
     def __init__(self, load: Load, align: int, budget: Budget) -> None:
         self.load, self.align, self.budget = load, align, budget
@@ -114,8 +114,9 @@ class _Search:
     def run(self) -> Few | None:
         """Solve the linear program, fill its patterns, and go on with what is left; return the plan.
 
-        The result is None if the budget ends before the first linear program is solved. If the solver fails at a later
-        one, the sequences left are packed by best-fit.
+        The result is None if the budget ends before the first linear program is solved. Sequences left at the end are
+        packed by best-fit; the end comes early if the solver fails at a later linear program, and then `Budget.trouble`
+        says why.
 
         Raises:
             SolverError: HiGHS ended without an optimum of the first linear program.
@@ -148,9 +149,9 @@ class _Search:
         return alike
 
     def _solve(self, master: _KnotMaster, rounds: int) -> Optimum | None:
-        """Return the optimum after up to `rounds` rounds of pricing; None if the budget ends before the first one.
+        """Return the optimum after up to `rounds` rounds of pricing; None if the budget ends before the first round.
 
-        The first call also sets `values`, the value of each length.
+        The first call also sets `values`, the value of each length, unless it returns None.
 
         Raises:
             SolverError: HiGHS ended without an optimum.
@@ -186,8 +187,9 @@ class _Search:
     def _take(self, master: _KnotMaster, solved: Optimum) -> int:
         """Make packs of real lengths from the whole parts of a solution; return the number of packs made.
 
-        The whole part of ``solved.times[p]`` is the number of packs to make like pattern p. Some of the largest
-        fractions are rounded up too, if all whole parts are 0 or the program needs few packs.
+        The whole part of ``solved.times[p]`` is the number of packs to make like pattern p. If all whole parts are 0,
+        or the program needs fewer than 300 packs, it is raised to at least 1 for the patterns with the largest
+        ``solved.times[p]``: a quarter of the patterns in use, and one more.
         """
         from nopad.planning.costs import _few_kernels
 
@@ -228,7 +230,7 @@ class _Search:
         return packs
 
     def _finish(self) -> Strategies:
-        """Pack the sequences that are left by best-fit, and return all packs as ``(count, lengths)`` pairs."""
+        """Use best-fit to pack the sequences that are left; return all packs as ``(count, lengths)`` pairs."""
         from nopad.planning.costs import _kernels
 
         load = self.load

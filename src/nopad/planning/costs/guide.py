@@ -3,8 +3,9 @@
 This method is for packs of few sequences each, where it matters most which sequences share a pack. A pack has 128 to
 1,024 units of tokens, and 64 to 256 units of cost. Lengths and their squares are rounded to the nearest unit, so that
 errors cancel. The rounded lengths are the items of a linear program. Its patterns (multisets of items that fit into a
-pack) are found by an exact knapsack with both limits, and with the depth if that limits packs. The whole parts of the
-solution are packed, and the linear program is solved again for the items left.
+pack) are found by an exact knapsack with both limits. The knapsack also counts the depth, unless the depth is far above
+the mean number of sequences in a pack. The whole parts of the solution are packed, and the linear program is solved
+again for the items left.
 
 The patterns only guide the plan. Each item of a pattern is a slot, and a real length is put into each slot. The real
 lengths keep to the limits.
@@ -48,7 +49,7 @@ Pattern = tuple[int, ...]
 
 
 def fits_memory(load: Load) -> bool:
-    """Return whether the capacity and number of sequences are small enough for the memory that `fill` needs."""
+    """Return whether the capacity and the number of sequences are small enough for the memory that `fill` needs."""
     return bool(load.limits[0] <= MOST_CAPACITY) and sum(load.counts.tolist()) <= MOST_FILLED
 
 
@@ -199,11 +200,11 @@ def guide(load: Load, budget: Budget) -> Guide | None:
 def fill(plan: Guide, load: Load, align: int, budget: Budget) -> Packed:
     """Return a plan of all sequences of `load`: the patterns of `plan`, filled with real lengths.
 
-    Each rounded length in a pattern of `plan` is a slot for one sequence. For sequences without a slot, `guide` makes a
-    plan in rounded lengths again, a few times. Sequences that still have no slot are placed by best-fit. The operations
-    of `guide` and of best-fit are charged to `budget` here. The operations of filling slots (`FILLING`) must be charged
-    by the caller. Best-fit always places all sequences: even with no budget left it may take a million steps to look
-    for room, and then opens new packs.
+    Each rounded length in a pattern of `plan` is a slot for one sequence. For sequences without a slot, if there are at
+    least 40, `guide` makes a plan in rounded lengths again, up to three times. Sequences that still have no slot are
+    placed by best-fit. The operations of `guide` and of best-fit are charged to `budget` here. The operations of
+    filling slots (`FILLING`) must be charged by the caller. Best-fit always places all sequences: even with no budget
+    left it may take a million steps to look for room, and then opens new packs.
     """
     from nopad.planning.costs import _kernels
 

@@ -42,10 +42,11 @@ class Knots:
         """Return about `most` knots, or all lengths if they are fewer.
 
         The shortest length and the two longest are always knots: many sequences may have been cut to the longest.
-        Without `bends`, the other knots are spread evenly: between neighbouring knots there is about the same mixture
-        of tokens, sequences and distinct lengths. With `bends`, this holds for half of the knots. A quarter form a
-        geometric series from the shortest length to the longest, so they are dense among short lengths. Another
-        quarter are dense near the longest length: their distances from it form a geometric series.
+        Without `bends`, the other knots are spread evenly: from each knot to the next there is about the same share of
+        the load, a weighted mean of the shares of tokens, sequences and distinct lengths. With `bends`, this holds for
+        half of the knots. A quarter form a geometric series from the shortest length to the longest, so they are dense
+        among short lengths. Another quarter are dense near the longest length: their distances from it form a geometric
+        series.
         """
         k = load.lengths.size
         counts = load.counts.astype(np.float64)

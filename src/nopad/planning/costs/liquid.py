@@ -1,10 +1,11 @@
 """Values of lengths from a linear program in which the longest sequence of a pack is whole, and the rest is liquid.
 
-A pack has one longest sequence; beside it, its free tokens, cost and places are filled with any amounts of sequences
-that are not longer, whole or not. So there is no list of patterns, and one small linear program over some lengths
-(`Knots`) gives the optimum. The optimum is at most the number of packs of any plan. It is nearly that number if each
-pack has one long sequence and many short ones. If the longest sequence takes nearly all the cost of a pack, the program
-knows that only short sequences are cheap enough to fill it.
+A pack has one longest sequence; the free tokens, cost and places beside this sequence are filled with any amounts of
+sequences that are not longer, whole or not. So there is no list of patterns: one small linear program over some lengths
+(`Knots`) is enough. If all lengths are knots, its optimum is at most the number of packs of any plan; with fewer knots,
+this holds up to small errors. The optimum is nearly that number if each pack has one long sequence and many short ones.
+If the longest sequence takes nearly all the cost of a pack, the program knows that only short sequences are cheap
+enough to fill the pack.
 
 Source: the linear relaxation of assignment formulations, where a bin is named by its largest item, as in Valerio de
 Carvalho, "LP models for bin packing and cutting stock problems", 2002.
@@ -29,10 +30,10 @@ _LEAST = 2 * 10**8  # operations of a usual program: it is not begun with fewer
 def liquid(load: Load, budget: Budget, *, exact: bool) -> NDArray[np.float64] | None:
     """Return a value for each length of `load`, float64 ``[k]``; or None if the budget ends first, or the solver fails.
 
-    The values of the sequences in a pack add up to at most about 1. With `exact`, there are more knots, and some of
-    them are dense near the shortest and the longest length. Values between knots are then lowered to the limits of
-    `_beside`. Such values prove the highest bounds. Without `exact`, the values of lengths near the longest may be too
-    high; `gather` finds better plans with them. If the solver failed, `Budget.trouble` says why.
+    The values of the sequences in a pack add up to at most about 1. With `exact`, there are more knots, some of them
+    dense near the shortest and the longest length, and values are lowered to the limits of `_beside`. Such values prove
+    the highest bounds. Without `exact`, the values of lengths near the longest may be too high; but with such values
+    `gather` finds better plans. If the solver failed, `Budget.trouble` says why.
     """
     from nopad.planning.optimal.solver import SolverError
 
@@ -48,7 +49,7 @@ def liquid(load: Load, budget: Budget, *, exact: bool) -> NDArray[np.float64] | 
 def _solved(load: Load, knots: Knots, budget: Budget, *, exact: bool) -> NDArray[np.float64] | None:
     """Solve the linear program with these knots; return a value for each length, or None if the budget ends first.
 
-    With `exact`, values between knots are lowered to the limits of `_beside`.
+    With `exact`, values are lowered to the limits of `_beside`.
 
     Raises:
         SolverError: HiGHS ended without an optimum.
@@ -78,9 +79,9 @@ def _beside(load: Load, knots: Knots, rates: NDArray[np.float64]) -> NDArray[np.
 
     Consider a pack whose longest sequence is knot x. In this pack, ``rates[0, x]`` is the value of the whole limit on
     tokens, and ``rates[1, x]`` the value of the whole limit on cost. If there is a third row, ``rates[2, x]`` is the
-    value of one place. Beside knot x, a length is worth its tokens, its cost and its place at these rates. The limit is
-    the lowest of these values over all knots beside which the length fits. Between two knots it is below the
-    interpolated value, since cost is a square.
+    value of one place. Beside knot x, a length is worth its tokens, its cost and its place at these rates. The upper
+    limit is the lowest of these values, over all knots that are not shorter than the length and leave room for it.
+    Between two knots this limit is below the interpolated value, since cost is a square.
     """
     capacity, most, _ = load.limits.tolist()
     found = np.ones(load.lengths.size)
@@ -100,11 +101,11 @@ def _columns(
     """Return the columns of the linear program: ``(starts, rows, amounts, packs)``.
 
     First there is a row for each of the k knots. Then there are k rows for free tokens, k for free cost and, if
-    `limited`, k for free places. Row x of each kind is for the packs whose longest sequence is knot x. There are three
-    kinds of columns, in this order:
+    `limited`, k for free places. Row x of each of these kinds is for the packs whose longest sequence is knot x. Tokens
+    and cost are counted as shares of a pack's limits. There are three kinds of columns, in this order:
 
-    * a pack with a longest sequence gives free tokens, cost and places
-    * a sequence beside a longest one takes some of them
+    * a pack, named by its longest sequence, holds this sequence and gives free tokens, cost and places
+    * a sequence beside a longest one takes some of the free tokens, cost and places
     * a slot for a knot is used for the next shorter knot instead
 
     Column c has the numbers ``amounts[starts[c]:starts[c + 1]]`` in the rows ``rows[starts[c]:starts[c + 1]]``. It

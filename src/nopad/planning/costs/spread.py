@@ -3,9 +3,10 @@
 At first, as many packs are opened as a lower bound says. The sequences are dealt out longest first, each to the
 emptiest pack, so that every pack gets a share of the long ones, which cost most. Sequences shorter than some limit go
 to the fullest pack that they fit into instead, so that free room gathers in few packs. There are several tries, in a
-fixed order, until a plan has few enough packs. They vary the measure of emptiness (a score of free tokens and free
-cost), the limit on length, and the number of packs opened. With more packs opened, only the best ways are tried again,
-and each time half of them are left. A step of dealing out takes O(log(classes of equal packs)) operations.
+fixed order, until a plan has few enough packs. A way to pack is a measure of emptiness (a score of free tokens, cost
+and places) and a limit on length. First all ways are tried. Then more and more packs are opened, and only the best ways
+are tried again: 12 at first, then half as many each time, but at least 3. A step of dealing out takes O(log(classes of
+equal packs)) operations.
 
 Source: worst-fit with a fixed number of bins, as `nopad.planning.optimal.spread`; scores for several resources as in
 Panigrahy, Talwar, Uyeda, Wieder, "Heuristics for vector bin packing", 2011.
@@ -101,7 +102,7 @@ class Packed:
         classes: int64 ``[classes, 5]``. The columns are the free tokens, free cost and free places of
             each pack, the number of packs, and the row of their last link (-1: the packs are empty).
         links: int64 ``[links, 3]``. The columns are the row of the link before (-1: none), an item, and its number of
-            copies. A pack holds the items of its last link and of all links before that one.
+            copies. A pack holds the items of the links in one chain, from its last link back to one with -1.
     """
 
     classes: NDArray[np.int64]
@@ -158,7 +159,7 @@ def spread(load: Load, bound: int, enough: int, budget: Budget) -> Packed:
 
 
 class _Tries:
-    """All tries so far: the best plan (`best`), its number of packs (`packs`), and the `budget` for further ones."""
+    """All tries so far: the best plan (`best`), its number of packs (`packs`), and the `budget` for further tries."""
 
     def __init__(self, load: Load, bound: int, enough: int, budget: Budget) -> None:
         self.loads = (load.sizes, load.costs, np.ones_like(load.sizes))
@@ -175,9 +176,9 @@ class _Tries:
         """Open `packs` packs and pack all sequences in one way; return the number of packs that this takes.
 
         The plan is kept if it is the best so far. A `way` is ``(first, kind, weight)``: the index of the shortest
-        length to be dealt out, and the kind and weight of the score (`nopad.planning.costs._kernels.score`). If many
-        sequences to be dealt out fit nowhere, the plan is finished only if `patient`; otherwise no plan is made, and
-        the number returned is an estimate.
+        length to be dealt out, and the kind and weight of the score (`nopad.planning.costs._kernels.score`). If so many
+        of the sequences to be dealt out fit nowhere that the plan would be poor, the plan is finished only if
+        `patient`. Otherwise no plan is made, and the number returned is an estimate.
         """
         from nopad.planning.costs import _kernels
 

@@ -89,14 +89,15 @@ def auto(
 
 
 def nearly(histogram: Histogram, capacity: int, depth: int | None, *, budget: Budget, share: float) -> Strategies:
-    """Return the first plan found that is near its lower bound, or the best plan found if none is near.
+    """Return a plan that is near its lower bound, or the best plan found if none is near.
 
     A plan is near its bound if it has at most k packs more than the bound. Here k is `share` (0 to 1) times the lower
-    bound that is known before any linear program is solved, and at least 1. If the budget allows it, the search then
-    tries to remove the packs above the bound (`Search.last_pack`). Unlike in `optimal`, smaller depths are not tried,
-    so a larger depth may need a few packs more than a smaller one. If the linear program over the exact lengths is
-    probably too slow, rounded lengths are tried first (`Search.guided`). The full search then follows only if that plan
-    is at most 64 packs above the bound.
+    bound that is known before any linear program is solved, and at least 1. The search ends at the first plan that is
+    near. If the budget allows it, `Search.last_pack` then tries to remove the packs above the bound. Unlike in
+    `optimal`, smaller depths are not tried, so a larger depth may need a few packs more than a smaller one.
+
+    If the linear program over the exact lengths is probably too slow, rounded lengths are tried first
+    (`Search.guided`). The full search then follows only if the best plan is at most 64 packs above the bound.
     """
     search = Search(histogram, capacity, depth, budget, within=1, less=False)
     search.within = max(1, int(share * search.bound))
@@ -113,8 +114,8 @@ def _planned(
 ) -> Planned:
     """Return the best plan found at the given depth and, if that plan is above its bound, at smaller depths.
 
-    The main search ends at a plan of at most `within` packs above the bound. Each search at a smaller depth, which
-    follows if the plan is above its bound, gets at most `effort` seconds of `budget`.
+    The main search ends at a plan of at most `within` packs above the bound. Each search at a smaller depth that
+    follows it gets at most `effort` seconds of `budget`.
     """
     search = Search(histogram, capacity, depth, budget, within)
     _run(search)
@@ -136,9 +137,9 @@ def _run(search: Search, *, less: bool = True) -> None:
     """Run a search; with a large budget, in two parts.
 
     A budget is large if it has more than twice `_SHORT` seconds of effort left. The first part gets `_SHORT` seconds of
-    effort, and the second part all that is left. The second part is left out if the plan is already good
-    (`Search.good`). If `less`, and if the plan is not good after the first part, smaller depths are searched between
-    the two parts.
+    effort, and the second part gets all that is left by then. With `less`, smaller depths are searched between the two
+    parts if the plan is not good after the first (`Search.good`). The second part is left out if the plan is good by
+    then.
     """
     budget, short = search.budget, _SHORT * 10**9
     if budget.left <= 2 * short:
@@ -156,9 +157,9 @@ def _run(search: Search, *, less: bool = True) -> None:
 def _at_less(search: Search, effort: float) -> None:
     """Search at smaller depths, and offer each plan found to `search`; such a plan keeps to the larger depth too.
 
-    So a plan of a large depth should not need more packs than one of a small depth. The depths are those of
-    `shallower`: 2, 3, 4, 8, 16, ... Each search has a budget of `effort` seconds, but at most what is left of the
-    budget of `search`. No further depth is tried when the best plan meets the bound, or when the budget is spent.
+    So a large depth should not need more packs than a small one. The depths are 2, 3, 4, 8, 16, ... (`shallower`). Each
+    search has a budget of `effort` seconds, but at most what is left of the budget of `search`. No further depth is
+    tried when the best plan meets the bound, or when the budget is spent.
     """
     for depth in shallower(search.histogram, search.capacity, search.depth, search.best.packs):
         packs = search.best.packs
@@ -173,7 +174,10 @@ def _at_less(search: Search, effort: float) -> None:
 
 
 def _notes(search: Search) -> list[str]:
-    """Return sentences for the user about what ended a search."""
+    """Return sentences for the user: the notes of a search or, if it has none, what ended the search early.
+
+    If the limit in seconds has passed, a sentence on this is added.
+    """
     budget, notes = search.budget, list(search.notes)
     spent = budget.spent()
     if notes:

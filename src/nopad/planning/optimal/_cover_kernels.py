@@ -3,8 +3,8 @@
 Floating-point arithmetic is limited to operations that IEEE 754 rounds exactly (no logarithms, no powers), so that
 every machine makes the same choices.
 
-``prior[p]`` are the odds of pattern p, estimated from its loss alone. Random numbers follow from `key`. A pattern is
-dead if it cannot be used now (`State`).
+``prior[p]`` are the odds of pattern p, estimated from its loss (`Patterns.loss`) alone. Random numbers follow from
+`key`. A pattern is dead if it cannot be used now (`State`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _FIRST_ROUNDS, _ROUNDS = 100, 5  # rounds of messages before the first choice of
 
 @inner
 def scarcest(state: State) -> int:
-    """Return the item with the fewest patterns for each of its copies left; -1 if no copy of any item is left.
+    """Return the item with the fewest patterns per copy that is left to pack; -1 if no copy of any item is left.
 
-    Dead patterns do not count. An item without any pattern comes first, then an item with a single one.
+    Dead patterns do not count. An item without any pattern comes first, then an item with a single pattern.
     """
     best, least = -1, np.inf
     state.at[STEPS] += state.left.size
@@ -83,9 +83,9 @@ def descend(
 
     At a dead end the last choice is taken back. The result is `NONE` if all choices were tried without success, and
     `UNKNOWN` if the search ended after more than `fails` dead ends or after `limit` steps. An item that occurs in a
-    single pattern is packed first, by that pattern. If there is no such item, the next pattern is chosen by
-    `likeliest`, after new messages, if `guided`; otherwise by `least_wanted` for the `scarcest` item. Both functions
-    raise their scores at random, by at most the share `noise`.
+    single pattern is packed first, by that pattern. If there is no such item, and `guided` is true, the next pattern is
+    chosen by `likeliest`, after new messages. If `guided` is false, it is chosen by `least_wanted` for the `scarcest`
+    item. Both functions raise their scores at random, by at most the share `noise`.
     """
     depth, fresh = 0, True
     while state.at[STEPS] < limit:

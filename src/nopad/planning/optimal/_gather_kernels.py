@@ -136,9 +136,9 @@ def _move(s: State, i: int, to: int) -> None:
 def _give(s: State, p: int, depth: int) -> bool:
     """Move one sequence of pack `p` to another pack that has room for it; return whether such a pack was found.
 
-    It is the first sequence of `p` for which a pack is found. It goes to the fullest pack that has room and holds fewer
-    than `depth` sequences. Only a few packs of each of 8 different free spaces are looked at. Pack `p` must be out of
-    the indices (`_hide`).
+    The sequences of `p` are tried in turn. The other pack must have room for the sequence, and hold fewer than `depth`
+    sequences; of such packs, one of the fullest is chosen. Only a few packs of each of 8 different free spaces are
+    looked at. Pack `p` must be out of the indices (`_hide`).
     """
     capacity = s.spaces.first.size - 1
     i = s.first[p]
@@ -164,9 +164,9 @@ def _give(s: State, p: int, depth: int) -> bool:
 def _exchange(s: State, p: int) -> bool:
     """Exchange a sequence of pack `p` for a shorter one of another pack; return whether such an exchange was found.
 
-    Fewer than `_STEPS` tokens stay free in the other pack, which had free space before; exchanges that leave the fewest
-    are looked for first. Pack `p` ends with more free space than the other pack had before, so that exchanges cannot go
-    round in circles. Pack `p` must be out of the indices (`_hide`).
+    Fewer than `_STEPS` tokens stay free in the other pack, which had free space before. Exchanges that leave the fewest
+    tokens free there are looked for first. Pack `p` ends with more free space than the other pack had before, so that
+    exchanges cannot go round in circles. Pack `p` must be out of the indices (`_hide`).
     """
     capacity = s.spaces.first.size - 1
     for more in range(_STEPS):
@@ -227,8 +227,8 @@ def _shake(s: State, seed: int) -> int:
 def _sweep(s: State, packs: int, goal: int, depth: int, most: int) -> int:
     """Try to empty one pack after another, most free space first; return the number of packs that are not empty.
 
-    `packs` is this number at the start. The sweep ends early when this number is at most `goal`, or when `State.steps`
-    reaches `most`.
+    `packs` is the number of packs that are not empty at the start. A pack holds at most `depth` sequences. The sweep
+    ends early when at most `goal` packs are left, or when `State.steps` reaches `most`.
     """
     order = np.argsort(-s.free.astype(np.int64), kind="mergesort")
     for p in order:

@@ -100,7 +100,7 @@ def linked(links: NDArray[Any], length: int) -> int:
 
 @njit(cache=True, nogil=True)
 def near(planned: float, low: int, high: int, most: int, below: NDArray[Any], above: NDArray[Any]) -> int:
-    """Return the available length from `low` up to `high` (exclusive) that is nearest to `planned`, and at most `most`.
+    """Return the available length nearest to `planned`, of those from `low` to ``high - 1`` that are at most `most`.
 
     If there is none in this range, return the next shorter available length, or else the next longer one up to `most`;
     0 if no available length is at most `most`. The module describes `below` and `above`.

@@ -1,9 +1,12 @@
-"""Compiled loops of belief propagation: items send messages to their patterns, which say how wanted each pattern is.
+"""Compiled loops of belief propagation: messages from items to their patterns say how much each pattern is wanted.
 
-``prior[p]`` are the odds of pattern p, estimated from its loss alone. A pattern is dead if it cannot be used now. An
-entry is one item of one pattern, with the number of times that the pattern holds it. For one item, ``ahead[j, t]`` is
-the weight of all ways in which its first j patterns hold t copies of it, and ``behind[t]`` the same for its last
-patterns (`State`).
+An item stands for all sequences of one size, and a pattern is a multiset of items that fits into a pack. ``prior[p]``
+are the odds of pattern p, estimated from its loss alone. A pattern is dead if it cannot be used now. An entry is one
+item of one pattern, with the number of times that the pattern holds it.
+
+``ahead`` and ``behind`` are about one item and its patterns that are not dead (`State`). ``ahead[j, t]`` is the weight
+of all ways in which the first j of these patterns hold t copies of the item. ``behind[t]`` is the same for the last of
+these patterns, as many as were added so far (`add_behind`).
 
 Floating-point arithmetic is limited to operations that IEEE 754 rounds exactly (no logarithms, no powers), so that
 every machine makes the same choices. `nopad.planning.optimal.cover` names the source.
@@ -26,10 +29,10 @@ MOST_LEFT = 64  # an item of which more are left sends no messages
 
 @inner
 def weigh(patterns: Patterns, state: State, prior: NDArray[Any], i: int) -> None:
-    """Set `State.odds` of item `i` for each of its patterns that is not dead.
+    """Set `State.odds` for the entries of item `i` in patterns that are not dead.
 
-    The odds are the prior of the pattern times the messages that its other items send to it, limited to 1e-12 up to
-    1e12. They are stored as a negative number if the pattern can be used just once.
+    These odds are the prior of the pattern times the messages that its other items send to it, limited to 1e-12 up to
+    1e12. They are stored as a negative number if the copies of items that are left allow just one use of the pattern.
     """
     for q in range(patterns.first[i], patterns.first[i + 1]):
         entry = patterns.entries[q]
@@ -55,9 +58,10 @@ def times(value: float, factor: float, often: int) -> float:
 
 @inner
 def scale_odds(patterns: Patterns, state: State, i: int) -> float:
-    """Multiply the odds of each entry of item `i` by ``s ** amount``, so that they are at most 1; return s.
+    """Multiply the odds of each entry of item `i` by ``s ** amount``; return s.
 
-    `amount` is how often the entry's pattern holds the item. s is the largest of 1, 1/2, 1/4, ... that is small enough.
+    `amount` is how often the entry's pattern holds the item. s is the largest of 1, 1/2, 1/4, ... for which the new
+    odds are from -1 to 1 in all patterns that are not dead.
     """
     scale = 1.0
     for q in range(patterns.first[i], patterns.first[i + 1]):
@@ -110,11 +114,11 @@ def add_behind(state: State, odds: float, amount: int, left: int) -> None:
 def send(patterns: Patterns, state: State, i: int) -> None:
     """Set the messages of item `i` to its patterns.
 
-    A message goes to each pattern that is not dead: the odds that the item needs this pattern once more. It compares
-    two cases for the copies of the item that are left. In the first case, the item's other patterns leave just enough
-    of them for one use of this pattern. In the second, the other patterns use all of them. The weight of a case is the
-    total weight of all ways in which it happens. The new message is the geometric mean of the old message and of the
-    ratio ``weight of the first case / weight of the second``.
+    Each pattern that is not dead gets a message: the odds that the item needs this pattern once more. Two cases are
+    compared. In the first case, the item's other patterns leave just enough of its copies for one use of this pattern.
+    In the second, they use all copies that are left. The weight of a case is the total weight of all ways in which it
+    happens. The new message is the geometric mean of the old message and of the ratio
+    ``weight of the first case / weight of the second``, which is limited to 1e-12 up to 1e12.
     """
     left, scale, j = state.left[i], 1.0, 0
     if left > 1:
@@ -145,9 +149,10 @@ def send(patterns: Patterns, state: State, i: int) -> None:
 
 @inner
 def exchange_messages(patterns: Patterns, state: State, prior: NDArray[Any], rounds: int, limit: int) -> None:
-    """Set the messages of one item after another, `rounds` times, or until `limit` steps are taken.
+    """Set the messages of one item after another, in up to `rounds` rounds over all items.
 
-    An item sends no messages if no copy of it is left, or more than 64 copies.
+    No round begins once the search has taken `limit` steps. An item sends no messages if no copy of it is left, or more
+    than 64 copies.
     """
     for _ in range(rounds):
         if state.at[STEPS] >= limit:
@@ -161,10 +166,10 @@ def exchange_messages(patterns: Patterns, state: State, prior: NDArray[Any], rou
 
 @inner
 def likeliest(patterns: Patterns, state: State, prior: NDArray[Any], noise: float, key: np.uint64) -> int:
-    """Return the pattern with the highest odds: its prior times the messages of all its items.
+    """Return the pattern with the highest odds: the prior of a pattern times the messages of all its items.
 
-    Dead patterns are left out; the result is -1 if all are dead. `noise` is the largest random increase of the odds,
-    relative to them.
+    Dead patterns are left out; the result is -1 if all are dead. The odds of each pattern are first raised at random,
+    by at most the share `noise`; the random numbers follow from `key`.
     """
     best, most = -1, -1.0
     state.at[STEPS] += patterns.items.size

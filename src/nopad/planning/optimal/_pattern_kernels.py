@@ -1,4 +1,4 @@
-"""Patterns and the working memory of a search for a cover; compiled loops that use a pattern or take it back."""
+"""Patterns and working memory of the search of `cover`; compiled loops that use a pattern or take a use back."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class State(NamedTuple):
             items; float64 ``[entries]``. Negative if the pattern can be used just once.
         ahead: ``ahead[j, t]`` is the weight of all ways in which the first j patterns of an item hold t copies of it;
             float64 ``[most patterns of an item + 1, c + 1]``.
-        behind: ``behind[t]`` is the weight of all ways in which the last patterns of the item hold t copies of it;
-            float64 ``[c + 1]``.
+        behind: ``behind[t]`` is the weight of all ways in which the last patterns of the item, as many as were added so
+            far, hold t copies of it; float64 ``[c + 1]``.
     """
 
     left: NDArray[Any]
@@ -87,7 +87,7 @@ class State(NamedTuple):
 
 
 def inner(loop: Loop) -> Loop:
-    """Compile a loop that only other loops call.
+    """Return a loop in compiled form, which only other compiled loops can call.
 
     It has no wrapper for calls from Python. Without these wrappers, compiling all loops takes a third less time.
     """
@@ -124,7 +124,7 @@ def drop_lossy(patterns: Patterns, state: State) -> None:
 
 @inner
 def use(patterns: Patterns, state: State, p: int, depth: int) -> None:
-    """Use pattern `p` once, as choice number `depth`; mark as dead all patterns that cannot be used any more."""
+    """Use pattern `p` once, after `depth` earlier choices; mark as dead all patterns that cannot be used any more."""
     state.chosen[depth], state.marks[depth], state.gone[depth] = p, state.at[TRAIL], state.at[GONE]
     state.at[LOSS] -= patterns.loss[p]
     for e in range(patterns.starts[p], patterns.starts[p + 1]):
@@ -140,9 +140,10 @@ def use(patterns: Patterns, state: State, p: int, depth: int) -> None:
 
 @inner
 def undo(patterns: Patterns, state: State, depth: int) -> None:
-    """Take back the last choice, number `depth`, and mark its pattern as dead, so that it is not tried again here.
+    """Take back the last choice, which came after `depth` others, and mark its pattern as dead.
 
-    Patterns that became dead by this choice or after it can be used again.
+    So this pattern is not tried again in this place. All other patterns that became dead by this choice or after it can
+    be used again.
     """
     while state.at[TRAIL] > state.marks[depth]:
         state.at[TRAIL] -= 1

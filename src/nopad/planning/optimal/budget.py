@@ -29,7 +29,7 @@ class Budget:
     """
 
     def __init__(self, effort: float, seconds: int | None = None) -> None:
-        """Allow 10^9 operations per second of `effort`, and let no step begin later than `seconds` from now.
+        """Allow 10^9 operations for each second of `effort`, and let no step begin later than `seconds` from now.
 
         `seconds` None means no limit.
         """
@@ -41,7 +41,10 @@ class Budget:
         self._of: Budget | None = None
 
     def spent(self) -> bool:
-        """Return whether the budget is spent, so that no further step may begin."""
+        """Return whether the budget is spent, so that no further step may begin.
+
+        A child budget (`child`) is also spent when its parent has no operations left.
+        """
         self.out_of_time = self._deadline is not None and time.monotonic() > self._deadline
         return self.most <= 0 or self.out_of_time
 
@@ -51,10 +54,11 @@ class Budget:
         return self.left if self._of is None else min(self.left, self._of.most)
 
     def child(self, effort: float) -> Budget:
-        """Return a child budget for a search that should run as if it were alone; its operations are charged here too.
+        """Return a child budget of `effort` seconds; operations charged to it are charged to this budget too.
 
-        What a search does depends on what is left of its budget. With a child budget, it does the same as with a fresh
-        budget of `effort` seconds, unless this parent budget is spent first.
+        It is for a search that should run as if it were alone. What a search does depends on what is left of its
+        budget. With a child budget, the search does the same as with a fresh budget of `effort` seconds, unless this
+        parent budget has less left or its time is up.
         """
         child = Budget(effort)
         child._deadline, child._of = self._deadline, self

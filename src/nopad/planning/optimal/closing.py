@@ -4,9 +4,9 @@ An item stands for all sequences of one length, and a pattern is a multiset of i
 values of the linear program give every item a value. A pattern is worth the sum of its items' values. Let M be an upper
 bound on the value of any pattern, W the sum of the values of all items, and T the number of packs that is wanted. The
 loss of a pattern is M less its value. In a plan of T packs, the losses add up to ``L = T * M - W``, so the loss of each
-pack is at most L. If only few patterns have so small a loss, all of them are listed, and `times_of` or `cover`
-looks for a choice that holds all items, with a total loss of at most L. In a large plan only some packs are packed
-again in this way: those with free space and some full ones (`residuals`).
+pack is at most L. If only few patterns have so small a loss, all of them are listed, and `times_of` or `cover` looks
+for a choice that holds all items, with a total loss of at most L. In a large plan only some packs are packed again in
+this way: some with free space and some full ones (`residuals`).
 
 A packing maps each pattern (a tuple of item numbers, largest first) to its number of packs.
 
@@ -51,8 +51,8 @@ def close(items: Items, target: int, budget: Budget, *, turn: int = 0) -> Packin
 
     First, a linear program is solved and rounded by one dive (`nopad.planning.optimal.rounding`). If this gives more
     packs than `target`, packs are chosen among good patterns (`times_of` or `cover`). The result is also None if the
-    linear program proves that `target` packs are too few, or if the budget ends first. Another `turn`, >= 0, makes
-    other random choices.
+    linear program proves that `target` packs are too few, or if the budget ends first. `turn`, >= 0, is the seed of the
+    random choices.
 
     Raises:
         SolverError: HiGHS gave up on a linear program.
@@ -71,11 +71,14 @@ def close(items: Items, target: int, budget: Budget, *, turn: int = 0) -> Packin
 
 
 def close_full(items: Items, target: int, budget: Budget) -> Packing | None:
-    """Return a packing of all items into at most `target` packs, without a linear program; None if none was found.
+    """Return a packing of all items into at most `target` packs, found without dual values; None if none was found.
 
-    This is for nearly full packs: in `target` packs, less than one token per pack is free on average. The sizes serve
-    as the values of the items. So all patterns that are full enough are listed; dual values would hardly tell these
-    apart. For less full packs, or if the budget is too small, nothing is tried.
+    This is for nearly full packs: with `target` packs, less than one token per pack is free on average. The sizes serve
+    as the values of the items, and all patterns that are full enough are listed. Dual values would hardly tell these
+    patterns apart.
+
+    Nothing is tried in three cases: packs would be less full, `target` packs cannot hold the items, or the budget is
+    too small.
     """
     if items.steps() > budget.most * _COVERING or not 0 <= _loss(items, target, items.sizes, items.capacity) < target:
         return None
@@ -95,8 +98,8 @@ def _covered(
 ) -> Packing | None:
     """Return a packing of all items into at most `target` packs by `times_of` or `cover`; None if none was found.
 
-    ``values[i]`` is the value of item i, int64 ``[k]``; no pattern is worth more than `most`. Another `turn`, >= 0,
-    makes other random choices.
+    ``values[i]`` is the value of item i, int64 ``[k]``; no pattern is worth more than `most`. `turn`, >= 0, is the seed
+    of the random choices.
     """
     loss = _loss(items, target, values, most)
     patterns = patterns_above(items, values, most - loss, budget)
@@ -136,11 +139,11 @@ def patterns_above(items: Items, values: NDArray[np.int64], least: int, budget: 
 
 
 def pack_again(packs: Listed, capacity: int, depth: int | None, bound: int, budget: Budget) -> Listed | None:
-    """Return a packing of the same sequences with fewer packs; None if none is found or the budget ends first.
+    """Return a packing of the same sequences in fewer packs; None if none is found.
 
-    Usually the result has one pack fewer. A plan of at most 400 packs is first tried by `close_full`, as a whole. Then
-    parts of the plan (`residuals`) are tried by `close`, one after another. The result is also None if the plan is more
-    than `NEAR` packs above `bound`.
+    Nothing is tried for a plan more than `NEAR` (64) packs above `bound`. A plan of at most 400 packs is first tried as
+    a whole, by `close_full`. Then parts of the plan (`residuals`) are tried by `close`, one after another, until one of
+    them needs fewer packs or the budget is spent. Usually the result has one pack fewer.
 
     Raises:
         SolverError: HiGHS gave up on a linear program.
@@ -164,7 +167,7 @@ def pack_again(packs: Listed, capacity: int, depth: int | None, bound: int, budg
 
 
 def _items(packs: Listed, capacity: int, depth: int | None) -> tuple[Histogram, Items]:
-    """Return the sequences of `packs` as ``(histogram, items)``, where item i has the i-th distinct length."""
+    """Return the sequences of `packs` as ``(histogram, items)``; item i has the i-th length of the histogram."""
     histogram = Histogram.from_lengths(np.repeat(packs.lengths, np.repeat(packs.copies, packs.sizes)))
     return histogram, Items.of(histogram.lengths, histogram.counts, capacity, depth)
 
@@ -178,8 +181,8 @@ def _listed(packing: Packing, histogram: Histogram) -> Listed:
 def residuals(packs: Listed, capacity: int) -> Iterator[tuple[Listed, Listed]]:
     """Yield several ways to divide packs into ``(inside, outside)``: the packs to pack again, and all others.
 
-    At most 30 packs with free space, the emptiest first, and some random full packs are inside. If there are at most
-    400 packs, one more way comes last, which has all of them inside.
+    The packs inside are at most 30 packs with free space, the emptiest first, and up to 80 random full packs. If there
+    are at most 400 packs, one more way comes last: all packs are inside.
     """
     from nopad import _kernels
 

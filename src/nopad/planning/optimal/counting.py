@@ -37,8 +37,8 @@ def times_of(
 
     * ``(packing, True)``: such a packing, ``{pattern: number of packs}``
     * ``(None, True)``: no such packing exists
-    * ``(None, False)``: nothing is known, since the program was too large for this method or for the budget, was given
-      up after at most 100 nodes, or has a solution that is wrong by rounding
+    * ``(None, False)``: nothing is known, since the program was too large for this method or for the budget, the solver
+      gave up after at most 100 nodes, or the solver's solution is wrong by rounding
     """
     k, m = demand.size, len(patterns)
     cells = k * m

@@ -8,12 +8,12 @@ number of dead ends. Two kinds of descents take turns:
 * The scarcest item, with the fewest patterns per copy, comes first. Of its patterns, the one whose items occur in the
   fewest patterns is used, so that the items left at the end still have many patterns in common. If there are many
   covers, this finds one in a millisecond.
-* Belief propagation: each item sends a message to each of its patterns: the odds that the item's other patterns leave
-  just enough of its copies for this one. After some rounds of messages, the pattern with the highest odds is used. If
-  there are few covers, the messages often point to one of them.
+* Belief propagation: each item sends a message to each of its patterns. A message is the odds that the item's other
+  patterns leave just enough of its copies for this one. After some rounds of messages, the pattern with the highest
+  odds is used. If there are few covers, the messages often point to one of them.
 
-The search is a heuristic: it may miss a cover that exists. Only for few patterns can it prove that there is none, and
-then it ends early.
+The search is a heuristic: it may miss a cover that exists. It can prove that there is none only if there are few
+patterns; then it ends early.
 
 Source: the choice of the scarcest item is that of Knuth, "Dancing links", 2000; the messages are those of the
 sum-product algorithm (Kschischang, Frey, Loeliger 2001), and using the likeliest one by one is decimation (Mezard,
@@ -64,10 +64,10 @@ def cover(
         losses: the loss of a pack of each pattern, >= 0; int64 ``[patterns]``.
         demand: how often the packs must hold each item, >= 1; int64 ``[k]``.
         most_loss: the losses of all packs together are at most this.
-        packs: about how many packs are expected, from which the odds of each pattern are estimated; the packing may
-            have another number.
+        packs: about how many packs are expected; the odds of each pattern are estimated from this. The packing may have
+            another number of packs.
         budget: the search charges its operations to this budget.
-        turn: another number, >= 0, makes other random choices.
+        turn: the seed of the random choices, >= 0.
 
     >>> patterns, losses = [(2, 0), (1, 1), (1, 0), (0,)], np.array([0, 0, 1, 4])
     >>> sorted(cover(patterns, losses, np.array([1, 2, 1]), 2, 2, Budget(1)).items())
@@ -102,7 +102,7 @@ def _prior(loss: NDArray[np.int64], most_loss: int, packs: int) -> NDArray[np.fl
 
     Suppose that all ways to divide `most_loss` among the packs are equally likely. If one pack has a loss of l, about
     the share ``(1 - l / (most_loss + 1)) ** (packs - 2)`` of these ways is left for the others. The odds are this
-    share, but at least 1e-12.
+    share, but at least 1e-12; for a single pack, they are 1.
     """
     kept = 1 - loss / (most_loss + 1)
     prior = np.ones(loss.size)
@@ -112,9 +112,9 @@ def _prior(loss: NDArray[np.int64], most_loss: int, packs: int) -> NDArray[np.fl
 
 
 def _listed(patterns: Sequence[Pattern], loss: NDArray[np.int64], k: int) -> Patterns:
-    """Return `patterns` as arrays.
+    """Return `patterns` as arrays for the compiled search.
 
-    `loss` has the loss of each pattern, and `patterns` must be in descending order of it; there are `k` items.
+    ``loss[p]`` is the loss of pattern p. The patterns must be in descending order of loss. There are `k` items.
     """
     from nopad.planning.optimal._pattern_kernels import Patterns
 
@@ -133,7 +133,7 @@ def _listed(patterns: Sequence[Pattern], loss: NDArray[np.int64], k: int) -> Pat
 
 
 def _empty(patterns: Patterns, demand: NDArray[np.int64]) -> State:
-    """Return the working memory of a search for patterns that hold each item ``demand[i]`` times; all numbers are 0."""
+    """Return the working memory of a search for patterns that hold item i ``demand[i]`` times; all numbers are 0."""
     from nopad.planning.optimal._message_kernels import MOST_LEFT
     from nopad.planning.optimal._pattern_kernels import State
 

@@ -1,6 +1,6 @@
 """`Search`: the search for a plan at one depth limit.
 
-`nopad.planning.optimal` describes the steps of this search. Its *exact program* is the linear program whose items are
+`nopad.planning.optimal` describes the steps of this search. The *exact program* is the linear program whose items are
 the distinct lengths, without rounding.
 """
 
@@ -55,7 +55,7 @@ _QUICK_STEPS = 8_000  # operations for each distinct length, of the heuristics a
 def shallower(histogram: Histogram, capacity: int, depth: int | None, packs: int) -> list[int]:
     """Return the depths 2, 3, 4, 8, 16, ... below `depth` at which fewer than `packs` packs may be possible, ascending.
 
-    Depths that limit no pack are left out: those that are not below the number of sequences of the shortest length that
+    Depths that limit no pack are left out: a depth limits packs only if more sequences of the shortest length than this
     fit into a pack. A `depth` of None is unlimited.
 
     In the example, 30 sequences need at least 8 packs at depth 4. So a plan of depth 4 may have fewer than 9 packs, but
@@ -81,17 +81,19 @@ class Search:
 
     Attributes:
         less: whether the heuristics are tried at smaller depths too, as a larger depth should not need more packs.
-        bound: the lower bound proven so far, by `certificate`, or by a cheap bound if `certificate` is None.
+        bound: the lower bound proven so far: by `certificate`, or, if that is None, by a cheap bound, which needs no
+            linear program.
         best: the best plan so far.
         notes: sentences for the user.
         master: the linear program over the exact lengths; None before it is first tried.
-        solved: whether the exact program was solved to optimality.
+        solved: whether column generation for the exact program was completed (`Relaxed.converged`).
         dived: number of dives (see `nopad.planning.optimal.rounding`) from the solved exact program so far.
         dives: number of further dives that the current call of `_steps` allows.
         gathered: the best plan right after the last `_gather`; this plan need not be gathered again.
-        streamed: whether the packs of `streamed` were offered already.
-        rounded: the result of the last dive, if `_close_stages` was not tried for it yet.
-        closed: the plan for which `_close` failed last, and the number of operations that it was then allowed.
+        streamed: whether `nopad.planning.optimal.streamed` was tried already.
+        rounded: the result of the last dive; None before any dive, and once `_close_stages` was tried for it.
+        closed: the plan for which `_close` failed last, and the number of operations that `_close` was allowed for it;
+            None if it never failed.
     """
 
     histogram: Histogram
@@ -117,10 +119,12 @@ class Search:
         self.best = Listed.placed(self.histogram, self.capacity, self.depth)
 
     def run(self) -> None:
-        """Try the heuristics, then the steps of `go_on`; end early at a good plan.
+        """Try the heuristics, then the steps of `go_on`; most steps are left out once the plan is good.
 
-        Above a capacity of 2^24, only the heuristics are tried. Afterwards, `best` is the plan found, and `bound` is
-        its lower bound.
+        The heuristics are best-fit decreasing and, with a depth limit, `spread`. With `less`, both are tried at smaller
+        depths too. With a depth limit and at most 2^18 sequences, `streamed` may be tried before `go_on`. Above a
+        capacity of 2^24, only the heuristics are tried. Afterwards, `best` is the plan found, and `bound` is its lower
+        bound.
         """
         if not self.good() and self.depth is not None:
             for packs in (self.bound, self.bound + 1):
@@ -137,9 +141,10 @@ class Search:
         self.go_on()
 
     def guided(self) -> None:
-        """Plan in rounded lengths (`units`), then gather free space, unless the best plan is good already.
+        """Plan in rounded lengths (`units`), then gather free space if the plan is not good yet.
 
-        This is for histograms whose exact program is too slow.
+        This is for histograms whose exact program is too slow. Nothing is done if the best plan is good already, if the
+        solver failed before, or if the capacity is above 2^24.
         """
         if self.good() or self.budget.trouble or self.capacity > _MOST_CAPACITY:
             return
@@ -155,11 +160,14 @@ class Search:
             self._gather()
 
     def hard(self) -> bool:
-        """Return whether the exact linear program probably takes more than half of the budget."""
+        """Return whether the exact program probably takes more than half of the budget left."""
         return 2 * _LENGTH_STEPS * self.histogram.lengths.size**2 > self.budget.left
 
     def good(self) -> bool:
-        """Return whether the best plan is good enough to end the search (see the class)."""
+        """Return whether the best plan is good, so that the search may end: at most `within` packs above the bound.
+
+        Any plan counts as good if the bound shows that no plan has fewer packs than `fewer`.
+        """
         return self.best.packs <= self.bound + self.within or self._hopeless()
 
     def _hopeless(self) -> bool:
@@ -185,9 +193,10 @@ class Search:
             self.bound, self.certificate = bound, certificate
 
     def _quick_at_less(self) -> None:
-        """Try the heuristics at smaller depths too, and offer their plans (`offer`).
+        """Try the heuristics at smaller depths, and offer their plans (`offer`), which keep to the given depth too.
 
-        These plans keep to the given depth too. The heuristics are best-fit decreasing and `spread`.
+        The heuristics are best-fit decreasing and `spread`. No further depth is tried when the best plan meets the
+        bound or the budget is spent.
         """
         for depth in shallower(self.histogram, self.capacity, self.depth, self.best.packs):
             self.offer(Listed.placed(self.histogram, self.capacity, depth))
@@ -243,10 +252,12 @@ class Search:
     def _steps(self) -> None:
         """Take the steps of the search in their order, until a plan is good or the budget is spent.
 
-        The program over rounded lengths comes before the exact program. But the exact program is also tried first in
-        two cases: the plan is at most 64 packs above the bound, or the budget left is more than twice what the exact
-        program takes in a bad case. Until a dive from the exact program is made, each call of this method allows one. A
-        later call allows one for each value of `_PARTS` that is left.
+        The exact program comes after the program over rounded lengths. It is tried before that program as well in two
+        cases: the plan is at most 64 packs above the bound, or the budget left is more than twice what the exact
+        program takes in a bad case.
+
+        A call of this method allows one dive from the solved exact program if none was made yet (`dived` is 0).
+        Otherwise it allows one dive for each value of `_PARTS` that is left.
         """
         self.dives = 1 if not self.dived else len(_PARTS) - self.dived
         close, gather, first = self._close_in_part, self._gather, self._gather_in_part
@@ -262,7 +273,8 @@ class Search:
     def _round(self) -> None:
         """Run `_steps`, then `_streamed`; if `_streamed` finds fewer packs, try to improve its plan.
 
-        The operations of `_streamed` are put aside beforehand if they are few (`_stream_steps`).
+        `_streamed` is left out if it takes too many operations (`_stream_steps`); otherwise they are put aside
+        beforehand. Nothing is done if the best plan meets the bound, or if no plan has fewer packs than `fewer`.
         """
         if self.best.packs <= self.bound or self._hopeless():
             return
@@ -284,10 +296,10 @@ class Search:
         return steps if steps <= self.budget.left * _STREAMING else 0
 
     def _streamed(self, steps: int) -> None:
-        """Offer the packs of `streamed`, unless this was done before; `steps` are its operations (0: do nothing).
+        """Offer the packs of `streamed`, once per search; `steps` is its number of operations (0: do nothing).
 
-        Nothing is done for a plan at most `within` packs above the bound, unless it is one pack above the bound and
-        there are at most 2^20 sequences. Nothing is done either if no plan has fewer packs than `fewer`.
+        This is for a plan more than `within` packs above the bound. It is also for a plan one pack above the bound, if
+        there are at most 2^20 sequences. Nothing is done if no plan has fewer packs than `fewer`.
         """
         above = self.best.packs - self.bound
         few = above == 1 and self.histogram.sequences <= _MOST_STREAMED
@@ -307,9 +319,10 @@ class Search:
         return 1 if self.depth is None or self.depth >= most else self.depth
 
     def _begin_exact(self) -> None:
-        """Try the exact program (`_exact`) early, with 40 % of the budget; this is often enough to solve it.
+        """Try the exact program (`_exact`) early, with a share of the budget that is often enough to solve it.
 
-        The share is 90 % if the budget is more than twice what the exact program takes in a bad case.
+        The share is 90 % if the budget left is more than twice what the exact program takes in a bad case, and 40 %
+        otherwise. If the program is not solved then, it is not rounded yet.
         """
         bad = _LENGTH_STEPS * self.histogram.lengths.size**2
         with self.budget.part(_MOST_BEGINNING if 2 * bad < self.budget.left else _BEGINNING):
@@ -323,9 +336,9 @@ class Search:
     def _exact(self, *, whole: bool = True) -> None:
         """Solve and round the exact program, whose items are the distinct lengths; keep better bounds and plans.
 
-        A later call continues the program of an earlier one. Once the program is solved to optimality, each dive rounds
-        it with the next value in `_PARTS`, and `dives` limits the number of dives. With `whole`, a program that is not
-        solved is rounded too. Nothing is done in these cases:
+        A later call continues the program of an earlier one. Once the program is solved (`solved`), each dive rounds it
+        with the next value in `_PARTS`, and `dives` limits the number of dives. With `whole`, a program that is not
+        solved is rounded too, by one dive. Nothing is done in these cases:
 
         * no dive is allowed
         * the pricing table would be too large
@@ -364,7 +377,8 @@ class Search:
     def _exact_master(self) -> Master:
         """Return the exact program; the first call makes it.
 
-        Until it is solved to optimality, each call adds the most common strategies of the best plan to its patterns.
+        Until the program is solved (`solved`), each call adds the most common strategies of the best plan to its
+        patterns, up to 4,000.
         """
         from nopad.planning.optimal.master import Master
         from nopad.planning.optimal.rounding import best_fit
@@ -405,10 +419,10 @@ class Search:
                 self.offer(Listed.of(_named(taken, lengths) + _named(packing, lengths[present])))
 
     def _gather_in_part(self) -> None:
-        """Run `_gather` with half of the budget left, so that the other half remains for the exact program.
+        """Run `_gather` with half of the budget left, or with all of it if the exact program is much too slow.
 
-        If the exact program would take, in a bad case, at least three times the budget left, `_gather` may use all of
-        it.
+        The other half remains for the exact program, which is much too slow if it takes, in a bad case, at least three
+        times the budget left.
         """
         bad = _LENGTH_STEPS * self.histogram.lengths.size**2
         with self.budget.part(_GATHERING if bad < 3 * self.budget.left else 1):
@@ -430,9 +444,9 @@ class Search:
     def _in_units(self) -> None:
         """Plan with lengths rounded to few sizes (see `units`), then to more sizes as long as this takes little budget.
 
-        If the plan is not good then, also try to prove a bound from the last program that `plan_in_units` returned.
+        If the plan is still not good, also try to prove a bound from the last program that `plan_in_units` returned.
 
-        Nothing is done if the exact program was solved to optimality.
+        Nothing is done if the exact program was solved (`solved`).
         """
         if self.solved:
             return
@@ -454,14 +468,15 @@ class Search:
                 self._prove(certificate)
 
     def _close_in_part(self) -> None:
-        """Run `_close`, but leave most of the budget to the steps after it, unless the plan is small."""
+        """Run `_close` with a quarter of the budget left, or with all of it for a plan of at most 400 packs."""
         with self.budget.part(1 if self.best.packs <= _SMALL else _CLOSING):
             self._close()
 
     def _close(self) -> None:
-        """Pack the sequences of some packs into fewer packs (`pack_again`) until this fails or the plan is good.
+        """Pack the sequences of some packs into fewer packs (`pack_again`), until this fails or the plan is good.
 
-        A plan for which this failed is tried again only with at least four times as large a budget.
+        It also ends when the budget is spent. A plan for which `pack_again` failed last is tried again only with at
+        least four times as large a budget.
         """
         from nopad.planning.optimal.closing import pack_again
 
@@ -479,7 +494,7 @@ class Search:
 def _named(packing: Counter[tuple[int, ...]], lengths: NDArray[np.int64]) -> Strategies:
     """Return a packing as ``(count, lengths)`` pairs; `packing` maps a pattern to its count.
 
-    Item i of a pattern has the length ``lengths[i]``.
+    Item number i of a pattern has the length ``lengths[i]``.
     """
     names = lengths.tolist()
     return [(count, tuple(names[item] for item in pattern)) for pattern, count in packing.items()]

@@ -43,7 +43,7 @@ def gather(packs: Listed, capacity: int, depth: int | None, goal: int, budget: B
     Packs with many copies are searched first: c of their copies are handled as one pack, and the result is used c
     times. The search with one value of c is a level. At the next level, c is smaller: packs that still have free space
     are searched again, together with packs that have fewer copies. The search ends after the level with c = 1, or when
-    the budget is spent. It also ends when a level removes less than 30 % of its packs above its goal.
+    the budget is spent. It also ends when a level removes less than 30 % of the packs that it was to remove.
     """
     level = int(packs.copies[packs.tokens < capacity].max(initial=1))
     while packs.packs > goal and not budget.spent():
@@ -99,7 +99,8 @@ def _shuffled(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 def _search(packs: Listed, capacity: int, depth: int | None, goal: int, budget: Budget) -> Listed:
     """Run the compiled search on packs that occur once each; return the same sequences in at most as many packs.
 
-    The search ends at `goal` packs, when sweeps stop helping, or after as many steps and sweeps as the budget allows.
+    A sweep is one pass over all packs. The search ends at `goal` packs, when sweeps stop helping, or after as many
+    steps and sweeps as the budget allows.
     """
     from nopad._bit_kernels import empty_set
     from nopad.planning.optimal import _gather_kernels

@@ -44,7 +44,8 @@ class Listed:
     def placed(cls, histogram: Histogram, capacity: int, depth: int | None, first: int = -1) -> Listed:
         """Return the packs that `nopad.planning.lpfhp.placed` makes for `histogram`.
 
-        If `first` is -1, this is best-fit decreasing. Otherwise `first` is the number of packs to open at the start.
+        If `first` is -1, this is best-fit decreasing. Otherwise each of the `first` longest sequences opens a pack at
+        the start, and each later one goes into the emptiest open pack.
         """
         flat, indptr, copies = placed(histogram.lengths, histogram.counts, capacity, depth, first)
         return cls(flat.astype(np.int32), indptr, copies)

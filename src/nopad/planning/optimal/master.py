@@ -5,6 +5,7 @@ how often to use each pattern. The rows are items. There are two kinds of column
 and exchanges, which are free. An exchange lets the slot of an item be used by the next smaller item. Because of the
 exchanges, no item has a lower dual value than a smaller item; a certificate requires this. Exchanges also make column
 generation stable.
+
 Each solve starts from the basis of the last one. New patterns leave the last solution primal feasible, so the primal
 simplex method is used after patterns were added. A change of demand leaves the last solution dual feasible, so the dual
 simplex method is used after such a change.
@@ -60,7 +61,7 @@ class Master:
     """The linear program over the patterns added so far; its attribute `patterns` has them in the order of columns."""
 
     def __init__(self, items: Items) -> None:
-        """Create a row for each item and the exchange columns; without patterns the program has no solution yet."""
+        """Create a row for each item, and the exchange columns; without patterns, the program has no solution yet."""
         self.items = items
         self._loose = not items.unlimited
         self.patterns: list[Pattern] = []
@@ -132,8 +133,8 @@ class Master:
 
         The depth limit makes pricing slow, and rarely excludes a good pattern. So pricing ignores the limit at first
         (`loose` of `price`). When it finds no new pattern in this way, the next step depends on `strict`. With
-        `strict`, this call prices again with the limit, and so do all later calls. Without `strict`, this call ends and
-        has added nothing; patterns within the limit may have been missed.
+        `strict`, this call prices again with the limit, and all later calls price with the limit only. Without
+        `strict`, this call ends and has added nothing; patterns within the limit may have been missed.
 
         If the budget does not allow pricing with the limit, the number added is -1. The caller must check that the
         budget allows the first pricing (`pricing`).

@@ -41,8 +41,8 @@ class Items:
     def of(cls, sizes: NDArray[np.int64], demand: NDArray[np.int64], capacity: int, depth: int | None) -> Items:
         """Return `Items` with these sizes (ascending) and this demand, both int64 ``[k]``.
 
-        `depth` (None: unlimited) is lowered to the number of items of the smallest size that fit into a pack, if it is
-        larger.
+        A `depth` above the number of items of the smallest size that fit into a pack is lowered to this number. So is a
+        `depth` of None, which means unlimited.
         """
         most = capacity // int(sizes[0])
         return cls(sizes, demand, capacity, most if depth is None else min(depth, most))

@@ -113,10 +113,10 @@ def _dive(
 
 
 def fill_demand(patterns: list[Pattern], times: NDArray[np.int64], demand: NDArray[np.int64]) -> Packing:
-    """Return a packing: up to ``times[p]`` packs of each pattern p in turn, as long as at least one slot is filled.
+    """Return a packing: up to ``times[p]`` packs of each pattern p in turn; packs without any item are left out.
 
-    There are ``demand[i]`` of item i; int64 ``[k]``. The slot of an item that has run out takes the next smaller item
-    that is left, or stays empty.
+    There are ``demand[i]`` sequences of item i, int64 ``[k]``; the packing need not hold all of them. The slot of an
+    item that has run out takes the next smaller item that is left, or stays empty.
     """
     left, taken = demand.copy(), Packing()
     for p in np.flatnonzero(times).tolist():

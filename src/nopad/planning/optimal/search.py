@@ -3,8 +3,8 @@
 An item stands for all sequences of one size, and a pattern is a multiset of items that fits into a pack. Each round
 solves the linear program over the patterns known so far (`master`), and adds patterns that are worth most by its dual
 values (`pricing`). In every round the dual values, as integers, prove a lower bound. Column generation ends in one of
-three cases: the best bound equals the optimum of the program after rounding up; or no new pattern can improve the
-program; or the budget is spent. The caller may also end it earlier (`relax`).
+three cases: the best bound reaches the optimum of the program, rounded up; or no new pattern can improve the program;
+or the budget is spent. The caller may also end it earlier (`relax`).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Solved:
 
 
 def solve(items: Items, budget: Budget, *, within: float = 0.0, seeds: Iterable[Pattern] = ()) -> Solved | None:
-    """Return a packing of all items; None if the budget does not allow a single linear program.
+    """Return a packing of all items, and its lower bound; None if the budget does not allow a single linear program.
 
     The linear program starts from the patterns of a best-fit packing and from `seeds`. Rounding ends early at a packing
     that exceeds the bound by at most `within` times the bound (0.01: 1 %).
@@ -93,8 +93,9 @@ def solve(items: Items, budget: Budget, *, within: float = 0.0, seeds: Iterable[
 def round_off(master: Master, relaxed: Relaxed, goal: int, budget: Budget, *, parts: int = 10) -> Solved:
     """Round a solved linear program to whole packs, and return the result; end early at `goal` packs or fewer.
 
-    Unused patterns with a high reduced cost are removed from `master` first. In a step without whole parts,
-    `dive_through` uses ``1 + n // parts`` of the n patterns with a fraction above 0 once each.
+    Unused patterns with a high reduced cost are removed from `master` first. If a step of the dive finds no pattern
+    that is used at least once, it takes the ``1 + n // parts`` patterns with the largest of the n fractions above 0,
+    once each (`dive_through`).
     """
     times = master.trim(relaxed.times, _SLACK)
     packing, stages = dive_through(master, times, goal, budget, parts=parts)

@@ -113,8 +113,8 @@ def _solved_within(model: highspy.Highs, budget: Budget, most: int | None) -> bo
 def _iteration_steps(model: highspy.Highs, filled: float) -> int:
     """Return the estimated number of operations of a simplex iteration.
 
-    `filled` is the mean number of entries in a row of the inverse of the basis. The time of an iteration depends on it
-    more than on anything else: it may differ tenfold between two programs with the same number of rows.
+    `filled` is the mean number of entries in a row of the inverse of the basis. The time of an iteration depends on
+    this number more than on anything else, and may differ tenfold between two programs with the same number of rows.
     """
     basis = filled * (_FILLED_STEPS + _DENSE_STEPS * filled)
     return int(_ITERATION_STEPS + basis + _PASSED_STEPS * model.getNumNz())

@@ -86,8 +86,8 @@ def patterns_of(packing: Packing, before: Units, units: Units) -> Iterator[Patte
 def divide(histogram: Histogram) -> tuple[int, Histogram, Histogram]:
     """Divide a histogram into copies of a smaller one; return (number of copies, smaller histogram, remainder).
 
-    A copy has at most 262,144 sequences, so that its slots can be filled one by one. But if most counts are too small
-    to be divided by so many copies, there are fewer copies, with more sequences each.
+    There are enough copies, a power of two, that each has at most 262,144 sequences, whose slots can be filled one by
+    one. There are fewer copies, with more sequences each, if most counts are too small to be divided by so many.
 
     With one copy, the remainder is empty. Otherwise the remainder has about one in ten sequences of each length, so
     that it packs as well as the full histogram. The remainder also has the sequences that are left when counts are

@@ -52,8 +52,9 @@ def lift(
     """Raise the values of sizes, one after the other, each as much as possible; change `values` in place.
 
     No pack of capacity j may become worth more than ``slack[j]``. ``values[i]`` is the value of the size ``sizes[i]``,
-    and ``limits[j]`` are the two limits of capacity j. `table` is what `knapsack` made from the values before any is
-    raised. It is changed too: each raised value is entered before the next one is raised.
+    and ``limits[j]`` are the two limits of capacity j. ``table[r, q]`` is the highest total value of sizes that fit
+    into the limits r and q (`knapsack`), before any value is raised. It is changed too: each raised value is entered
+    before the next one is raised.
     """
     rooms, places = table.shape
     for i in range(sizes.shape[0]):
@@ -120,10 +121,10 @@ def swap_over(
     Returns how many of the packs in `over` are within their limits afterwards. `items` and `free` are changed in place.
 
     `over` lists the packs above a limit, and `roomy` those with room. Pack p holds the sizes
-    ``items[begins[p]:begins[p + 1]]`` (indices into `sizes`). ``free[p]`` is how much of both limits it leaves free
-    (negative: the pack is above this limit). For each pack in `over`, up to `looks` packs of `roomy` are tried,
-    beginning where the search for the previous pack ended. A swap must keep the pack of `roomy` within its limits, and
-    bring the pack of `over` nearer to its own limits.
+    ``items[begins[p]:begins[p + 1]]`` (indices into `sizes`). ``free[p]`` are two numbers: how much of each limit the
+    pack leaves free (negative: the pack is above this limit). For each pack in `over`, up to `looks` packs of `roomy`
+    are tried, beginning where the search for the previous pack ended. A swap must keep the pack of `roomy` within its
+    limits, and bring the pack of `over` nearer to its own limits.
     """
     mended, at = 0, 0
     for p in over:

@@ -209,8 +209,8 @@ def _turns(
     """Yield ``(slots, sequences)`` for each turn of dealing out one label.
 
     In a turn, at most one slot of each pack is filled; every turn gets its share of large and small sequences. `slots`
-    are those of one label, in the order of turns, and ``again[s]`` is the turn of slot s. `here` are the sizes of the
-    sequences to deal out, those with the highest measure first. A turn may have fewer sequences than slots.
+    are those of one label, in the order of turns, and ``again[s]`` is the turn of slot s. `here` has the index of the
+    size of each sequence to deal out, highest measure first. A turn may have fewer sequences than slots.
     """
     if not slots.size or not here.size:
         return
@@ -234,8 +234,8 @@ def _finished(
 
     There are two ways to pack these sequences (`_completed`); the one that gives fewer packs is taken.
 
-    ``items[s]`` is the size in slot s (-1: none), and ``limits[p]`` are the two limits of pack p. Returns ``(packs,
-    order)``: item i of `packs` is the size ``order[i]`` of `task`.
+    ``items[s]`` is the size in slot s (-1: none), and ``limits[p]`` are the two limits of pack p. Returns
+    ``(packs, order)``: item i of `packs` is the size ``order[i]`` of `task`.
     """
     used = items >= 0
     items, pack = items[used], slots.pack[used]
@@ -286,8 +286,9 @@ def _mended(
 ) -> NDArray[np.bool_]:
     """Choose sequences to take out of packs above a limit; return which slots keep their sequence, bool ``[n]``.
 
-    The sequence that lowers the excess most is taken out first, until no limit of the pack is exceeded. ``items[s]`` is
-    the size in slot s, ``pack[s]`` the slot's pack, and ``limits[p]`` the two limits of pack p.
+    From such a pack, the sequence that lowers the excess most is taken out, again and again, until no limit is
+    exceeded. ``items[s]`` is the size in slot s, ``pack[s]`` the slot's pack, and ``limits[p]`` the two limits of pack
+    p.
     """
     kept = np.ones(items.size, dtype=bool)
     sums = np.zeros_like(limits)

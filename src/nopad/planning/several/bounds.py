@@ -3,8 +3,8 @@
 * sizes: give a value to a unit of the first size, and one to a unit of the second; these are the two rates. If
   ``rates . capacity <= price`` for every capacity, a plan costs at least ``rates . (sum of sizes)``. The best rates are
   at a corner of the region that these inequalities allow, and every corner is tried
-* big sequences: sequences above half of every capacity never share a pack, so each costs at least the price of the
-  cheapest capacity that holds it
+* big sequences: sequences that are above half of every capacity, in the same kind of size, never share a pack. So each
+  costs at least the price of the cheapest capacity that holds it
 * one capacity and one kind of size: the bounds of `nopad.planning.bounds`, times the price of a pack
 
 `price_bound` also compares the bound that a certificate proves (`nopad.planning.several.certificate`).
@@ -46,8 +46,9 @@ class PriceBound:
 def price_bound(task: Task, certificate: PriceCertificate | None = None) -> PriceBound:
     """Return the highest lower bound on the price of any plan for `task`.
 
-    The bounds of the module are compared, and the bound that `certificate` proves, if it is given. If several bounds
-    are equally high, the first of them in the order of the module is returned; the bound of `certificate` comes last.
+    Without sequences, the bound is 0. Otherwise, the bounds of the module are compared, and the bound that
+    `certificate` proves, if it is given. If several bounds are equally high, the first of them in the order of the
+    module is returned; the bound of `certificate` comes last.
 
     Raises:
         FormatError: the certificate cannot be checked.
@@ -103,8 +104,8 @@ def _corners(task: Task) -> Iterator[tuple[Fraction, Fraction]]:
 def _big(task: Task) -> int:
     """Return the bound "big sequences": the price of one pack for each sequence above half of every capacity.
 
-    The pack is of the cheapest capacity that holds the sequence. The total price is computed for each of the two kinds
-    of size, and the higher one is returned.
+    The pack is of the cheapest capacity that holds the sequence. Each of the two kinds of size gives a total price, for
+    the sequences above half in this kind; the higher one is returned.
     """
     most = task.capacities.max(axis=0)
     prices: list[int] = []

@@ -1,10 +1,10 @@
 """`PriceCertificate`: values of sequences that prove a lower bound on the price of any plan for several capacities.
 
-A sequence of sizes (a, b) is worth ``rates . (a, b)``, plus an extra. The certificate has triples ``(from a, from b,
-value)``; the extra is the highest value of those with ``from a <= a`` and ``from b <= b``, or 0 if there is none. Let W
-be the total value of all sequences, and ``best[j]`` a value that no pack of capacity j exceeds. Such a pack costs
-``prices[j]``, so a price of 1 buys at most ``best[j] / prices[j]`` of value in capacity j. Any plan therefore costs at
-least the smallest of ``W * prices[j] / best[j]`` over all capacities j.
+A sequence of sizes (a, b) is worth ``rates . (a, b)``, plus an extra. The certificate has triples
+``(from a, from b, value)``; the extra is the highest value of the triples with ``from a <= a`` and ``from b <= b``, or
+0 if there is none. Let W be the total value of all sequences, and ``best[j]`` a value that no pack of capacity j
+exceeds. Such a pack costs ``prices[j]``, so a price of 1 buys at most ``best[j] / prices[j]`` of value in capacity j.
+Any plan therefore costs at least the smallest of ``W * prices[j] / best[j]`` over all capacities j.
 
 No solver is needed to compute `best`: the rates give at most ``rates . capacity``, since sizes add up. The most that
 extras add is found by a knapsack recursion over the sizes at which they begin, with one table for all capacities. To
@@ -50,8 +50,8 @@ class PriceCertificate:
     Attributes:
         rates: value of one token (or other unit) of the first and of the second size; two integers from 0 to 2^64.
         extras: triples ``(from a, from b, value)``, in ascending order of their sizes, which are distinct. A sequence
-            whose sizes are at least ``(from a, from b)`` has this value in addition to its rates; if several extras
-            apply, only the highest counts. Values are integers from 1 to 2^50.
+            whose sizes are at least ``(from a, from b)`` is worth this value more than the rates give it; if several
+            extras apply, only the highest counts. Sizes are integers from 0 to 2^31, values from 1 to 2^50.
         units: the units in which the table of the check counts both sizes, rounded down; two integers from 1 to 2^31.
 
     Raises:
@@ -111,7 +111,8 @@ class PriceCertificate:
     def problem(self, capacities: Sequence[tuple[int, int]]) -> str | None:
         """Return why this certificate cannot be checked for these capacities, as text; None if it can be checked.
 
-        Capacities are pairs of limits.
+        Capacities are pairs of limits. Whether there are too many sizes for the extras is not checked here
+        (`extras_of`).
         """
         fitting, rooms, places = self._table(capacities)
         if not fitting:

@@ -69,6 +69,7 @@ class Classes:
 
         `kinds` are the sizes by which classes are divided: 0 stands for the first size, 1 for the second. With
         `middle`, the corner of a class is the mean of its sizes; such classes lead to good plans, but prove no bound.
+        The table never has more than 2^24 numbers.
         """
         limits = task.capacities.max(axis=0)
         units = _units(limits, min(cells, _MOST_TABLE))
@@ -95,10 +96,11 @@ class Classes:
 
     @classmethod
     def along(cls, task: Task, most: int, cells: int, proof: PriceCertificate) -> Classes:
-        """Return up to `most` classes by the first size alone, narrowest where the values of `proof` rise most.
+        """Return up to `most` classes by the first size: narrow where sequences are many and values of `proof` rise.
 
-        The corner of a class is the mean of its sizes. Such classes lead to good plans, but prove no bound. The units
-        are those for which the pricing table has at most `cells` numbers.
+        The corner of a class is the mean of its sizes. Such classes lead to good plans, but prove no bound. Sizes below
+        1/16 of the smallest capacity, or below one unit, belong to no class. The units are those for which the pricing
+        table has at most `cells` numbers.
         """
         units = _units(task.capacities.max(axis=0), min(cells, _MOST_TABLE))
         rise = np.diff(proof.extras_of(task.sizes).astype(np.float64), prepend=0.0).clip(0)
@@ -119,7 +121,8 @@ class Classes:
     ) -> Classes:
         """Return classes whose corners are the means of their sizes, rounded to multiples of `units`.
 
-        `of_size`, `demand` and `units` are as in the class.
+        A mean that would become 0 in both sizes gets one unit of the first size. `of_size`, `demand` and `units` are as
+        in the class.
         """
         inside = of_size >= 0
         loads = task.sizes * task.counts[:, None].astype(np.float64)

@@ -24,8 +24,8 @@ def deal(plan: SeveralPlan, sizes: ArrayLike, seed: int) -> list[Packs]:
     """Assign sequences to packs at random; return the packs of each capacity, in the order of ``plan.capacities``.
 
     Packs hold indices into `sizes`, which are the sizes that were planned, integers ``[n]`` or ``[n, 2]``, in any
-    order. Drawn with `seed` are the order of the packs, and which of several sequences of equal size goes to which
-    pack.
+    order. Two things are drawn with `seed`: the order of the packs, and which of several sequences of equal size goes
+    to which pack.
 
     Raises:
         PlanMismatchError: the plan does not cover exactly these sizes.

@@ -120,8 +120,9 @@ def _take(columns: list[Column], times: NDArray[np.int64], left: NDArray[np.int6
 def every_column(task: Task) -> list[Column] | None:
     """Return all possible packs of `task`, each as a column: the cheapest capacity that holds the pack, and its sizes.
 
-    A possible pack is a multiset of sizes, none more often than there are sequences of it. The result is None if there
-    are more than 1,500 packs.
+    A possible pack is a multiset of sizes that fits into a capacity, with no size more often than there are sequences
+    of it. The result is None if more than 1,500 multisets would have to be tried: all those within the largest limit of
+    each kind of size.
     """
     most = task.capacities.max(axis=0).tolist()
     sizes, counts = task.sizes.tolist(), task.counts.tolist()

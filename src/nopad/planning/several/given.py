@@ -42,10 +42,12 @@ EFFORT = Option(default=3, low=0, help="budget, in seconds of an ordinary core, 
 def two_columns(sizes: ArrayLike, name: str = "sizes") -> tuple[NDArray[np.int64], int]:
     """Return sizes as int64 ``[n, 2]``, and the number of kinds of size; with one kind, the second column is 0.
 
-    First sizes are from 1 to 2^31 - 1, second sizes from 0. Error messages call the sizes `name`.
+    First sizes are from 1 to 2^31 - 1, second sizes from 0. Messages about a wrong shape, or about sizes that cannot be
+    read, call them `name`.
 
     Raises:
-        LengthError: the sizes are not integers, have another shape than ``[n]`` or ``[n, 2]``, or are out of range.
+        LengthError: the sizes cannot be read, are not integers, have another shape than ``[n]`` or ``[n, 2]``, or are
+            out of range.
     """
     array = np.ma.asarray(sizes) if isinstance(sizes, np.ma.MaskedArray) else _array(sizes, name)
     if array.ndim == 2 and array.shape[1] == 2:
@@ -150,7 +152,7 @@ def shown(capacity: Capacity) -> str:
 def _short(value: Any) -> str:
     """Return a value as text for messages.
 
-    Python may refuse to print a huge integer, so its number of bits is given instead.
+    An integer above 1e100 or below -1e100 becomes its number of bits, since Python may refuse to print it.
     """
     huge = type(value) is int and abs(value) > MOST_PRICE
     return f"an integer of {value.bit_length():,} bits" if huge else repr(value)
@@ -214,8 +216,9 @@ def task_of(
 ) -> Task:
     """Return the task of packing ``counts[i]`` sequences of each size ``sizes[i]``.
 
-    `sizes` are distinct and in lexicographic order; int64 ``[k, 2]``. If `depth` can limit a pack, it becomes the
-    second limit of every capacity, and the second size of every sequence becomes 1.
+    `sizes` are distinct and in lexicographic order; int64 ``[k, 2]``. If `depth` sequences of the smallest size leave
+    room in the largest capacity, `depth` may limit a pack. It then becomes the second limit of every capacity, and the
+    second size of every sequence becomes 1.
 
     Raises:
         LengthError: a sequence fits into no capacity; there are more than 2^62 sequences; or there are more than 2^20

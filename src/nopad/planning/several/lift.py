@@ -3,9 +3,9 @@
 The program has only one value for each class (`nopad.planning.several.classes`). A sequence that is larger than the
 corner (the smallest size) of its class leaves less room for others, so its value may be raised. There is a limit: take
 the value of the sequence, and the highest value that can fill the room left beside it in a pack. In every capacity, the
-two together must not be above the price of the pack. The values of sizes are raised one after the other, the most
-common size first; a raised value counts when the next one is raised. Dual feasible functions are made maximal in the
-same way; here each size takes a pass over one table.
+two together must not exceed what a pack may be worth without lowering the bound. The values of sizes are raised one
+after the other, the most common size first; a raised value counts when the next one is raised. Dual feasible functions
+are made maximal in the same way; here each size takes a pass over one table.
 
 Source: Alves, Clautiaux, Valério de Carvalho and Rietz, "Dual-Feasible Functions for Integer Programming and
 Combinatorial Optimization", 2016 (maximality).

@@ -199,7 +199,7 @@ class SeveralPlan:
 
         The keys are names of attributes, ``depth``, ``sequences``, ``price``, ``lower_bound``, ``gap`` and
         ``efficiency``, and two more: ``proof`` names what proves the lower bound, and ``capacities`` is a list with a
-        dict for each capacity. Its keys are ``capacity``, ``price``, ``packs`` and ``efficiency``.
+        dict for each capacity. The keys of each such dict are ``capacity``, ``price``, ``packs`` and ``efficiency``.
         """
         rows = zip(self.capacities, self.prices, self._packs, self.loads, strict=True)
         return {

@@ -100,9 +100,9 @@ class Master:
         return int(self._table.size * len(self._corners) * _CELL_STEPS[self._table.shape[1] > 1]) + 10**5
 
     def _first(self) -> list[Column]:
-        """Return the columns to begin with.
+        """Return the first columns of the program.
 
-        For each capacity worth using, these are the first columns:
+        For each capacity worth using, there are these columns:
 
         * a pack of sand alone
         * for each class that fits, a pack with one copy of it

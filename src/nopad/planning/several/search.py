@@ -3,13 +3,13 @@
 1. A task with one kind of size and only one capacity worth using is planned by `auto`; the other steps are for all
    other tasks.
 2. Quick divisions are tried: every sequence goes to the cheapest capacity that holds it; and with one kind of size, all
-   sequences go to one capacity. With two kinds of size, this step comes last if it takes much of the budget, and only
-   if there is no plan yet or its price is more than 5 % above the bound.
+   sequences go to one capacity. With two kinds of size, this step is put off to the end if it takes much of the budget.
+   It is then taken only if there is no plan yet, or if the plan's price is more than 5 % above the bound.
 3. With few distinct sizes: column generation with every size as a class, then a dive, then an integer program.
 4. With more distinct sizes, these are grouped into classes (`nopad.planning.several.classes`). The linear program over
    the corners of classes proves a bound. A second program, over the mean sizes of classes, says which sequences go to
    which capacity. Each capacity is then packed by itself. With two kinds of size, packs are also made from the patterns
-   of the second program.
+   of the second program. If there are few possible packs, an integer program chooses among all of them.
 5. The packs that waste most are packed again, by step 3, up to six times, as long as this lowers the price.
 
 The budget is counted in operations, so the result is the same on every machine.
@@ -68,7 +68,8 @@ class Found:
     """The result of a search.
 
     Attributes:
-        packing: packs that hold all sequences: maps each pack, a tuple of indices of sizes, to its number of copies.
+        packing: packs that hold all sequences; each pack, a tuple of indices of sizes, is mapped to its number of
+            copies.
         certificate: the certificate that proves the best lower bound; None if a proof without one is as good.
         notes: sentences for the user.
     """
@@ -249,7 +250,7 @@ class _Search:
         """Group sizes into classes, prove a bound, and make plans (step 4 of the module).
 
         Linear programs over the corners of classes prove the bound, up to three for two kinds of size. A program over
-        their means says which sequences each capacity gets.
+        the mean sizes of classes says which sequences each capacity gets.
         """
         task, most = self.task, self._most_classes()
         proven = 0.0

@@ -112,10 +112,10 @@ def ease(task: Task, counts: NDArray[np.int64], loose: NDArray[np.bool_], budget
     not changed. `loose` marks the sizes that may go to any capacity at no loss; bool ``[k]``.
 
     The giver is the capacity with most tokens in sequences of the marked sizes. The receivers are the other capacities
-    that are used, if they have fewer than 10,000 packs. To every receiver, the giver gives some of its small sequences,
-    since they fill the room left in packs; in exchange, it takes larger ones. A receiver should end with slightly fewer
-    tokens than a whole number of its packs can hold, which is not always possible. With up to four receivers, three
-    amounts of small sequences are tried for each, and the cheapest is kept; these trials share the budget.
+    that are used and have fewer than 10,000 packs. A receiver gets small sequences from the giver, which fill the room
+    left in packs, and gives larger ones in exchange. Its tokens should end slightly below what a whole number of its
+    packs can hold, which is not always possible. With up to four receivers, three amounts of small sequences are tried
+    for each, and the cheapest is kept; these trials share the budget.
     """
     counts = counts.copy()
     lengths = task.sizes[:, 0].astype(np.float64)
@@ -185,8 +185,8 @@ def pack_each(task: Task, counts: NDArray[np.int64], budget: Budget, *, quick: b
 
     Capacities are packed one after another, those with the highest price per token first. Each may take an equal part
     of the budget that is left. With one kind of size, the room left in the packs of a capacity is then filled with
-    sequences that were meant for later capacities. With `quick`, all packs are made by best-fit; but this has no effect
-    with two kinds of size, where only a small `budget` makes `pack_both` quick.
+    sequences that were meant for later capacities. With one kind of size and `quick`, all packs are made by best-fit.
+    With two kinds, `quick` has no effect; only a small `budget` makes `pack_both` quick.
     """
     counts, packing = counts.copy(), Counter[Pack]()
     rates = [price / limit for price, limit in zip(task.prices, task.capacities[:, 0].tolist(), strict=True)]
@@ -207,7 +207,7 @@ def pack_each(task: Task, counts: NDArray[np.int64], budget: Budget, *, quick: b
 def _filled(task: Task, j: int, packing: Packing, counts: NDArray[np.int64], others: list[int]) -> Packing:
     """Return `packing`, the packs of capacity j, with their free room filled by sequences meant for `others`.
 
-    `others` are numbers of capacities. The longest sequence that fits goes first; if several of `others` have sequences
+    `others` are indices of capacities. The longest sequence that fits goes first; if several of `others` have sequences
     of that length, the one listed first gives its own first. What is taken is subtracted from `counts`, in place.
     `task` has one kind of size.
     """

@@ -1,9 +1,9 @@
 """`Task`: the sequences to pack, the capacities and their prices, in exact integers.
 
 In this package every sequence has two sizes, and every capacity two limits. With two kinds of size, the second size is
-the second kind (such as images or edges). With one kind, the second size depends on the depth. If a depth limit can
-restrict a pack, the second size of every sequence is 1, and the depth is the second limit of every capacity. Otherwise,
-all second sizes and second limits are 0.
+the second kind (such as images or edges). With one kind, the second size depends on the depth. If a depth limit may
+restrict a pack (`task_of`), the second size of every sequence is 1, and the depth is the second limit of every
+capacity. Otherwise, all second sizes and second limits are 0.
 
 Prices are decimal numbers: a float stands for the decimal that Python prints, such as 4.3 for exactly 43/10. They are
 converted to whole numbers without a common divisor, so that the price of a plan, and a lower bound on it, are whole

@@ -58,7 +58,7 @@ def verify(
         FormatError: `path` is neither a plan nor a dataset, or has an unknown format version; or the tokenizer cannot
             encode a text of the source.
         SourceError: `source` cannot be read.
-        StorageError: a file of the dataset cannot be read.
+        StorageError: a file of the dataset exists but cannot be read.
         OptionError: `source` is not a `Source`, `tokenizer` is not a `Tokenizer`, `source` is text and no tokenizer is
             given, or the tokenizer of the chats in `source` cannot encode them.
 
@@ -95,7 +95,8 @@ def _dataset_problems(
     """Check one dataset; return ``(problems, half)``.
 
     `problems` has one sentence for each problem. The plan and the files are checked first. The content is checked next,
-    if the plan can be read and no file is damaged. Each of these checks follows only if no problem was found before:
+    if the plan can be read and no file is missing or damaged. Each of these checks follows only if no problem was found
+    before:
 
     * the options
     * if a share of the records was held out, whether each record is in the right one of the two datasets
@@ -103,7 +104,7 @@ def _dataset_problems(
     * whether assigning the plan again gives the same packs
 
     `half` holds what is needed to compare the two datasets of a job with a held-out share. It is None for any other
-    dataset, and if the plan, the files, the content or the options have a problem.
+    dataset, and if the manifest, the plan, the files, the content or the options have a problem.
     """
     try:
         manifest = Manifest.load(folder)
@@ -134,7 +135,7 @@ def _dataset_problems(
 def _plan_problems(folder: Path, manifest: Manifest) -> tuple[Plan | None, list[str]]:
     """Return ``(plan, problems)``: the stored plan, or None if it cannot be read, and one sentence per problem.
 
-    The plan must have the checksum and the totals that the manifest states, and must be valid.
+    The plan must be valid. Its checksum, capacity, depth, algorithm and totals must be those that the manifest states.
     """
     try:
         plan = Plan.load(folder / PLAN)

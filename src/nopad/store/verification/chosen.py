@@ -38,7 +38,7 @@ class Chosen:
         self._made: tuple[Choice, NDArray[np.int64], NDArray[Any]] | None = None
 
     def add(self, record: NDArray[np.int64], lengths: NDArray[Any]) -> None:
-        """Store the record number and the length of the next sequences of the source.
+        """Store the record number and the length of each of the next sequences of the source.
 
         Nothing is stored if no share was held out, since all sequences are chosen then.
         """
@@ -47,10 +47,10 @@ class Chosen:
             self._lengths.append(lengths)
 
     def present(self, batch: Sequences, content: Content, at: int) -> Sequences:
-        """Return the sequences of a batch whose record occurs in the dataset.
+        """Return those sequences of a batch whose records occur in the dataset.
 
-        If no share was held out, this is the whole batch. `content` has the sequences of the dataset. Those before
-        index `at` were in earlier batches, and are not looked at.
+        If no share was held out, this is the whole batch. `content` has the sequences of the dataset. Its sequences
+        before index `at` belong to earlier batches, and are not looked at.
         """
         if not self.partly or not len(batch):
             return batch

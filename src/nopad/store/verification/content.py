@@ -42,7 +42,7 @@ class Content:
             record number times `width`, plus its start within the record; ascending, int64 ``[n]``.
         width: a number greater than every start.
         hashes: for each column (``input_ids`` and those packed along), a hash of each sequence's values, uint64
-            ``[n]``, by name; empty if nothing is compared with a source.
+            ``[n]``, by name; empty if they are not compared with a source.
         sequence: number (in source order) of each packed sequence, pack after pack; ``[n]``.
         sizes: number of sequences in each pack; int32 ``[packs]``.
     """
@@ -88,10 +88,7 @@ class Content:
             yield slice(at, min(at + _CHUNK, end))
 
     def distinct(self, here: slice) -> int:
-        """Return the number of different records from which the sequences in the slice `here` were made.
-
-        The slice must begin and end between records: all sequences of a record must be in it, or none.
-        """
+        """Return the number of different records from which the sequences in the slice `here` were made."""
         count, before = 0, -1
         for chunk in self.chunks(here):
             record = self.record(chunk)
@@ -119,7 +116,7 @@ class _Gathering:
         self.packs = 0
 
     def add(self, row_group: RowGroup) -> None:
-        """Add the sequences of a row group, with hashes of their values if those will be compared."""
+        """Add the sequences of a row group, with hashes of their values if the constructor was called with `hashes`."""
         lens, values = row_group.sequences.seq_lengths, row_group.sequences.values
         found = {"lengths": lens, "record": values["seq_index"]}
         if "seq_start" in values:
@@ -135,7 +132,8 @@ class _Gathering:
     def _put(self, name: str, values: NDArray[Any], at: int, size: int) -> None:
         """Write `values` into the array called `name`, from index `at` on.
 
-        If there is no such array yet, it is created with `size` entries. It is made longer if the values do not fit.
+        If there is no such array yet, it is created with `size` entries. If the values do not fit, the array is made
+        longer.
         """
         column = self._columns.get(name)
         if column is None:
@@ -185,7 +183,7 @@ class _Gathering:
 
 
 def _permuted(values: NDArray[Any], order: NDArray[Any]) -> NDArray[Any]:
-    """Return ``values[order]``, in chunks, since NumPy would copy the whole order as int64."""
+    """Return ``values[order]``, computed in chunks, since NumPy would copy the whole of `order` as int64."""
     out = np.empty_like(values)
     for begin in range(0, order.size, _CHUNK):
         out[begin : begin + _CHUNK] = values[order[begin : begin + _CHUNK]]
@@ -195,7 +193,7 @@ def _permuted(values: NDArray[Any], order: NDArray[Any]) -> NDArray[Any]:
 def hashes_of(sequences: Sequences) -> dict[str, NDArray[np.uint64]]:
     """Return, for each column by name, a hash of each sequence's values; uint64 ``[n]``.
 
-    These are the columns per token, such as ``input_ids``, and those per sequence that come from the source. Columns
+    Columns per token, such as ``input_ids``, and columns per sequence that come from the source are hashed. Columns
     that nopad itself makes, such as ``seq_index``, are left out.
     """
     carried = {name: column for name, column in sequences.values.items() if name not in OWN}
@@ -208,7 +206,7 @@ def hashes_of(sequences: Sequences) -> dict[str, NDArray[np.uint64]]:
 def _hash_tokens(tokens: NDArray[Any], lengths: NDArray[np.int32]) -> NDArray[np.uint64]:
     """Return a hash of each run of values in `tokens`, uint64 ``[n]``; `lengths` are the lengths of the n runs.
 
-    The values may have any fixed width.
+    The values may have 1, 2, 4 or 8 bytes.
     """
     from nopad.store._kernels import token_hashes
 
@@ -228,7 +226,7 @@ def _hash_values(column: Any) -> NDArray[np.uint64]:
 
 
 def read_content(folder: Path, m: Manifest, monitor: Monitor, *, hashes: bool) -> tuple[Content | None, list[str]]:
-    """Decode and check every pack; return ``(content, problems)``.
+    """Decode and check every pack of the dataset in `folder`, whose manifest is `m`; return ``(content, problems)``.
 
     `content` is None if a pack cannot be read, or if record numbers are too large to be combined with starts into 64
     bits. `problems` has one sentence for each problem. `hashes` says whether the values of every sequence are hashed,
@@ -259,7 +257,7 @@ def read_content(folder: Path, m: Manifest, monitor: Monitor, *, hashes: bool) -
 
 
 def _release_row_groups() -> None:
-    """Return memory of decoded row groups, which Arrow would keep for later ones, to the system."""
+    """Free the memory of decoded row groups, which Arrow would otherwise keep for later ones."""
     import pyarrow as pa
 
     pa.default_memory_pool().release_unused()
@@ -268,7 +266,7 @@ def _release_row_groups() -> None:
 def _misplaced(row_group: RowGroup, m: Manifest) -> set[int]:
     """Return the numbers of the named sources with a sequence whose ``seq_source`` states another source.
 
-    To which source a sequence belongs follows from its record number and the manifest `m`.
+    The record number of a sequence and the manifest `m` determine the source to which it belongs.
     """
     record = row_group.sequences.values["seq_index"]
     source = row_group.sequences.values.get("seq_source", np.zeros(record.size, dtype=np.int32))
@@ -284,12 +282,13 @@ def _misplaced(row_group: RowGroup, m: Manifest) -> set[int]:
 def content_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
     """Return the problems of a dataset's content, one sentence each.
 
-    It is a problem if a sequence occurs more than once, or if there is a gap: a piece of a record does not begin at the
-    end of the piece before it. At most three of each are listed. The sequences must be those that were packed, by their
-    checksum, and must have the lengths that the plan covers. Each record must be packed or counted as left out. The
-    numbers in the manifest must agree with the packs and with each other.
+    It is a problem if a sequence occurs more than once. It is also a problem if there is a gap: a record's first piece
+    does not begin at its token 0, or another piece does not begin where the piece before it ends. At most three of each
+    are listed. The sequences must be those that were packed, by their checksum, and must have the lengths that the plan
+    covers. Each record must be packed or counted as left out. The numbers in the manifest must agree with the packs and
+    with each other.
 
-    If a sequence has no token, nothing is checked, and the list is empty.
+    If a sequence has no token, nothing is checked, and the list is empty: `read_content` has reported it.
     """
     if content.sequences.seq_lengths.min(initial=1) < 1:
         return []
@@ -312,10 +311,10 @@ def content_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
 def _sequence_problems(content: Content, special: int) -> tuple[list[str], list[str], str]:
     """Return ``(repeated, gaps, checksum)`` of the dataset's sequences.
 
-    `repeated` has a sentence for each sequence that occurs more than once; `gaps` has one for each piece of a record
-    that does not begin at the end of the piece before it. Each list has at most three. `checksum` is that of all
-    sequences, 16 hex digits, for comparison with the manifest's. `special` is the number of special tokens in each
-    sequence.
+    `repeated` has a sentence for each time that a sequence occurs again. `gaps` has one for each piece of a record that
+    does not begin at the end of the piece before it, or at 0 if it is the first. Each list has at most three.
+    `checksum` is that of all sequences, 16 hex digits, for comparison with the manifest's. `special` is the number of
+    special tokens in each sequence.
     """
     from nopad.store._kernels import tag_sum
 
@@ -341,8 +340,8 @@ def _sequence_problems(content: Content, special: int) -> tuple[list[str], list[
 def _accounting_problems(content: Content, m: Manifest) -> list[str]:
     """Return one sentence for each count that does not add up.
 
-    This is checked for the dataset and for each named source: each record must be packed, or counted as left out. And
-    each count of the dataset must be the sum of the named sources' counts.
+    In the dataset, and in each named source, each record must be packed or counted as left out. If there are named
+    sources, each count of the dataset must be the sum of their counts.
     """
     problems: list[str] = []
     parts = [("", m.counts, slice(0, len(content)))]

@@ -1,4 +1,4 @@
-"""Check that a dataset has the files that its manifest lists, and no other shards, with right checksums and layout."""
+"""Check a dataset's files against its manifest: their names, checksums and layout; there must be no other shards."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["file_problems"]
 def file_problems(folder: Path, m: Manifest, monitor: Monitor) -> tuple[list[str], bool]:
     """Check the files of a dataset in `folder`; return ``(problems, readable)``.
 
-    `problems` has one sentence for each problem. `readable` says whether all files are undamaged and can be read. `m`
-    is the manifest of the dataset; `monitor` receives the progress.
+    `problems` has one sentence for each problem. `readable` says whether every file that the manifest lists is there,
+    undamaged and readable. `m` is the manifest of the dataset; `monitor` receives the progress.
     """
     problems: list[str] = []
     listed = [shard.file for shard in m.shards]
@@ -57,7 +57,7 @@ def file_problems(folder: Path, m: Manifest, monitor: Monitor) -> tuple[list[str
 def _total_problems(m: Manifest) -> list[str]:
     """Return one sentence for each total of packs, sequences or tokens that does not agree with the manifest's shards.
 
-    A total must be the sum over the shards. For an index, each file must state the total itself.
+    In a packed dataset, a total must be the sum over the shards. In an index, each file must state the total itself.
     """
     problems: list[str] = []
     for name in ("packs", "sequences", "tokens"):
@@ -72,8 +72,9 @@ def _total_problems(m: Manifest) -> list[str]:
 def _footer_problems(folder: Path, m: Manifest, shard: Shard) -> tuple[list[str], bool]:
     """Compare the footer of a shard's Parquet file with the manifest; return ``(problems, readable)``.
 
-    `problems` has one sentence for each difference in columns, row groups or totals. `readable` is False if Parquet
-    cannot open the file, or if its columns are not those of the manifest; then nothing further is compared.
+    `problems` has one sentence for a difference in columns or row groups, and one for each total that differs.
+    `readable` is False if Parquet cannot open the file, or if its columns are not those of the manifest; then nothing
+    further is compared.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

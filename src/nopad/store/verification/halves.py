@@ -39,7 +39,8 @@ class Half:
 
     Attributes:
         manifest: the manifest of the dataset.
-        least: the smallest random key of its records; a record is held out if its key is small enough.
+        least: the smallest random key of its records, 2^64 without records; a record is held out if its key is small
+            enough.
     """
 
     manifest: Manifest
@@ -78,9 +79,9 @@ def half_of(content: Content, m: Manifest) -> tuple[Half, list[str]]:
 
 
 def pair_problems(halves: Sequence[Half]) -> list[str]:
-    """Return a list with the reason why the two datasets do not come from one job; an empty list if they do.
+    """Return a list with the first reason found why two datasets do not come from one job; an empty list if they do.
 
-    Each of them alone must be sound.
+    `halves` are the two datasets, ``train`` first. Each of them alone must be sound.
     """
     named = [half.manifest.options.get("split") for half in halves]
     if named != list(SPLITS):
@@ -108,7 +109,7 @@ def pair_problems(halves: Sequence[Half]) -> list[str]:
 
 
 def _counts(trained: Manifest, held_out: Manifest) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Yield ``(of, counts in trained, counts in held_out)``, first of all records, then of each named source.
+    """Yield ``(of, counts in trained, counts in held_out)``: once for all records together, then for each named source.
 
     `trained` and `held_out` are the manifests of the two datasets. `of` is a text for messages that says what is
     counted: "" or, for a source named "a", " of 'a'".
@@ -125,7 +126,7 @@ def _without_split(value: Any) -> Any:
 def _differ(name: str, one: Any, other: Any) -> str:
     """Return a text that says how two values `one` and `other` differ, such as "seed is 4, and 5".
 
-    `name` is what the text calls them. If both are dicts, the text is about the first key whose values differ.
+    `name` is what the text calls the values. If both are dicts, the text is about the first key whose values differ.
     """
     if isinstance(one, dict) and isinstance(other, dict):
         name = next(key for key in {**one, **other} if (key in one, one.get(key)) != (key in other, other.get(key)))

@@ -32,7 +32,9 @@ _CAUSES = {
 def option_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
     """Return one sentence for each problem of the options that the manifest states.
 
-    It is a problem if an option is invalid, or if it contradicts the plan, the files, the counts or the sequences.
+    It is a problem if an option is invalid; then nothing else is checked. It is a problem if an option contradicts the
+    plan or the files. If each record held one text or ready-made ids (`_is_plain`), it is also a problem if an option
+    contradicts the counts or the sequences.
     """
     try:
         CorpusOptions(capacity=m.capacity, **{name: m.options[name] for name in POLICIES})
@@ -60,8 +62,9 @@ def _is_divided(m: Manifest) -> bool:
 def _is_plain(m: Manifest) -> bool:
     """Return whether the manifest shows that each record held one text or ready-made ids.
 
-    The result is False if it has an option of an encoder or a task, which made sequences of records. It is also False
-    if ``text_unit`` is not stored, as for a source without reader options (`IterableSource`).
+    The result is False if the manifest has an option of an encoder or a task, since these made sequences of records in
+    their own way. It is also False if ``text_unit`` is not stored, as for a source without reader options
+    (`IterableSource`).
     """
     made = any(name in ("encoder", "task") or name.startswith(PREFIX) for name in m.options)
     return "text_unit" in m.options and not made

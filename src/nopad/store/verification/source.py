@@ -29,11 +29,11 @@ def source_problems(
         content: the sequences in the dataset; if it has hashes, these are compared too.
         m: the manifest of the dataset.
         source: the source from which the dataset was packed.
-        tokenizer: the tokenizer with which it was packed; None: the source holds ready-made ids.
+        tokenizer: the tokenizer with which the dataset was packed; not used if the source holds ready-made ids.
         monitor: receives the progress.
 
-    Returns a list of sentences, empty if there is no difference. At the first sequence that differs, the comparison
-    stops. For an index, and for a source that is a file of lengths, no tokens are compared.
+    The result is a list of sentences, empty if there is no difference. The comparison stops at the first sequence that
+    differs. For an index, and for a source that is a file of lengths, no tokens are compared.
 
     Raises:
         SourceError: the source cannot be read, or mixes text and ready-made ids.
@@ -53,7 +53,8 @@ def source_problems(
 def _setting_problems(m: Manifest, source: Source, tokenizer: Tokenizer | None) -> list[str]:
     """Return a list with one sentence about settings that differ from those of the packing job; [] if none do.
 
-    Compared are the settings by which the source is read, the columns that are packed along, and the tokenizer.
+    These are compared: the settings by which the source is read; the columns that are packed along (not for an index);
+    and the tokenizer. Only the first of them that differs is reported.
     """
     opened = {name: (m.options.get(name), value) for name, value in source.settings().items()}
     other = [f"{name} was {was}, now {now}" for name, (was, now) in opened.items() if was != now]
@@ -78,8 +79,9 @@ def _content_problems(
 ) -> list[str]:
     """Make all sequences from the source again; return how they and their counts differ from those of the dataset.
 
-    Returns one sentence per difference. `content` has the sequences of the dataset, and `m` is its manifest. `chosen`
-    is new, and collects the sequences of the source. `tokenizer` is None if the source holds ready-made ids.
+    There is one sentence per difference; at the first sequence that differs, the comparison stops. `content` has the
+    sequences of the dataset, and `m` is its manifest. `chosen` is new, and collects the sequences of the source.
+    `tokenizer` is None if the source holds ready-made ids.
     """
     problems: list[str] = []
     options = CorpusOptions(capacity=m.capacity, **{name: m.options[name] for name in POLICIES})
@@ -108,10 +110,11 @@ def _content_problems(
 
 
 def _difference(content: Content, batch: Sequences, at: int) -> str:
-    """Return a sentence about the first sequence of a batch that differs from the dataset's; "" if none does.
+    """Return a sentence about a sequence of a batch that differs from the dataset's; "" if none does.
 
-    The batch was made from the source again. Its first sequence should be number `at` of `content`, the dataset's
-    sequences in source order.
+    It is about the first sequence that differs in record, start, length or tokens. If none does, it is about the first
+    sequence that differs in a column packed along. The batch was made from the source again. Its first sequence should
+    be number `at` of `content`, the dataset's sequences in source order.
     """
     here = slice(at, at + len(batch))
     records: list[tuple[NDArray[Any], NDArray[Any]]] = [
@@ -140,9 +143,9 @@ def _count_problems(
 ) -> list[str]:
     """Compare the dataset with the counts of reading its source again; return one sentence per difference.
 
-    Compared are the counts in the manifest, and, if a share was held out, which records the dataset holds. `chosen` has
-    collected all sequences of the source. `by_source` has the `Counts` of each whole source, by name; `size` is the
-    number of bytes read.
+    The counts in the manifest are compared, and, if a share was held out, which records the dataset holds. If the names
+    of the sources or these records differ, only that is reported. `chosen` has collected all sequences of the source.
+    `by_source` has the `Counts` of each whole source, by name; `size` is the number of bytes read.
     """
     problems: list[str] = []
     names = [part["name"] for part in m.sources] if m.sources else [""]
@@ -183,7 +186,7 @@ def _groups(
 def _first_difference(pairs: list[tuple[NDArray[Any], NDArray[Any]]]) -> int | None:
     """Return the smallest index at which the two arrays of any pair differ; None if all pairs are equal.
 
-    If the first array of a pair is the shorter one, the pair differs at its end.
+    The first array of a pair may be shorter than the second; then they differ from where the first one ends.
     """
     n = min(packed.size for packed, _ in pairs)
     different = np.zeros(pairs[0][1].size, dtype=bool)

@@ -84,7 +84,8 @@ def reduced(texts: Sequence[str], size: int) -> Any:
     """Return BERT's tokenizer with a vocabulary reduced to `size` tokens.
 
     All special tokens are kept, and all single characters that occur in the tokens of `texts`. If these are fewer than
-    `size`, the tokens that `texts` use most are added. If these are more than `size`, so is the vocabulary.
+    `size`, the tokens that `texts` use most are added. If they are more than `size`, the vocabulary is larger than
+    `size`.
     """
     import tokenizers
     import transformers

@@ -40,13 +40,13 @@ class Size:
         capacity: number of tokens in a row, and most tokens in a pair.
         documents: number of texts of the standard library to use; None: all.
         sequences: number of sequences per step without packing.
-        samples: a run ends after the step with which it has trained on so many sequences.
+        samples: a run ends after the step with which it has trained on at least so many sequences.
         rate: peak learning rate of LAMB.
-        points: number of evaluations during a run, not counting the one before its first step.
+        points: most evaluations during a run, not counting the one before its first step.
         held_out: most held-out pairs to evaluate on.
         tuned: most texts that classifiers are fine-tuned on afterwards.
         tests: most texts that these classifiers are tested on.
-        seeds: number of classifiers that are fine-tuned for each recipe, each with a different seed.
+        seeds: number of classifiers, each with a different seed, for each recipe whose weights are fine-tuned.
     """
 
     layers: int
@@ -131,7 +131,7 @@ class Recipe:
             sees only itself).
         larger: whether a step has p times as many sequences. Packs then take as many rows as a step without packing;
             with one sequence per row, a step takes p times as many rows.
-        rate: the learning rate as a multiple of `Size.rate`; "factor": p times it.
+        rate: the learning rate as a multiple of `Size.rate`; "factor": p times `Size.rate`.
         betas: "as they are": betas are not changed; "factor": both betas are raised to the power p.
         per: whether the loss of masked tokens is averaged over all tokens ("token"), or within each sequence first
             ("sequence").
@@ -159,7 +159,7 @@ class Point:
         slots: number of slots trained on so far: tokens and padding.
         steps: number of optimiser steps so far.
         seconds: training time so far, without evaluation.
-        masked_loss: mean loss per masked token; infinity also stands for NaN, which it may be if training has diverged.
+        masked_loss: mean loss per masked token; NaN, as after training has diverged, is stored as infinity.
         accuracy: share of the masked tokens that are predicted correctly, from 0 to 1.
         next_accuracy: share of the next-sentence labels that are predicted correctly, from 0 to 1; None if the recipe
             does not learn them.
@@ -245,7 +245,7 @@ def batches(recipe: Recipe, material: Material, size: Size, seed: int) -> Packed
 
 
 def held_out(material: Material, size: Size) -> list[PackedBatch]:
-    """Return packed batches of the held-out pairs, with the same masks for all recipes and seeds."""
+    """Return packed batches of at most `size.held_out` held-out pairs; all recipes and seeds get the same masks."""
     most = min(size.held_out, len(material.held_out))
     loader = PackedLoader(
         material.held_out.part(0, most), material.capacity, rows=32, last="fill", collate=_masking(material, 2**31)

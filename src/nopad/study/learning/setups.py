@@ -63,7 +63,7 @@ def recipes(groups: tuple[str, ...] | None = None) -> list[Recipe]:
     """Return the recipes of the groups with these names, each recipe once; None: of all groups.
 
     The groups are "equal batch", "larger batch", "tuned", "faults" and "choices"; other names are ignored. The recipes
-    "not packed" (`BASE`) and "packed" (`RIGHT`) always come first.
+    "not packed" (`BASE`) and "packed" (`RIGHT`) are always included, and come first.
     """
     chosen = [one for name, found in GROUPS if groups is None or name in groups for one in found]
     return list(dict.fromkeys([BASE, RIGHT, *chosen]))

@@ -1,8 +1,8 @@
 """Run the whole study, pre-training and then fine-tuning of classifiers, and resume it after a stop.
 
-Apart from times, all results are a function of the size and the seeds. Each result is written as a JSON line to
-``results.jsonl`` in a folder as soon as it is known; a study that is started again in the same folder runs only the
-runs that have no result yet.
+Apart from times, all results are a function of the size, the recipes and the seeds. If a folder is given, each result
+is written as a JSON line to ``results.jsonl`` in it as soon as it is known. A study that is started again in the same
+folder runs only the runs that have no result yet.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Learning:
         return found
 
     def spread(self, recipe: str, what: str) -> Spread | None:
-        """Return the spread over seeds of the attribute `what` of a recipe's last `Point`, such as "accuracy".
+        """Return a recipe's spread over seeds in `what`, an attribute of its last `Point` such as "accuracy".
 
         Returns None if the attribute is None, as `next_accuracy` is for a recipe without next-sentence prediction.
 
@@ -116,8 +116,9 @@ class Learning:
         """Return how much of `what` a recipe takes until it reaches `accuracy`; `what` is an attribute of `Point`.
 
         With "seconds", for example, the result is the seconds of training until then, as a mean over seeds. For each
-        seed, the value is interpolated linearly between two points; if the first point has at least `accuracy` already,
-        its value counts. The result is None if a seed never reaches `accuracy`.
+        seed, the value is interpolated linearly between the first point that has `accuracy` and the point before it. If
+        the first of all points has it already, the value there counts. The result is None if a seed never reaches
+        `accuracy`.
 
         Raises:
             OptionError: the recipe has no curve.
@@ -140,7 +141,7 @@ def prepare(size: Size, recipes: Sequence[Recipe], seeds: int, folder: Path | No
     """Read texts of Python's standard library, time a few steps, and return the study to run with its estimated time.
 
     Args:
-        size: one of `SIZES`, or a `Size` of your own.
+        size: a value of the dict `SIZES`, or a `Size` of your own.
         recipes: the recipes to run, such as the function `nopad.study.learning.recipes` returns.
         seeds: number of seeds that each recipe runs with.
         folder: where results are kept, created if it does not exist; runs with a result there count as done. Nothing in
@@ -189,7 +190,7 @@ def study_learning(
     folder: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Learning:
-    """Train every recipe with every seed, fine-tune classifiers from the weights of some, and return all results.
+    """Train every recipe with every seed, fine-tune classifiers for some of the recipes, and return all results.
 
     Args:
         prepared: the study to run, from `prepare`.
@@ -257,8 +258,8 @@ def _header(size: Size, factor: float) -> dict[str, Any]:
 def _begin(path: Path, size: Size, factor: float) -> None:
     """Prepare the results file at `path` for appending; the caller holds the lock.
 
-    If there is no file, it is created with a header line. Otherwise it must be of this study; a last line that was not
-    written to its end, since the study was stopped, is removed.
+    If there is no file, it is created with a header line. Otherwise a last line that was not written to its end, since
+    the study was stopped, is removed. The caller has checked that the file is of this study (`_kept`).
 
     Raises:
         StorageError: the file cannot be read or written.
@@ -316,9 +317,10 @@ def _make(folder: Path) -> None:
 
 
 def _take(line: dict[str, Any], found: Learning, seeds: int) -> None:
-    """Add the result in `line`, one line of the results file, to `found`.
+    """Add the result in `line`, one line of the results file, to `found`, if a study of `seeds` seeds needs it.
 
-    It is left out if it is in `found` already, or if a study of `seeds` seeds would not give it.
+    A curve is left out if `found` has it already, or if its seed is not below `seeds`. An accuracy after fine-tuning is
+    left out unless it is the next one of its recipe in order of seeds, from the weights that such a study would use.
     """
     if "curve" in line:
         made = Curve(**{**line["curve"], "points": tuple(Point(**point) for point in line["curve"]["points"])})

@@ -31,8 +31,8 @@ Feed = Callable[[PackedBatch], dict[str, Tensor]]
 def feeding(model: Any, way: Way) -> Feed:
     """Prepare the model in place for one of `WAYS`, and return a function that runs it on a batch of rows.
 
-    The function returns two outputs: ``prediction_logits`` ``[R, L, V]`` for R rows of L tokens, and
-    ``seq_relationship_logits`` ``[S, 2]`` for S sequences, in the batch's order.
+    The function returns two outputs: ``prediction_logits`` ``[R, L, V]`` for R rows of L tokens and a vocabulary of V,
+    and ``seq_relationship_logits`` ``[S, 2]`` for S sequences, in the batch's order.
     """
     if way == "packed":
         return _packed(model if is_packed(model) else nopad.packed(model, backend="mask"))
@@ -76,10 +76,10 @@ def seen_by(sequence_ids: Tensor, segments: Tensor, way: Way) -> Tensor:
     Args:
         sequence_ids: number of each token's sequence, from 1, and 0 in padding; ``[R, L]``.
         segments: 0 for a sequence's first side, 1 for its second; ``[R, L]``.
-        way: with "no mask" and "neither", a token attends to all real tokens of its row. With "segments", it attends to
-            its own side of its sequence. The first token of a sequence is an exception, since it predicts whether one
-            side follows the other: it attends to the whole sequence, and no other token attends to it. With all other
-            ways, a token attends to its own sequence.
+        way: with "no mask" and "neither", a token attends to all real tokens of its row. With "segments", the first
+            token of a sequence attends to the whole sequence, since it predicts whether one side follows the other.
+            Every other token attends to its own side, without that first token. With all other ways, a token attends to
+            its own sequence.
     """
     real = sequence_ids > 0
     seen = sequence_ids[:, :, None] == sequence_ids[:, None, :]
