@@ -23,7 +23,7 @@ RECORDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dpo": ({}, {"prompt": "why ", "chosen": "a cat", "rejected": "it sat"}),
     "embed": ({"text": "title"}, {"title": "a cat"}),
     "mask": ({}, {"text": "a cat"}),
-    "pretrain": ({"max_length": 16}, {"text": "a cat"}),
+    "pretrain": ({"max_length": 16}, {"text": "A cat sat. It sat. A cat."}),
     "regress": ({}, {"text": "a cat", "label": 0.5}),
     "reward": ({}, {"chosen": "a cat", "rejected": "it sat"}),
     "tag": ({"labels": 3}, {"text": "a cat", "labels": [0, 1]}),
@@ -49,7 +49,7 @@ def test_every_task_has_a_record():
 def test_refused_by_name(name):
     options, record = RECORDS[name]
     task = task_named(name, tokenizer(), options)
-    task.encode([record])
+    task.encode([record, record])
     for wrong in spoiled(record):
         with pytest.raises(RecordError, match="record 1"):
             task.encode([record, wrong])

@@ -1,10 +1,12 @@
 """The attention function that nopad registers with transformers, for layers that look it up there.
 
-Pack-safe models call it with the layer's settings (causality, window, scale, position bias) and with nopad's mask. The
-`Placement` attached to the mask holds the batch's layout as tensors on the model's device. The function calls a backend
-with both. Compiled graphs and copied masks lose the `Placement`; then the function computes attention from the mask's
-numbers. Batches that are not packed go to transformers' own SDPA, or to eager attention in layers with a softcap or
-sinks, so a pack-safe model still runs ordinary batches.
+Pack-safe models call it with the layer's settings (causality, window, scale, position bias) and with nopad's mask. A
+`Placement` is attached to the mask: the batch's layout, as tensors on the model's device. The function passes the
+settings and the `Placement` to a backend. Compiled graphs and copied masks lose the `Placement`. Then the function
+computes attention from the mask's numbers, or raises an error if these mean nothing (`nopad.batch.device.OPAQUE`).
+
+Batches that are not packed go to transformers' own SDPA, or to eager attention in layers with a softcap or sinks. So a
+pack-safe model still runs ordinary batches.
 """
 
 from __future__ import annotations

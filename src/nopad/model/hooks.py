@@ -376,7 +376,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 @dataclass(eq=False)
 class Keep(Hook):
-    """Stores a module's output for the head: in `Call.seen`, or in a call with static shapes in `Static.kept`.
+    """Stores a module's output for the head: in `Call.seen`, or in `Static.kept` if the call has static shapes.
 
     Attributes:
         moment: when PyTorch calls the hook; always "after", when the module has returned.

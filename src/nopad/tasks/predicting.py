@@ -61,10 +61,14 @@ class Predictions(Iterator["dict[str, Any] | None"]):
         return self
 
     def __next__(self) -> dict[str, Any] | None:
-        """Return the next record's prediction; None: the record was left out, by the task or since it cannot be read.
+        """Return the next record's prediction; None: the record was left out.
+
+        The task may leave a record out. The input may skip one that cannot be decoded (`nopad.open_records` with
+        ``on_bad_record="skip"``).
 
         Raises:
-            RecordError: a record cannot be decoded, the task cannot read it, or the model gives NaN for it.
+            RecordError: a record cannot be decoded and is not to be skipped, lacks what the task needs, or the model
+                gives NaN for it.
             LengthError: a record is too long, or has no token.
             OptionError: the tokenizer lacks what the task needs, such as a chat template; or the model is in training
                 mode.

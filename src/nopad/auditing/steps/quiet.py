@@ -271,9 +271,10 @@ def _without_dropout(at: int | None, args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 
 def _all_widened(args: tuple[Any, ...], mutable: bool) -> tuple[Any, ...]:
-    """Return the arguments of an operation with float64 in place of narrower float dtypes.
+    """Return the arguments of an operation; each that is a float dtype narrower than float64 becomes float64.
 
-    If one of the tensors is float64, narrower float tensors are cast to float64, too, except in a `mutable` operation.
+    Tensors are cast only if one of them is float64: the narrower float tensors then become float64. In a `mutable`
+    operation, which writes to an argument, no tensor is cast.
     """
     double = narrow = False
     for value in args:

@@ -234,7 +234,8 @@ def _finished(
 
     There are two ways to pack these sequences (`_completed`); the one that gives fewer packs is taken.
 
-    ``items[s]`` is the size in slot s (-1: none), and ``limits[p]`` are the two limits of pack p. Returns
+    ``items[s]`` is the index in `task.sizes` of the size in slot s (-1: none), and ``limits[p]`` are the two limits of
+    pack p. Returns
     ``(packs, order)``: item i of `packs` is the size ``order[i]`` of `task`.
     """
     used = items >= 0
@@ -287,8 +288,8 @@ def _mended(
     """Choose sequences to take out of packs above a limit; return which slots keep their sequence, bool ``[n]``.
 
     From such a pack, the sequence that lowers the excess most is taken out, again and again, until no limit is
-    exceeded. ``items[s]`` is the size in slot s, ``pack[s]`` the slot's pack, and ``limits[p]`` the two limits of pack
-    p.
+    exceeded. ``task.sizes[items[s]]`` is the size in slot s, ``pack[s]`` the slot's pack (ascending), and ``limits[p]``
+    the two limits of pack p.
     """
     kept = np.ones(items.size, dtype=bool)
     sums = np.zeros_like(limits)
