@@ -1,10 +1,10 @@
 """The loss that balances the experts of a mixture-of-experts model, as a part of a training step's loss.
 
-For each expert, the loss multiplies the share of tokens that chose this expert by the expert's mean probability (arXiv
-2101.03961, section 2.2): a product of two means over the tokens of one call. So the losses of micro-batches and ranks
-cannot be summed and divided by one denominator at the end: the share of all tokens of a step is known only when all of
-them have run. Each batch has a loss of its own, which a model gives as `aux_loss`. Here the losses of a step's batches
-are averaged: each is weighted by the batch's share of the step's denominator.
+For each expert, the loss multiplies two means over the tokens of one call: the fraction of tokens that chose this
+expert, and the expert's mean probability (arXiv 2101.03961, section 2.2). The product of the means over all tokens of a
+step cannot be computed from the products of its micro-batches and ranks. So each batch has a loss of its own, which a
+model gives as `aux_loss`, and a step learns the weighted mean of these losses. The weight of a batch is its count of
+items divided by the step's denominator.
 """
 
 from __future__ import annotations

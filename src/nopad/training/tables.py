@@ -127,7 +127,8 @@ class Packing:
             `tokens` and `sequences`, None means the smaller of 2,048 and the model's number of positions, but at least
             ``task.max_length``.
         rows, tokens, sequences: number of rows, tokens or sequences that a rank takes per micro-step; give at most one
-            of them. Without any: rows that hold about 8 sequences, or one row of stored tokens.
+            of them. If none is given, a rank takes as many rows as 8 sequences of average length fill, or one row if
+            the data are stored tokens.
         token_cap: with `sequences`, most tokens that a rank takes per micro-step.
         depth, algorithm, options: how packs are planned, as in `nopad.plan`.
         cost: the cost model by which ranks are balanced: "tokens", or "attention:HIDDEN_SIZE".
