@@ -134,8 +134,9 @@ class Trace:
         """Return the trace as text: a line for each drawn module, a column for each token, darker for larger changes.
 
         Args:
-            width: most characters of a line. If the tokens do not fit, neighbours within a sequence share a character.
-                None: as many as needed.
+            width: most characters of a line of the picture; the summary above it and the legend below it may be
+                longer. If the tokens do not fit, neighbours within a sequence share a character. None: as many as
+                needed.
             colour: use ANSI colours: blue for the poisoned token's own sequence, orange for leaks. Without colours,
                 leaks are the letters x and X.
 

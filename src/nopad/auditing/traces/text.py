@@ -51,7 +51,9 @@ class _Block:
 
 
 def drawn(trace: Trace, width: int | None, colour: bool) -> str:
-    """Return a trace as text of at most `width` characters a line (None: no limit).
+    """Return a trace as text: its summary, a picture for each poisoned token, and a legend.
+
+    No line of the pictures is longer than `width` characters (None: no limit); the summary and the legend may be.
 
     For each poisoned token, there is a line for each drawn module, and a column for each token, darker for larger
     changes. With `colour`, the poisoned token's own sequence and leaks have different ANSI colours.
