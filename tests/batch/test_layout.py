@@ -179,6 +179,15 @@ def test_aligned_rows_are_packed_for_their_slots(count):
     assert layout.shape[0] == nopad.plan(lengths, 32, algorithm="bfd", align=8).packs
 
 
+def test_batches_beyond_32_bits_are_refused():
+    most = 2**31 - 1
+    assert Layout.flat(np.array([most])).cu_seqlens.tolist() == [0, most]
+    with pytest.raises(LengthError, match="has 4,294,967,294 slots, and at most 2,147,483,647"):
+        Layout.flat(np.array([most] * 2))
+    with pytest.raises(LengthError, match="has 2,147,483,648 slots"):
+        Layout.rows(np.array([1, 1]), np.array([1, 1]), 2**30)
+
+
 def test_lengths_beyond_32_bits_are_refused():
     with pytest.raises(LengthError, match=r"1 has 4,294,967,299 tokens; a sequence may have at most 2,147,483,647"):
         nopad.Flat().layout(np.array([5, 2**32 + 3]))

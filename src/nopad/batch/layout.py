@@ -63,12 +63,21 @@ class Layout:
     images: NDArray[np.int64] | None = None
     videos: NDArray[np.int64] | None = None
 
+    def __post_init__(self) -> None:
+        """Check the number of slots, since `cu_seqlens` and `cu_seqlens_padded` are int32, as attention kernels need.
+
+        Raises:
+            LengthError: the batch has more than 2^31 - 1 slots.
+        """
+        if self.slots > MAX_LENGTH:
+            raise LengthError(f"a batch has {self.slots:,} slots, and at most {MAX_LENGTH:,}; make smaller ones")
+
     @classmethod
     def flat(cls, seq_lengths: NDArray[Any]) -> Layout:
         """Return the layout of one row without padding, with sequences of these lengths in the order given.
 
         Raises:
-            LengthError: a length is not an integer from 1 to 2^31 - 1.
+            LengthError: a length is not an integer from 1 to 2^31 - 1, or all together are above.
 
         >>> Layout.flat(np.array([3, 1])).position_ids.tolist()
         [[0, 1, 2, 0]]
