@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -181,6 +183,18 @@ def test_what_is_no_audit(samples, change, says):
     given = {"model": Small(), "samples": samples, "alone": alone, "packed": right} | change
     with pytest.raises(OptionError, match=says):
         nopad.audit_samples(**given)
+
+
+@pytest.mark.parametrize("what", ["shapes", "names"])
+def test_results_of_other_shapes_from_run_to_run_are_refused(samples, what):
+    count = itertools.count(2)
+
+    def drawn(model, sample):
+        found = alone(model, sample)
+        return found.expand(next(count), *found.shape) if what == "shapes" else {f"output {next(count)}": found}
+
+    with pytest.raises(OptionError, match="have other names or shapes from one run to the next"):
+        nopad.audit_samples(model=Small(), samples=samples, alone=drawn, packed=right)
 
 
 def test_chance_is_refused(samples):

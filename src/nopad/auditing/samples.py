@@ -209,6 +209,12 @@ class _Task:
         with torch.no_grad(), make() as watch:
             again = self._singles(model, samples)
         self.partly |= bool(watch.found) and dtype == torch.float64
+        shapes = [[{name: value.shape for name, value in part.items()} for part in parts] for parts in (single, again)]
+        if shapes[0] != shapes[1]:
+            raise OptionError(
+                "the results alone have other names or shapes from one run to the next, so nothing can be compared with "
+                "them; is there something random in evaluation mode?"
+            )
         moved = max(apart(a[name], b[name]) for a, b in zip(single, again, strict=True) for name in a)
         scale = max((largest_finite(value) for part in single for value in part.values()), default=0.0)
         # On devices other than the CPU, sums may be added up in any order.

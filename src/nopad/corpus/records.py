@@ -253,7 +253,7 @@ def within_document(run: Records) -> Iterator[Records | BadRecord]:
         return
     bad: dict[int, str] = {}
     for row, text in enumerate(run.texts):
-        size = len(text) if len(text) > DOCUMENT_BYTES or text.isascii() else len(text.encode())
+        size = len(text) if text.isascii() else len(text.encode())
         if size > DOCUMENT_BYTES:
             bad[row] = f"a text of {size:,} bytes{TOO_LONG}"
     yield from _without(run, bad)
