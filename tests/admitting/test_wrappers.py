@@ -21,7 +21,7 @@ from nopad.errors import BatchError, NotPackSafeError, OptionError, UnsupportedM
 from nopad.model import is_packed
 from nopad.model.proven import Proven
 from nopad.model.safety import STATE
-from nopad.model.wrapper_parts import _outer, leaves_of
+from nopad.model.wrapper_parts import Admitted, _outer, leaves_of
 
 LENGTHS = (9, 1, 40, 17)
 FORMS = {"flat": nopad.Flat(), "rows": nopad.Rows(44), "end to end": nopad.Rows(41, end_to_end=True)}
@@ -490,3 +490,15 @@ def test_what_wants_a_model_of_transformers_says_so():
         state_of(model)
     with pytest.raises(OptionError, match="Configured"):
         nopad.audit(model)
+
+
+@pytest.mark.parametrize(("head", "fits"), [(None, True), ("tokens", True), ("causal", True), (CLASS, False)])
+def test_a_head_of_a_module_without_labels(head, fits):
+    admitted = Admitted(labels=None, sequences=False)
+    if fits:
+        front._check_head("Mine", head, admitted)
+    else:
+        with pytest.raises(
+            OptionError, match="Mine has no head 'classification': by its proof it gives one result per"
+        ):
+            front._check_head("Mine", head, admitted)

@@ -162,7 +162,8 @@ def _check_head(name: str, head: str | None, admitted: Admitted) -> None:
     Raises:
         OptionError: `head` contradicts the proof; "answers" (question answering) always does.
     """
-    found = admitted.labels or ("classification" if admitted.sequences else head)
+    per_token = "causal" if head == "causal" else "tokens"  # without labels, nothing tells the two apart
+    found = admitted.labels or ("classification" if admitted.sequences else per_token)
     if head is not None and (head == "answers" or head != found):
         raise OptionError(
             f"{name} has no head {head!r}: by its proof it gives "
