@@ -212,8 +212,8 @@ class _Task:
         shapes = [[{name: value.shape for name, value in part.items()} for part in parts] for parts in (single, again)]
         if shapes[0] != shapes[1]:
             raise OptionError(
-                "the results alone have other names or shapes from one run to the next, so nothing can be compared with "
-                "them; is there something random in evaluation mode?"
+                "the results alone have other names or shapes from one run to the next, so nothing can be compared "
+                "with them; is there something random in evaluation mode?"
             )
         moved = max(apart(a[name], b[name]) for a, b in zip(single, again, strict=True) for name in a)
         scale = max((largest_finite(value) for part in single for value in part.values()), default=0.0)
