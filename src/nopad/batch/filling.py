@@ -79,4 +79,6 @@ def filled(
         layout = layout.marked(**{one.kind.name: one.counts for one in images})
     for one in images:
         fields |= one.fields(layout.order)
+    others = fields.keys() - stacked.tokens.keys() - {"position_ids"}
+    layout = layout.marked(not_per_token=frozenset(others)) if others else layout
     return {**fields, MASK: PackedMask(layout)}
