@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nopad.balance import Attention, CostModel, Measured, Tokens, round_up
-from nopad.balance.costs import check_costs
+from nopad.balance.costs import check_costs, cost_model
 from nopad.errors import BalanceError, LengthError, OptionError
 
 lengths_lists = st.lists(st.integers(0, 100_000), max_size=20)
@@ -158,3 +158,13 @@ def test_a_fit_of_too_little_is_refused(batches, seconds, message):
 def test_times_that_cannot_be_are_refused(values):
     with pytest.raises(OptionError, match="is a number of nanoseconds, at least 0"):
         Measured(*values)
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "2147483648", "1" * 5000, "٣", "x", ""])
+def test_a_hidden_size_that_cannot_be_is_refused(size):
+    with pytest.raises(OptionError, match="cost must be tokens or attention:HIDDEN_SIZE, such as attention:1024"):
+        cost_model(f"attention:{size}")
+
+
+def test_a_hidden_size_may_begin_with_zeros():
+    assert cost_model(f"attention:{'0' * 5000}7") == Attention(hidden_size=7)

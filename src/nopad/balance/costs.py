@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nopad.errors import BalanceError, OptionError
 from nopad.histogram import integers
-from nopad.options import MAX_LENGTH, check_integer, is_number
+from nopad.options import check_integer, is_number, parse_integer
 
 __all__ = ["Attention", "CostModel", "Measured", "Tokens", "check_costs", "cost_model", "fingerprint", "round_up"]
 
@@ -371,6 +371,7 @@ def cost_model(text: str) -> CostModel:
     kind, _, size = text.partition(":")
     if kind == "tokens" and not size:
         return Tokens()
-    if kind == "attention" and size.isascii() and size.isdecimal() and 1 <= int(size) <= MAX_LENGTH:
-        return Attention(hidden_size=int(size))
+    hidden_size = parse_integer(size) if size.isascii() else None
+    if kind == "attention" and hidden_size is not None:
+        return Attention(hidden_size=hidden_size)
     raise OptionError(f"cost must be tokens or attention:HIDDEN_SIZE, such as attention:1024, got {text!r}")

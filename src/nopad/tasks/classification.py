@@ -36,6 +36,7 @@ class _Judged(OfTexts):
 
     auto: ClassVar[str] = "AutoModelForSequenceClassification"
     texts_by: ClassVar[tuple[str, ...]] = ("text", "pair")
+    columns_by: ClassVar[tuple[str, ...]] = ("label",)
 
     def __init__(
         self, tokenizer: Any, *, text: str = "text", pair: str | None = None, label: str = "label", **options: Any
@@ -234,7 +235,9 @@ class SeveralLabels(_Judged):
         return found
 
     def _flags(self, value: list[Any], where: str) -> list[float]:
-        if len(value) != len(self.names) or not all(isinstance(one, int | float | np.number | np.bool_) for one in value):
+        if len(value) != len(self.names) or not all(
+            isinstance(one, int | float | np.number | np.bool_) for one in value
+        ):
             raise RecordError(f"{where} is {value!r}; it is {len(self.names)} flags, a 0 or 1 for each class")
         if not all(one in (0, 1) for one in value):
             raise RecordError(f"{where} is {value!r}; each flag is 0 or 1")
