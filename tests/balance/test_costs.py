@@ -121,6 +121,36 @@ def test_experts_that_a_token_visits_count():
     assert Attention.of_model(SimpleNamespace(text_config=dense)) == Attention.of_model(dense)
 
 
+@pytest.mark.parametrize(
+    ("outer", "text", "causal"),
+    [
+        ({"architectures": ["LlavaForConditionalGeneration"]}, {}, True),
+        ({"architectures": ["LlavaForConditionalGeneration"]}, {"architectures": None}, True),
+        ({}, {"architectures": ["LlamaForCausalLM"]}, True),
+        ({"architectures": ["NewForCausalLM"]}, {"architectures": ["NewTextModel"]}, True),
+        ({"is_decoder": True}, {}, True),
+        ({}, {"is_decoder": True}, True),
+        ({"architectures": ["SiglipModel"]}, {}, False),
+        ({"architectures": ["Florence2ForConditionalGeneration"], "is_encoder_decoder": True}, {}, False),
+        ({"architectures": ["Blip2ForConditionalGeneration"]}, {"is_encoder_decoder": True}, False),
+    ],
+)
+def test_a_text_config_is_of_the_model_around_it(outer, text, causal):
+    sizes = {"hidden_size": 64, "num_attention_heads": 4}
+    config = SimpleNamespace(**outer, text_config=SimpleNamespace(**sizes, **text))
+    expected = Attention.of_model(SimpleNamespace(**sizes), causal=causal)
+    assert Attention.of_model(config) == expected
+    assert Attention.of_model(config, causal=not causal) != expected
+
+
+def test_a_model_that_sees_is_causal_as_its_language_model_is():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Qwen2VLConfig(architectures=["Qwen2VLForConditionalGeneration"])
+    assert Attention.of_model(config) == Attention.of_model(config.text_config, causal=True)
+    bart = transformers.BartConfig(architectures=["BartForConditionalGeneration"])
+    assert Attention.of_model(bart) == Attention.of_model(bart, causal=False)
+
+
 def test_a_fit_finds_what_made_the_times():
     rng = np.random.default_rng(0)
     batches = [rng.integers(1, 4000, rng.integers(1, 20)) for _ in range(40)]

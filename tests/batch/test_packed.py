@@ -382,7 +382,7 @@ def test_rows_that_cannot_be(how, says):
         ({"fill": ["labels"]}, "fill are of type list; expected a dict by the names of columns"),
         ({"fill": {"input_ids": "x"}}, "padding of input_ids is 'x'; expected an integer"),
         ({"columns": ["a"]}, "columns are of type list; expected a dict by the names of columns"),
-        ({"pad_id": 10**5000}, "padding of input_ids is an integer of 16,610 bits; expected an integer that int64 holds"),
+        ({"pad_id": 10**5000}, "padding of input_ids is an integer of 16,610 bits; expected an integer"),
         *(({"pad_id": odd}, f"padding of input_ids is {odd!r}; expected an integer") for odd in ("x", None, 1.5)),
     ],
 )
