@@ -15,13 +15,30 @@ __all__ = ["corrected"]
 # Optimisers (``trainer.optim``) to which the Trainer gives adam_beta1 and adam_beta2 for all parameters. GaLore and
 # GrokAdamW keep betas of their own, and so does APOLLO for what it does not project.
 _WITH_BETAS = frozenset(
-    """
-    adamw_torch adamw_torch_fused adamw_torch_xla adamw_torch_npu_fused adamw_torch_4bit adamw_torch_8bit
-    adamw_anyprecision adamw_bnb_8bit adamw_8bit paged_adamw_32bit paged_adamw_8bit stable_adamw
-    ademamix ademamix_8bit paged_ademamix_32bit paged_ademamix_8bit
-    lion_8bit lion_32bit paged_lion_32bit paged_lion_8bit
-    schedule_free_radam schedule_free_adamw
-    """.split()
+    {
+        "adamw_torch",
+        "adamw_torch_fused",
+        "adamw_torch_xla",
+        "adamw_torch_npu_fused",
+        "adamw_torch_4bit",
+        "adamw_torch_8bit",
+        "adamw_anyprecision",
+        "adamw_bnb_8bit",
+        "adamw_8bit",
+        "paged_adamw_32bit",
+        "paged_adamw_8bit",
+        "stable_adamw",
+        "ademamix",
+        "ademamix_8bit",
+        "paged_ademamix_32bit",
+        "paged_ademamix_8bit",
+        "lion_8bit",
+        "lion_32bit",
+        "paged_lion_32bit",
+        "paged_lion_8bit",
+        "schedule_free_radam",
+        "schedule_free_adamw",
+    }
 )
 
 

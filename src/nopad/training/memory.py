@@ -115,7 +115,7 @@ def given_to(args: Any) -> dict[str, str]:
     return {name: value for name, _, value in pairs if name}
 
 
-def _states(name: str, trained: list[Any], given: dict[str, str]) -> int:
+def _states(name: str, trained: list[Tensor], given: dict[str, str]) -> int:
     """Return the bytes of the state of an optimiser, by the formula in the module's docstring.
 
     Args:

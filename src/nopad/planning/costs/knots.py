@@ -108,8 +108,8 @@ def prove(
     value of its longest length is lowered by the excess. Then each length with a higher value than a longer one is
     lowered to the value of the longer one.
 
-    The result is ``(0, None)`` if all values are 0, given or corrected, if the certificate cannot be checked, or if `budget` does not allow
-    the checks, which are charged to it.
+    The result is ``(0, None)`` if all values are 0, given or corrected; if the certificate cannot be checked; or if
+    `budget` does not allow the checks, which are charged to it.
 
     Args:
         load: the sequences, and the limits of a pack.
