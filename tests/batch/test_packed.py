@@ -391,6 +391,20 @@ def test_options_that_cannot_be(how, says):
         PackedBatch.from_sequences([[1, 2]], Rows(4), **how)
 
 
+@pytest.mark.parametrize("form", [Rows(4), Flat()])
+def test_labels_that_are_booleans_are_ignored_in_padding(form):
+    """A boolean holds no -100: padding, and the first tokens of a causal model, counted as true."""
+    flags = [np.array([True, False]), np.array([True])]
+    made = PackedBatch.from_sequences([[1, 2], [3]], form, columns={"labels": flags, "flag": flags})
+    assert made["labels"].tolist() == [[1, 0, 1, -100][: made.layout.shape[1]]]
+    assert made["flag"].tolist() == [[True, False, True, False][: made.layout.shape[1]]]
+    features = [{"input_ids": [1, 2], "labels": flags[0]}, {"input_ids": [3], "labels": flags[1]}]
+    made = PackedBatch.from_features(features, form, causal=True)
+    assert made["labels"].tolist() == [[-100, 0, -100, -100][: made.layout.shape[1]]]
+    kept = PackedBatch.from_sequences([[1, 2], [3]], form, columns={"labels": flags}, fill={"labels": False})
+    assert kept["labels"].dtype == torch.bool
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_padding_of_floats_is_what_they_hold(dtype):
     """Infinity and NaN are values of their own, and no number becomes one of them."""
