@@ -25,8 +25,8 @@ TARGETS = ("decoder_input_ids", "labels", f"decoder_{MASK}")  # the items of a b
 def without_first(stacked: Sequences, layout: Layout) -> tuple[Sequences, Layout]:
     """Return `stacked` with the first label of each sequence set to -100, and `layout` with `causal` set to True.
 
-    A causal language model does not predict a sequence's first token. Labels that are booleans become int64. If there are no ``labels`` per token, `stacked`
-    itself is returned. The arguments themselves do not change.
+    A causal language model does not predict a sequence's first token. Labels that are booleans become int64. If there
+    are no ``labels`` per token, `stacked` itself is returned. The arguments themselves do not change.
     """
     if "labels" in stacked.tokens:
         given = stacked.tokens["labels"]
