@@ -23,6 +23,8 @@ __all__ = [
     "check_number",
     "check_sizes",
     "is_number",
+    "parse_integer",
+    "shown",
 ]
 
 BOOLEAN = (True, False)
@@ -61,7 +63,7 @@ class Option:
         if self.choices is not None:
             if any(type(value) is type(choice) and value == choice for choice in self.choices):
                 return value
-            raise OptionError(f"{name} must be one of {', '.join(map(repr, self.choices))}, got {value!r}")
+            raise OptionError(f"{name} must be one of {', '.join(map(repr, self.choices))}, got {shown(value)}")
         return check_integer(name, value, self.low, self.high, " or None" if self.none else "")
 
 
@@ -80,8 +82,30 @@ def check_integer(name: str, value: Any, low: int = 1, high: int = MAX_LENGTH, a
     if not isinstance(value, int) and getattr(value, "ndim", 1) == 0:  # a number of NumPy or torch
         number = value.item()
     if type(number) is not int or not low <= number <= high:
-        raise OptionError(f"{name} must be an integer from {low} to {high}{also}, got {value!r}")
+        raise OptionError(f"{name} must be an integer from {low} to {high}{also}, got {shown(value)}")
     return number
+
+
+def parse_integer(text: str, low: int = 1, high: int = MAX_LENGTH) -> int | None:
+    """Return the integer from `low` to `high` that is written as `text`, in decimal digits; None if it is no such text.
+
+    Python's `int` refuses texts of thousands of digits; this returns None for them. `low` is at least 0.
+
+    >>> parse_integer("16"), parse_integer("0"), parse_integer("-1"), parse_integer("1" * 5000)
+    (16, None, None, None)
+    """
+    if not text.isdecimal() or len(text.lstrip("0")) > len(str(high)):
+        return None
+    number = int(text.lstrip("0") or "0")
+    return number if low <= number <= high else None
+
+
+def shown(value: Any) -> str:
+    """Return ``repr(value)`` for an error message; an integer of thousands of digits, which has none, is described."""
+    try:
+        return repr(value)
+    except ValueError:
+        return f"an integer of {value.bit_length():,} bits" if isinstance(value, int) else f"a {type(value).__name__}"
 
 
 def check_choice(name: str, value: Any, kind: Any) -> Any:
@@ -100,7 +124,7 @@ def check_choice(name: str, value: Any, kind: Any) -> Any:
     *others, last = get_args(kind)
     if isinstance(value, str) and value in (*others, last):
         return value
-    raise OptionError(f"{name} is {value!r}; it is {', '.join(map(repr, others))} or {last!r}")
+    raise OptionError(f"{name} is {shown(value)}; it is {', '.join(map(repr, others))} or {last!r}")
 
 
 def is_number(value: Any) -> bool:

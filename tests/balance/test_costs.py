@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nopad.balance import Attention, CostModel, Measured, Tokens, round_up
-from nopad.balance.costs import check_costs
+from nopad.balance.costs import check_costs, cost_model
 from nopad.errors import BalanceError, LengthError, OptionError
 
 lengths_lists = st.lists(st.integers(0, 100_000), max_size=20)
@@ -121,6 +121,36 @@ def test_experts_that_a_token_visits_count():
     assert Attention.of_model(SimpleNamespace(text_config=dense)) == Attention.of_model(dense)
 
 
+@pytest.mark.parametrize(
+    ("outer", "text", "causal"),
+    [
+        ({"architectures": ["LlavaForConditionalGeneration"]}, {}, True),
+        ({"architectures": ["LlavaForConditionalGeneration"]}, {"architectures": None}, True),
+        ({}, {"architectures": ["LlamaForCausalLM"]}, True),
+        ({"architectures": ["NewForCausalLM"]}, {"architectures": ["NewTextModel"]}, True),
+        ({"is_decoder": True}, {}, True),
+        ({}, {"is_decoder": True}, True),
+        ({"architectures": ["SiglipModel"]}, {}, False),
+        ({"architectures": ["Florence2ForConditionalGeneration"], "is_encoder_decoder": True}, {}, False),
+        ({"architectures": ["Blip2ForConditionalGeneration"]}, {"is_encoder_decoder": True}, False),
+    ],
+)
+def test_a_text_config_is_of_the_model_around_it(outer, text, causal):
+    sizes = {"hidden_size": 64, "num_attention_heads": 4}
+    config = SimpleNamespace(**outer, text_config=SimpleNamespace(**sizes, **text))
+    expected = Attention.of_model(SimpleNamespace(**sizes), causal=causal)
+    assert Attention.of_model(config) == expected
+    assert Attention.of_model(config, causal=not causal) != expected
+
+
+def test_a_model_that_sees_is_causal_as_its_language_model_is():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Qwen2VLConfig(architectures=["Qwen2VLForConditionalGeneration"])
+    assert Attention.of_model(config) == Attention.of_model(config.text_config, causal=True)
+    bart = transformers.BartConfig(architectures=["BartForConditionalGeneration"])
+    assert Attention.of_model(bart) == Attention.of_model(bart, causal=False)
+
+
 def test_a_fit_finds_what_made_the_times():
     rng = np.random.default_rng(0)
     batches = [rng.integers(1, 4000, rng.integers(1, 20)) for _ in range(40)]
@@ -158,3 +188,13 @@ def test_a_fit_of_too_little_is_refused(batches, seconds, message):
 def test_times_that_cannot_be_are_refused(values):
     with pytest.raises(OptionError, match="is a number of nanoseconds, at least 0"):
         Measured(*values)
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "2147483648", "1" * 5000, "٣", "x", ""])
+def test_a_hidden_size_that_cannot_be_is_refused(size):
+    with pytest.raises(OptionError, match="cost must be tokens or attention:HIDDEN_SIZE, such as attention:1024"):
+        cost_model(f"attention:{size}")
+
+
+def test_a_hidden_size_may_begin_with_zeros():
+    assert cost_model(f"attention:{'0' * 5000}7") == Attention(hidden_size=7)

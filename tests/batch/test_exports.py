@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -56,6 +58,27 @@ def test_columns_of_every_kind():
     assert all(isinstance(array, np.ndarray) for array in after.values())
     assert (after["score"].tolist(), after["name"].tolist(), after["more"].tolist()) == ([0.5, 1.5], ["a", "b"], 3)
     assert "score_segment_ids" not in after
+
+
+def test_a_column_per_sequence_has_no_segments_whatever_its_shape():
+    columns = {"y": [[1.0, 2.0], [3.0, 4.0]]}
+    batch = PackedBatch.from_sequences([[1, 2], [3, 4]], Rows(2), sequence_columns=columns)
+    assert batch["y"].shape == batch.input_ids.shape
+    copies = [batch, PackedBatch(dict(batch)), batch.to("cpu"), batch.as_stand_in(), pickle.loads(pickle.dumps(batch))]
+    for one in copies:
+        assert list(one.as_grain()) == ["input_ids", "input_ids_segment_ids", "input_ids_positions", "y"]
+    features = [{"input_ids": [1, 2], "labels": [0.5, 1]}, {"input_ids": [3, 4], "labels": [2.5, 3]}]
+    assert "labels_segment_ids" in PackedBatch.from_features(features, Rows(2)).as_grain()
+    batch["more"] = batch.input_ids  # nothing but its shape tells what it is
+    assert "more_segment_ids" in batch.as_grain()
+
+
+def test_a_table_of_images_has_no_segments():
+    """``image_grid_thw`` is [images, 3]: as many as slots here."""
+    picture = {"pixel_values": np.zeros((4, 12), np.float32), "image_grid_thw": np.array([[1, 2, 2]])}
+    batch = PackedBatch.from_features([{"input_ids": [[1, 2, 3]], **picture}], Rows(3))
+    assert batch["image_grid_thw"].shape == batch.input_ids.shape
+    assert "image_grid_thw_segment_ids" not in batch.as_grain()
 
 
 def test_a_decoder_has_segments_of_its_own():

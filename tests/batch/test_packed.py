@@ -382,12 +382,40 @@ def test_rows_that_cannot_be(how, says):
         ({"fill": ["labels"]}, "fill are of type list; expected a dict by the names of columns"),
         ({"fill": {"input_ids": "x"}}, "padding of input_ids is 'x'; expected an integer"),
         ({"columns": ["a"]}, "columns are of type list; expected a dict by the names of columns"),
+        ({"pad_id": 10**5000}, "padding of input_ids is an integer of 16,610 bits; expected an integer"),
         *(({"pad_id": odd}, f"padding of input_ids is {odd!r}; expected an integer") for odd in ("x", None, 1.5)),
     ],
 )
 def test_options_that_cannot_be(how, says):
     with pytest.raises(OptionError, match=says):
         PackedBatch.from_sequences([[1, 2]], Rows(4), **how)
+
+
+@pytest.mark.parametrize("form", [Rows(4), Flat()])
+def test_labels_that_are_booleans_are_ignored_in_padding(form):
+    """A boolean holds no -100: padding, and the first tokens of a causal model, counted as true."""
+    flags = [np.array([True, False]), np.array([True])]
+    made = PackedBatch.from_sequences([[1, 2], [3]], form, columns={"labels": flags, "flag": flags})
+    assert made["labels"].tolist() == [[1, 0, 1, -100][: made.layout.shape[1]]]
+    assert made["flag"].tolist() == [[True, False, True, False][: made.layout.shape[1]]]
+    features = [{"input_ids": [1, 2], "labels": flags[0]}, {"input_ids": [3], "labels": flags[1]}]
+    made = PackedBatch.from_features(features, form, causal=True)
+    assert made["labels"].tolist() == [[-100, 0, -100, -100][: made.layout.shape[1]]]
+    kept = PackedBatch.from_sequences([[1, 2], [3]], form, columns={"labels": flags}, fill={"labels": False})
+    assert kept["labels"].dtype == torch.bool
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_padding_of_floats_is_what_they_hold(dtype):
+    """Infinity and NaN are values of their own, and no number becomes one of them."""
+    most = float(np.finfo(dtype).max)
+    columns = {"x": [np.ones(2, dtype)]}
+    for fill in (0.5, -3, np.int8(3), most, -most, float("inf"), float("nan")):
+        made = PackedBatch.from_sequences([[1, 2]], Rows(4), columns=columns, fill={"x": fill})
+        assert made["x"].numpy()[0, 3] == pytest.approx(fill, nan_ok=True)
+    for fill in (10**400, -(10**5000), "1", *([1e300, np.float64(-1e300), 10**39] if dtype != np.float64 else [])):
+        with pytest.raises(OptionError, match=f"padding of x is .*; expected a number that {dtype.__name__} holds"):
+            PackedBatch.from_sequences([[1, 2]], Rows(4), columns=columns, fill={"x": fill})
 
 
 def test_ids_are_no_column_of_ids():

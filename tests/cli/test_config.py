@@ -61,6 +61,7 @@ def test_other_commands_are_not_mentioned(call, here, histogram):
         ("[pack]\ncarry = [true]", "[pack]: carry is [True]; it is a text or a number, or a list of them"),
         ("[pack]\nshard-tokens = 1\nshard_tokens = 2", "[pack]: shard_tokens is given twice"),
         ("[pack", "nopad.toml is not TOML: "),
+        (f"[pack]\ncapacity = {'1' * 5000}", "nopad.toml is not TOML: "),
     ],
 )
 def test_what_is_refused(call, here, histogram, text, message):

@@ -178,7 +178,7 @@ def test_empty_documents_can_be_refused(call, words, tmp_path):
     ("arguments", "message"),
     [
         (["-c", "0"], "capacity is 0; it must be an integer from 1 to 2147483647"),
-        (["-c", "4", "-d", "0"], "depth must be an integer >= 1, or none for unlimited, got '0'"),
+        (["-c", "4", "-d", "0"], "depth must be an integer from 1 to 2147483647, or none for unlimited, got '0'"),
         (["-c", "4", "-a", "ffb"], "unknown algorithm 'ffb'; did you mean ffd? (there are: "),
         (["-c", "4", "--seed", "-7"], "seed must be an integer from 0 to 18446744073709551615, got -7"),
         (["-c", "4", "--text-field", "a", "--ids-field", "b"], "exclude each other; give one of them"),

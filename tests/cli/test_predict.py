@@ -152,6 +152,7 @@ def test_csv_and_text(folder, tmp_path, call):
         (["--text", "review", "--set", "text=x"], 2, "text is given twice, as --text and by --set"),
         (["--text", "title"], 2, "record 0 has no 'title', only id, review"),
         (["--labels", "a,b"], 2, "the task regress has no option 'labels'"),
+        (["--labels", "1" * 5000], 2, "the task regress has no option 'labels'"),
         (["--keep", "=x"], 2, "--keep must be COLUMN, or NEW=COLUMN"),
         (["--text", "review", "--keep", "gold"], 2, "record 0 has no 'gold', only id, review"),
         (["--text", "review", "--keep", "score=id"], 2, "a prediction has one of this name"),

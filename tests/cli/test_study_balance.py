@@ -99,6 +99,7 @@ def test_scaling_as_json(call, small):
         (["balance", "{small}", "{small}"], "one histogram at a time"),
         (["balance", "{small}", "8"], "8 is no histogram; numbers of GPUs are given as --gpus 8"),
         (["balance", "{small}", "--gpus", "x"], "--gpus takes numbers from 1 to 1048576, such as 8,64,1024, got 'x'"),
+        (["balance", "{small}", "--gpus", "1" * 5000], "--gpus takes numbers from 1 to 1048576"),
         (["balance", "{small}", "--gpus", "0"], "--gpus takes numbers from 1 to 1048576"),
         (["balance", "{small}", "--gpus", "12", "--node", "8"], "world_size 12 is not divisible by node_size 8"),
         (["balance", "{small}", "--gpus", "8", "--steps", "0"], "steps must be at least 1, got 0"),

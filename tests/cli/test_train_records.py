@@ -7,6 +7,7 @@ import re
 import tomllib
 from copy import copy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,9 @@ pytest.importorskip("accelerate")
 
 import transformers
 from tests.tasks.tiny import SIZES, tokenizer
+
+from nopad.tasks import Answers
+from nopad.training.ready import _check_empty
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -96,9 +100,16 @@ def test_an_error_about_a_record_names_file_and_line(folder, dry):
     said = dry(MASK).error()
     assert re.search(r"data\.train: \S+notes/a\.txt, line 3: record 2 has \d+ tokens, and max_length is 32", said)
     assert "task.empty: leave it out; data.empty says it" in dry(MASK + 'empty = "skip"\n').error()
-    classify = '[data]\ntrain = "a.json"\nempty = "error"\n[task]\nname = "answer"\n'
+
+
+@pytest.mark.parametrize("empty", ["error", "skip"])
+def test_a_choice_about_records_without_a_token_that_would_be_ignored_is_refused(folder, dry, empty):
+    answer = f'[data]\ntrain = "a.json"\nempty = "{empty}"\n[task]\nname = "answer"\n'
     (folder / "a.json").write_text(json.dumps(SQUAD))
-    assert "the task answer has no choice about it" in dry(classify).error()
+    said = f'data.empty is "{empty}", and the task answer has no choice about it; leave it out'
+    assert said in dry(answer).error()
+    stored = {"train": "a folder of arrays", "eval": None}  # of tokens, whose empty sequences no task reads
+    _check_empty(SimpleNamespace(data=SimpleNamespace(empty=empty)), Answers, stored)
 
 
 def test_bad_records_are_skipped_if_asked(folder, dry):

@@ -147,8 +147,9 @@ def test_tool_turns_are_never_learned():
         assert learned == "tool river [EOS] dog [EOS]"
     with pytest.raises(RecordError, match="has tools, and the chat template leaves them out"):
         encoded("PLAIN", {"messages": TWO, "tools": [call]})
-    with pytest.raises(RecordError, match="tools are no JSON"):
-        encoded("TOOLS", {"messages": TWO, "tools": "[{"})
+    for broken in ("[{", "1" * 5000, "[" * 100_000):
+        with pytest.raises(RecordError, match="tools are no JSON"):
+            encoded("TOOLS", {"messages": TWO, "tools": broken})
 
 
 BAD = {

@@ -83,6 +83,7 @@ def test_what_is_no_group_is_refused(group, message):
     [
         ({"RANK": "1"}, "has only one; set both"),
         ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK is 'one' in the environment"),
+        ({"RANK": "1" * 5000, "WORLD_SIZE": "2"}, "RANK is '1+' in the environment; expected a number from 0 to"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "the last is number 1"),
     ],
 )

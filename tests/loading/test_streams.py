@@ -21,6 +21,7 @@ from nopad import Flat, PackedLoader, ReaderOptions
 from nopad.corpus import IterableSource
 from nopad.errors import FormatError, OptionError, PlanMismatchError, RecordError, SourceError
 from nopad.loading.streams import reading
+from nopad.loading.streams import state as state_module
 from nopad.loading.streams.deal import Deal
 
 N = 150
@@ -741,6 +742,7 @@ def edited(state, path, value):
         (["held", "tokens", "input_ids", "data"], "AAAA"),
         (["held", "tokens", "input_ids", "data"], "no base64"),
         (["held", "tokens", "input_ids", "stored"], "O"),
+        (["held", "values", "seq_index", "type"], "f8"),
         (["held", "values", "seq_index", "type"], "x9"),
         (["drawn"], -1),
         (["waiting", "lengths", 0], 0),
@@ -802,6 +804,32 @@ def test_columns_beside_the_ids_come_along_and_survive_a_resume():
         assert batch["good"].tolist() == [bool(n % 2) for n in index]
         assert (batch["labels"][batch["labels"] >= 0] == batch["input_ids"][batch["labels"] >= 0]).all()
         assert "name" not in batch
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64])
+def test_integers_are_stored_as_integers_as_narrow_as_they_fit(dtype):
+    of = np.iinfo(dtype)
+    ends = sorted({of.min, max(of.min, -129), max(of.min, -1), 0, 127, 128, 2**32, 2**53 + 1, of.max})
+    ends = [number for number in ends if number <= of.max]
+    for low, high in itertools.combinations_with_replacement(ends, 2):
+        packed = state_module._packed(np.array([low, high], dtype))
+        stored = np.dtype(packed["stored"])
+        assert stored.kind in "iu"
+        assert stored.itemsize == min(
+            np.dtype(kind).itemsize for kind in "bBhHiIlL" if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max
+        )
+        found = state_module._unpacked(packed, "x", 2)
+        assert (found.dtype, found.tolist()) == (dtype, [low, high])
+
+
+def test_large_integers_beside_the_ids_survive_a_resume():
+    data = [{"input_ids": ids, "number": 2**53 + n if n % 2 else -1} for n, ids in enumerate(IDS)]
+    first = Streams(1, data=lambda: iter(data))
+    first.take(3)
+    (state,) = json.loads(json.dumps(first.states()))
+    assert state["held"]["lengths"]
+    for batch in Streams(1, [state], data=lambda: iter(data)).take(6)[0]:
+        assert batch["number"].tolist() == [data[n]["number"] for n in batch.records["seq_index"]]
 
 
 @pytest.mark.parametrize("shuffle", [None, 5])

@@ -151,6 +151,11 @@ def test_what_cannot_be_checked(steps, units, limits, problem):
         (((1, 1),), (4, MAX_UNITS + 1)),
         (((1, 1.5),), (4, 4)),
         (((1, True),), (4, 4)),
+        (((3, 1),), (12,)),
+        (((3, 1),), (12, 40, 1)),
+        (((3, 1),), ()),
+        (((3,),), (12, 40)),
+        (((3, 1, 1),), None),
     ],
 )
 def test_steps_that_mean_nothing(steps, units):

@@ -34,6 +34,25 @@ def test_the_reason(lengths, how, said):
         assert sentence.startswith(start)
 
 
+def test_without_conditions_no_padding_is_theirs():
+    """A certificate proves what the other bounds at this depth do not."""
+    made = nopad.plan(nopad.Histogram.from_counts({6: 57, 9: 46, 10: 39}), 13, depth=3)
+    assert made.bound.proof == "certificate"
+    assert made.gap == 0
+    (only,) = causes_of_padding(made)
+    assert only.startswith("22.7% of all slots: no plan at this capacity has less, because of the lengths")
+
+
+def test_what_only_a_certificate_proves_of_a_depth_is_the_depth_s():
+    made = nopad.plan(nopad.Histogram.from_counts({10: 40, 4: 51}), 17, depth=3)
+    assert made.bound.proof == "certificate"
+    said = causes_of_padding(made)
+    assert [sentence.partition(": ")[2][:30] for sentence in said] == [
+        "no plan at this capacity has l",
+        "a pack holds at most 3 sequenc",
+    ]
+
+
 def test_a_plan_without_packs_has_no_padding():
     assert causes_of_padding(nopad.plan([], 100)) == []
 

@@ -96,6 +96,14 @@ def test_epochs_and_a_sample():
         ways_of(plan, Settings(of_tokens=29))
 
 
+def test_the_formula_of_steps_gives_the_steps():
+    given = Settings(rows_per_step=4, epochs=3)
+    packed = ways_of(nopad.plan([8] * 10, 8), given)[-1]
+    assert (packed.rows, packed.steps) == (30, 9)  # 10 rows in an epoch, so 3 steps
+    assert "Optimiser steps = rows of an epoch ÷ 4 rows per step, rounded up, × 3 epochs." in formulas(given)
+    assert formulas(Settings(rows_per_step=4)) == ["Optimiser steps = rows ÷ 4 rows per step, rounded up."]
+
+
 def test_savings_that_round_to_nothing_are_left_out():
     plan = nopad.plan(LENGTHS, 10)
     dynamic = ways_of(plan, Settings())[1].slots - 30

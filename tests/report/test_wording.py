@@ -54,10 +54,20 @@ def test_only_zero_reads_as_zero():
         ),
         ([4, 4], "All sequences that share a pack have the same length."),
         ([8, 8], "No two sequences share a pack."),
+        (
+            [4] * 400 + [3, 3, 4, 5],
+            "differ by 0.0149 tokens on average, about as much as two drawn at random (0.0148).",
+        ),
     ],
 )
 def test_how_alike(lengths, said):
     assert said in alike(Composition(nopad.plan(lengths, 8)))
+
+
+def test_a_small_ratio_is_not_called_0():
+    many = Composition(nopad.plan([500, 500] * 400 + [1, 1] * 400 + [3, 2], 1000, depth=2))
+    assert 0 < many.likeness < 0.005
+    assert "tokens on average, under 0.01 times as much as two drawn at random" in alike(many)
 
 
 def test_numbers():

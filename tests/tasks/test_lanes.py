@@ -393,6 +393,24 @@ def test_the_first_batch_of_each_way_does_not_count():
     assert max(trial._quotients[2]) < 1
 
 
+@pytest.mark.parametrize(("most", "tried"), [(2, {1, 2}), (3, {1, 2, 3}), (None, {1, 2, 4}), (9, {1, 2, 4})])
+def test_with_fewer_lanes_than_threads_each_number_is_tried(most, tried):
+    torch.set_num_threads(4)
+    some, seen = Lanes(a_bert(), most), set()
+    for _ in range(30):
+        seen.add(len(seen_by(some)[1]))
+    assert seen == tried
+
+
+def test_another_limit_begins_another_trial():
+    torch.set_num_threads(4)
+    some = Lanes(a_bert())
+    seen_by(some)
+    some.most = 2
+    assert {len(seen_by(some)[1]) for _ in range(30)} == {1, 2}
+    assert set(some._trial._quotients) <= {1, 2}
+
+
 def test_small_batches_do_not_decide():
     trial = lanes._Trial(4)
     assert set(run_of(trial, lambda way, _: 1.0 / way, 50, most=2)) == {1}

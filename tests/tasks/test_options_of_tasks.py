@@ -53,3 +53,17 @@ def test_what_is_no_boolean_is_refused(name, option, value):
 def test_what_is_no_text_is_refused(name, option, value):
     with pytest.raises(OptionError, match=f"{option} is .*; it is a text"):
         made(name, **{option: value})
+
+
+COLUMNS = [(name, option) for name, option in TEXTS if "prompt" not in option]
+
+
+def test_the_tasks_know_their_columns():
+    known = {(name, one) for name, task in tasks_by_name().items() for one in (*task.texts_by, *task.columns_by)}
+    assert known == set(COLUMNS)  # every option that is a text, but for prompts
+
+
+@pytest.mark.parametrize(("name", "option"), COLUMNS)
+def test_a_column_without_a_name_is_refused(name, option):
+    with pytest.raises(OptionError, match=f"^{option} is ''; give the name of a column, or leave it out"):
+        made(name, **{option: ""})

@@ -119,6 +119,7 @@ def test_changes_are_toml_or_texts(read):
         ("[task]\nname = 'classify'\nover_long = 'x'", "task.over_long is 'x'"),
         ("[task]\nlabels = 2", "{file}: task.name is missing, and labels would be an option of it"),
         ("[x", "{file} is no TOML: "),
+        (f"[packing]\ncapacity = {'1' * 5000}", "{file} is no TOML: Exceeds the limit"),
     ],
 )
 def test_what_is_wrong_is_named(read, tmp_path, text, message):
@@ -135,6 +136,8 @@ def test_what_is_wrong_is_named(read, tmp_path, text, message):
             "trainer.learning_rate=.5",
             "--set trainer.learning_rate=.5: trainer.learning_rate is '.5', and must be a number",
         ),
+        (f"trainer.learning_rate=1{'0' * 400}", "and must be a number"),
+        (f"packing.capacity=1{'0' * 5000}", "0', and must be an integer"),
         ("trainer.bf16=True", "trainer.bf16 is 'True', and must be true or false"),
         ("seed=1", "it must be TABLE.FIELD=VALUE"),
         ("trainer.seed", "it must be TABLE.FIELD=VALUE"),

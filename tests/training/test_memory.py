@@ -13,7 +13,9 @@ pytest.importorskip("accelerate")
 
 import torch
 import transformers
+from transformers.training_args import OptimizerNames
 
+from nopad.training import memory
 from nopad.training.memory import estimate
 
 SIZES = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -49,6 +51,51 @@ def test_parameters_are_counted(tmp_path):
         assert (got.total, got.trained) == (total, trained)
         assert (got.parameters, got.gradients, got.optimizer) == (4 * total, 4 * trained, 4 * trained * states)
     assert found(model().bfloat16(), tmp_path).parameters == 2 * total
+
+
+BYTES = {  # of the state of a parameter in float32; GaLore and APOLLO: of what they project
+    8: "adamw_torch adamw_torch_fused adamw_torch_xla adamw_torch_npu_fused adamw_anyprecision paged_adamw_32bit "
+    "schedule_free_radam schedule_free_adamw stable_adamw",
+    2: "adamw_torch_8bit adamw_bnb_8bit adamw_8bit paged_adamw_8bit",
+    1: "adamw_torch_4bit lion_8bit paged_lion_8bit rmsprop_bnb_8bit",
+    12: "ademamix paged_ademamix_32bit grokadamw",
+    3: "ademamix_8bit paged_ademamix_8bit",
+    4: "adagrad lion_32bit paged_lion_32bit rmsprop rmsprop_bnb rmsprop_bnb_32bit schedule_free_sgd",
+    0: "sgd adafactor lomo adalomo galore_adamw galore_adamw_8bit galore_adafactor galore_adamw_layerwise "
+    "galore_adamw_8bit_layerwise galore_adafactor_layerwise apollo_adamw apollo_adamw_layerwise",
+}
+
+
+@pytest.mark.parametrize("optim", [one.value for one in OptimizerNames])
+def test_the_states_of_every_optimiser(optim, tmp_path):
+    (wanted,) = (size for size, names in BYTES.items() if optim in names.split())
+    args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], optim=optim)
+    weights = [torch.nn.Parameter(torch.zeros(10, 10)), torch.nn.Parameter(torch.zeros(20))]
+    assert memory._states(optim, weights, memory.given_to(args)) == wanted * 120
+
+
+@pytest.mark.parametrize(
+    ("optim", "given", "states"),
+    [
+        ("sgd", "momentum=0.9", 1),
+        ("sgd", "momentum=0", 0),
+        ("sgd", "weight_decay=0.1, nesterov=true", 0),
+        ("rmsprop", "momentum=0.9,centered=True", 3),
+        ("rmsprop", "centered=false", 1),
+        ("adamw_torch", None, 2),
+    ],
+)
+def test_options_of_optimisers_count(optim, given, states, tmp_path):
+    made = model()
+    got = found(made, tmp_path, optim=optim, optim_args=given)
+    assert got.optimizer == 4 * got.trained * states
+    assert found(made.bfloat16(), tmp_path, optim=optim, optim_args=given).optimizer == 2 * got.trained * states
+
+
+def test_bitsandbytes_keeps_float32_for_bfloat16(tmp_path):
+    got = found(model().bfloat16(), tmp_path, optim="paged_lion_32bit")
+    assert got.optimizer == 4 * got.trained
+    assert found(model().bfloat16(), tmp_path, optim="paged_lion_8bit").optimizer == got.trained
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")  # the name that all transformers know

@@ -338,6 +338,12 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimiser_and_keeps_its_batc
         load_batch(tmp_path / "other.safetensors")
 
 
+def test_a_kept_batch_knows_which_columns_are_per_sequence(tmp_path):
+    batch = nopad.PackedBatch.from_sequences([[7, 8], [5]], nopad.Rows(2), sequence_columns={"y": [[1, 2], [3, 4]]})
+    save_batch(tmp_path / "a.safetensors", batch)
+    assert "y_segment_ids" not in load_batch(tmp_path / "a.safetensors").as_grain()
+
+
 def test_a_kept_batch_with_a_decoder_runs_as_it_was(tmp_path):
     torch.manual_seed(0)
     sizes = {"vocab_size": 40, "d_model": 16, "max_position_embeddings": 16, "decoder_start_token_id": 0}

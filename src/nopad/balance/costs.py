@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nopad.errors import BalanceError, OptionError
 from nopad.histogram import integers
-from nopad.options import MAX_LENGTH, check_integer, is_number
+from nopad.options import check_integer, is_number, parse_integer
 
 __all__ = ["Attention", "CostModel", "Measured", "Tokens", "check_costs", "cost_model", "fingerprint", "round_up"]
 
@@ -157,13 +157,14 @@ class Attention(CostModel):
         Args:
             config: the model's config, or any object with the same attributes; if it has a `text_config`, that is used
                 instead.
-            causal: whether tokens attend only to the tokens before them. None: True if the config's `is_decoder` is
-                true, or one of its `architectures` ends in ``CausalLM`` or ``LMHeadModel``.
+            causal: whether tokens attend only to the tokens before them. None: True if the `is_decoder` of the config,
+                or of its `text_config`, is true, or one of the `architectures` of the two ends in ``CausalLM`` or
+                ``LMHeadModel``. With a `text_config` and no encoder, ``ForConditionalGeneration`` counts too.
 
         Raises:
             OptionError: the config has no hidden size.
         """
-        config = getattr(config, "text_config", None) or config
+        outer, config = config, getattr(config, "text_config", None) or config
         hidden = _attribute(config, "hidden_size", "n_embd", "d_model", "dim")
         if hidden is None:
             raise OptionError(f"{type(config).__name__} has no hidden_size; give Attention(hidden_size=...)")
@@ -171,7 +172,7 @@ class Attention(CostModel):
         width = heads * (_attribute(config, "head_dim") or hidden // heads)
         key_width = width * (_attribute(config, "num_key_value_heads") or heads) // heads
         matrices = 2 * hidden * (width + key_width) + _feed_forward(config, hidden)
-        attended = width if (_is_causal(config) if causal is None else causal) else 2 * width
+        attended = width if (_is_causal(outer, config) if causal is None else causal) else 2 * width
         return cls(max(1, round(matrices / (6 * attended))))
 
 
@@ -188,11 +189,18 @@ def _feed_forward(config: Any, hidden: int) -> int:
     return int((3 if gated else 2) * hidden * wide)
 
 
-def _is_causal(config: Any) -> bool:
-    names = getattr(config, "architectures", None) or ()
-    return bool(getattr(config, "is_decoder", False)) or any(
-        name.endswith(("CausalLM", "LMHeadModel")) for name in names
-    )
+def _is_causal(outer: Any, text: Any) -> bool:
+    """Return whether tokens attend only to those before them; `text` is the text config of `outer`, or `outer` itself.
+
+    A model with a text config is one of images or sound too. What such a model generates with is a causal language
+    model, unless it has an encoder; its text config mostly has no architectures.
+    """
+    both = (outer, text)
+    ends = ["CausalLM", "LMHeadModel"]
+    if text is not outer and not any(getattr(one, "is_encoder_decoder", False) for one in both):
+        ends.append("ForConditionalGeneration")
+    names = [name for one in both for name in getattr(one, "architectures", None) or ()]
+    return any(getattr(one, "is_decoder", False) for one in both) or any(name.endswith(tuple(ends)) for name in names)
 
 
 @dataclass(frozen=True)
@@ -371,6 +379,7 @@ def cost_model(text: str) -> CostModel:
     kind, _, size = text.partition(":")
     if kind == "tokens" and not size:
         return Tokens()
-    if kind == "attention" and size.isascii() and size.isdecimal() and 1 <= int(size) <= MAX_LENGTH:
-        return Attention(hidden_size=int(size))
+    hidden_size = parse_integer(size) if size.isascii() else None
+    if kind == "attention" and hidden_size is not None:
+        return Attention(hidden_size=hidden_size)
     raise OptionError(f"cost must be tokens or attention:HIDDEN_SIZE, such as attention:1024, got {text!r}")

@@ -52,8 +52,9 @@ def flash_kwargs(batch: PackedBatch, *, seq_idx: bool) -> dict[str, Any]:
 def grain_arrays(batch: PackedBatch, fields: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, NDArray[Any]]:
     """Return the columns of a batch as NumPy arrays, under the names of Grain's packing; see `PackedBatch.as_grain`.
 
-    With each column ``[R, L]`` come ``<column>_segment_ids`` and ``<column>_positions``, int32 ``[R, L]``. `fields` are
-    the items of `batch`, by name. `names` maps names of its columns to new names.
+    With each column per token, ``[R, L]``, come ``<column>_segment_ids`` and ``<column>_positions``, int32 ``[R, L]``.
+    A column that was set after the batch was made counts as one per token if it has this shape. `fields` are the items
+    of `batch`, by name. `names` maps names of its columns to new names.
 
     Raises:
         BatchError: rows are filled end to end.
@@ -75,7 +76,7 @@ def grain_arrays(batch: PackedBatch, fields: Mapping[str, Any], names: Mapping[s
         feature = names.get(name, name)
         layout = layout_of(target) if target is not None and name in TARGETS else batch.layout
         made = {feature: array}
-        if array.shape == layout.shape:
+        if array.shape == layout.shape and name not in layout.not_per_token:
             segments = np.zeros_like(layout.segment_ids) if layout.stand_in else layout.segment_ids
             made[f"{feature}_segment_ids"] = segments
             made[f"{feature}_positions"] = layout.position_ids.astype(np.int32)

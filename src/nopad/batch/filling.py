@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from nopad.batch.columns import Records
 from nopad.batch.guard import PackedMask
 from nopad.batch.images import Pictured
@@ -23,11 +25,12 @@ TARGETS = ("decoder_input_ids", "labels", f"decoder_{MASK}")  # the items of a b
 def without_first(stacked: Sequences, layout: Layout) -> tuple[Sequences, Layout]:
     """Return `stacked` with the first label of each sequence set to -100, and `layout` with `causal` set to True.
 
-    A causal language model does not predict a sequence's first token. If there are no ``labels`` per token, `stacked`
-    is returned as it is. The arguments themselves do not change.
+    A causal language model does not predict a sequence's first token. Labels that are booleans become int64. If there
+    are no ``labels`` per token, `stacked` itself is returned. The arguments themselves do not change.
     """
     if "labels" in stacked.tokens:
-        labels = stacked.tokens["labels"].copy()
+        given = stacked.tokens["labels"]
+        labels = given.copy() if given.dtype != np.bool_ else given.astype(np.int64)  # a boolean is never -100
         labels[stacked.begins] = -100
         stacked = replace(stacked, tokens={**stacked.tokens, "labels": labels})
     return stacked, layout.marked(causal=True)
@@ -44,7 +47,8 @@ def filled(
     """Return the items of a `PackedBatch` by name.
 
     They are the columns per token, ``[R, L]``; the columns per sequence, ``[S, ...]``; ``position_ids``; the columns of
-    images and videos; and the guard (`PackedMask`) as ``attention_mask``.
+    images and videos; and the guard (`PackedMask`) as ``attention_mask``. A column per token of booleans that is padded
+    with -100 becomes int64.
 
     Args:
         stacked: the sequences, with columns per token and per sequence.
@@ -65,6 +69,9 @@ def filled(
             per_token = ", ".join(stacked.tokens)
             raise OptionError(f"fill names {name!r}; columns with a value per token are {per_token}")
         check_fill(name, value, stacked.tokens[name].dtype)
+    unable = [name for name, one in stacked.tokens.items() if one.dtype == np.bool_ and name not in fills]
+    ints = {name: stacked.tokens[name].astype(np.int64) for name in unable if name.endswith("labels")}
+    stacked = replace(stacked, tokens={**stacked.tokens, **ints}) if ints else stacked
     for name, column in stacked.tokens.items():
         if column.shape != (layout.tokens,):
             raise BatchError(f"column {name!r} is {list(column.shape)}, and the sequences have {layout.tokens} tokens")
@@ -79,4 +86,6 @@ def filled(
         layout = layout.marked(**{one.kind.name: one.counts for one in images})
     for one in images:
         fields |= one.fields(layout.order)
+    others = fields.keys() - stacked.tokens.keys() - {"position_ids"}
+    layout = layout.marked(not_per_token=frozenset(others)) if others else layout
     return {**fields, MASK: PackedMask(layout)}

@@ -48,6 +48,8 @@ class Layout:
         stand_in: whether the batch is a stand-in for a rank that has no sequence left (`PackedBatch.weight` is 0).
         images: number of images of each sequence, in the order given; int64 ``[S]``; None: the batch has no images.
         videos: number of videos of each sequence, in the order given; int64 ``[S]``; None: the batch has no videos.
+        not_per_token: names of the columns that the batch was made with and that have no value per token: those per
+            sequence, and those of images and videos. The shape does not tell: ``[S, C]`` may be equal to ``[R, L]``.
     """
 
     form: Literal["rows", "flat"]
@@ -62,6 +64,7 @@ class Layout:
     row_tokens: NDArray[np.int64] | None = None
     images: NDArray[np.int64] | None = None
     videos: NDArray[np.int64] | None = None
+    not_per_token: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         """Check the number of slots, since `cu_seqlens` and `cu_seqlens_padded` are int32, as attention kernels need.
@@ -301,9 +304,10 @@ class Layout:
         return rows
 
     def marked(self, **changed: Any) -> Layout:
-        """Return a copy with new values for some of the fields `causal`, `records`, `stand_in`, `images` and `videos`.
+        """Return a copy with new values for some of the fields.
 
-        The copy shares the arrays of this layout, also those that were already computed.
+        They are `causal`, `records`, `stand_in`, `images`, `videos` and `not_per_token`, which do not say where tokens
+        lie. The copy shares the arrays of this layout, also those that were already computed.
         """
         made = object.__new__(Layout)
         vars(made).update(vars(self), **changed)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nopad.errors import BatchError, LengthError, OptionError
+from nopad.options import shown
 
 if TYPE_CHECKING:
     from nopad.batch.layout import Layout
@@ -73,9 +74,21 @@ def check_fill(name: str, value: Any, dtype: np.dtype[Any]) -> None:
     if held and whole:
         low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
         held = bool(low <= value <= high) and value == int(value)
+    elif held:
+        held = _is_float(value, dtype)
     if not held:
-        kind = f"an integer that {dtype} holds" if whole else "a number"
-        raise OptionError(f"padding of {name} is {value!r}; expected {kind}")
+        kind = f"{'an integer' if whole else 'a number'} that {dtype} holds"
+        raise OptionError(f"padding of {name} is {shown(value)}; expected {kind}")
+
+
+def _is_float(value: Any, dtype: np.dtype[Any]) -> bool:
+    """Return whether a number, rounded to a float dtype, is finite in it, or is infinite or NaN itself."""
+    try:
+        number = float(value)
+    except OverflowError:
+        return False
+    with np.errstate(over="ignore"):
+        return bool(np.isfinite(np.float64(number).astype(dtype))) or not np.isfinite(number)
 
 
 def check_embeddings(given: Any) -> None:

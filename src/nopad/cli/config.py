@@ -41,7 +41,7 @@ def read_config(path: Path, group: Any) -> _Values:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FormatError(f"{path}: cannot be read ({error.strerror}); give another --config") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also an integer of thousands of digits
         raise FormatError(f"{path} is not TOML: {error}") from error
     return _of_group(document, group, str(path), "")
 

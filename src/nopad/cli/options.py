@@ -9,6 +9,7 @@ import typer
 
 from nopad import corpus
 from nopad.errors import OptionError
+from nopad.options import MAX_LENGTH, parse_integer
 from nopad.planning.conditions import CONDITIONS
 
 __all__ = [
@@ -290,6 +291,7 @@ def parse_depth(text: str | None) -> int | None:
     """
     if text is None or text.lower() in ("none", "max", "unlimited"):
         return None
-    if not text.isdecimal() or int(text) < 1:
-        raise OptionError(f"depth must be an integer >= 1, or none for unlimited, got {text!r}")
-    return int(text)
+    depth = parse_integer(text)
+    if depth is None:
+        raise OptionError(f"depth must be an integer from 1 to {MAX_LENGTH}, or none for unlimited, got {text!r}")
+    return depth

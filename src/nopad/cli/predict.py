@@ -16,6 +16,7 @@ from nopad.cli.standard_input import StdinFormat, from_stdin
 from nopad.cli.starting_over import way_out
 from nopad.corpus import options as corpus
 from nopad.errors import MissingExtraError, OptionError, install
+from nopad.options import parse_integer
 from nopad.store.starting_over import PREDICTIONS, replaced
 from nopad.wording import counted, first_line
 
@@ -315,9 +316,10 @@ def _say(found: PredictionFiles, task: Task, inputs: RecordStream, text_unit: co
 
 def _labels(text: str | None) -> Any:
     """Parse the value of ``--labels``: return the names of the classes, or their number; None if it is not given."""
-    if text is None or text.isdecimal():
-        return text if text is None else int(text)
-    return [name.strip() for name in text.split(",")]
+    if text is None:
+        return None
+    number = parse_integer(text, 0)
+    return [name.strip() for name in text.split(",")] if number is None else number
 
 
 def _kept(given: list[str]) -> dict[str, str]:

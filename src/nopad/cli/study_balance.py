@@ -24,6 +24,7 @@ from nopad.cli.render_balance import (
 )
 from nopad.cli.study_output import AsJson, Plot, print_saved, read_filled
 from nopad.errors import OptionError
+from nopad.options import parse_integer
 from nopad.report.drawing import check_chart, save_chart
 from nopad.study import (
     WORKLOADS,
@@ -249,6 +250,6 @@ def _counts(texts: Sequence[str]) -> list[int]:
     """
     parts = [part.strip() for text in texts for part in text.split(",")]
     for part in parts:
-        if not (part.isascii() and part.isdecimal() and 1 <= int(part) <= 1 << 20):
+        if not part.isascii() or parse_integer(part, 1, 1 << 20) is None:
             raise OptionError(f"--gpus takes numbers from 1 to 1048576, such as 8,64,1024, got {part!r}")
     return [int(part) for part in dict.fromkeys(parts)]

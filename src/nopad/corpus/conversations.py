@@ -272,7 +272,7 @@ def _conversation(
     if isinstance(tools, str):
         try:
             tools = json.loads(tools) if tools.strip() else None
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise RecordError(f"record {number}: tools are no JSON ({error}); give a list, or its JSON") from error
     if tools is not None and (isinstance(tools, Mapping | str) or not isinstance(tools, Sequence | np.ndarray)):
         raise RecordError(f"record {number}: tools are a {type(tools).__name__}; expected a list of functions")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nopad.errors import OptionError
-from nopad.options import MAX_LENGTH, Option
+from nopad.options import MAX_LENGTH, Option, parse_integer
 
 __all__ = ["Ranks", "torch_distributed"]
 
@@ -164,11 +164,15 @@ def _number(name: str) -> int | None:
     """Return the environment variable `name` as an integer; None if it is not set, or empty.
 
     Raises:
-        OptionError: its value is not an integer of at least 0.
+        OptionError: its value is not an integer from 0 to 2^31 - 1.
     """
     text = os.environ.get(name, "").strip()
     if not text:
         return None
-    if not text.isdecimal():
-        raise OptionError(f"{name} is {text!r} in the environment; expected a number, or give rank and world_size")
-    return int(text)
+    number = parse_integer(text, 0)
+    if number is None:
+        raise OptionError(
+            f"{name} is {text!r} in the environment; expected a number from 0 to {MAX_LENGTH}, or give rank and "
+            "world_size"
+        )
+    return number

@@ -81,8 +81,9 @@ class CostCertificate:
             for any depth.
 
     Raises:
-        ValueError: a number is not an integer, or `by_depth` is not a boolean; a length is below 1; a value is outside
-            1 to 2^40; lengths or values do not rise; or T or S is outside 1 to 2^20.
+        ValueError: a step or the units are no pair; a number is not an integer, or `by_depth` is not a boolean; a
+            length is below 1; a value is outside 1 to 2^40; lengths or values do not rise; or T or S is outside 1 to
+            2^20.
 
     In the example, a pack holds one length of 6, or up to four of 3, so it is worth at most 4. The five sequences are
     worth 11, so they need at least 3 packs:
@@ -102,12 +103,14 @@ class CostCertificate:
         """Check the steps, the units and `by_depth`.
 
         Raises:
-            ValueError: a number is not an integer or is out of range, `by_depth` is not a boolean, or lengths or values
-                do not rise.
+            ValueError: a step or the units are no pair, a number is not an integer or is out of range, `by_depth` is
+                not a boolean, or lengths or values do not rise.
         """
         units = () if self.units is None else self.units
-        numbers = [number for pair in (*self.steps, units) for number in pair]
-        if any(type(number) is not int for number in numbers) or type(self.by_depth) is not bool:
+        pairs = [*self.steps, *([] if self.units is None else [units])]
+        if any(len(pair) != 2 for pair in pairs):
+            raise ValueError("a cost certificate needs pairs: steps (length, value), and units (T, S) or None")
+        if any(type(number) is not int for pair in pairs for number in pair) or type(self.by_depth) is not bool:
             raise ValueError("a cost certificate needs integers, and true or false for by_depth")
         rising = all(a[0] < b[0] and a[1] < b[1] for a, b in itertools.pairwise(self.steps))
         if not rising or (self.steps and (min(self.steps[0]) < 1 or self.steps[-1][1] > MAX_VALUE)):

@@ -29,9 +29,11 @@ def causes_of_padding(plan: Plan) -> list[str]:
     if not plan.packs:
         return []
     histogram, capacity, certificate = plan.histogram, plan.capacity, plan.bound.certificate
-    by_tokens = certificate if plan.depth is None and isinstance(certificate, Certificate) else None
-    free = lower_bound(histogram, capacity, None, by_tokens).packs
-    deep = max(free, lower_bound(histogram, capacity, plan.depth).packs)
+    proof = certificate if isinstance(certificate, Certificate) else None
+    # A certificate that is made for a depth also proves a bound without one, if that can be checked.
+    without = proof if proof is not None and proof.problem(capacity, None) is None else None
+    free = lower_bound(histogram, capacity, None, without).packs
+    deep = free if plan.depth is None else max(free, lower_bound(histogram, capacity, plan.depth, proof).packs)
     under = max(deep, plan.lower_bound)
     few = "sequence" if plan.depth == 1 else "sequences"
     reasons = [

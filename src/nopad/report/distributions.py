@@ -15,7 +15,7 @@ from nopad.histogram import exact_sum
 from nopad.report.drawing import BLUE, ORANGE, SKY, load_altair
 from nopad.report.ranges import in_ranges, name_of
 from nopad.report.subject import Subject
-from nopad.report.wording import percent
+from nopad.report.wording import mean, percent
 
 __all__ = ["alike_chart", "depth_chart", "fill_chart", "length_chart"]
 
@@ -188,8 +188,8 @@ def alike_chart(subject: Subject) -> Any | None:
         )
         .properties(
             height=HEIGHT,
-            description=f"Lines: two sequences of one pack differ by {found.together:,.1f} tokens on average, "
-            f"two drawn at random by {found.at_random:,.1f}.",
+            description=f"Lines: two sequences of one pack differ by {mean(found.together)} tokens on average, "
+            f"two drawn at random by {mean(found.at_random)}.",
         )
     )
 

@@ -92,7 +92,8 @@ def formulas(settings: Settings) -> list[str]:
     """
     given = []
     if settings.rows_per_step is not None:
-        given.append(f"Optimiser steps = rows ÷ {settings.rows_per_step:,} rows per step, rounded up.")
+        of, times = ("", "") if settings.epochs == 1 else (" of an epoch", f", × {settings.epochs:,} epochs")
+        given.append(f"Optimiser steps = rows{of} ÷ {settings.rows_per_step:,} rows per step, rounded up{times}.")
     rate, gpus, price, watts = settings.tokens_per_second, settings.gpus, settings.price_per_hour, settings.watts
     if settings.of_tokens is not None:
         given.append(

@@ -7,7 +7,7 @@ from nopad.planning import Plan
 from nopad.report.composition import Composition
 from nopad.wording import counted
 
-__all__ = ["alike", "answer", "big", "median_of", "percent", "quantity", "times"]
+__all__ = ["alike", "answer", "big", "mean", "median_of", "percent", "quantity", "times"]
 
 _UNITS = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"))
 
@@ -47,12 +47,22 @@ def alike(found: Composition) -> str:
         return "No two sequences share a pack."
     if not found.at_random:
         return "All sequences that share a pack have the same length."
-    ratio, random = found.likeness, f"two drawn at random ({found.at_random:,.1f})"
-    said = f"Two sequences of one pack differ by {found.together:,.1f} tokens on average"
+    ratio, random = found.likeness, f"two drawn at random ({mean(found.at_random)})"
+    said = f"Two sequences of one pack differ by {mean(found.together)} tokens on average"
     if 0.95 <= ratio <= 1.05:
         return f"{said}, about as much as {random}."
     compared = "less" if ratio > 1 else "more"
-    return f"{said}, {ratio:.2f} times as much as {random}: the lengths in a pack are {compared} alike than by chance."
+    factor = "under 0.01" if 0 < ratio < 0.005 else f"{ratio:.2f}"
+    return f"{said}, {factor} times as much as {random}: the lengths in a pack are {compared} alike than by chance."
+
+
+def mean(tokens: float) -> str:
+    """Return a mean number of tokens as text, with one decimal; below 0.1, as `quantity` gives it.
+
+    >>> mean(1234.56), mean(0.01485), mean(0.0)
+    ('1,234.6', '0.0149', '0')
+    """
+    return quantity(tokens) if tokens < 0.1 else f"{tokens:,.1f}"
 
 
 def median_of(histogram: Histogram) -> int:

@@ -88,6 +88,7 @@ class Answers(Task):
     name = "answer"
     auto: ClassVar[str] = "AutoModelForQuestionAnswering"
     texts_by: ClassVar[tuple[str, ...]] = ("question", "context")
+    columns_by: ClassVar[tuple[str, ...]] = ("answers",)
     policies: ClassVar[tuple[OverLong, ...]] = ("split", "error", "truncate", "drop")
 
     def __init__(

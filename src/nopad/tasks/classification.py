@@ -36,6 +36,7 @@ class _Judged(OfTexts):
 
     auto: ClassVar[str] = "AutoModelForSequenceClassification"
     texts_by: ClassVar[tuple[str, ...]] = ("text", "pair")
+    columns_by: ClassVar[tuple[str, ...]] = ("label",)
 
     def __init__(
         self, tokenizer: Any, *, text: str = "text", pair: str | None = None, label: str = "label", **options: Any

@@ -112,14 +112,15 @@ class Lanes:
         """
         every = sorted(range(len(lengths)), key=lengths.__getitem__)
         tokens, threads = sum(lengths), torch.get_num_threads()
-        most = min(self.most or threads, threads, len(lengths) // 2, tokens // FEWEST_TOKENS)
+        allowed = min(self.most or threads, threads)
+        most = min(allowed, len(lengths) // 2, tokens // FEWEST_TOKENS)
         several = most >= 2 and _is_plain() and self._sharing.allowed()
         if not several or not self._lock.acquire(blocking=False):
             with self.turn():
                 return _in_order([every], [work(every)])
         try:
-            if self._trial is None or self._trial.threads != threads:
-                self._trial = _Trial(threads)
+            if self._trial is None or (self._trial.threads, self._trial.most) != (threads, allowed):
+                self._trial = _Trial(threads, allowed)
             lanes, begin = self._trial.lanes(most), time.perf_counter()
             pool = None if lanes == 1 else self._pool(lanes, threads)
             found = _in_order([every], [work(every)]) if pool is None else self._divided(lengths, work, lanes, pool)
@@ -209,18 +210,19 @@ def divided(costs: Sequence[float], parts: int) -> list[list[int]]:
 class _Trial:
     """Finds the fastest number of lanes for `threads` threads of PyTorch, while batches run.
 
-    The numbers tried are 1, 2, 4, ... and `threads` itself. One of them is the fastest so far: 1 at first. Now and then
-    a batch runs with another number. Its time per token is divided by that of the latest batch with the fastest number.
-    Only batches close in time are compared, since the time per token changes with the lengths of the sequences, and
-    with what else the machine does. A number with a median quotient below `BETTER` (0.97) becomes the fastest. At
-    first, every other batch tries another number; afterwards about one in `AGAIN` (50), so that a wrong or outdated
-    choice does not stay.
+    The numbers tried are 1, 2, 4, ... and `most` itself, the largest number allowed (None: `threads`). One of them is
+    the fastest so far: 1 at first. Now and then a batch runs with another number. Its time per token is divided by that
+    of the latest batch with the fastest number. Only batches close in time are compared, since the time per token
+    changes with the lengths of the sequences, and with what else the machine does. A number with a median quotient
+    below `BETTER` (0.97) becomes the fastest. At first, every other batch tries another number; afterwards about one in
+    `AGAIN` (50), so that a wrong or outdated choice does not stay.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, most: int | None = None) -> None:
         self.threads = threads
+        self.most = threads if most is None else most
         self._best = 1
-        self._all = [*(1 << power for power in range(threads.bit_length()) if 1 << power < threads), threads]
+        self._all = [*(1 << power for power in range(self.most.bit_length()) if 1 << power < self.most), self.most]
         self._begin()
 
     def _begin(self) -> None:
@@ -232,7 +234,7 @@ class _Trial:
 
     def lanes(self, most: int) -> int:
         """Return the number of lanes for the next batch; `most` is the largest number that is possible for it."""
-        if most < max(self._all):
+        if most < self.most:
             return self._best if self._best <= most else 1
         tried = all(len(known) == TURNS for known in self._quotients.values())
         if self._last is None or self._since < (AGAIN if tried else 1):
@@ -242,10 +244,10 @@ class _Trial:
     def note(self, lanes: int, most: int, spent: float) -> None:
         """Record that a batch with this number of `lanes` took `spent` seconds per token.
 
-        `most` is the largest number of lanes that was possible for the batch. If it is below `threads`, the batch was
-        small, and its time is ignored.
+        `most` is the largest number of lanes that was possible for the batch. If it is below the number that is
+        allowed, the batch was small, and its time is ignored.
         """
-        if most < max(self._all):
+        if most < self.most:
             return
         if lanes == self._best:
             self._last, self._since = spent, self._since + 1

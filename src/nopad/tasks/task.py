@@ -35,7 +35,8 @@ def _noting(constructor: Callable[..., None]) -> Callable[..., None]:
 
     Only arguments that the caller gives are stored, not defaults, and never the tokenizer. If `options` is there
     already, it is not changed: the constructor of a subclass stores its arguments, and then calls that of its base
-    class. Arguments that are annotated as booleans or texts are checked first (`_check_kind`).
+    class. Arguments that are annotated as booleans or texts are checked first (`_check_kind`), and "" is refused as a
+    column's name.
     """
     signature = inspect.signature(constructor)
 
@@ -46,6 +47,8 @@ def _noting(constructor: Callable[..., None]) -> Callable[..., None]:
             given = signature.bind(self, *args, **kwargs).arguments
         for name, value in given.items():
             _check_kind(name, value, signature.parameters[name].annotation)
+            if isinstance(value, str) and not value and name in (*self.texts_by, *self.columns_by):
+                raise OptionError(f"{name} is ''; give the name of a column, or leave it out")
         if "options" not in vars(self):
             self.options = {}
             for name, value in list(given.items())[1:]:
@@ -120,6 +123,7 @@ class Task(ABC):
         objective: computes the loss and its metrics.
         policies: values of `over_long` that the task accepts.
         texts_by: names of the task's attributes that hold names of text columns, such as "text".
+        columns_by: names of the options that hold names of further columns, such as "label".
         texts_always: names of text columns that no option changes.
         record_columns: names of per-sequence columns that hold the number of a sequence's record, from 0 in each call
             of `encode`. If records are encoded in parts, `encoded_after` replaces them by numbers among all records.
@@ -135,14 +139,15 @@ class Task(ABC):
             such as ``{"embedding": "float32"}``. Numbers under other keys are stored as int64 or float64.
 
     Raises:
-        OptionError: an option has an invalid value, `over_long` is not "error" and there is no `max_length`, or the
-            tokenizer is not one of transformers.
+        OptionError: an option has an invalid value, such as "" for the name of a column; `over_long` is not "error" and
+            there is no `max_length`; or the tokenizer is not one of transformers.
     """
 
     name: ClassVar[str]
     auto: ClassVar[str]
     policies: ClassVar[tuple[OverLong, ...]] = ("error", "truncate", "drop")
     texts_by: ClassVar[tuple[str, ...]] = ()
+    columns_by: ClassVar[tuple[str, ...]] = ()
     texts_always: ClassVar[tuple[str, ...]] = ()
     dtypes: ClassVar[Mapping[str, str]] = {}
     record_columns: ClassVar[tuple[str, ...]] = ()

@@ -87,6 +87,7 @@ class TokenClassification(Task):
     name = "token-classify"
     auto: ClassVar[str] = "AutoModelForTokenClassification"
     texts_by: ClassVar[tuple[str, ...]] = ("text",)
+    columns_by: ClassVar[tuple[str, ...]] = ("words", "tags", "spans")
     policies: ClassVar[tuple[OverLong, ...]] = ("error", "truncate", "drop", "split")
 
     def __init__(
@@ -201,7 +202,7 @@ class TokenClassification(Task):
         return found
 
     def _read(self, number: int, record: Mapping[str, Any], labels: bool) -> _Words:
-        return (self._of_text if self.text else self._of_words)(number, record, labels)
+        return (self._of_words if self.text is None else self._of_text)(number, record, labels)
 
     def _of_words(self, number: int, record: Mapping[str, Any], labels: bool) -> _Words:
         words = _listed(record, self.words, number, "words")
@@ -344,7 +345,7 @@ class TokenClassification(Task):
 
     def _entity(self, kind: str, begin: int, end: int, text: str, words: Sequence[tuple[int, int]]) -> dict[str, Any]:
         a, b = words[begin][0], words[end - 1][1]
-        start, stop = (a, b) if self.text else (begin, end)
+        start, stop = (begin, end) if self.text is None else (a, b)
         return {"label": kind, "text": text[a:b], "start": start, "end": stop}
 
     def scores(

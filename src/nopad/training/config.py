@@ -108,7 +108,7 @@ def _parsed(path: Path) -> dict[str, Any]:
         raise SourceError(f"{path}: no such file; give the configuration of a run, a TOML file") from error
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also an integer of thousands of digits
         raise OptionError(f"{path} is no TOML: {error}") from error
 
 
@@ -143,7 +143,7 @@ def _toml_value(text: str) -> Any:
     """Return the value of a text that is TOML; return any other text unchanged."""
     try:
         found = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     return found["value"] if found.keys() == {"value"} else text
 

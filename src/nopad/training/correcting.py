@@ -7,9 +7,39 @@ from typing import Any
 
 from nopad.errors import OptionError
 from nopad.training.loaders import Loaders
+from nopad.training.memory import given_to
 from nopad.training.scaling import Scaled, scale_for_packing
 
 __all__ = ["corrected"]
+
+# Optimisers (``trainer.optim``) to which the Trainer gives adam_beta1 and adam_beta2 for all parameters. GaLore and
+# GrokAdamW keep betas of their own, and so does APOLLO for what it does not project.
+_WITH_BETAS = frozenset(
+    {
+        "adamw_torch",
+        "adamw_torch_fused",
+        "adamw_torch_xla",
+        "adamw_torch_npu_fused",
+        "adamw_torch_4bit",
+        "adamw_torch_8bit",
+        "adamw_anyprecision",
+        "adamw_bnb_8bit",
+        "adamw_8bit",
+        "paged_adamw_32bit",
+        "paged_adamw_8bit",
+        "stable_adamw",
+        "ademamix",
+        "ademamix_8bit",
+        "paged_ademamix_32bit",
+        "paged_ademamix_8bit",
+        "lion_8bit",
+        "lion_32bit",
+        "paged_lion_32bit",
+        "paged_lion_8bit",
+        "schedule_free_radam",
+        "schedule_free_adamw",
+    }
+)
 
 
 def corrected(made: Loaders, data: Any) -> tuple[Loaders, Scaled | None]:
@@ -19,8 +49,8 @@ def corrected(made: Loaders, data: Any) -> tuple[Loaders, Scaled | None]:
     loader of the training data, `data`, with one micro-step per step.
 
     Raises:
-        OptionError: the betas are to be corrected, and the optimiser has none; the packing factor cannot be measured;
-            or the number of micro-steps is to be divided, and is 1 already.
+        OptionError: the betas are to be corrected, and the Trainer does not give them to the optimiser; the packing
+            factor cannot be measured; or the number of micro-steps is to be divided, and is 1 already.
         InputError: the data cannot be read, encoded or packed.
         StorageError: the encoded data cannot be written.
     """
@@ -28,11 +58,8 @@ def corrected(made: Loaders, data: Any) -> tuple[Loaders, Scaled | None]:
     how = config.packing.correction
     if how == "none":
         return made, None
-    if how == "betas" and config.optimizer is None and not _has_betas(args):
-        raise OptionError(
-            f"packing.correction is 'betas', and {_optim(args)} has none; choose an Adam, LAMB ([optimizer]), or "
-            'packing.correction = "accumulation"'
-        )
+    if how == "betas" and config.optimizer is None:
+        _check_betas(args)
     single = replace(config, packing=replace(config.packing, accumulation=1))
     loader = made.of(single, args).loader(data, "train")
     try:
@@ -44,10 +71,23 @@ def corrected(made: Loaders, data: Any) -> tuple[Loaders, Scaled | None]:
     return made.of(replace(config, packing=packing), args), scaled
 
 
-def _optim(args: Any) -> str:
-    return str(getattr(args.optim, "value", args.optim))
+def _check_betas(args: Any) -> None:
+    """Check that the optimiser that `args` name takes the betas from ``adam_beta1`` and ``adam_beta2``.
 
-
-def _has_betas(args: Any) -> bool:
-    """Return whether `args` name an Adam or Lion, to which the Trainer gives ``adam_beta1`` and ``adam_beta2``."""
-    return any(kind in _optim(args) for kind in ("adam", "lion"))
+    Raises:
+        OptionError: the Trainer does not give them to this optimiser, or not for all parameters; or ``optim_args`` has
+            other ones for it.
+    """
+    name = str(getattr(args.optim, "value", args.optim))
+    if name not in _WITH_BETAS:
+        raise OptionError(
+            f"packing.correction is 'betas', and trainer.optim {name!r} does not get adam_beta1 and adam_beta2 for all "
+            "parameters; choose adamw_torch or another Adam that does, LAMB ([optimizer]), or packing.correction = "
+            '"accumulation"'
+        )
+    own = [key for key in ("beta1", "beta2") if "ademamix" in name and key in given_to(args)]
+    if own:
+        raise OptionError(
+            f"packing.correction is 'betas', and trainer.optim_args has {own[0]}, which is not corrected; give "
+            f"trainer.adam_{own[0]} instead"
+        )

@@ -6,9 +6,10 @@ keep for the backward pass are counted. The formula, in bytes, for P parameters 
 
     parameters   b P
     gradients    b p
-    optimiser    s b p, where the beginning of the optimiser's name gives s: 0 (SGD, Adafactor, LOMO, APOLLO, GaLore),
-                 1 (Adagrad, RMSprop, Lion; also SGD with momentum), 2 (Adam and all others, such as "paged_lion"); a
-                 quarter of it for 8-bit optimisers
+    optimiser    s c p, s = 3 (AdEMAMix, GrokAdamW), 2 (Adam and most others), 1 (Adagrad, RMSprop, Lion, schedule-free
+                 SGD), 0 (SGD, Adafactor, LOMO, AdaLomo, and what APOLLO and GaLore project); momentum adds 1 to SGD and
+                 RMSprop, and `centered` another one to RMSprop. c = 1 byte for 8-bit optimisers, 1/2 for 4-bit ones, 4
+                 for the other ones of bitsandbytes, and b for the rest
     activations  what autograd keeps of one micro-step (with checkpointing: the layers' inputs, and what it would keep
                  of one layer); twice the largest kept tensor, for gradients during the backward pass; and 3 x 4 bytes
                  per logit for the loss: a float32 copy, its softmax, and the gradient. With bf16 or fp16: half of
@@ -32,9 +33,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Estimate", "estimate"]
+__all__ = ["Estimate", "estimate", "given_to"]
 
-_STATES = {"sgd": 0, "adafactor": 0, "adagrad": 1, "rmsprop": 1, "lion": 1, "lomo": 0, "apollo": 0, "galore": 0}
+_STATES = {  # numbers per parameter, by a word of the optimiser's name; 2 for all others
+    "galore": 0,
+    "apollo": 0,
+    "schedule": 1,  # with "sgd"
+    "sgd": 0,
+    "adafactor": 0,
+    "lomo": 0,
+    "adalomo": 0,
+    "adagrad": 1,
+    "rmsprop": 1,
+    "lion": 1,
+    "ademamix": 3,
+    "grokadamw": 3,
+}
 _LOSS = 3 * 4
 _KERNEL = "nopad_counted"
 
@@ -88,18 +102,40 @@ def estimate(model: Any, *, slots: tuple[int, int], args: Any) -> Estimate:
     return Estimate(
         parameters=size,
         gradients=own,
-        optimizer=_states(str(getattr(args.optim, "value", args.optim)), own, args),
+        optimizer=_states(str(getattr(args.optim, "value", args.optim)), trained, given_to(args)),
         activations=activations,
         trained=sum(one.numel() for one in trained),
         total=sum(one.numel() for one in model.parameters()),
     )
 
 
-def _states(name: str, trained: int, args: Any) -> int:
-    known = next((states for start, states in _STATES.items() if name.startswith(start)), 2)
-    if name.startswith("sgd") and "momentum" in str(args.optim_args or ""):
-        known = 1
-    return known * trained // (4 if "8bit" in name else 1)
+def given_to(args: Any) -> dict[str, str]:
+    """Return the options in ``optim_args`` of `transformers.TrainingArguments`, such as ``"momentum=0.9"``, by name."""
+    pairs = (one.partition("=") for one in str(args.optim_args or "").replace(" ", "").split(","))
+    return {name: value for name, _, value in pairs if name}
+
+
+def _states(name: str, trained: list[Tensor], given: dict[str, str]) -> int:
+    """Return the bytes of the state of an optimiser, by the formula in the module's docstring.
+
+    Args:
+        name: name of the optimiser, as in ``trainer.optim``.
+        trained: the parameters that are trained.
+        given: the options in ``optim_args``.
+    """
+    words = name.split("_")
+    states = next((known for word, known in _STATES.items() if word in words), 2)
+    if words[0] == "schedule" and "sgd" not in words:
+        states = 2
+    if name in ("sgd", "rmsprop"):
+        states += given.get("momentum", "0").strip("0.") != ""
+    if name == "rmsprop":
+        states += given.get("centered", "").lower() in ("true", "1", "yes")
+    if "8bit" in words or "4bit" in words:
+        return states * sum(one.numel() for one in trained) // (1 if "8bit" in words else 2)
+    if "32bit" in words or name in ("ademamix", "rmsprop_bnb"):
+        return states * sum(one.numel() for one in trained) * 4
+    return states * sum(map(_bytes, trained))
 
 
 def _bytes(value: Tensor) -> int:

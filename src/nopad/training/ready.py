@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import transformers
 
+from nopad.corpus.record_stream import RecordStream
 from nopad.errors import InputError, MissingExtraError, OptionError
 from nopad.loading import PackedLoader
 from nopad.loading.summary import Summary
@@ -152,6 +153,7 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
         known = classes_of_weights(config.model)
         with about("data.train"):
             chosen.labels(kind, records["train"], known)
+        _check_empty(config, kind, records)
         task = _task(chosen.config, kind, tokenizer, given=_has_length(config, kind))
         chosen.head(task, known)
     auto = None if kind is None else kind.auto
@@ -296,21 +298,30 @@ def _task(config: TrainConfig, kind: type[Task], tokenizer: Any, *, given: bool 
     `given` says whether the `max_length` is known. If it is not, the option `over_long` is left out, which needs one.
 
     Raises:
-        OptionError: the task refuses an option, or lacks one that it needs; or ``data.empty`` is "error", and the task
-            has no such option.
+        OptionError: the task refuses an option, or lacks one that it needs.
     """
     options = {name: one for name, one in config.task.options.items() if given or name != "over_long"}
-    empty = config.data.empty
-    if empty is not None and "empty" in options_of(kind):
-        options["empty"] = empty
-    elif empty == "error":
-        raise OptionError(f'data.empty is "error", and the task {kind.name} has no choice about it; leave it out')
+    if config.data.empty is not None and "empty" in options_of(kind):
+        options["empty"] = config.data.empty
     try:
         return kind(tokenizer, **options)
     except OptionError as error:
         raise OptionError(f"[task]: {error}") from error
     except TypeError as error:
         raise OptionError(f"[task]: {config.task.name} needs more, or other, options: {error}") from error
+
+
+def _check_empty(config: TrainConfig, kind: type[Task], records: Mapping[str, Any]) -> None:
+    """Refuse ``data.empty`` for a task of the class `kind` that reads records and has no such option.
+
+    `records` are the training and evaluation data. Stored tokens need no option of the task.
+
+    Raises:
+        OptionError: ``data.empty`` is given, and would be ignored.
+    """
+    empty, reads = config.data.empty, any(isinstance(one, RecordStream) for one in records.values())
+    if empty is not None and reads and "empty" not in options_of(kind):
+        raise OptionError(f'data.empty is "{empty}", and the task {kind.name} has no choice about it; leave it out')
 
 
 def _has_length(config: TrainConfig, kind: type[Task]) -> bool:

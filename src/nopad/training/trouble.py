@@ -157,6 +157,7 @@ def save_batch(path: Path, batch: PackedBatch) -> None:
             if np.asarray(numbers).dtype.kind in "iu":
                 tensors[f"record.{mask}.{name}"] = torch.from_numpy(np.array(numbers))
         facts[mask] = {"form": at.form, "shape": at.shape, "crossing": at.crossing, "causal": at.causal}
+        facts[mask]["not_per_token"] = sorted(at.not_per_token)
         facts[mask]["row_tokens"] = None if at.row_tokens is None else at.row_tokens.tolist()
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, path, metadata={"nopad": json.dumps(facts)})
@@ -193,6 +194,7 @@ def load_batch(path: str | Path) -> PackedBatch:
                 causal=told["causal"],
                 records=_beginning(f"record.{mask}.", found),
                 row_tokens=tokens,
+                not_per_token=frozenset(told.get("not_per_token", ())),
             )
             items[mask] = PackedMask(layout)
         return PackedBatch(items)

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from nopad.errors import OptionError
+from nopad.options import is_number
 
 __all__ = ["Given", "fitted", "known"]
 
@@ -85,7 +86,7 @@ def _fit(value: Any, hint: Any) -> Any:
         if value in (None, "none"):
             return None
     elif hint is float:
-        if type(value) in (int, float):
+        if type(value) is float or (type(value) is int and is_number(value)):
             return float(value)
     elif hint in (bool, int, str):
         if type(value) is hint:

@@ -32,18 +32,18 @@ def test_gathering_keeps_every_sequence_and_limit(judge, lengths, depth, squares
     worth = {"tokens": load.sizes / 120, "cost": load.costs / squares, "equal": np.full(load.sizes.size, 0.1)}[values]
     one_each = [(count, (length,)) for length, count in zip(load.lengths.tolist(), load.counts.tolist(), strict=True)]
     for start in (one_each, spread(load, bound_of(load), 0, Budget(1)).strategies(load.lengths)):
-        found = gather(start, load, align, worth, bound_of(load), Budget(1))
+        found = gather(start, load, worth, bound_of(load), Budget(1))
         judge(found, lengths, 120, squares, depth, align)
         assert bound_of(load) <= total(found) <= total(start)
-        assert found == gather(start, load, align, worth, bound_of(load), Budget(1))
-        assert gather(start, load, align, worth, bound_of(load), Budget(0)) == start
+        assert found == gather(start, load, worth, bound_of(load), Budget(1))
+        assert gather(start, load, worth, bound_of(load), Budget(0)) == start
 
 
 def test_gathering_needs_both_limits():
     """Four of 5 and four of 3: a pack has room for 5 + 3, by tokens; by cost for 5 + 3 too, but not for 5 + 5."""
     load = load_of(Histogram.from_lengths([5] * 4 + [3] * 4), 10, None, 34)
     start = [(4, (5,)), (2, (3, 3))]
-    assert gather(start, load, 1, load.lengths / 8, 4, Budget(1)) == [(4, (5, 3))]
+    assert gather(start, load, load.lengths / 8, 4, Budget(1)) == [(4, (5, 3))]
 
 
 @given(**LOADS)
@@ -100,3 +100,12 @@ def test_a_budget_that_is_too_small_begins_nothing():
     assert budget.left == 100_000
     assert not is_few(load_of(Histogram.from_lengths([1] * 60), 60, None, 3600))
     assert is_few(load_of(Histogram.from_lengths([20] * 60), 60, None, 3600))
+
+
+def test_values_of_which_nothing_is_left_prove_nothing():
+    """Two lengths of 4 fit into a pack, and each is worth a whole one; corrected, they are worth nothing."""
+    load = load_of(Histogram.from_lengths([4, 4, 4]), 8, None, 1000)
+    assert prove(load, 1, np.ones(1), None, False, Budget(1)) == (0, None)
+    bound, proof = prove(load, 1, np.full(1, 0.5), None, False, Budget(1))
+    assert bound == 2
+    assert proof.bound(Histogram.from_lengths([4, 4, 4]), 8, 1000) == 2

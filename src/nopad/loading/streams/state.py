@@ -28,6 +28,7 @@ from nopad.sequences import Sequences
 __all__ = ["read_state", "written"]
 
 _FORMAT, _VERSION = "nopad.loader.stream", 2
+_INTEGERS = (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.uint64, np.int64)  # narrow ones first
 _NUMBERS = (
     "arrived",
     "accumulation",
@@ -94,7 +95,10 @@ def _packed(column: NDArray[Any]) -> dict[str, str]:
     """
     stored = column
     if column.dtype.kind in "iu" and column.size:
-        stored = column.astype(np.promote_types(np.min_scalar_type(column.min()), np.min_scalar_type(column.max())))
+        low, high = int(column.min()), int(column.max())
+        stored = column.astype(
+            next(kind for kind in _INTEGERS if np.iinfo(kind).min <= low <= high <= np.iinfo(kind).max)
+        )
     data = base64.b64encode(stored.astype(stored.dtype.newbyteorder("<")).tobytes()).decode()
     return {"type": column.dtype.str.lstrip("<>=|"), "stored": stored.dtype.str.lstrip("<>=|"), "data": data}
 
@@ -201,6 +205,8 @@ def _unpacked(column: Mapping[str, str], name: str, size: int) -> NDArray[Any]:
     data = base64.b64decode(column["data"], validate=True)
     if stored.kind not in "biuf" or wanted.kind not in "biuf" or len(data) != size * stored.itemsize:
         raise FormatError(f"this state is damaged: its column {name!r} has {len(data)} bytes for {size} values")
+    if (stored.kind == "f") != (wanted.kind == "f"):
+        raise FormatError(f"this state is damaged: its column {name!r} is {wanted}, and is stored as {stored}")
     return np.frombuffer(data, dtype=stored).astype(wanted)
 
 

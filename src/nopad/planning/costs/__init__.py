@@ -228,7 +228,7 @@ class _Search:
     def _gather(self) -> None:
         if self.values is not None and not self.budget.spent():
             with self.budget.part(_GATHERING):
-                found = gather(self.best, self.load, self.align, self.values, self._near(), self.budget)
+                found = gather(self.best, self.load, self.values, self._near(), self.budget)
             self._offer(found, self.method if "gathered" in self.method else f"{self.method}, then gathered")
 
     def _guide(self) -> None:

@@ -28,13 +28,11 @@ _TIGHT = 1e-4  # a pack with a worth of at least 1 - _TIGHT is not emptied
 _STEP, _LISTING = 7, 500  # operations per step; and per sequence, to set up the search and to read its result
 
 
-def gather(
-    strategies: Strategies, load: Load, align: int, values: NDArray[np.float64], goal: int, budget: Budget
-) -> Strategies:
+def gather(strategies: Strategies, load: Load, values: NDArray[np.float64], goal: int, budget: Budget) -> Strategies:
     """Return the same sequences in fewer packs if possible, otherwise `strategies`; the search ends at `goal` packs.
 
-    `load` has the limits of a pack. A sequence of the length ``load.lengths[i]`` takes this length, rounded up to a
-    multiple of `align`, and is worth ``values[i]``; float64 ``[k]``. The operations of the search are charged to
+    `load` has the limits of a pack. A sequence of the length ``load.lengths[i]`` takes ``load.sizes[i]`` tokens, and is
+    worth ``values[i]``; float64 ``[k]``. The operations of the search are charged to
     `budget`. Nothing is done if the budget does not allow it to begin, or for more than `MOST_GATHERED` sequences.
     """
     from nopad._bit_kernels import empty_set

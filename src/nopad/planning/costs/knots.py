@@ -109,8 +109,8 @@ def prove(
     value of its longest length is lowered by the excess. Then each length with a higher value than a longer one is
     lowered to the value of the longer one.
 
-    The result is ``(0, None)`` if all values are 0, if the certificate cannot be checked, or if `budget` does not allow
-    the checks, which are charged to it.
+    The result is ``(0, None)`` if all values are 0, given or corrected; if the certificate cannot be checked; or if
+    `budget` does not allow the checks, which are charged to it.
 
     Args:
         load: the sequences, and the limits of a pack.
@@ -132,7 +132,7 @@ def prove(
     excess = np.append(0, np.maximum(proof.worths(*limits) - _ONE, 0))[step]  # for each longest length
     proof = _certificate(load, np.minimum.accumulate((whole - excess).clip(0)[::-1])[::-1], units, by_depth)
     work = int(2 * _CHECK * proof.work(*limits))  # once here, and once when the plan is made
-    if work > budget.most:
+    if work > budget.most or not proof.steps:
         return 0, None
     budget.charge(work)
     histogram = Histogram(load.lengths[load.counts > 0], load.counts[load.counts > 0])
