@@ -361,9 +361,26 @@ class TestTensorsThatDoNotFit:
         with pytest.raises(BatchError, match=r"there are .* on .*; expected one device"):
             token_loss(given[0], given[1], self.batch, weights=given[2])
 
-    def test_one_number(self):
-        with pytest.raises(BatchError, match="labels are one number; expected"):
-            sequence_denominator(torch.tensor(1.0))
+    @pytest.mark.parametrize(
+        ("labels", "says"),
+        [
+            (torch.tensor(1.0), r"the shape \[\]; expected floats \[S\] or \[S, C\]"),
+            (torch.zeros(2, 3, 4), r"the shape \[2, 3, 4\]; expected floats"),
+            (torch.zeros(2, 2, dtype=torch.long), r"the shape \[2, 2\]; expected integers \[S\]"),
+        ],
+    )
+    def test_labels_that_are_not_one_per_sequence(self, labels, says):
+        with pytest.raises(BatchError, match=says):
+            sequence_denominator(labels)
+
+    def test_logits_that_are_one_number(self):
+        with pytest.raises(BatchError, match="logits"):
+            sequence_loss(torch.tensor(1.0), torch.zeros(2, 1))
+
+    def test_spans_on_another_device(self):
+        logits, places = torch.zeros(2, 3), torch.zeros(2, dtype=torch.long)
+        with pytest.raises(BatchError, match=r"there are start_logits on meta.*; expected one device"):
+            span_loss(logits.to("meta"), logits.to("meta"), places, places, self.batch)
 
     def test_a_denominator_of_some_dimensions_gives_one_number(self):
         logits = torch.zeros(1, 4, 8)

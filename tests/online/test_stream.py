@@ -266,3 +266,12 @@ def test_items_of_bad_length(refuses):
         "in items 256 to 300 of the stream: length 0 at index 44; every sequence has at least 1 token: leave it out",
     ):
         next(packs)
+
+
+def test_a_buffer_of_one_holds_nothing_back_and_no_state_says_that_it_does():
+    packer = StreamPacker(8, buffer=1)
+    packer.push([3, 4])
+    state = packer.state_dict()
+    assert state["numbers"] == []
+    with pytest.raises(FormatError, match="what it holds does not fit together"):
+        StreamPacker(8, buffer=1).load_state_dict({**state, "arrived": 1, "numbers": [0], "lengths": [3]})

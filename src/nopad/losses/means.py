@@ -168,7 +168,7 @@ def sequence_loss(
     1.3863
     """
     check_tensors(logits=logits, labels=labels)
-    if labels.dim() == 2 and labels.is_floating_point() and tuple(labels.shape) == (len(logits), 1):
+    if labels.is_floating_point() and tuple(labels.shape) == (*logits.shape[:1], 1):
         labels = labels[:, 0]
     _check_sequences(logits, labels)
     logits = wide(logits)
@@ -188,7 +188,8 @@ def sequence_denominator(labels: Tensor, *, weights: Tensor | None = None) -> Te
     With `weights`, ``[S]``, each sequence counts as its weight instead of 1.
 
     Raises:
-        BatchError: `labels` are not a tensor with at least one dimension, or `weights` do not fit them.
+        BatchError: `labels` are not a tensor, or have another shape than integers ``[S]`` or floats ``[S]`` or
+            ``[S, C]``; or `weights` do not fit them.
 
     >>> import torch
     >>> from nopad.losses import sequence_denominator
@@ -196,8 +197,9 @@ def sequence_denominator(labels: Tensor, *, weights: Tensor | None = None) -> Te
     2.0
     """
     check_tensors(labels=labels)
-    if not labels.dim():
-        raise BatchError("labels are one number; expected [S] or [S, C], one entry for each sequence")
+    if labels.dim() not in ((1, 2) if labels.is_floating_point() else (1,)):
+        kind = "floats [S] or [S, C]" if labels.is_floating_point() else "integers [S]"
+        raise BatchError(f"labels have the shape {list(labels.shape)}; expected {kind}, one entry for each sequence")
     return _sequence_scale(labels, weights).sum()
 
 
@@ -240,7 +242,7 @@ def span_loss(
     >>> round(span_loss(logits, logits, torch.tensor([1, 0]), torch.tensor([2, 0]), batch).item(), 4)
     1.0986
     """
-    check_tensors(start_logits=start_logits, end_logits=end_logits)
+    check_tensors(start_logits=start_logits, end_logits=end_logits, starts=starts, ends=ends)
     known = _spans(starts, ends, batch)
     for name, value in (("start_logits", start_logits), ("end_logits", end_logits)):
         wanted = (batch.layout.sequences, batch.layout.max_seqlen)

@@ -213,7 +213,7 @@ class StreamPacker:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FormatError(f"the state of the stream packer is damaged: {error}") from error
         ascending = np.all(np.diff(numbers, prepend=-1, append=arrived) > 0)
-        if not numbers.size == lengths.size < max(self.buffer, 2) or not ascending:
+        if not numbers.size == lengths.size < self.buffer or not ascending:
             raise FormatError("the state of the stream packer is damaged: what it holds does not fit together")
         return numbers, lengths, arrived
 
