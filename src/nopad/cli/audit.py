@@ -72,7 +72,8 @@ def audit(
 ) -> None:
     """Check that a model on packs keeps sequences apart, or name the layer at which they see each other.
 
-    Exit code 0 when every check passes, 1 when a check or the model itself fails. Needs the extra nopad[torch].
+    Exit code 0 when every check passes, 1 when a check or the model itself fails. Needs the extra torch: in a clone,
+    pip install -e '.[torch]'.
 
     Examples:
       nopad audit path/to/model
@@ -313,7 +314,7 @@ def load_model(spec: str, attention: str | None = None) -> Any:
     try:
         import transformers as library
     except ImportError as error:
-        raise MissingExtraError(f"running models needs {error.name}: {install('torch')}") from error
+        raise MissingExtraError(f"running models needs {error.name}; {install('torch')}") from error
     transformers: Any = library
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

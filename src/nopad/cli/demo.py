@@ -90,7 +90,7 @@ def demo(
     for line in (f"✓ {'still ' if reused else ''}verified: {VERIFIED}", balanced, *embedded):
         screen.print(f"  {line}", markup=False, soft_wrap=True)
     command = ".venv/bin/nopad" if Path(sys.prefix) == Path(".venv").absolute() else "nopad"
-    page = drawn or f"(a page with pictures needs: {install('report')})"
+    page = drawn or f"(for a page with pictures, {install('report')})"
     screen.print(f"  Look at  {page}", markup=False, soft_wrap=True)
     screen.print(f"  Try      {command} plan {text} --capacity 1024 --over-long split", markup=False, soft_wrap=True)
 

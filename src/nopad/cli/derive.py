@@ -57,7 +57,7 @@ def derived(spec: str | None) -> Finding:
         import torch
         import transformers as library
     except ImportError as error:
-        raise MissingExtraError(f"running models needs {error.name}: {install('torch')}") from error
+        raise MissingExtraError(f"running models needs {error.name}; {install('torch')}") from error
     from nopad.admitting import proof_of
     from nopad.admitting.line import line_of
 

@@ -145,7 +145,7 @@ def predict(
 ) -> None:
     """Predict any number of records with packing, into Parquet files in input order; run again to resume.
 
-    Needs the extra nopad[torch].
+    Needs the extra torch: in a clone, pip install -e '.[torch]'.
 
     Examples:
       nopad predict reviews.jsonl -o out --task classify --model path/to/model --text review --keep id
@@ -230,7 +230,7 @@ def _loaded(
         import torch  # noqa: F401
         import transformers  # noqa: F401
     except ImportError as error:
-        raise MissingExtraError(f"running models needs {error.name}: {install('torch')}") from error
+        raise MissingExtraError(f"running models needs {error.name}; {install('torch')}") from error
     from nopad.corpus import open_records
     from nopad.tasks.registry import load_task, options_of, task_class
 

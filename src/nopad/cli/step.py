@@ -35,7 +35,7 @@ def audited(
         import torch
         import transformers as library
     except ImportError as error:
-        raise MissingExtraError(f"running models needs {error.name}: {install('torch')}") from error
+        raise MissingExtraError(f"running models needs {error.name}; {install('torch')}") from error
     from nopad.auditing import audit_step, find_step_fix
 
     transformers: Any = library

@@ -30,7 +30,7 @@ def load_transformers_tokenizer(spec: str | Path | None = None) -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise MissingExtraError(f"chats and pairs need {error.name}: {install('torch')}") from error
+        raise MissingExtraError(f"chats and pairs need {error.name}; {install('torch')}") from error
     path = Path(default_file() if spec is None else spec)
     here = path.exists() or path.suffix == ".json" or str(spec).startswith((".", "/", "~"))
     if here and not path.exists():

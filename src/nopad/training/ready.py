@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import transformers
 
-from nopad.errors import InputError, MissingExtraError, OptionError
+from nopad.errors import InputError, MissingExtraError, OptionError, check_extra
 from nopad.loading import PackedLoader
 from nopad.loading.summary import Summary
 from nopad.model.safety import unpacked
@@ -273,6 +273,7 @@ def arguments(config: TrainConfig) -> Any:
         "per_device_train_batch_size": per_rank,
         "gradient_accumulation_steps": packing.accumulation,
     }
+    check_extra("training", "train")
     try:
         return _lib.TrainingArguments(**given, **own)
     except ImportError as error:
