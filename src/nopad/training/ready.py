@@ -35,6 +35,7 @@ from nopad.training.models import (
     classes_of_weights,
     load_tokenizer,
     longest,
+    of_hub,
     outline,
     read_model_config,
 )
@@ -141,6 +142,12 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
         NopadError: data, model or options cannot be used; the message names the wrong field, if there is one.
     """
     _quiet()
+    with of_hub(config.model):
+        return _prepared(config, cache)
+
+
+def _prepared(config: TrainConfig, cache: Path) -> Prepared:
+    """Return what `prepare` returns; the arguments and errors are the same."""
     args = arguments(config)
     with about("[trainer]"):
         check_arguments(args)
