@@ -79,3 +79,35 @@ def test_packing_adds_only_the_compiled_loops():
     assert "highspy" not in loaded  # the heuristics meet the bound here
     assert "nopad.store" not in loaded
     assert "nopad.corpus" not in loaded
+
+
+WITHOUT = """
+import sys, nopad.training
+sys.modules |= dict.fromkeys(sys.argv[1:])
+from nopad.errors import MissingExtraError
+names = [(nopad, name) for name in (*nopad.__all__, *sorted(nopad._PACKAGES))]
+for place, name in [*names, *((nopad.training, name) for name in nopad.training.__all__)]:
+    try:
+        getattr(place, name)
+    except MissingExtraError as error:
+        print(f"{place.__name__}.{name}: {error}")
+"""
+OF_MODELS = {"PackRunner", "audit", "audit_samples", "audit_step", "packed", "unpacked"}
+OF_TRAINERS = {"PackedMixin", "PackedRewardTrainer", "PackedSFTTrainer", "PackedTrainer"}
+
+
+@pytest.mark.parametrize("hidden", [("torch", "transformers", "safetensors"), ("transformers",), ("accelerate",)])
+def test_a_public_name_without_its_extra_says_how_to_install_it(hidden):
+    """Every lazy name works, or raises nopad's own error: any other error ends the program here."""
+    for name in {"torch", "transformers", "accelerate"} - {*hidden}:
+        pytest.importorskip(name)
+    program = [sys.executable, "-c", WITHOUT, *hidden]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    need = {f"nopad.training.{name}" for name in OF_TRAINERS}
+    if "transformers" in hidden:
+        need |= {f"nopad.{name}" for name in (*OF_MODELS, "auditing", "model", "tasks")}
+    assert need <= set(told)
+    assert {name: text for name, text in told.items() if "; in a clone: pip install -e '.[" not in text} == {}
+    assert all(f"needs {hidden[0]};" in told[name] for name in need)

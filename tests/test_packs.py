@@ -94,6 +94,7 @@ def test_equality_hash_and_repr():
         assert packs.fingerprint != other.fingerprint
     assert packs != MEMBERS
     assert repr(packs) == "Packs(4 packs, 7 sequences, capacity 8, depth 3)"
+    assert repr(make([[0]])) == "Packs(1 pack, 1 sequence, capacity 8, depth 3)"
     assert repr(make([], depth=None)) == "Packs(0 packs, 0 sequences, capacity 8, depth unlimited)"
 
 

@@ -36,6 +36,8 @@ a `ValueError`.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 __all__ = [
     "BalanceError",
     "BatchError",
@@ -72,15 +74,35 @@ __all__ = [
 FOREIGN: tuple[type[BaseException], ...] = (Exception, SystemExit)
 
 
-def install(extra: str) -> str:
-    """Return the commands that install the optional packages of `extra`, as text for error messages.
+def install(extra: str, *others: str) -> str:
+    """Return the command that installs the optional packages of `extra`, as text for error messages.
 
-    The first command installs nopad from a package index; the second one is for a clone of the repository.
+    It is run in a clone of the repository, since nopad is in no package index yet. `others` are packages that belong to
+    no extra, and are installed too.
 
     >>> install("report")
-    "pip install 'nopad[report]', or in a clone pip install -e '.[report]'"
+    "in a clone: pip install -e '.[report]'"
+    >>> install("train", "trl")
+    "in a clone: pip install -e '.[train]' trl"
     """
-    return f"pip install 'nopad[{extra}]', or in a clone pip install -e '.[{extra}]'"
+    return " ".join((f"in a clone: pip install -e '.[{extra}]'", *others))
+
+
+# What the parts that need an extra import; the extra `train` also has what only some runs use.
+_PACKAGES = {"torch": ("torch", "transformers"), "train": ("torch", "transformers", "accelerate")}
+
+
+def check_extra(what: str, extra: str, *others: str) -> None:
+    """Check that the packages of an extra are installed, without importing them.
+
+    `extra` is "torch" or "train"; `others` are packages that belong to no extra. `what` needs them, in the message.
+
+    Raises:
+        MissingExtraError: a package is not installed; the message names it, and the command that installs it.
+    """
+    for name in (*_PACKAGES[extra], *others):
+        if find_spec(name) is None:
+            raise MissingExtraError(f"{what} needs {name}; {install(extra, *others)}")
 
 
 class NopadError(Exception):

@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from nopad.errors import FormatError, LengthError
 from nopad.files import once_each, write_atomic
 from nopad.options import MAX_LENGTH
+from nopad.wording import counted
 
 __all__ = ["Histogram"]
 
@@ -189,10 +190,8 @@ class Histogram:
         """
         if not self.lengths.size:
             return "Histogram(empty)"
-        return (
-            f"Histogram({self.sequences:,} sequences, {self.tokens:,} tokens, {self.lengths.size:,} lengths "
-            f"{self.lengths[0]}..{self.lengths[-1]})"
-        )
+        size = f"{counted(self.sequences, 'sequence')}, {counted(self.tokens, 'token')}"
+        return f"Histogram({size}, {counted(self.lengths.size, 'length')} {self.lengths[0]}..{self.lengths[-1]})"
 
     @property
     def sequences(self) -> int:

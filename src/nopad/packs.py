@@ -20,6 +20,7 @@ from nopad.arrow import list_array, list_parts, read_arrow, write_arrow
 from nopad.errors import FormatError, PlanMismatchError
 from nopad.histogram import as_lengths, integers
 from nopad.options import MAX_LENGTH
+from nopad.wording import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -118,7 +119,8 @@ class Packs:
     def __repr__(self) -> str:
         """Return one line with the number of packs, the number of sequences, the capacity and the depth."""
         depth = "unlimited" if self.depth is None else self.depth
-        return f"Packs({len(self):,} packs, {self.sequences:,} sequences, capacity {self.capacity}, depth {depth})"
+        size = f"{counted(len(self), 'pack')}, {counted(self.sequences, 'sequence')}"
+        return f"Packs({size}, capacity {self.capacity}, depth {depth})"
 
     @property
     def fingerprint(self) -> str:

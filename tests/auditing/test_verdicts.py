@@ -192,7 +192,8 @@ class TestRight:
         verdict = nopad.audit(model, backend=backend, capacity=32)
         assert verdict.isolated, str(verdict)
         assert (
-            next(c.detail for c in verdict.checks if c.name == "attention ran once per layer") == "6 times in 6 layers"
+            next(c.detail for c in verdict.checks if c.name == "attention calls, missing or extra")
+            == "6 calls in 6 layers"
         )
 
     def test_a_pad_that_is_a_token_too(self):

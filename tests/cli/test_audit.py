@@ -32,7 +32,7 @@ def test_isolated(bert, call):
     assert out.code == 0
     assert out.startswith("BertForMaskedLM, nopad, backend 'auto': isolated")
     assert "12 times" not in out
-    assert "2 times in 2 layers" in out
+    assert "2 calls in 2 layers" in out
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,11 @@ def trainer():
 def test_refusals(call, write, tmp_path):
     here = write(MODEL)
     for args, why in (
-        (["--step", str(tmp_path / "no.py")], "is no Python file; give one that defines model() and examples()"),
+        (
+            ["--step", str(tmp_path / "no.py")],
+            "no.py: no such file; give a Python file that defines trainer(), or model()",
+        ),
+        (["--step", str(tmp_path)], ": is a folder; give a Python file that defines trainer(), or model()"),
         (["model", "--step", here], "MODEL does not go with --step"),
         (["--step", here, "--layers", "2"], "--layers does not go with --step"),
         (["--step", here, "--ranks", "0"], "ranks must be an integer from 1 to 64, got 0"),

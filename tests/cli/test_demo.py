@@ -53,6 +53,21 @@ def test_it_packs_verifies_and_says_what_to_do_next(call, few_texts, words, tmp_
     assert "✓ still verified: " in again
 
 
+def test_an_interrupt_while_the_model_is_measured_leaves_what_is_known(call, few_texts, words, tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nopad.cli.demo.embedding_lines", interrupted)
+    ran = call("demo", "--folder", tmp_path / "demo", "-t", words, "-c", 64)
+    assert ran.code == 130
+    lines = ran.splitlines()
+    assert platform.python_version() in lines[0]
+    assert lines[4].startswith("  packed ")
+    assert lines[5].startswith("  ✓ verified: ")
+    assert lines[6].startswith("  8 ranks")
+    assert len(lines) == 7
+
+
 def test_its_bars_are_those_of_the_lengths(call, few_texts, words, tmp_path):
     """The padding of all four ways, from batches that are really made; the random order's only near it."""
     folder = tmp_path / "demo"

@@ -409,7 +409,8 @@ def test_over_long_record_names_the_way_out(call, jsonl, words):
     assert (ran.code, ran) == (2, "")
     assert ran.error() == (
         f"{jsonl}, line 2: 8 tokens with special tokens, capacity is 6; "
-        "choose --over-long truncate, split or drop, or a capacity of at least 8"
+        "choose --over-long truncate, split or drop, or a capacity of at least 8 for this record; nopad plan shows the "
+        "longest"
     )
 
 

@@ -124,7 +124,10 @@ def test_distributions_as_json_and_chart(call, small, tmp_path):
     ("arguments", "message"),
     [
         (["packing"], "Missing argument 'FILE'; see `nopad study packing --help`"),
-        (["packing", "none.json"], "cannot read the histogram none.json: No such file or directory"),
+        (
+            ["packing", "none.json"],
+            "cannot read the histogram none.json: No such file or directory; docs/reference/papers.md",
+        ),
         (["residuals", "{small}", "--plot", "a.pdf"], "a.pdf: a chart is saved as one of .html, .svg, .png, .json"),
         (["residuals", "{pairs}"], 'does not say for which capacity; add "max_sequence_length": N to it'),
         (["packing", "{empty}"], "holds no sequences"),

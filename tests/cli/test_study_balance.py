@@ -95,7 +95,10 @@ def test_scaling_as_json(call, small):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["balance", "none.json"], "cannot read the histogram none.json: No such file or directory"),
+        (
+            ["balance", "none.json"],
+            "cannot read the histogram none.json: No such file or directory; docs/reference/papers.md",
+        ),
         (["balance", "{small}", "{small}"], "one histogram at a time"),
         (["balance", "{small}", "8"], "8 is no histogram; numbers of GPUs are given as --gpus 8"),
         (["balance", "{small}", "--gpus", "x"], "--gpus takes numbers from 1 to 1048576, such as 8,64,1024, got 'x'"),

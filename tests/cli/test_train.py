@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 import tomllib
 from pathlib import Path
@@ -88,6 +89,14 @@ def config(given, tmp_path):
     path = tmp_path / "c.toml"
     path.write_text(CONFIG.format(folder=given).replace(f"{given}/out", f"{tmp_path}/out"))
     return path
+
+
+@pytest.mark.parametrize("missing", ["torch", "transformers", "accelerate"])
+def test_without_its_extra_it_says_so_before_anything_else(call, tmp_path, monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    ran = call("train", tmp_path / "nothere.toml")
+    assert (ran.code, ran) == (2, "")
+    assert ran.error() == f"nopad train needs {missing}; in a clone: pip install -e '.[train]'"
 
 
 def sets(**changes):

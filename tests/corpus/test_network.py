@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import threading
 import time
 
 import pytest
 
-from nopad.corpus import load_tokenizer, open_source
+from nopad.corpus import load_tokenizer, network, open_source
 from nopad.corpus.network import hub_in_reach, reachable
 from nopad.errors import FormatError, SourceError
 
@@ -61,6 +62,62 @@ def test_a_tokenizer_is_refused_within_seconds(silent_host, capfd):
         load_tokenizer("some/name-that-nobody-has")
     assert time.monotonic() - begun < 5
     assert capfd.readouterr().err == ""
+
+
+OF_MODELS = {
+    "audit": ("audit", "some/name-that-nobody-has"),
+    "derive": ("audit", "--derive", "some/name-that-nobody-has"),
+    "predict": ("predict", "a.jsonl", "-o", "out", "--model", "some/name-that-nobody-has", "--task", "classify"),
+    "predict without a task": ("predict", "a.jsonl", "-o", "out", "--model", "some/name-that-nobody-has"),
+    "train": ("train", "c.toml"),
+}
+
+
+@pytest.mark.parametrize("arguments", OF_MODELS.values(), ids=list(OF_MODELS))
+def test_a_model_is_refused_within_seconds_in_the_same_words(silent_host, capfd, tmp_path, monkeypatch, arguments):
+    pytest.importorskip("accelerate")
+    import transformers.trainer  # noqa: F401, not counted
+
+    from nopad.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text('{"text": "yes", "label": "yes"}\n')
+    text = (
+        'model.name = "some/name-that-nobody-has"\ndata.train = "a.jsonl"\ntask.name = "classify"\noutput.folder = "r"'
+    )
+    (tmp_path / "c.toml").write_text(text)
+    asked = []
+    inner = network.reachable
+    monkeypatch.setattr(network, "reachable", lambda url: asked.append(url) or inner(url))
+    begun = time.monotonic()
+    with pytest.raises(SystemExit) as stop:
+        main(list(arguments))
+    assert time.monotonic() - begun < 15  # imports count too; huggingface_hub alone retries for much longer
+    assert stop.value.code == 2
+    assert len(asked) == 1
+    out, err = capfd.readouterr()
+    assert out == ""
+    told = re.fullmatch(r"nopad: 'some/name-that-nobody-has' is no folder here,? and (?:its \w+ )?(.*)\n", err)[1]
+    assert told == (
+        f"could not be had from the Hugging Face hub ({network.NOT_REACHED}); check the name and the network, or give "
+        "the path of a model's folder"
+    )
+
+
+def test_a_path_that_is_not_there_has_the_same_words(capfd, tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    from nopad.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text('{"text": "yes"}\n')
+    told = set()
+    for arguments in (("audit",), ("predict", "a.jsonl", "-o", "out", "--task", "classify", "--model")):
+        with pytest.raises(SystemExit):
+            main([*arguments, "path/that/does/not/exist"])
+        told.add(capfd.readouterr().err)
+    [line] = told
+    assert line.startswith("nopad: 'path/that/does/not/exist' is no folder here and could not be had from the Hugging ")
+    assert line.count("\n") == 1
 
 
 def test_what_was_switched_is_switched_back(silent_host):

@@ -175,7 +175,8 @@ def test_over_long_text(tmp_path, words):
     source = jsonl(tmp_path, {"text": "w1 w2 w3"}, {"text": "w1 w2 w3 w4"})
     assert message(source, words) == (
         f"{tmp_path}/a.jsonl, line 2: 6 tokens with special tokens, capacity is 5; "
-        'choose over_long="truncate", "split" or "drop", or a capacity of at least 6'
+        'choose over_long="truncate", "split" or "drop", or a capacity of at least 6 for this record; '
+        "nopad plan shows the longest"
     )
     assert run(source, words, CorpusOptions(capacity=6))[1].sequences == 2
 
@@ -184,7 +185,8 @@ def test_over_long_ids(tmp_path):
     source = jsonl(tmp_path, {"input_ids": [1] * 6})
     assert message(source, None) == (
         f"{tmp_path}/a.jsonl, line 1: 6 tokens, capacity is 5; "
-        'choose over_long="truncate", "split" or "drop", or a capacity of at least 6'
+        'choose over_long="truncate", "split" or "drop", or a capacity of at least 6 for this record; '
+        "nopad plan shows the longest"
     )
 
 
@@ -193,7 +195,8 @@ def test_over_long_file(tmp_path, words):
     source = open_source(tmp_path)
     assert message(source, words, special_tokens=False, capacity=3) == (
         f"{tmp_path}/a.txt: 4 tokens, capacity is 3; "
-        'choose over_long="truncate", "split" or "drop", or a capacity of at least 4'
+        'choose over_long="truncate", "split" or "drop", or a capacity of at least 4 for this record; '
+        "nopad plan shows the longest"
     )
 
 

@@ -112,7 +112,7 @@ def test_the_table(made):
     assert "lower bound    3 packs, by tokens (this plan: 1 above, 33.3333%)" in str(wasteful).splitlines()
     assert "lower bound    0 packs, by tokens (this plan: proven optimal)" in str(plan([], 8)).splitlines()
     assert repr(made) == "Plan(ffd, capacity 8, depth 3: 4 packs, 93.750%)"
-    assert repr(plan([1], 8)) == "Plan(auto, capacity 8, depth unlimited: 1 packs, 12.500%)"
+    assert repr(plan([1], 8)) == "Plan(auto, capacity 8, depth unlimited: 1 pack, 12.500%)"
 
 
 def test_equality_and_hash(made):

@@ -136,7 +136,7 @@ def test_without_the_extra(subjects, tmp_path, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "vl_convert", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'nopad\[report\]'"):
+    with pytest.raises(MissingExtraError, match=r"in a clone: pip install -e '\.\[report\]'"):
         write_report(subjects, tmp_path / "a.html")
 
 

@@ -262,6 +262,11 @@ def test_what_is_no_text():
         for given in (5, None, b"yes", {"a"}):
             with pytest.raises(OptionError, match="expected"):
                 runner(given)
+        for one in ({"text": "yes"}, 5):
+            with pytest.raises(
+                OptionError, match=r"of type (dict|int); expected one request \(a text\), or a list of them"
+            ):
+                runner(one)
         with pytest.raises(OptionError, match="text 0 is of type list; expected a str"):
             runner.submit(["yes"])
         with pytest.raises(OptionError, match="text 65 is of type int; expected a str"):

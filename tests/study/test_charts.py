@@ -87,5 +87,5 @@ def test_a_missing_extra_is_named(tmp_path, monkeypatch):
         return real(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MissingExtraError, match=r"charts need altair: pip install 'nopad\[report\]'"):
+    with pytest.raises(MissingExtraError, match=r"charts need altair; in a clone: pip install -e '\.\[report\]'"):
         check_chart(tmp_path / "chart.svg")

@@ -165,8 +165,8 @@ def test_chats_are_cut_dropped_and_expanded():
     assert made.counts == {"truncated": 1, "dropped": 1}
     assert (made.sequences.tokens["labels"] != -100).sum() == 2
     assert task.merged([{"logprob": 0.0, "tokens": 1}], made)[1] is None
-    assert str(task.encode([late])) == "1 records: 0 sequences, 0 tokens, 1 dropped"
-    with pytest.raises(LengthError, match=r"nothing is left to train on: 1 records: 0 sequences, 0 tokens, 1 dropped"):
+    assert str(task.encode([late])) == "1 record: 0 sequences, 0 tokens, 1 dropped"
+    with pytest.raises(LengthError, match=r"nothing is left to train on: 1 record: 0 sequences, 0 tokens, 1 dropped"):
         task.loader([late], 8, rows=1)
     with pytest.raises(LengthError, match="record 1 has 14 tokens, and max_length is 12"):
         Chat(tokenizer(), max_length=12).encode([long, late])

@@ -125,6 +125,12 @@ def test_other_folders(folder):
         Embedder.from_folder(folder, pooling="max")
     with pytest.raises(FormatError, match="is no folder with a model: it has no config"):
         Embedder.from_folder(folder.parent)
+    name = "sentence-transformers/all-MiniLM-L6-v2"
+    way = rf"'{name}' is no folder here, and .* takes only folders; .*snapshot_download\('{name}'\) makes one"
+    with pytest.raises(FormatError, match=way):
+        Embedder.from_folder(name)
+    with pytest.raises(FormatError, match=r"takes only folders; give the path of a model's folder$"):
+        Embedder.from_folder("./no/such/folder")
 
 
 def test_a_module_that_is_not_run(folder):

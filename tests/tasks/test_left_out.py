@@ -52,7 +52,7 @@ def test_nothing_but_empty_texts(options):
     made = MaskedLM(tokenizer(), **options).encode([{"text": ""}, {"text": " "}])
     assert (len(made), made.records, made.counts) == (0, 2, {"empty_skipped": 2})
     with pytest.raises(
-        LengthError, match="nothing is left to train on: 1 records: 0 sequences, 0 tokens, 1 skipped as e"
+        LengthError, match="nothing is left to train on: 1 record: 0 sequences, 0 tokens, 1 skipped as e"
     ):
         MaskedLM(tokenizer(), **options).loader([{"text": ""}], 8)
 

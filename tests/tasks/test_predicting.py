@@ -242,5 +242,5 @@ def test_each_sequence_gets_its_own_error(bad, monkeypatch):
 
 def test_examples_of_which_nothing_is_left_are_no_training_data():
     task = Regression(tokenizer(), max_length=3, over_long="drop")
-    with pytest.raises(LengthError, match=r"nothing is left to train on: 1 records: 0 sequences, 0 tokens, 1 dropped"):
+    with pytest.raises(LengthError, match=r"nothing is left to train on: 1 record: 0 sequences, 0 tokens, 1 dropped"):
         task.loader([{"text": "a b c", "label": 1.0}], 16)

@@ -387,7 +387,7 @@ def test_what_packing_changes_is_said_before(tmp_path, capsys):
     assert "one sequence per row would take 32 steps: a schedule in steps sees 16.00 times" in said
     assert "an optimiser step averages over 128 sequences instead of 8" in said
     assert "step     1 rank x 8 micro-steps x 1 pack: 128 sequences, 512 tokens on average" in said
-    assert "even one row per rank and step holds 16 sequences" in said
+    assert "no number of rows makes it as few as without packs: one row holds about 16 sequences" in said
     assert "warm-up  2 steps see 256 sequences, 16.00 times as many" in said
     how = arguments(tmp_path, gradient_accumulation_steps=32, max_steps=4)
     assert "gradient_accumulation_steps=2 would make it about as many" in effects(run.train_dataset.summary(), how)
@@ -418,7 +418,9 @@ def test_a_row_of_each_of_two_ranks_holds_half_of_the_sequences(tmp_path):
     two = replace(shape, world_size=2)
     summary = replace(run.train_dataset.summary(), steps=10, steps_not_packed=200, sequences=400, shape=two)
     how = arguments(tmp_path, gradient_accumulation_steps=1, per_device_train_batch_size=1)
-    assert "even one row per rank and step holds 20 sequences per rank" in effects(summary, how)
+    assert "no number of rows makes it as few as without packs: one row holds about 20 sequences" in effects(
+        summary, how
+    )
 
 
 def test_a_saved_model_says_what_it_was_trained_for(tmp_path):

@@ -9,7 +9,7 @@ try:
     import torch  # noqa: F401
     import transformers  # noqa: F401
 except ImportError as error:
-    raise MissingExtraError(f"running models needs {error.name}: {install('torch')}") from error
+    raise MissingExtraError(f"running models needs {error.name}; {install('torch')}") from error
 
 from nopad.admitting.front import packed, proof_of
 from nopad.admitting.proof import Proof

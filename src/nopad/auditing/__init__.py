@@ -4,6 +4,14 @@
 `audit_step` checks one real training step: collator, loss, denominator and gradients.
 """
 
+from nopad.errors import MissingExtraError, install
+
+try:
+    import torch  # noqa: F401
+    import transformers  # noqa: F401
+except ImportError as error:
+    raise MissingExtraError(f"running models needs {error.name}; {install('torch')}") from error
+
 from nopad.auditing.fixes import Change, Fix, find_fix, find_step_fix
 from nopad.auditing.run import audit
 from nopad.auditing.samples import audit_samples

@@ -27,6 +27,7 @@ from nopad.model.embedded import input_embeddings
 from nopad.model.hooked import part_of
 from nopad.model.postconditions import mixed
 from nopad.model.safety import STATE, bare, state_of
+from nopad.wording import counted
 
 __all__ = ["Poisoned", "keeps_nan_apart", "once_a_layer", "poison", "unseen"]
 
@@ -341,9 +342,9 @@ def once_a_layer(trial: Trial, counts: dict[int, int]) -> Check:
     if len(counts) * each >= wanted:  # not so in ALBERT, which calls one shared layer again and again
         wrong = max(wrong, max((abs(n - each) for n in counts.values()), default=1))
     return Check(
-        name="attention ran once per layer",
+        name="attention calls, missing or extra",
         passed=wrong == 0,
         value=wrong,
         limit=0,
-        detail=f"{ran} times in {_layers(trial)} layers",
+        detail=f"{counted(ran, 'call')} in {counted(_layers(trial), 'layer')}",
     )

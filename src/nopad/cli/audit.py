@@ -10,7 +10,7 @@ import importlib
 import inspect
 import operator
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import typer
@@ -38,6 +38,7 @@ from nopad.cli.monitor import Bars
 from nopad.cli.options import Overwrite
 from nopad.cli.render import console
 from nopad.cli.step import audited
+from nopad.corpus.network import hub_in_reach, not_had
 from nopad.errors import FormatError, MissingExtraError, OptionError, install
 from nopad.files import is_model_folder
 from nopad.wording import first_line
@@ -72,7 +73,8 @@ def audit(
 ) -> None:
     """Check that a model on packs keeps sequences apart, or name the layer at which they see each other.
 
-    Exit code 0 when every check passes, 1 when a check or the model itself fails. Needs the extra nopad[torch].
+    Exit code 0 when every check passes, 1 when a check or the model itself fails. Needs the extra torch: in a clone,
+    pip install -e '.[torch]'.
 
     Examples:
       nopad audit path/to/model
@@ -313,22 +315,19 @@ def load_model(spec: str, attention: str | None = None) -> Any:
     try:
         import transformers as library
     except ImportError as error:
-        raise MissingExtraError(f"running models needs {error.name}: {install('torch')}") from error
+        raise MissingExtraError(f"running models needs {error.name}; {install('torch')}") from error
     transformers: Any = library
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     here = is_model_folder(spec)
     options: dict[str, Any] = {"attn_implementation": attention} if attention else {}
-    try:
-        config = transformers.AutoConfig.from_pretrained(spec)
-        named = [getattr(transformers, name, None) for name in config.architectures or ()]
-        kind = next((found for found in named if found is not None), transformers.AutoModel)
-        return kind.from_pretrained(spec, dtype="auto", **options)
-    except Exception as error:  # a damaged file or a missing package may raise anything
-        reason = first_line(error)
-        if here:
-            raise FormatError(f"{spec}: transformers cannot read this model ({reason})") from error
-        raise FormatError(
-            f"{spec!r} is no folder here and could not be had from the Hugging Face hub ({reason}); "
-            "check the name and the network, or give the path of a model's folder"
-        ) from error
+    with nullcontext(True) if here else hub_in_reach() as online:
+        try:
+            config = transformers.AutoConfig.from_pretrained(spec)
+            named = [getattr(transformers, name, None) for name in config.architectures or ()]
+            kind = next((found for found in named if found is not None), transformers.AutoModel)
+            return kind.from_pretrained(spec, dtype="auto", **options)
+        except Exception as error:  # a damaged file or a missing package may raise anything
+            if here:
+                raise FormatError(f"{spec}: transformers cannot read this model ({first_line(error)})") from error
+            raise not_had(spec, error, online) from error

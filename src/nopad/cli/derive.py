@@ -7,9 +7,11 @@ for the table of model families (`nopad.model.families`), as code. With ``--json
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from nopad.corpus.network import hub_in_reach, not_had
 from nopad.errors import FormatError, MissingExtraError, OptionError, UnsupportedModelError, install
 from nopad.files import is_model_folder
 from nopad.wording import first_line
@@ -57,7 +59,7 @@ def derived(spec: str | None) -> Finding:
         import torch
         import transformers as library
     except ImportError as error:
-        raise MissingExtraError(f"running models needs {error.name}: {install('torch')}") from error
+        raise MissingExtraError(f"running models needs {error.name}; {install('torch')}") from error
     from nopad.admitting import proof_of
     from nopad.admitting.line import line_of
 
@@ -77,13 +79,16 @@ def derived(spec: str | None) -> Finding:
 
 
 def _config(transformers: Any, spec: str) -> Any:
-    is_model_folder(spec)
-    try:
-        config = transformers.AutoConfig.from_pretrained(spec, trust_remote_code=False)
-    except Exception as error:  # a damaged file may raise anything
-        if "trust_remote_code" in str(error):
-            raise _remote(spec) from error
-        raise FormatError(f"{spec}: transformers cannot read this configuration ({first_line(error)})") from error
+    here = is_model_folder(spec)
+    with nullcontext(True) if here else hub_in_reach() as online:
+        try:
+            config = transformers.AutoConfig.from_pretrained(spec, trust_remote_code=False)
+        except Exception as error:  # a damaged file may raise anything
+            if "trust_remote_code" in str(error):
+                raise _remote(spec) from error
+            if not here:
+                raise not_had(spec, error, online, "configuration") from error
+            raise FormatError(f"{spec}: transformers cannot read this configuration ({first_line(error)})") from error
     known = [name for name in config.architectures or () if hasattr(transformers, name)]
     if getattr(config, "auto_map", None) and not known:
         raise _remote(spec)

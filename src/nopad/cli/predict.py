@@ -15,7 +15,9 @@ from nopad.cli.render import console
 from nopad.cli.standard_input import StdinFormat, from_stdin
 from nopad.cli.starting_over import way_out
 from nopad.corpus import options as corpus
+from nopad.corpus.network import hub_in_reach, not_had
 from nopad.errors import MissingExtraError, OptionError, install
+from nopad.files import is_model_folder
 from nopad.options import parse_integer
 from nopad.store.starting_over import PREDICTIONS, replaced
 from nopad.wording import counted, first_line
@@ -146,7 +148,7 @@ def predict(
 ) -> None:
     """Predict any number of records with packing, into Parquet files in input order; run again to resume.
 
-    Needs the extra nopad[torch].
+    Needs the extra torch: in a clone, pip install -e '.[torch]'.
 
     Examples:
       nopad predict reviews.jsonl -o out --task classify --model path/to/model --text review --keep id
@@ -231,7 +233,7 @@ def _loaded(
         import torch  # noqa: F401
         import transformers  # noqa: F401
     except ImportError as error:
-        raise MissingExtraError(f"running models needs {error.name}: {install('torch')}") from error
+        raise MissingExtraError(f"running models needs {error.name}; {install('torch')}") from error
     from nopad.corpus import open_records
     from nopad.tasks.registry import load_task, options_of, task_class
 
@@ -282,18 +284,36 @@ def _as_trained(task: str | None, model: str, options: dict[str, Any]) -> tuple[
 
     Raises:
         OptionError: no task is given, and none is stored.
-        FormatError: the stored task is damaged.
+        FormatError: the stored task is damaged; or no task is given, and there is no such model.
     """
     from nopad.tasks.settings import stored_task
 
     stored = stored_task(model)
     if task is None and stored is None:
-        why = "does not say what it was trained for" if Path(model).is_dir() else "is no folder here that could tell"
+        here = is_model_folder(model)
+        if not here:
+            _check_on_hub(model)
+        why = "does not say what it was trained for" if here else "is no folder here that could tell"
         raise OptionError(f"--task is missing, and {model} {why}; give --task, such as --task classify")
     if stored is None or task not in (None, stored[0]):
         assert task is not None
         return task, options
     return stored[0], {**stored[1], **options}
+
+
+def _check_on_hub(model: str) -> None:
+    """Check that the Hugging Face hub, or its cache here, has a model of this name.
+
+    Raises:
+        FormatError: it has none, or cannot be reached.
+    """
+    from transformers import AutoConfig
+
+    with hub_in_reach() as online:
+        try:
+            AutoConfig.from_pretrained(model)
+        except Exception as error:  # the hub has one class for each cause
+            raise not_had(model, error, online) from error
 
 
 def _say(found: PredictionFiles, task: Task, inputs: RecordStream, text_unit: corpus.TextUnit) -> None:

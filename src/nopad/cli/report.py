@@ -78,7 +78,7 @@ def report(
 ) -> None:
     """Write one offline page: what packing saves per epoch, packs as coloured bars, lengths, efficiency and its limit.
 
-    Needs the extra nopad[report]. Several paths are shown side by side.
+    Needs the extra report: in a clone, pip install -e '.[report]'. Several paths are shown side by side.
 
     Examples:
       nopad report packed --title "Packing our chats"

@@ -35,7 +35,7 @@ def audited(
         import torch
         import transformers as library
     except ImportError as error:
-        raise MissingExtraError(f"running models needs {error.name}: {install('torch')}") from error
+        raise MissingExtraError(f"running models needs {error.name}; {install('torch')}") from error
     from nopad.auditing import audit_step, find_step_fix
 
     transformers: Any = library
@@ -60,14 +60,19 @@ def parts_of(path: str) -> dict[str, Any]:
     functions that are defined are in it by their names.
 
     Raises:
-        OptionError: the file does not exist or cannot be run; it defines neither ``trainer()`` nor ``model()`` and
-            ``examples()``, or a part that does not go with ``trainer()``; a part is not a function; or ``trainer()``,
-            ``model()`` or ``examples()`` raises an exception or returns None.
+        OptionError: there is no such file, or it is no Python file; it cannot be run; it defines neither ``trainer()``
+            nor ``model()`` and ``examples()``, or a part that does not go with ``trainer()``; a part is not a function;
+            or ``trainer()``, ``model()`` or ``examples()`` raises an exception or returns None.
     """
+    if not Path(path).is_file():
+        what = "is a folder" if Path(path).is_dir() else "no such file"
+        raise OptionError(
+            f"--step {path}: {what}; give a Python file that defines trainer(), or model() and examples()"
+        )
     module = module_of(path)
     if module is None:
         raise OptionError(
-            f"--step {path} is no Python file; give one that defines model() and examples(), or trainer()"
+            f"--step {path} is no Python file (.py); give one that defines trainer(), or model() and examples()"
         )
     found: dict[str, Any] = {name: getattr(module, name, None) for name in ("model", "examples", "trainer", *PARTS)}
     for name, value in found.items():

@@ -72,7 +72,7 @@ def learning(
     try:
         from nopad.study import learning as room
     except ImportError as error:
-        raise MissingExtraError(f"nopad study learning needs {error.name}: {install('torch')}") from error
+        raise MissingExtraError(f"nopad study learning needs {error.name}; {install('torch')}") from error
 
     groups = [name for name, _ in room.GROUPS]
     for name in only or []:

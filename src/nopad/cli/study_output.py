@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from nopad.cli.render import console
-from nopad.errors import OptionError
+from nopad.errors import FormatError, OptionError
 from nopad.histogram import Histogram, read_histogram
 from nopad.report.drawing import CHART_KINDS
 
@@ -28,10 +28,15 @@ def read_filled(file: Path) -> tuple[Histogram, int | None]:
     """Read a histogram with at least one sequence, and the capacity that its file states; None: it states none.
 
     Raises:
-        FormatError: the file cannot be read, or is no histogram.
+        FormatError: there is no such file, it cannot be read, or it is no histogram.
         LengthError: a length or count in it is not an integer, or is out of range.
         OptionError: the file holds no sequences.
     """
+    if not file.exists():
+        raise FormatError(
+            f"cannot read the histogram {file}: No such file or directory; docs/reference/papers.md says how to get "
+            "those of the papers"
+        )
     histogram, capacity = read_histogram(file)
     if not histogram.sequences:
         raise OptionError(f"{file} holds no sequences")

@@ -109,7 +109,7 @@ def _runs() -> dict[str, list[RealRow]]:
     try:
         from nopad.study.serving_runs import model_for, real_rows
     except ImportError as error:
-        raise MissingExtraError(f"real runs need torch and transformers: {install('torch')}") from error
+        raise MissingExtraError(f"real runs need torch and transformers; {install('torch')}") from error
     found = {}
     with Bars() as monitor:
         for grid in GRIDS:

@@ -14,7 +14,7 @@ from rich.console import Console
 from nopad.cli.render import console
 from nopad.cli.train_progress import Bar
 from nopad.cli.wording import worded
-from nopad.errors import MissingExtraError, NopadError, OptionError, install
+from nopad.errors import NopadError, OptionError, check_extra
 
 __all__ = ["train"]
 
@@ -51,8 +51,8 @@ def train(
 ) -> None:
     """Train a model on packs, as CONFIG.toml says; Ctrl-C or a kill loses only the steps since the last checkpoint.
 
-    The output folder gets checkpoints, metrics.jsonl, the trained model and its task. Needs the extra nopad[train]. On
-    several GPUs: torchrun --nproc-per-node 8 -m nopad train CONFIG.toml
+    The output folder gets checkpoints, metrics.jsonl, the trained model and its task. Needs the extra train: in a
+    clone, pip install -e '.[train]'. On several GPUs: torchrun --nproc-per-node 8 -m nopad train CONFIG.toml
 
     Examples:
       nopad train config.toml --dry-run
@@ -70,15 +70,14 @@ def train(
     first = Ranks.found().rank == 0
     screen = console() if first else None
     with _once(first):
-        try:
-            from nopad.training.config import read_config
-            from nopad.training.folder import RunFolder
-            from nopad.training.progress import is_metric
-            from nopad.training.ready import prepare
-            from nopad.training.run import train as run
-            from nopad.training.saving import way_on
-        except ModuleNotFoundError as error:
-            raise MissingExtraError(f"training needs {error.name}: {install('train')}") from error
+        check_extra("nopad train", "train")
+        from nopad.training.config import read_config
+        from nopad.training.folder import RunFolder
+        from nopad.training.progress import is_metric
+        from nopad.training.ready import prepare
+        from nopad.training.run import train as run
+        from nopad.training.saving import way_on
+
         found = read_config(config, changes or (), init_from=init_from)
         if dry_run:
             with tempfile.TemporaryDirectory() as cache:

@@ -427,5 +427,6 @@ def _check_lengths(
         raise RecordError(f'{place}: an empty document, without a single token; remove it, or choose empty="skip"')
     raise RecordError(
         f"{place}: {need} tokens{' with special tokens' if special else ''}, capacity is {options.capacity}; "
-        f"choose over_long={listed(block.ways)}, or a capacity of at least {need}"
+        f"choose over_long={listed(block.ways)}, or a capacity of at least {need} for this record; "
+        "nopad plan shows the longest"
     )

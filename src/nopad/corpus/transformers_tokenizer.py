@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from nopad.corpus.network import NOT_REACHED, hub_in_reach
+from nopad.corpus.network import hub_in_reach, not_had
 from nopad.corpus.tokenizer import default_file, with_words
 from nopad.errors import FormatError, MissingExtraError, install
 from nopad.wording import first_line
@@ -30,7 +30,7 @@ def load_transformers_tokenizer(spec: str | Path | None = None) -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise MissingExtraError(f"chats and pairs need {error.name}: {install('torch')}") from error
+        raise MissingExtraError(f"chats and pairs need {error.name}; {install('torch')}") from error
     path = Path(default_file() if spec is None else spec)
     here = path.exists() or path.suffix == ".json" or str(spec).startswith((".", "/", "~"))
     if here and not path.exists():
@@ -43,6 +43,7 @@ def load_transformers_tokenizer(spec: str | Path | None = None) -> Any:
                 return made(tokenizer_file=str(path))
             made = transformers.AutoTokenizer.from_pretrained(str(path.parent if beside else path))
         except Exception as error:  # a damaged file or a missing package may raise anything
-            away = "" if online else f"; {NOT_REACHED}"
-            raise FormatError(f"{spec}: transformers cannot read this tokenizer ({first_line(error)}{away})") from error
+            if not here:
+                raise not_had(path, error, online, "tokenizer") from error
+            raise FormatError(f"{spec}: transformers cannot read this tokenizer ({first_line(error)})") from error
     return with_words(made, spec)

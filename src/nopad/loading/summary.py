@@ -79,13 +79,13 @@ class Summary:
         lines = [
             f"step     {counted(s.world_size, 'rank')} x {counted(s.accumulation, 'micro-step')} x {self.takes}: "
             f"{self.sequences / self.steps:,.0f} sequences, {self.tokens / self.steps:,.0f} tokens on average",
-            f"epoch    {counted(self.steps, 'step')}: {self.sequences:,} sequences, {self.tokens:,} tokens"
-            + self._share(),
+            f"epoch    {counted(self.steps, 'step')}: {counted(self.sequences, 'sequence')}, "
+            f"{counted(self.tokens, 'token')}{self._share()}",
         ]
         if self.steps_not_packed is not None:
             lines.append(
-                f"         one sequence per row would take {self.steps_not_packed:,} steps: a schedule in steps sees "
-                f"{self.steps_not_packed / self.steps:.2f} times as many sequences per step"
+                f"         one sequence per row would take {counted(self.steps_not_packed, 'step')}: a schedule in "
+                f"steps sees {self.steps_not_packed / self.steps:.2f} times as many sequences per step"
             )
         if any(self.left_out):
             left, sequences, tokens = self.left_out

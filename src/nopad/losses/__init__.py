@@ -8,7 +8,7 @@ from nopad.errors import MissingExtraError, install
 try:
     import torch  # noqa: F401
 except ImportError as error:
-    raise MissingExtraError(f"computing losses needs {error.name}: {install('torch')}") from error
+    raise MissingExtraError(f"computing losses needs {error.name}; {install('torch')}") from error
 
 from nopad.losses.means import (
     over_ranks,

@@ -9,7 +9,7 @@ With ``per="token"`` (the default), every labelled token has the same weight, as
 batches, so packing does not change the loss. With ``per="sequence"``, a loss is first averaged over each sequence's
 labelled tokens, then over sequences, so a short sequence weighs as much as a long one. This is the loss of the packing
 papers (arXiv 2107.02027, section 3.3). The argument `weights` gives each sequence a weight: its losses are multiplied
-by it, and denominators count with the same weights. This module needs the extra ``nopad[torch]``.
+by it, and denominators count with the same weights. This module needs the extra ``torch``.
 
 `token_loss` is for masked and causal language models and token classification; `sequence_loss` for sequence
 classification, regression and next-sentence prediction; `span_loss` for question answering. BERT's pre-training loss

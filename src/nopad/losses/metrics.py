@@ -2,7 +2,7 @@
 
 The mean of a metric over batches would be wrong, since packs hold different numbers of tokens and sequences. So each
 class here sums counts over batches, then over ranks (`reduce`), and divides at the end. This module needs the extra
-``nopad[torch]``.
+``torch``.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ try:
     import torch  # noqa: F401
     import transformers  # noqa: F401
 except ImportError as error:
-    raise MissingExtraError(f"running models needs {error.name}: {install('torch')}") from error
+    raise MissingExtraError(f"running models needs {error.name}; {install('torch')}") from error
 
 from nopad.model.compiled import static_inputs
 from nopad.model.linear import fast_linear

@@ -29,6 +29,7 @@ from nopad.planning.cost_certificate import CostCertificate
 from nopad.planning.costs import broken_evenness, load_of
 from nopad.planning.document import opened, parsed, text_of
 from nopad.properties import cached_property
+from nopad.wording import counted
 
 __all__ = ["Plan"]
 
@@ -235,7 +236,7 @@ class Plan:
         """Return one line with the algorithm, capacity, depth, number of packs and efficiency."""
         depth = "unlimited" if self.depth is None else self.depth
         what = f"{self.algorithm}, capacity {self.capacity}, depth {depth}"
-        return f"Plan({what}: {self.packs:,} packs, {self.efficiency:.3%})"
+        return f"Plan({what}: {counted(self.packs, 'pack')}, {self.efficiency:.3%})"
 
     def __str__(self) -> str:
         """Return a small table for reading, one figure per line: limits, packs, lower bound, efficiency and notes."""
@@ -244,11 +245,11 @@ class Plan:
             state = f"{self.gap:,} above, {_percent(self.gap, self.lower_bound)}"
         rows = [
             ("algorithm", self.algorithm),
-            ("capacity", f"{self.capacity:,} tokens"),
+            ("capacity", counted(self.capacity, "token")),
             ("depth", f"{'unlimited' if self.depth is None else self.depth} (reached: {self.max_depth_used})"),
             ("sequences", f"{self.sequences:,}"),
             ("packs", f"{self.packs:,} ({self.counts.size:,} strategies)"),
-            ("lower bound", f"{self.lower_bound:,} packs, by {self.bound.proof} (this plan: {state})"),
+            ("lower bound", f"{counted(self.lower_bound, 'pack')}, by {self.bound.proof} (this plan: {state})"),
             ("efficiency", f"{self.efficiency:.3%} ({self.padding_tokens:,} padding tokens)"),
             ("packing factor", f"{self.packing_factor:.3f} (limit {self.limit:.3f})"),
             *(("note", note) for note in self.notes),

@@ -90,7 +90,7 @@ def load_altair() -> Any:
         import altair
         import vl_convert  # noqa: F401
     except ImportError as error:
-        raise MissingExtraError(f"charts need {error.name}: {install('report')}") from error
+        raise MissingExtraError(f"charts need {error.name}; {install('report')}") from error
     return altair
 
 

@@ -186,7 +186,10 @@ class PackRunner:
             return self.submit(inputs, **how).result()
         several = isinstance(inputs, Iterable) and getattr(inputs, "ndim", 1) != 0  # an array may be a single number
         if not several or isinstance(inputs, str | bytes | Mapping | Set):
-            raise OptionError(f"requests are of type {type(inputs).__name__}; expected one request, or a list of them")
+            raise OptionError(
+                f"requests are of type {type(inputs).__name__}; expected one request ({self._core.request}), or a list "
+                "of them"
+            )
         futures: list[Answer] = []
         try:
             for part in _parts(iter(inputs)):

@@ -6,7 +6,7 @@ try:
     import torch  # noqa: F401
     import transformers  # noqa: F401
 except ImportError as error:
-    raise MissingExtraError(f"running tasks needs {error.name}: {install('torch')}") from error
+    raise MissingExtraError(f"running tasks needs {error.name}; {install('torch')}") from error
 
 from nopad.corpus.squad import read_squad
 from nopad.tasks.answers import Answers

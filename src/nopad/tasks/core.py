@@ -67,6 +67,7 @@ class Core(ABC):
         lanes: runs the sequences of a flat batch (all in one row) as one batch, or as several at the same time if that
             is faster.
         longest: most tokens of a sequence; None: unlimited.
+        request: what one request is, for messages.
 
     Raises:
         OptionError: `fast` is not True, False or None, or the model's precision cannot be lowered.
@@ -77,6 +78,7 @@ class Core(ABC):
     fast: bool
     lanes: Lanes
     longest: int | None
+    request: str = "a dict with input_ids"
 
     def __init__(self, model: Any, fast: bool | None = None, precision: Precision | None = None) -> None:
         if fast is not None and not isinstance(fast, bool):

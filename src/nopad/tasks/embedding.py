@@ -8,6 +8,7 @@ Prompts are prepended as in sentence-transformers (`nopad.tasks.folder`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,7 @@ from nopad.wording import first_line
 
 __all__ = ["Embedder"]
 
+_HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 BUDGET = Option(default=4096, help="tokens run at a time, about")
 SKIP = "skip"  # column: number of tokens at the beginning of each sequence that are not pooled
 OverLong = Literal["error", "truncate"]
@@ -59,6 +61,8 @@ class Embedder(Core):
     >>> embedder.encode(["is it red ?", "yes"]).shape
     (2, 16)
     """
+
+    request = "a text"
 
     def __init__(
         self,
@@ -119,8 +123,8 @@ class Embedder(Core):
         `how` are arguments of the class, except `model` and `tokenizer`; they replace what is read from the folder.
 
         Raises:
-            FormatError: the folder has no model or no tokenizer, a file in it is damaged, or it requires a pooling or
-                a module that nopad does not support.
+            FormatError: there is no such folder, it has no model or no tokenizer, a file in it is damaged, or it
+                requires a pooling or a module that nopad does not support.
             OptionError: `folder` is not a path, or the class refuses an argument.
             UnsupportedModelError: nopad refuses this model; the message gives the reason.
             MissingExtraError: no folder is given, and the package with the default model is not installed.
@@ -128,6 +132,13 @@ class Embedder(Core):
         if folder is not None and not isinstance(folder, str | Path):
             raise OptionError(f"folder is of type {type(folder).__name__}; expected a path")
         path = default_folder() if folder is None else Path(folder)
+        if not path.exists():
+            way = "give the path of a model's folder"
+            if _HUB_NAME.fullmatch(str(folder)):
+                way += (
+                    f"; of a name on the Hugging Face hub, huggingface_hub.snapshot_download({str(folder)!r}) makes one"
+                )
+            raise FormatError(f"{str(folder)!r} is no folder here, and from_folder takes only folders; {way}")
         if not (path / "config.json").is_file():
             raise FormatError(f"{path} is no folder with a model: it has no config.json")
         from transformers import AutoConfig, AutoModel

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from nopad import wording
 from nopad.corpus.record_stream import RecordStream
 from nopad.corpus.records import check_text
 from nopad.corpus.runs import Bad
@@ -89,7 +90,8 @@ class Examples:
 
     def __str__(self) -> str:
         """Return one line: records, sequences, tokens, and what was cut or left out."""
-        return f"{self.records:,} records: {len(self):,} sequences, {self.tokens:,} tokens{counted(self.counts)}"
+        size = f"{wording.counted(len(self), 'sequence')}, {wording.counted(self.tokens, 'token')}"
+        return f"{wording.counted(self.records, 'record')}: {size}{counted(self.counts)}"
 
 
 def check_examples(given: Any) -> None:

@@ -99,6 +99,8 @@ class Predictor(Core):
     [['label', 'probabilities'], ['label', 'probabilities']]
     """
 
+    request = "a record, or its texts"
+
     def __init__(
         self,
         task: Task,

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from nopad.corpus.network import NOT_REACHED, hub_in_reach
+from nopad.corpus.network import NOT_REACHED, hub_in_reach, not_had
 from nopad.corpus.tokenizer import with_words
 from nopad.errors import FormatError, NopadError, OptionError
 from nopad.files import is_model_folder
@@ -105,7 +105,7 @@ def load_task(name: str, spec: str | Path, options: Mapping[str, Any], **how: An
             positions, or labels are given in another order or number than the model has them.
         UnsupportedModelError: nopad refuses models of this type; the message gives the reason.
     """
-    path, kind, here = Path(spec), task_class(name), is_model_folder(spec)
+    path, kind, here, config = Path(spec), task_class(name), is_model_folder(spec), None
     with nullcontext(True) if here else hub_in_reach() as online, quiet():
         try:
             import transformers
@@ -121,6 +121,8 @@ def load_task(name: str, spec: str | Path, options: Mapping[str, Any], **how: An
         except NopadError:
             raise
         except Exception as error:  # a damaged file or a missing package may raise anything
+            if not here and config is None:
+                raise not_had(spec, error, online) from error
             away = "" if online else f"; {NOT_REACHED}"
             raise FormatError(
                 f"{spec}: transformers cannot load this model for {name} ({first_line(error)}{away})"

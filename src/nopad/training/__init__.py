@@ -1,4 +1,4 @@
-"""Training on packs, with transformers' and TRL's trainers. The trainers need the extra ``nopad[train]``.
+"""Training on packs, with transformers' and TRL's trainers. The trainers need the extra ``train``.
 
 `PackedTrainer` is transformers' Trainer, `PackedSFTTrainer` and `PackedRewardTrainer` are TRL's, each with
 `PackedMixin` as first base class; they are imported on first use. Lightning, or a training loop of your own, needs none
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nopad.errors import MissingExtraError
+from nopad.errors import MissingExtraError, check_extra, install
 
 if TYPE_CHECKING:
     from nopad.training.counted import CountedLR
@@ -37,19 +37,20 @@ __all__ = [
     "scale_for_packing",
 ]
 
-_LAZY = {
-    "CountedLR": ("nopad.training.counted", "nopad[torch]"),
-    "Lamb": ("nopad.training.lamb", "nopad[torch]"),
-    "PackedMixin": ("nopad.training.mixin", "nopad[train]"),
-    "PackedRewardTrainer": ("nopad.training.trl", "nopad[train] trl"),
-    "PackedSFTTrainer": ("nopad.training.trl", "nopad[train] trl"),
-    "PackedTrainer": ("nopad.training.trainer", "nopad[train]"),
-    "Scaled": ("nopad.training.scaling", "nopad"),
-    "Schedule": ("nopad.training.schedules", "nopad"),
-    "decay_groups": ("nopad.training.lamb", "nopad[torch]"),
-    "factor_of": ("nopad.training.scaling", "nopad"),
-    "load_batch": ("nopad.training.trouble", "nopad[train]"),
-    "scale_for_packing": ("nopad.training.scaling", "nopad"),
+# Module, extra that it needs, packages that are in no extra
+_LAZY: dict[str, tuple[str, ...]] = {
+    "CountedLR": ("nopad.training.counted", "torch"),
+    "Lamb": ("nopad.training.lamb", "torch"),
+    "PackedMixin": ("nopad.training.mixin", "train"),
+    "PackedRewardTrainer": ("nopad.training.trl", "train", "trl"),
+    "PackedSFTTrainer": ("nopad.training.trl", "train", "trl"),
+    "PackedTrainer": ("nopad.training.trainer", "train"),
+    "Scaled": ("nopad.training.scaling",),
+    "Schedule": ("nopad.training.schedules",),
+    "decay_groups": ("nopad.training.lamb", "torch"),
+    "factor_of": ("nopad.training.scaling",),
+    "load_batch": ("nopad.training.trouble", "train"),
+    "scale_for_packing": ("nopad.training.scaling",),
 }
 
 
@@ -64,11 +65,15 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'nopad.training' has no attribute {name!r}")
     from importlib import import_module
 
-    module, needs = _LAZY[name]
+    module, *needs = _LAZY[name]
+    if needs:
+        check_extra(f"nopad.training.{name}", *needs)
     try:
         return getattr(import_module(module), name)
     except ModuleNotFoundError as error:
-        raise MissingExtraError(f"nopad.training.{name} needs {error.name}: pip install {needs}") from error
+        if not needs:
+            raise
+        raise MissingExtraError(f"nopad.training.{name} needs {error.name}; {install(*needs)}") from error
 
 
 def __dir__() -> list[str]:

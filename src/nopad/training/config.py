@@ -212,7 +212,7 @@ def _trainer_fields() -> Mapping[str, Any]:
     try:
         from transformers import TrainingArguments
     except ImportError as error:
-        raise MissingExtraError(f"training needs {error.name}: {install('train')}") from error
+        raise MissingExtraError(f"training needs {error.name}; {install('train')}") from error
     found = {one.name: one.type for one in fields(TrainingArguments) if one.init and one.name not in _ELSEWHERE}
     return found | {"report_to": str | list[str]}  # here, "none" is a value and does not mean None
 

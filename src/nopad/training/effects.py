@@ -144,7 +144,7 @@ def _way_back(summary: Summary, args: Any, factor: float) -> str:
             f"no smaller number of rows comes nearer to {_shown(summary.sequences / summary.steps / factor)} sequences"
         )
     held = summary.sequences / summary.steps / was / summary.shape.world_size
-    return f"even one row per rank and step holds {held:,.0f} sequences per rank"
+    return f"no number of rows makes it as few as without packs: one row holds about {held:,.0f} sequences already"
 
 
 def _warmup(args: Any) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from nopad.admitting import packed
+from nopad.corpus.network import hub_in_reach, not_had
 from nopad.corpus.tokenizer import with_words
 from nopad.errors import FormatError, InputError, MissingExtraError, NopadError, OptionError
 from nopad.model.admission import positions_of
@@ -28,6 +29,7 @@ __all__ = [
     "load_model",
     "load_tokenizer",
     "longest",
+    "of_hub",
     "outline",
     "read_model_config",
 ]
@@ -36,6 +38,15 @@ _lib: Any = transformers
 _ADAPTERS = "adapter_config.json"  # of peft
 _SHOWN = 6  # most names that a message lists
 _UNNAMED = "LABEL_"  # how transformers calls classes that nobody named
+
+
+def of_hub(table: Model) -> AbstractContextManager[bool]:
+    """Return `hub_in_reach` if the table ``[model]`` names a model or a tokenizer that is no folder here.
+
+    In a ``with`` block that reads them several times, the hub is then asked only once. Otherwise, nothing is done.
+    """
+    names = [name for name in (table.name, table.tokenizer) if name is not None]
+    return nullcontext(True) if all(Path(name).exists() for name in names) else hub_in_reach()
 
 
 def load_tokenizer(table: Model) -> Any:
@@ -361,14 +372,13 @@ def _reading(name: str, what: str) -> Iterator[None]:
     """
     if name.startswith((".", "/", "~")) and not Path(name).exists():
         raise FormatError(f"{name}: there is no such folder; give a folder with a model, or a name on the hub")
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:  # a damaged file, a missing package, a hub that does not answer: anything
-        if Path(name).exists():
-            raise FormatError(f"{name}: transformers cannot read its {what} ({first_line(error)})") from error
-        raise FormatError(
-            f"{name!r} is no folder here, and its {what} could not be had from the Hugging Face hub "
-            f"({first_line(error)}); check the name and the network, or give the path of a folder"
-        ) from error
+    here = Path(name).exists()
+    with nullcontext(True) if here else hub_in_reach() as online:
+        try:
+            yield
+        except InputError:
+            raise
+        except Exception as error:  # a damaged file, a missing package, a hub that does not answer: anything
+            if here:
+                raise FormatError(f"{name}: transformers cannot read its {what} ({first_line(error)})") from error
+            raise not_had(name, error, online, what) from error

@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from nopad.corpus.record_stream import RecordStream
-from nopad.errors import InputError, MissingExtraError, OptionError
+from nopad.errors import InputError, MissingExtraError, OptionError, check_extra
 from nopad.loading import PackedLoader
 from nopad.loading.summary import Summary
 from nopad.model.safety import unpacked
@@ -36,6 +36,7 @@ from nopad.training.models import (
     classes_of_weights,
     load_tokenizer,
     longest,
+    of_hub,
     outline,
     read_model_config,
 )
@@ -142,6 +143,12 @@ def prepare(config: TrainConfig, cache: Path) -> Prepared:
         NopadError: data, model or options cannot be used; the message names the wrong field, if there is one.
     """
     _quiet()
+    with of_hub(config.model):
+        return _prepared(config, cache)
+
+
+def _prepared(config: TrainConfig, cache: Path) -> Prepared:
+    """Return what `prepare` returns; the arguments and errors are the same."""
     args = arguments(config)
     with about("[trainer]"):
         check_arguments(args)
@@ -275,6 +282,7 @@ def arguments(config: TrainConfig) -> Any:
         "per_device_train_batch_size": per_rank,
         "gradient_accumulation_steps": packing.accumulation,
     }
+    check_extra("training", "train")
     try:
         return _lib.TrainingArguments(**given, **own)
     except ImportError as error:

@@ -31,6 +31,7 @@ from nopad.loading import _kernels as _loading_kernels
 from nopad.loading.sources.mapped import MappedFile
 from nopad.options import Option
 from nopad.sequences import Sequences, as_integers
+from nopad.wording import counted
 
 __all__ = ["EMPTY", "Bits", "Located", "TokenSource"]
 
@@ -196,7 +197,7 @@ class TokenSource(ABC):
 
     def __repr__(self) -> str:
         """Return the type of the source, its name and its number of sequences, in one line."""
-        return f"{type(self).__name__}({self.name!r}, {len(self):,} sequences)"
+        return f"{type(self).__name__}({self.name!r}, {counted(len(self), 'sequence')})"
 
     @property
     def seq_lengths(self) -> NDArray[np.int32]:
