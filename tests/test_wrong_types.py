@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import MISSING, fields
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,10 @@ from tests.tasks.tiny import bert, llama, tokenizer
 from transformers import BertConfig, BertModel
 
 import nopad
+from nopad.balance import Balance
+from nopad.corpus.pretraining import PairOptions
 from nopad.errors import NopadError
+from nopad.report import Settings
 from nopad.tasks import DPO, Classification, Contrastive, Embedder, Predictor, TokenClassification, reference_logprobs
 
 ODD = [
@@ -48,6 +52,14 @@ def _loaded(**given):
     return list(nopad.PackedLoader(**given))
 
 
+def _packed(**given):
+    nopad.pack_dataset(**{"capacity": 8, **given})
+
+
+def _defaults(options):
+    return {field.name: field.default for field in fields(options) if field.init and field.default is not MISSING}
+
+
 CALLS = {
     "reference_logprobs": lambda made: (
         reference_logprobs,
@@ -78,6 +90,26 @@ CALLS = {
         {"labels": ["x", "y"], "text": "text", "pair": None, "max_length": 8, "over_long": "error"},
     ),
     "tags": lambda made: (lambda **given: TokenClassification(tokenizer(), **given), {"labels": ["O", "B-X"]}),
+    "pack_dataset of texts": lambda made: (
+        _packed,
+        {
+            "data": RECORDS,
+            "tokenizer": tokenizer(),
+            "output": None,
+            "text_field": None,
+            "text_pair": None,
+            "chat": None,
+        },
+    ),
+    "pack_dataset with a task": lambda made: (_packed, {"data": RECORDS, "task": made.judged}),
+    "PackOptions": lambda made: (nopad.PackOptions, _defaults(nopad.PackOptions)),
+    "ReaderOptions": lambda made: (nopad.ReaderOptions, _defaults(nopad.ReaderOptions)),
+    "CorpusOptions": lambda made: (nopad.CorpusOptions, {**_defaults(nopad.CorpusOptions), "capacity": 8}),
+    "PairOptions": lambda made: (PairOptions, {**_defaults(PairOptions), "max_length": 64}),
+    "Settings": lambda made: (Settings, _defaults(Settings)),
+    "Balance": lambda made: (Balance, _defaults(Balance)),
+    "Rows": lambda made: (nopad.Rows, {**_defaults(nopad.Rows), "capacity": 8}),
+    "Flat": lambda made: (nopad.Flat, _defaults(nopad.Flat)),
     "anchors": lambda made: (
         lambda **given: Contrastive(tokenizer(), **given).encode([{"anchor": "is", "positive": "it"}]),
         {"prompt": "", "positive_prompt": ""},

@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import fields, replace
 from itertools import chain
 from pathlib import Path
@@ -26,6 +26,7 @@ from nopad.corpus.content import Content
 from nopad.corpus.options import Empty, OnBadRecord, OverLong
 from nopad.corpus.transformers_tokenizer import load_transformers_tokenizer
 from nopad.errors import InterruptedJobError, LengthError, MissingExtraError, OptionError, SourceError
+from nopad.options import names_in
 from nopad.store import PackedDataset, PackOptions, pack_corpus
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def pack_dataset(
             * a list of dicts, an iterator of dicts, or a function that returns such an iterator
             * a list of lists of token ids, or a list of texts
             * a table of pandas, polars or pyarrow
-            * a dict with several of these by name; their records are counted by name
+            * a dict with several of these by name; their records are counted by name; not allowed with a task
             * a source from `nopad.open_source`
 
             Records have ``input_ids``, a ``text``, or a chat: ``messages``, ``conversations``, or ``prompt`` and
@@ -112,7 +113,7 @@ def pack_dataset(
 
     Raises:
         SourceError: the data are of a kind that cannot be read, have no record, lack a column that is needed, or are
-            named inputs of which some hold texts and others ready-made ids.
+            named inputs beside a task, or of which some hold texts and others ready-made ids.
         RecordError: a record is bad, or longer than `capacity`, and the message says which; or no record gives a
             sequence.
         LengthError: a record is longer than `capacity`, and a task reads the records.
@@ -153,6 +154,8 @@ def pack_dataset(
         pad_id=pad_id,
         find_labels=True,
     )
+    if not isinstance(output, str | os.PathLike | None):
+        raise OptionError(f"output is {output!r}; it is the path of a folder, or None")
     folder = tempfile.mkdtemp(prefix="nopad-") if output is None else output
     try:
         source, corpus, words = _source(data, corpus, reading, tokenizer, task, content)
@@ -187,8 +190,11 @@ def _content(
     Raises:
         OptionError: an option is invalid, or options contradict each other.
     """
-    named = (text_field,) if isinstance(text_field, str) else tuple(text_field or ())
-    if text_pair is not None and (isinstance(text_pair, str) or len(text_pair) != 2):
+    named = () if text_field is None else (text_field,) if isinstance(text_field, str) else _ordered(text_field)
+    if named is None:
+        raise OptionError(f"text_field is {text_field!r}; it is the name of a column, a list of names, or None")
+    pair = None if text_pair is None else _ordered(text_pair)
+    if text_pair is not None and (pair is None or len(pair) != 2):
         raise OptionError(f"text_pair is {text_pair!r}; it is two columns, such as ('question', 'answer')")
     options = chat if isinstance(chat, Mapping) else {}
     if not isinstance(chat, bool | Mapping | None):
@@ -196,11 +202,16 @@ def _content(
     others = {"ids_field": ids_field, "pad_id": pad_id}
     return Content(
         fields=named,
-        pair=None if text_pair is None else (text_pair[0], text_pair[1]),
+        pair=None if pair is None else (pair[0], pair[1]),
         chat=True if isinstance(chat, Mapping) else chat,
         chat_options=options,
         other=next((name for name, value in others.items() if value is not None), ""),
     )
+
+
+def _ordered(names: Any) -> tuple[str, ...] | None:
+    """Return `names` as a tuple; None if they are not strings in an order."""
+    return None if isinstance(names, Set) else names_in(names)
 
 
 def _source(
@@ -265,7 +276,8 @@ def _seen(data: Any) -> tuple[Any, Mapping[str, Any] | None]:
     iterator that is returned yields this record again.
 
     Raises:
-        SourceError: the data are a path; or a dataset, list or iterator has no record, or its first record is a number.
+        SourceError: the data are a path; a dataset, list or iterator has no record, or its first record is a number; or
+            a function returned nothing that can be iterated over.
         MissingExtraError: the data are a table, and `datasets` is not installed.
     """
     if isinstance(data, Source):
@@ -276,7 +288,10 @@ def _seen(data: Any) -> tuple[Any, Mapping[str, Any] | None]:
         )
     data = _as_dataset(data)
     if callable(data):
-        return data, _record(next(iter(data()), None))
+        made = data()
+        if not isinstance(made, Iterable):
+            raise SourceError(f"this function returned a {type(made).__name__}; it returns an iterator of dicts")
+        return data, _record(next(iter(made), None))
     if isinstance(data, Mapping):  # splits, columns or named inputs: `open_source` knows which
         one = next(iter(data.values()), None)
         ahead = isinstance(one, Sequence) or hasattr(one, "with_format")
@@ -342,10 +357,17 @@ def _of_task(
 
     Raises:
         OptionError: an option is for texts and ready-made ids only, or contradicts the task.
-        SourceError: the records are not dicts of columns, or the first one cannot be seen before the data are read.
+        SourceError: the records are not dicts of columns, or the first one cannot be seen before the data are read; or
+            the data are a dict of named inputs.
     """
     from nopad.tasks.source import TaskSource
 
+    if isinstance(data, Mapping):
+        names = ", ".join(map(str, data))
+        raise SourceError(
+            f"a task reads one input, and these are named ones ({names}); give the records of one of them, or all in "
+            "one list"
+        )
     if isinstance(data, Source) or first is None:
         raise SourceError(f"a task is for records, and these are {type(data).__name__}; give dicts of columns")
     told = (

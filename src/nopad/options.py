@@ -7,6 +7,7 @@ every plan has.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -23,6 +24,7 @@ __all__ = [
     "check_number",
     "check_sizes",
     "is_number",
+    "names_in",
     "parse_integer",
     "shown",
 ]
@@ -125,6 +127,21 @@ def check_choice(name: str, value: Any, kind: Any) -> Any:
     if isinstance(value, str) and value in (*others, last):
         return value
     raise OptionError(f"{name} is {shown(value)}; it is {', '.join(map(repr, others))} or {last!r}")
+
+
+def names_in(value: Any) -> tuple[str, ...] | None:
+    """Return the strings in `value`, a list or another iterable of strings; None if it is anything else, or a string.
+
+    >>> names_in(["a", "b"]), names_in("ab"), names_in([1]), names_in(None)
+    (('a', 'b'), None, None, None)
+    """
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        return None
+    try:
+        found = tuple(value)
+    except TypeError:  # an array without dimensions
+        return None
+    return found if all(isinstance(one, str) for one in found) else None
 
 
 def is_number(value: Any) -> bool:

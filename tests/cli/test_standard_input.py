@@ -49,6 +49,18 @@ def test_a_long_table_is_seen_by_its_beginning():
         _suffix(begin)
 
 
+@pytest.mark.parametrize("rows", range(18, 25))
+@pytest.mark.parametrize("cut", [b"x", b'"x', b"x,0,0", b"x\ry"])
+def test_the_last_line_is_not_looked_at_if_it_may_be_cut(rows, cut):
+    each = (_LOOKED_AT - 2000) // rows
+    begin = b"text,label\n" + (b"x" * (each - 3) + b",1\n") * rows
+    begin += cut + b"x" * (_LOOKED_AT - len(begin) - len(cut))
+    if rows < 20 and b"\r" in cut:
+        return  # no row that csv reads
+    with pytest.raises(OptionError, match="- begins with 'text,label', as a CSV file with these columns does"):
+        _suffix(begin)
+
+
 @pytest.mark.parametrize(
     "text",
     [

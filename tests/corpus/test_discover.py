@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import nopad
-from nopad.corpus import open_source
+from nopad.corpus import BadRecord, ReaderOptions, open_source
 from nopad.corpus.discover import CORPORA
 from nopad.corpus.finding import Finder, FoundArrays, FoundDataset, FoundFile
 from nopad.errors import SourceError
@@ -124,6 +124,26 @@ def test_missing(tmp_path):
 
 def test_no_input():
     assert message([]) == "no input was given; give text files, JSONL files, Parquet files, or folders of them"
+
+
+@pytest.mark.parametrize("other", ["", "\n", "no JSON\n", '{"tokens": null}\n', '{"tokens": ["a"]}\n'])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_file_without_a_good_record_is_like_all_others(tmp_path, other, named):
+    good = '{"tokens": [1, 2], "attention_mask": [1, 1], "labels": [1, 2]}\n'
+    for name, text in {"a": other, "b": good, "c": other, "d": good}.items():
+        (tmp_path / f"{name}.jsonl").write_text(text if named else text.replace("tokens", "input_ids"))
+    options = ReaderOptions(ids_field="tokens") if named else None
+    paths = {name: tmp_path / f"{name}.jsonl" for name in "abcd"}
+    for inputs in (tmp_path, paths, {"first": [paths["a"], paths["c"]], "second": [paths["b"], paths["a"]]}):
+        source = open_source(inputs, options)
+        assert [column.name for column in source.carried] == ["labels"]
+        assert (source.kind, source.mask, source.columns_known) == ("ids", "attention_mask", True)
+        found = [record for block in source.blocks() for record in block.records() if not isinstance(record, BadRecord)]
+        assert {tuple(records.ids.tokens) for records in found} == {("input_ids", "labels")}
+    differs = good.replace("labels", "scores")
+    (tmp_path / "e.jsonl").write_text(differs if named else differs.replace("tokens", "input_ids"))
+    with pytest.raises(SourceError, match=r"the column 'labels' is not alike in all files: .*b\.jsonl, no such"):
+        open_source(tmp_path, options)
 
 
 def test_empty_folder(tmp_path):

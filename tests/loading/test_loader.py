@@ -391,6 +391,14 @@ def test_the_form_of_a_batch_may_be_chosen():
     assert flat["input_ids"].shape == (1, flat.layout.tokens)
 
 
+@pytest.mark.parametrize("groups", [{}, {"groups": 2}, {"groups": 4}, {"groups": 2, "together": "step"}])
+def test_rows_is_the_number_of_rows_of_whole_batches(groups):
+    for form, rows in ((Rows(200), None), (None, 1), (Flat(), 1)):
+        loader = PackedLoader(DATA, sequences=4, form=form, rank=0, world_size=1, **groups)
+        assert {batch["input_ids"].shape[0] for batch in loader} == {loader.rows}
+        assert rows in (None, loader.rows)
+
+
 def test_sequences_may_be_aligned_for_context_parallelism(fleet):
     for step in ({"capacity": 64, "rows": 2}, {"tokens": 64}):
         batches = fleet(DATA, 2, align=8, last="fill", **step).take()

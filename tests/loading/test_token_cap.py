@@ -65,6 +65,15 @@ def test_an_epoch_keeps_to_the_cap_and_goes_on_with_what_is_left_on_other_ranks(
     assert state["epoch"] == 1
 
 
+def test_a_stand_in_is_a_sequence_of_its_step(fleet):
+    data = [np.full(8, number) for number in range(24)]
+    steps = fleet(data, 4, sequences=3, groups=3, together="step", token_cap=8).take()
+    assert len(steps) == 7  # each takes the three sequences of a group
+    for ranks in steps:
+        assert sorted(batch.weight for batch in ranks) == [0, 1, 1, 1]
+        assert len({int(batch["input_ids"].max()) // 3 for batch in ranks}) == 1
+
+
 @pytest.mark.parametrize("groups", [{}, {"groups": 2}, {"groups": 2, "together": "step"}])
 @pytest.mark.parametrize("taken", [0, 1, 5, 6])
 def test_on_the_same_ranks_the_next_batch_is_the_one_that_would_have_come(fleet, taken, groups):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from nopad import PackedLoader
-from nopad.errors import OptionError
+from nopad.errors import MissingExtraError, OptionError
 from nopad.loading.torch import TorchDataset
 
 LENGTHS = np.random.default_rng(0).integers(1, 40, size=120)
@@ -20,6 +21,13 @@ DATA = [np.full(length, number) for number, length in enumerate(LENGTHS)]
 
 def loader(**options):
     return PackedLoader(DATA, 40, rows=2, rank=1, world_size=2, accumulation=2, **options)
+
+
+def test_without_torch_the_error_names_it(monkeypatch):
+    monkeypatch.delitem(sys.modules, "nopad.loading.torch")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingExtraError, match="a DataLoader needs torch: pip install"):
+        loader().dataloader()
 
 
 def contents(batches):

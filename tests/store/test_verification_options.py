@@ -47,6 +47,14 @@ def test_a_sound_dataset_has_no_problem(tmp_path_factory, records, way, shard_to
     shutil.rmtree(folder)
 
 
+@pytest.mark.parametrize("long", range(3))
+def test_a_held_out_record_of_very_many_pieces(tmp_path, long):
+    records = [[1] * (70_000 if number == long else 2) for number in range(3)]  # chunks have 65,536 pieces
+    packed(tmp_path, records, capacity=1, over_long="split", validation=1e-9)
+    assert nopad.verify(tmp_path) == []
+    assert nopad.verify(tmp_path / "validation") == []
+
+
 @pytest.mark.parametrize(
     ("name", "options", "told"),
     [

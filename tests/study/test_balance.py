@@ -50,6 +50,16 @@ def test_a_row_has_what_json_promises(rows):
     }
 
 
+@pytest.mark.parametrize("lengths", [(1,), (1, 2), (1, 2, 3)])
+def test_stratified_methods_are_left_out_where_strata_are_empty(lengths):
+    short = Histogram.from_counts(dict.fromkeys(lengths, 3000))
+    found = {row.method for row in balance_rows(short, [8], steps=2)}
+    stratified = {method.name for method in studied() if method.balance.draw == "stratified"}
+    assert stratified
+    assert found - stratified == {method.name for method in studied()} - stratified
+    assert len(lengths) == 3 or not found & stratified
+
+
 def test_the_order_of_the_methods(rows):
     def waste(name):
         return rows[name].waste

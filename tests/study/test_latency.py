@@ -48,6 +48,11 @@ def test_the_paper_has_no_quotas_for_small_batches(rows):
     assert (16, 8, "Samsung") in rows
 
 
+def test_very_short_sequences_have_no_strata():
+    short = Histogram.from_counts({1: 3000, 2: 3000})
+    assert {row.method for row in latency_rows(short, gpus=[8], batches=[16])} == set(METHODS) - {"Samsung"}
+
+
 def test_a_step_is_as_many_sequences_for_every_method(rows):
     mean = HISTOGRAM.tokens / HISTOGRAM.sequences * 16 * Constants().token_s
     for method in METHODS[1:]:

@@ -6,12 +6,20 @@ import pytest
 
 import nopad
 from nopad import Histogram
+from nopad.errors import LengthError
 from nopad.planning.enumeration import full_strategies
 from nopad.study import packing
 from nopad.study.packing import as_printed, contrast, count_strategies, difference, redo, sorted_batches
 from nopad.study.published import TABLE_1, TABLE_2, TABLE_5, tables_for, unpublished_table
 
 SMALL = Histogram.from_counts({1: 9, 2: 4, 3: 8, 5: 6, 7: 2})
+
+
+@pytest.mark.parametrize("row", TABLE_1.rows, ids=lambda row: f"{row.name} {row.depth}")
+def test_every_row_of_no_sequences_and_of_too_long_ones(row):
+    assert redo(TABLE_1, row, Histogram.from_counts({})).ours["packing factor"] in ("1.0", "1.00")
+    with pytest.raises(LengthError, match="1 sequence is above the capacity of 512"):
+        redo(TABLE_1, row, Histogram.from_counts({513: 1, 5: 2}))
 
 
 @pytest.mark.shared

@@ -143,11 +143,14 @@ def _is_table(text: str, sign: str, *, whole: bool) -> bool:
         sign: what separates cells.
         whole: whether `text` is the whole input; if False, its last line may be cut, and is not looked at.
     """
+    rows: list[list[str]] = []
     try:
-        rows = list(islice(csv.reader(io.StringIO(text), delimiter=sign), _ROWS + 1))
+        rows.extend(islice(csv.reader(io.StringIO(text), delimiter=sign), _ROWS + 2))
     except csv.Error:
-        return False
-    rows = [row for row in (rows if whole or len(rows) > _ROWS else rows[:-1]) if row]
+        if len(rows) <= _ROWS:
+            return False
+        rows.append([])  # beyond those that are looked at
+    rows = [row for row in (rows if whole else rows[:-1])[: _ROWS + 1] if row]
     if not rows:
         return False
     names = [name.strip() for name in rows[0]]

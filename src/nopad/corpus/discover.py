@@ -342,8 +342,9 @@ def _check_alike(files: Sequence[Source], paths: Sequence[str]) -> None:
 
     Both must hold text, or both ready-made ids. They must agree in the columns that are packed along, and, if they hold
     ids, in the column that marks padding. A file's content is not known (`Source.kind` is None) if only its records
-    could tell, and it has none. Nothing is refused if the last file's content is not known. `files` are the sources
-    opened so far; `paths` are their names in messages.
+    could tell, and it has none. Nothing is refused if the last file's content is not known. Columns are compared with
+    the first file whose columns are known too (`Source.columns_known`), if those of the last file are. `files` are the
+    sources opened so far; `paths` are their names in messages.
 
     Raises:
         SourceError: the last file differs.
@@ -357,6 +358,9 @@ def _check_alike(files: Sequence[Source], paths: Sequence[str]) -> None:
             f"{paths[text]} holds text and {paths[ids]} ready-made ids; pack them in two separate jobs, "
             "or, where both have both, choose one kind with text_field= or ids_field="
         )
+    known = next(at for at, file in enumerate(files) if file.kind and (file.columns_known or file is files[-1]))
+    if not files[-1].columns_known:
+        return
     if files[known].kind == "ids" and files[known].mask != files[-1].mask:
         masks = [f"padding marked by {name!r}" if name else "no mask" for name in (files[known].mask, files[-1].mask)]
         raise SourceError(

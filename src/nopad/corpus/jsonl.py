@@ -72,6 +72,8 @@ class JsonlFile(Source):
         typical = list(islice(_typical(file, self._field), TYPICAL)) if self._field else []
         if self._field and not typical:
             _check_somewhere(file, self._field.name)
+            # A list without ids is a record too, and would lack the columns of other files
+            self.columns_known = any(value.get(self._field.name) == [] for _, value in json_objects(file))
         if self._field and typical:
             line = typical[0][0]
             name, is_text = self._field.name, self._field.kind == "text"

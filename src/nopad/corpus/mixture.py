@@ -25,9 +25,11 @@ class JoinedSource(Source):
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._parts = tuple(sources)
-        content = next((part for part in self._parts if part.kind), None)  # a file without records has none
-        if content is not None:
-            self.kind, self.carried, self.mask = content.kind, content.carried, content.mask
+        known = [part for part in self._parts if part.kind]  # a file without records may have none
+        if known:
+            shown = next((part for part in known if part.columns_known), known[0])
+            self.kind, self.carried, self.mask = shown.kind, shown.carried, shown.mask
+            self.columns_known = shown.columns_known
         sizes = [part.total_bytes for part in self._parts]
         self.total_bytes = None if None in sizes else sum(size for size in sizes if size is not None)
         self.left_out = tuple(dict.fromkeys(column for part in self._parts for column in part.left_out))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from nopad.corpus.records import MAX_ID
 from nopad.errors import FormatError, OptionError
-from nopad.options import check_choice
+from nopad.options import check_choice, names_in
 
 if TYPE_CHECKING:
     from nopad.corpus.tokenizer import Tokenizer
@@ -96,9 +96,10 @@ class ReaderOptions:
     find_labels: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.suffixes, str) or not all(re.fullmatch(r"\.\w+", one) for one in self.suffixes):
+        suffixes = names_in(self.suffixes)
+        if suffixes is None or not all(re.fullmatch(r"\.\w+", one) for one in suffixes):
             raise OptionError(f"suffixes are {self.suffixes!r}; they are a list such as ['.py', '.html']")
-        object.__setattr__(self, "suffixes", tuple(one.lower() for one in self.suffixes))
+        object.__setattr__(self, "suffixes", tuple(one.lower() for one in suffixes))
         check_choice("text_unit", self.text_unit, TextUnit)
         for name in ("text_field", "ids_field", "mask_field"):
             value = getattr(self, name)
@@ -108,14 +109,17 @@ class ReaderOptions:
             raise OptionError(
                 f"text_field {self.text_field!r} and ids_field {self.ids_field!r} exclude each other; give one of them"
             )
-        if self.carry != "auto":
-            if isinstance(self.carry, str) or not all(isinstance(name, str) for name in self.carry):
+        if not (isinstance(self.carry, str) and self.carry == "auto"):
+            carry = names_in(self.carry)
+            if carry is None:
                 raise OptionError(f"carry is {self.carry!r}; it must be a list of names of columns, or 'auto'")
-            object.__setattr__(self, "carry", tuple(self.carry))
+            object.__setattr__(self, "carry", carry)
         if self.pad_id is not None and not (type(self.pad_id) is int and 0 <= self.pad_id <= MAX_ID):
             raise OptionError(f"pad_id is {self.pad_id!r}; it must be an integer from 0 to {MAX_ID}")
         if self.pad_id is not None and self.mask_field not in ("auto", None):
             raise OptionError("mask_field and pad_id exclude each other; give one of them")
+        if type(self.find_labels) is not bool:
+            raise OptionError(f"find_labels is {self.find_labels!r}; it must be True or False")
 
     def settings(self) -> dict[str, Any]:
         """Return the options by name as JSON values; `suffixes` and `find_labels` are left out if empty or False."""

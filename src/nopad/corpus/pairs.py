@@ -114,6 +114,8 @@ class PairOptions:
             share = getattr(self, name)
             if not is_number(share) or not 0 <= share <= 1:
                 raise OptionError(f"{name} is {share!r}; it is a share, from 0 to 1")
+        if not is_number(self.rate):
+            raise OptionError(f"rate is {self.rate!r}; it is the share of tokens to be predicted, above 0, at most 1")
         most, room = self.max_predictions, self.max_length - FRAME
         if most is not None and most > room:
             raise OptionError(

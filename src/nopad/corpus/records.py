@@ -8,7 +8,7 @@ that all later code handles columns.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,6 +39,7 @@ __all__ = [
     "shown",
     "text_record",
     "text_run",
+    "to_json",
     "too_many",
     "within_document",
     "within_length",
@@ -339,8 +340,30 @@ def shown(value: object, limit: int = 40) -> str:
 
     A value that JSON cannot hold is written as a string, as `repr` returns it.
     """
-    text = json.dumps(value, ensure_ascii=True, default=repr)
+    text = to_json(value)
     return text if len(text) <= limit else text[:limit] + "..."
+
+
+def to_json(value: Any, default: Callable[[Any], Any] = repr, **how: Any) -> str:
+    """Return `value` as ASCII JSON.
+
+    What JSON cannot hold is replaced by the result of `default`; keys of dicts that JSON cannot hold, by their `repr`.
+    `how` are further arguments of `json.dumps`.
+
+    >>> to_json({(1, 2): {3}})
+    '{"(1, 2)": "{3}"}'
+    """
+    try:
+        return json.dumps(value, default=default, **how)
+    except TypeError:  # a key
+        return json.dumps(_with_json_keys(value), default=lambda one: _with_json_keys(default(one)), **how)
+
+
+def _with_json_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        known = str | int | float | None  # bool is an int
+        return {key if isinstance(key, known) else repr(key): _with_json_keys(one) for key, one in value.items()}
+    return [_with_json_keys(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def check_text(text: str, where: str) -> None:

@@ -9,7 +9,6 @@ and the line or row. All functions raise SourceError if the input cannot be read
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +22,7 @@ from nopad.corpus.inputs import InputFile
 from nopad.corpus.jsonl import json_lines, no_object
 from nopad.corpus.objects import as_arrow, as_dict, dataset_batches, dataset_schema, guarded
 from nopad.corpus.options import TextUnit
-from nopad.corpus.records import Record
+from nopad.corpus.records import Record, to_json
 from nopad.corpus.rows import without_broken_text
 from nopad.corpus.source import BLOCK_BYTES
 from nopad.corpus.tables import arrow_batches, arrow_schema, parquet_batches, parquet_footer
@@ -96,10 +95,11 @@ class Run:
 def as_json(records: Iterable[dict[str, Any] | Bad]) -> bytes:
     """Return records as a JSON array, in bytes; ``[reason]`` stands for a bad record.
 
-    What JSON cannot hold is replaced by the result of its method `tolist`, as NumPy arrays have it, or by its `repr`.
+    What JSON cannot hold is replaced by the result of its method `tolist`, as NumPy arrays have it, or by its `repr`;
+    keys of dicts that JSON cannot hold are replaced by their `repr`.
     """
     values = [[one.reason] if isinstance(one, Bad) else one for one in records]
-    return json.dumps(values, separators=(",", ":"), default=_plain).encode()
+    return to_json(values, _plain, separators=(",", ":")).encode()
 
 
 def _plain(value: Any) -> Any:

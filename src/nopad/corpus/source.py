@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nopad.corpus.options import WAYS, OverLong, TextUnit
-from nopad.corpus.records import BadRecord, Carried, Kind, Record, Records, ids_record, text_run
+from nopad.corpus.records import BadRecord, Carried, Kind, Record, Records, ids_record, text_run, to_json
 from nopad.corpus.thinning import Lines
 from nopad.errors import SourceError
 from nopad.options import Option
@@ -154,6 +154,8 @@ class Source(ABC):
         carried: columns that are packed along with the tokens of every record.
         left_out: names of columns that are not read, to be shown to the user.
         mask: name of the column that marks padding, such as ``attention_mask``; None: no column does.
+        columns_known: whether `carried` and `mask` are known; False: the source has no good record, which would show
+            its columns.
         folders: local folders that were searched for files. A job must not write into one: its output would be read
             the next time.
         divisible: whether some records can be held out for validation; False: several records may contain the same
@@ -175,6 +177,7 @@ class Source(ABC):
     carried: tuple[Carried, ...] = ()
     left_out: tuple[str, ...] = ()
     mask: str | None = None
+    columns_known: bool = True
     folders: tuple[Path, ...] = ()
     divisible: bool = True
     made_here: bool = False
@@ -279,7 +282,7 @@ class IterableSource(Source):
         """Yield blocks of at most `block_records` items; the data of a block are its items as a JSON array."""
         for first in range(0, len(self._items), self._block_records):
             items = self._items[first : first + self._block_records]
-            data = json.dumps(items, separators=(",", ":"), default=repr).encode()
+            data = to_json(items, separators=(",", ":")).encode()
             yield Block(name=self._name, data=data, decoder=_decode_array, first_line=first + 1)
 
     def inventory(self) -> list[tuple[str, int]]:

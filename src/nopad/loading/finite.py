@@ -248,7 +248,8 @@ class EpochSupply(Supply):
         taken = course.part(at.leg.steps, serving.ranks.rank, at.batches)
         idle = not taken.units.size  # mostly in a last step with fewer units than micro-steps of all ranks
         if idle:
-            taken = units.taken(course.step(at.leg.steps).units[:1])
+            step = course.step(at.leg.steps)
+            taken = units.taken((step.sequences if units.apart else step.units)[:1])
         sequences = self._epochs.feed.gather(taken)
         units.check_lengths(taken, sequences.seq_lengths)
         if idle:

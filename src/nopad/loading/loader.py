@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 from nopad.balance import Balance, CostModel, Tokens
 from nopad.batch import PackedBatch
 from nopad.batch.form import Form
-from nopad.errors import OptionError
+from nopad.errors import MissingExtraError, OptionError, install
 from nopad.loading.arguments import refuse_dealing, refuse_images, refuse_torchs
 from nopad.loading.cursor import Cursor
 from nopad.loading.epochs import Epochs
@@ -190,6 +190,7 @@ class PackedLoader:
             refuse_dealing(**dealing, align=step.align, host_dir=host_dir, seed=0 if shuffled else seed)
             opened = open_stream(data, step.capacity, options, **how)
             self._capacity = opened[1].capacity
+            self._rows = step.per_rank
             self._supply = StreamSupply(*opened, step.serving(self.ranks, self._capacity or 1), step.last)
         else:
             if step.align > 1:
@@ -198,6 +199,7 @@ class PackedLoader:
             self._capacity = None if step.unpacked else feed.capacity
             epochs = Epochs(feed, Tokens() if cost is None else cost, step.last, shared(self.ranks, feed, host_dir))
             serving = step.serving(self.ranks, feed.capacity, feed.group_size)
+            self._rows = step.per_rank if feed.apart else serving.per_rank  # a group that stays together is one row
             self._supply = EpochSupply(epochs, serving, Balance.named(balance))
         self._cursor = Cursor(self._supply, self.ranks)
 
@@ -260,7 +262,7 @@ class PackedLoader:
 
         Empty rows that the argument `form` adds are not counted.
         """
-        return 1 if self._step.flat else self._step.per_rank
+        return 1 if self._step.flat else self._rows
 
     def __repr__(self) -> str:
         """Return in one line what is loaded, for which rank, and the loader's position."""
@@ -406,12 +408,14 @@ class PackedLoader:
             options: further arguments of the DataLoader: pin_memory, prefetch_factor, timeout, ...
 
         Raises:
-            ModuleNotFoundError: torch is not installed.
+            MissingExtraError: torch is not installed.
             OptionError: an option would change the batches or their order; `num_workers` is not an integer of at least
                 0; or the data are a stream, and `num_workers` is not 0.
         """
-        from nopad.loading.torch import TorchLoader
-
+        try:
+            from nopad.loading.torch import TorchLoader
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(f"a DataLoader needs {error.name}: {install('torch')}") from error
         self._supply.check_workers(num_workers)
         return TorchLoader(self, num_workers=num_workers, **options)
 

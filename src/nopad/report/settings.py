@@ -42,7 +42,7 @@ class Settings:
 
     Raises:
         OptionError: a number is out of range, or is given without the `tokens_per_second` that it needs; `currency` is
-            given without `price_per_hour`; or `title` is blank.
+            given without `price_per_hour`; `title` is blank; or a value has a wrong type.
     """
 
     title: str | None = None
@@ -73,6 +73,10 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not (is_number(value) and LOW <= value <= HIGH):
                 raise OptionError(f"{name} must be a number above 0, from {LOW:g} to {HIGH:g}, got {value!r}")
+        if not isinstance(self.title, str | None):
+            raise OptionError(f"title is {self.title!r}; it is some text, or None")
+        if not isinstance(self.currency, str):
+            raise OptionError(f"currency is {self.currency!r}; it is some text, such as '$' or 'EUR'")
         if self.title is not None and not self.title.strip():
             raise OptionError("the title is empty; give some text, or leave it out")
         if self.currency and self.price_per_hour is None:

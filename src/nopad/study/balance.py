@@ -161,7 +161,8 @@ def balance_rows(
 ) -> Iterator[BalanceRow]:
     """Simulate each method on each number of GPUs, and yield a row for each.
 
-    A stratified method is left out if the batch or the histogram is too small for its quotas of each stratum.
+    A stratified method is left out if the batch or the histogram is too small for its quotas of each stratum, or if the
+    ends of its strata would be equal, as where the longest length is below 3.
 
     Args:
         histogram: lengths to draw from.
@@ -174,8 +175,7 @@ def balance_rows(
         methods: the methods to simulate; None: all those that `studied` returns.
 
     Raises:
-        OptionError: a number is out of range, `node` does not divide a number of GPUs above it, or a method is
-            stratified and the longest length is below 3.
+        OptionError: a number is out of range, or `node` does not divide a number of GPUs above it.
         BalanceError: the histogram gives too few sequences or packs for one step of a method (if the method is
             stratified, it is left out instead).
 
@@ -252,11 +252,20 @@ def _strata(method: Studied, histogram: Histogram, cost: CostModel) -> Balance:
     """Return the method's `Balance`; its strata, if it has any, become four equal ranges of lengths.
 
     A `Balance` gives the ends of its strata as costs, so `cost` converts the lengths at which they end to costs.
+
+    Raises:
+        BalanceError: two strata would end at the same length or cost.
     """
     if method.balance.draw != "stratified":
         return method.balance
     edges = [histogram.max_length * part // 4 for part in (1, 2, 3)]
-    return Balance.named(method.balance, edges=tuple(cost.of(edges).tolist()))
+    ends = tuple(cost.of(edges).tolist())
+    if not ends[0] < ends[1] < ends[2]:
+        raise BalanceError(
+            f"the strata of {method.name} would end at the costs {', '.join(map(str, ends))}, of the lengths "
+            f"{', '.join(map(str, edges))}; study longer sequences, or leave the method out"
+        )
+    return Balance.named(method.balance, edges=ends)
 
 
 def _simulate(

@@ -18,7 +18,8 @@ def uniform(size: int, *parts: int) -> NDArray[np.float64]:
     `parts` are any integers; they choose the numbers. Other `parts` give other numbers.
     """
     bits = random.keys(np.arange(size), SEED, random.STREAM_LEG, *parts)
-    return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) / 2**53
+    drawn = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) / 2**53
+    return np.minimum(drawn, 1 - 2**-53)  # the largest of these numbers is rounded to 1
 
 
 def normal(size: int, *parts: int) -> NDArray[np.float64]:

@@ -109,7 +109,8 @@ def latency_rows(
 
     The methods are padded batches, those of Figure 7, and nopad's. For a batch size, a number of GPUs is left out if
     the histogram holds too few sequences for two steps, or too few packs for one. A stratified method is left out for
-    batches of at most 12 sequences, as in the paper, and where the histogram is too small for its quotas.
+    batches of at most 12 sequences, as in the paper, and where the histogram is too small for its quotas, or the
+    longest length is below 3.
 
     Args:
         histogram: lengths to draw from.
@@ -117,9 +118,8 @@ def latency_rows(
         batches: the batch sizes to simulate, in sequences per GPU.
 
     Raises:
-        OptionError: the histogram holds no sequence, a batch size is below 2, or a number of GPUs is below 1; a number
-            of GPUs that is not left out is above 8 and no multiple of 8, the GPUs of a node; or a stratified method is
-            not left out, and the longest length is below 3.
+        OptionError: the histogram holds no sequence, a batch size is below 2, or a number of GPUs is below 1; or a
+            number of GPUs that is not left out is above 8 and no multiple of 8, the GPUs of a node.
     """
     for number in gpus:
         check_integer("gpus", number)

@@ -21,6 +21,7 @@ from nopad.histogram import Histogram
 from nopad.options import MAX_LENGTH
 from nopad.planning import Plan, plan
 from nopad.planning.enumeration import full_strategies, packing_matrix, strategy_count
+from nopad.planning.front import check_histogram
 from nopad.study.published import EFFICIENCY, FACTOR, MATRIX_OF_TABLE_4, STRATEGY_COUNTS, Row, Table
 
 __all__ = [
@@ -67,7 +68,7 @@ def redo(table: Table, row: Row, histogram: Histogram) -> Redone:
     If the histogram is too large for the row's algorithm, there are no figures of ours, and the note says why.
 
     Raises:
-        LengthError: a length is above the table's capacity; this is not checked for the row of sorted batches.
+        LengthError: a length is above the table's capacity.
 
     The histogram below is not the paper's, so its packing factor differs from the published one:
 
@@ -147,12 +148,19 @@ def sorted_batches(histogram: Histogram, capacity: int, rows: int) -> dict[str, 
 
     Sequences are sorted by length, longest first, and each batch is padded to its longest sequence. The packing factor
     is the number of slots if each sequence is padded to `capacity`, divided by the number of slots of these batches.
+    Without sequences, nothing is padded: 100 %, and a factor of 1.
+
+    Raises:
+        LengthError: a length is above the capacity.
 
     The sequences of 8 and 4 tokens take 16 slots, and the two of 2 tokens take 4 slots:
 
     >>> sorted_batches(Histogram.from_counts({2: 2, 4: 1, 8: 1}), 8, 2)
     {'efficiency %': 80.0, 'packing factor': 1.6}
     """
+    check_histogram(histogram, capacity)
+    if not histogram.sequences:
+        return {EFFICIENCY: 100.0, FACTOR: 1.0}
     longest_first, counts = histogram.lengths[::-1], histogram.counts[::-1]
     firsts = np.arange(0, histogram.sequences, rows)
     longest = longest_first[np.searchsorted(np.cumsum(counts), firsts, side="right")]
@@ -269,7 +277,7 @@ def _as_the_papers_count(made: Plan) -> dict[str, float]:
     so that they hold each sequence exactly once.
     """
     facts: Mapping[str, Any] = made.facts
-    if "packs_before_repair" not in facts:
+    if not facts.get("packs_before_repair"):  # another algorithm, or no sequence
         return _figures(made)
     packs = facts["packs_before_repair"]
     slots = packs * made.capacity

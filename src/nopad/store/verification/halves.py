@@ -59,7 +59,7 @@ def half_of(content: Content, m: Manifest) -> tuple[Half, list[str]]:
     """
     problems: list[str] = []
     validation, split = m.options.get("validation") or 0, m.options["split"]
-    least, strays = 2**64, 0
+    least, strays, last = 2**64, 0, -1
     parts = [(part["name"], part["first_record"], part["records"]) for part in m.sources]
     for name, first, records in parts or [("", 0, m.source["records"])]:
         for here in content.chunks(content.between(first, first + records)):
@@ -67,7 +67,9 @@ def half_of(content: Content, m: Manifest) -> tuple[Half, list[str]]:
             drawn, held = held_out_keys(record - first, name, m.seed, validation)
             least = min(least, int(drawn.min()))
             wrong = np.unique(record[held if split == "train" else ~held])
+            wrong = wrong[wrong != last]  # whose pieces began in the chunk before
             strays += wrong.size
+            last = int(wrong[-1]) if wrong.size else last
             for number in wrong[: 3 - len(problems)]:
                 where = "held out, not trained on" if split == "train" else "trained on, not held out"
                 problems.append(f"record {number} is in {split}; by seed {m.seed} it is {where}")
