@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from itertools import count
 
@@ -206,3 +208,15 @@ def test_a_lock_that_the_first_call_has_just_removed_is_no_lock(old, source, aga
     monkeypatch.setattr(starting_over.fcntl, "flock", flock)
     with pytest.raises(OutputBusyError, match="wait for it"):
         again(source, old)
+
+
+def test_a_file_system_without_locks(old, source, again, monkeypatch, tree):
+    before = tree(old)
+
+    def flock(file, how):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(starting_over.fcntl, "flock", flock)
+    with pytest.raises(StorageError, match="failed while locking .*: No locks available"):
+        again(source, old)
+    assert tree(old) == before

@@ -123,31 +123,36 @@ def _alone(out: Path) -> Iterator[None]:
 
     Raises:
         OutputBusyError: another process holds the lock.
-        StorageError: the lock file cannot be written.
+        StorageError: the lock file cannot be written or removed, or the file system has no locks.
     """
     path = out / LOCK
     with storage_errors("locking", path):
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        if not _taken(lock):
+        if not _taken(lock, out):
             raise OutputBusyError(f"another process is writing to {out}; wait for it, or choose another folder")
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
+            with storage_errors("unlocking", path):
+                path.unlink(missing_ok=True)
     finally:
         os.close(lock)
 
 
-def _taken(lock: int) -> bool:
-    """Try to lock an open lock file, and return whether it is locked now; `lock` is its file descriptor.
+def _taken(lock: int, out: Path) -> bool:
+    """Try to lock an open lock file of the folder `out`; `lock` is its file descriptor. Return whether it is locked now.
 
     The result is False if another process has the lock, or has just removed the file.
+
+    Raises:
+        StorageError: the file system has no locks.
     """
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+    with storage_errors("locking", out):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
     return bool(os.fstat(lock).st_nlink)
 
 
@@ -220,9 +225,10 @@ def check_made(out: Path, names: re.Pattern[str]) -> None:
 def _refuse_busy(out: Path) -> None:
     if not (out / WORK / "lock").exists():
         return
-    lock = os.open(out / WORK / "lock", os.O_RDWR)
+    with storage_errors("locking", out):
+        lock = os.open(out / WORK / "lock", os.O_RDWR)
     try:
-        if not _taken(lock):
+        if not _taken(lock, out):
             raise OutputBusyError(f"another process is writing to {out}; wait for it, or choose another folder")
     finally:
         os.close(lock)

@@ -176,7 +176,7 @@ class RunFolder:
         """Take the folder's lock; if this process is killed, the system releases it.
 
         Raises:
-            StorageError: the lock file cannot be opened.
+            StorageError: the lock file cannot be opened, or the file system has no locks.
             OutputBusyError: another process has the lock.
         """
         with storage_errors("locking", self.path):
@@ -186,6 +186,10 @@ class RunFolder:
         except BlockingIOError as error:
             self.leave()
             raise OutputBusyError(f"another process trains in {self.path}; wait for it, or stop it") from error
+        except OSError:
+            self.leave()
+            with storage_errors("locking", self.path):
+                raise
 
     def check_run(self, per_step: str, data: Mapping[str, str]) -> None:
         """Refuse to resume if the data or the size of a step are not those with which the run began.
