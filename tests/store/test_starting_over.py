@@ -217,6 +217,6 @@ def test_a_file_system_without_locks(old, source, again, monkeypatch, tree):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(starting_over.fcntl, "flock", flock)
-    with pytest.raises(StorageError, match="failed while locking .*: No locks available"):
+    with pytest.raises(StorageError, match=r"failed while locking .*: No locks available"):
         again(source, old)
     assert tree(old) == before

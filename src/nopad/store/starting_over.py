@@ -129,7 +129,12 @@ def _alone(out: Path) -> Iterator[None]:
     with storage_errors("locking", path):
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        if not _taken(lock, out):
+        try:
+            taken = _taken(lock, out)
+        except StorageError:
+            path.unlink(missing_ok=True)  # nobody can hold it
+            raise
+        if not taken:
             raise OutputBusyError(f"another process is writing to {out}; wait for it, or choose another folder")
         try:
             yield
@@ -141,9 +146,9 @@ def _alone(out: Path) -> Iterator[None]:
 
 
 def _taken(lock: int, out: Path) -> bool:
-    """Try to lock an open lock file of the folder `out`; `lock` is its file descriptor. Return whether it is locked now.
+    """Try to lock an open lock file of the folder `out`, and return whether it is locked now.
 
-    The result is False if another process has the lock, or has just removed the file.
+    `lock` is the file's descriptor. The result is False if another process has the lock, or has just removed the file.
 
     Raises:
         StorageError: the file system has no locks.
