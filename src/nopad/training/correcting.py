@@ -20,7 +20,7 @@ def corrected(made: Loaders, data: Any) -> tuple[Loaders, Scaled | None]:
 
     Raises:
         OptionError: the betas are to be corrected, and the optimiser has none; the packing factor cannot be measured;
-            or the number of micro-steps is to be divided, and is 1 already.
+            or the number of micro-steps is to be divided, but is 1 already, and the packing factor is above 1.05.
         InputError: the data cannot be read, encoded or packed.
         StorageError: the encoded data cannot be written.
     """
