@@ -120,6 +120,7 @@ def __getattr__(name: str) -> Any:
 
     Raises:
         AttributeError: nopad has no such name.
+        MissingExtraError: the module needs an optional package that is not installed.
     """
     from importlib import import_module
 

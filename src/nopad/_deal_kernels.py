@@ -122,7 +122,8 @@ def deal_in_order(
         strategy_ranks: the ranks of the slots: those of strategy s are
             ``strategy_ranks[strategy_indptr[s]:strategy_indptr[s + 1]]``.
         indptr: result: where each pack begins in `sequence`. ``indptr[0]`` is not written, and must be 0.
-        sequence: result: pack p has the sequence numbers ``sequence[indptr[p]:indptr[p + 1]]``.
+        sequence: result: the pack that was opened as number p (from 0) has the sequence numbers
+            ``sequence[indptr[p]:indptr[p + 1]]``.
     """
     dealt = np.zeros(ranks.shape[0], dtype=np.uint8)
     at, p = 0, 0
@@ -158,9 +159,9 @@ def even_position(copy: int, count: int, packs: int) -> np.int64:
 def spread(counts: NDArray[Any], packs: int, strategy_of_pack: NDArray[Any]) -> None:
     """Fill `strategy_of_pack`: strategy s gets ``counts[s]`` packs, spread evenly over all packs.
 
-    `packs` is the number of packs, the sum of `counts`. The packs are sorted by position: that of pack number c (from
-    0) of strategy s is ``even_position(c, counts[s], packs)``. Packs with equal positions are sorted by their strategy
-    numbers.
+    `packs` is the number of packs, the sum of `counts`. Pack number c (from 0) of strategy s has the position
+    ``even_position(c, counts[s], packs)``. The packs are sorted by position; those with equal positions are sorted by
+    their strategy numbers.
     """
     begin = np.zeros(packs + 1, dtype=np.uint32)
     for s in range(counts.shape[0]):

@@ -8,9 +8,9 @@
   sequences that ever arrived (`ARRIVED`), and the rows in ``slots`` of the oldest and the newest held sequence
   (`OLDEST`, `NEWEST`; -1: none)
 * ``slots`` int64 ``[buffer, 5]``: one row for each held sequence. It has the sequence's number and length (`NUMBER`,
-  `LENGTH`), the row of the next held sequence of the same length (`NEXT`), and the rows of the sequences that arrived
-  just before and after it (`BEFORE`, `AFTER`); -1: none. Unused rows form a stack linked by `NEXT`. The number of its
-  top row is in the last row of ``queues``, in column `FIRST`
+  `LENGTH`), the row of the next held sequence of the same length (`NEXT`), and the rows of the held sequences that
+  arrived last before it and first after it (`BEFORE`, `AFTER`); -1: none. Unused rows form a stack linked by `NEXT`.
+  The number of its top row is in the last row of ``queues``, in column `FIRST`
 * ``queues`` int32 ``[capacity + 2, 3]``: row l is for length l. It has the number of held sequences of this length
   (`COUNT`), and the rows in ``slots`` of the first and the last of them (`FIRST`, `LAST`)
 * ``words`` uint64: the set of the held lengths, in levels as in `nopad._bit_kernels`, the lowest level first; and one
@@ -159,7 +159,8 @@ def exact(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], room:
     The result is -1 if there are no such lengths. `places` is how many sequences may still be added to the pack; if it
     is 1, no pairs are considered. If there are several ways to fill the room, the length or pair with the most held
     sequences is taken, so that the buffer keeps many different lengths; a pair counts the sequences of both lengths.
-    About `PAIRS` pairs are compared at most, beginning with lengths near half the room.
+    Pairs of lengths near half the room are compared first, up to 64 pairs at a time. The search ends once `PAIRS` or
+    more pairs are compared.
     """
     best, most = -1, 0
     if queues[room, COUNT] > 0:
@@ -244,8 +245,8 @@ def emit(
     """Write one pack that begins with length `first` to ``sequence[at:]``; return where in `sequence` the pack ends.
 
     The sequences of the pack are removed from those held back. The longest sequence that fits is added again and again.
-    As soon as one or two held sequences fill the room exactly (`exact`), these end the pack. Otherwise it ends when
-    nothing fits, or when it holds `depth` sequences.
+    But if one or two held sequences would fill the room exactly, one of the length that `exact` returns is added
+    instead. The pack ends when it is full, when nothing fits, or when it holds `depth` sequences.
 
     There is another rule if the held sequences are so short that `depth` of them, at their average length, would not
     fill a pack. Then the room is shared equally among the sequences that may still be added, as long as these are more

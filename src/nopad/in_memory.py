@@ -98,15 +98,15 @@ def pack_dataset(
         on_bad_record: what happens to bad records, as in `CorpusOptions`; not allowed with a task.
         special_tokens: whether the tokenizer's special tokens are added to texts, as in `CorpusOptions`; False is not
             allowed with chats, pairs or a task, which always add their own.
-        vocab_size: a record with a ready-made id of this number or above is bad, as in `CorpusOptions`; only with
-            ready-made ids.
+        vocab_size: a record with a ready-made id of this number or above is bad, as in `CorpusOptions`. It has no
+            effect on texts, and is not allowed with chats, pairs or a task.
         text_field: column of the text, or a list of columns, which are joined by an empty line; None: ``text``.
         text_pair: two columns of texts. The tokenizer joins them into one sequence, with token types if it has them.
         chat: whether the records are chats; None: the first record decides. A dict means True and sets options:
             ``last_only``, ``rewriting``, ``end_of_turn``, ``template`` and ``roles``, as in `nopad.tasks.Chat`.
         ids_field: column of ready-made ids; None: ``input_ids``.
         carry: names of further columns to pack. "auto": for ids, all columns that can be packed; for texts, the column
-            ``labels``, ``label`` or ``label_ids`` if it holds numbers; with a task, none.
+            ``labels``, ``label`` or ``label_ids`` if it holds numbers; for chats or with a task, none.
         mask_field: column that is 0 at padding tokens, which are removed. "auto": ``attention_mask`` if it holds lists
             and `pad_id` is None; None: no column.
         pad_id: id of padding tokens, which are removed at both ends of a record; None: no id is padding.
@@ -116,7 +116,8 @@ def pack_dataset(
             named inputs beside a task, or of which some hold texts and others ready-made ids.
         RecordError: a record is bad, or longer than `capacity`, and the message says which; or no record gives a
             sequence.
-        LengthError: a record is longer than `capacity`, and a task reads the records.
+        LengthError: a task reads the records and refuses one, for example because it is longer than the task's
+            `max_length` (by default `capacity`).
         OptionError: an option is invalid, or does not apply to these data; or they are texts, and there is no
             `tokenizer`.
         FormatError: the tokenizer cannot be read, or cannot encode a text.
@@ -219,9 +220,9 @@ def _source(
 ) -> tuple[Source, CorpusOptions, Tokenizer | None]:
     """Return three arguments of `pack_corpus` for these data: ``(source, corpus, tokenizer)``.
 
-    The `corpus` returned is the one given. But if a task makes the sequences, it keeps only the `capacity`, and its
-    other options have their defaults. The tokenizer is None if no tokenizer was given, if the source has ready-made
-    ids, or if a task makes the sequences.
+    If a task makes the sequences, the `corpus` returned has the `capacity` of the one given, and the defaults of all
+    other options. Otherwise, it is the one given. The tokenizer is None if no tokenizer was given, if the source has
+    ready-made ids, or if a task makes the sequences.
 
     Raises:
         OptionError: an option does not apply to these data, or they are texts and there is no tokenizer.
@@ -273,7 +274,7 @@ def _seen(data: Any) -> tuple[Any, Mapping[str, Any] | None]:
 
     The first record is None if it is not a dict, or if it is not known before the data are read. If the data are a
     function, it is called once to see the first record. If the data are an iterator, its first record is read; the
-    iterator that is returned yields this record again.
+    iterator that is returned yields this record again. A list or iterator of texts becomes an `IterableSource`.
 
     Raises:
         SourceError: the data are a path; a dataset, list or iterator has no record, or its first record is a number; or

@@ -145,7 +145,9 @@ def names_in(value: Any) -> tuple[str, ...] | None:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether `value` is a finite real number of Python or NumPy; for a boolean, return False.
+    """Return whether `value` is an integer or a finite float, of Python or NumPy; for a boolean, return False.
+
+    An integer that is too large for a float counts as not finite, so the result is False.
 
     >>> [is_number(value) for value in (1, np.float32(0.5), True, float("inf"), 10**400, "1", None)]
     [True, True, False, False, False, False, False]

@@ -58,8 +58,8 @@ class Blocks:
     def __init__(self, begin: Callable[[Any], object], end: Callable[[Any], object]) -> None:
         """Store two functions: `begin(object)` for an object's first block that opens, `end(object)` for its last.
 
-        Either may be called again for an object, or `end` before `begin`, after an interrupt or if the garbage
-        collector ends a block meanwhile. They must not raise an exception.
+        After an interrupt, or if the garbage collector ends a block meanwhile, either function may be called again for
+        an object, or `end` before `begin`. They must not raise an exception.
         """
         self._begin, self._end = begin, end
         self._open: WeakKeyDictionary[Any, list[_Block]] = WeakKeyDictionary()

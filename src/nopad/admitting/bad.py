@@ -52,8 +52,9 @@ def check_model(model: Any) -> None:
     """Check the modules, weights and configuration of a model, without running it.
 
     Raises:
-        UnsupportedModelError: the model has one of the things that this module's docstring lists, such as batch
-            statistics, so that a proof would say nothing about it; the message names it.
+        UnsupportedModelError: a proof would say nothing about the model. It has batch statistics, quantised weights,
+            experts of limited capacity, the user's own hooks on gradients, an encoder and a decoder, parts for other
+            data than text, or a class whose code was loaded twice. The message names what it has.
     """
     name, config = type(model).__name__, model.config
     check_experts(model, also=config)
@@ -69,7 +70,9 @@ def check_model(model: Any) -> None:
 
 
 def check_modules(name: str, modules: Mapping[str, nn.Module]) -> None:
-    """Check a model's modules, which `modules` has by their names in the model; messages call the model `name`.
+    """Check that a model's modules compute no statistics over rows or the batch, and have no quantised weights.
+
+    `modules` are the modules by their names in the model. `name` is what messages call the model.
 
     Raises:
         UnsupportedModelError: a module computes statistics over rows or over the batch (instance norm, batch norm), or
@@ -177,6 +180,7 @@ def check_forgets(model: Any) -> None:
 
     A copy of the model runs on three sequences of one length, in evaluation mode and in training mode. What the user's
     own modules hold, and the globals that their code uses, must be the same after the second call and after the third.
+    A value that can be hashed after neither call counts as unchanged.
 
     Raises:
         UnsupportedModelError: something changed; the message names it.
@@ -200,8 +204,9 @@ def check_forgets(model: Any) -> None:
 def _kept(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield what the user's own modules hold, as pairs (name, value).
 
-    There is a pair for each attribute and each buffer of a module, but not for its weights. One more pair has the
-    module's class as its value, since a hash of the class (`mark_of`) covers the code and the globals that it uses.
+    There is a pair for each buffer of a module, and for each attribute that a plain `nn.Module` does not have.
+    Attributes that nopad or loading a model sets are left out. One more pair has the module's class as its value, since
+    a hash of the class (`mark_of`) covers the code and the globals that it uses.
     """
     for name, kind, held in settings_of(model):
         yield f"what the code of {kind.__name__} reaches", kind

@@ -69,9 +69,9 @@ class Derived:
         Mostly this is `family` itself. But if `each` is not empty, the mixing calls of `model` are counted from its
         modules in two cases:
 
-        * `family.mixes` is a `Times`. The result has the count as its `mixes`.
-        * `family.mixes` is None, and `family.attends` (mixing calls per layer) is not 1. The result has the count as
-          its `mixes` if it is not `attends` per layer.
+        * `family.mixes` is a `Times`. The result has the count as its `mixes`, and 1 as its `attends`.
+        * `family.mixes` is None, and `family.attends` (mixing calls per layer) is not 1. If the count is `attends` for
+          each layer of `model`, the result is `family`. Otherwise it is as in the first case.
         """
         if not self.each or (self.family.mixes is None and self.family.attends == 1):
             return self.family
@@ -191,8 +191,8 @@ def _variants(line: Family, causal: bool, attended: tuple[str, ...], registers: 
     * Can nopad's attention replace the registered one? If not, the modules that call the registered attention are run
       on each sequence by itself (`mixers`).
     * Does a decoder read its result from the first token (`pooled`)?
-    * Are the tables of positions that probing found none after all (`tables`)? Do the model's positions limit the width
-      of rows (`narrow`)?
+    * Do the tables that probing found hold something other than positions (`tables`)? Do the model's positions limit
+      the width of rows (`narrow`)?
 
     Args:
         line: the facts that probing found.

@@ -80,7 +80,10 @@ class Traced:
         return tuple(name for name in COLUMNS if name in self.given)
 
     def run(self, **more: Any) -> Run:
-        """Return the recorded call as a `Run`, in which the base is not run again; `more` are further arguments."""
+        """Return the recorded call as a `Run`, in which the base is not run again.
+
+        `more` are arguments, by name, that are added to the recorded ones or replace them.
+        """
         base, length = self.model.base, len(self.tokens)
         return Run(self.model.wrapped, {**self.given, **more}, {base: self.base}, length, self.close, tuple(self.given))
 
@@ -125,7 +128,8 @@ class Traced:
     def check_always(self) -> None:
         """Check that the wrapper computes in the same way for rows of any length, and any number of rows or sequences.
 
-        It is also checked that gradients do not go through the user's own code, which cannot be followed.
+        It is also checked that no code of the user's own changes gradients (an autograd function or a hook), since such
+        code cannot be followed.
 
         Raises:
             UnsupportedModelError: one of these checks fails.
@@ -167,7 +171,8 @@ class Traced:
         """Return the recorded call as a `Run` in which the base returns results of several sequences in one row.
 
         A tensor of the base with one entry per sequence gets several entries: the recorded entry times different
-        factors from 1 to 2. So floats other than 0 all differ. Tensors with a dimension of tokens stay as recorded.
+        factors from 1 to 2. So floats differ between the entries, except where they are 0. Tensors with a dimension of
+        tokens stay as recorded.
         """
         length, base = len(self.tokens), self.model.base
         many = next(one for one in SEQUENCES if one != length and not _has_size(self.model, one))

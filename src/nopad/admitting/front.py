@@ -219,7 +219,8 @@ def _in_tables(model: Any, prove: Prove) -> bool:
     * `model` is no `PreTrainedModel`: the next step then raises the right error
     * the tables refuse the model's type, and `prove` is not "always"
     * the tables have the type among those that take images
-    * the tables have the type, and no class among the model's modules is the user's own
+    * the tables have the type, the model's class is one that transformers exports, and no module inside the model has a
+      class of the user's own
     """
     if prove == "never" or not isinstance(model, PreTrainedModel):
         return True

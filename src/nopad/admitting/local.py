@@ -123,9 +123,9 @@ def crossing_outputs(run: Run, tokens: list[int]) -> tuple[list[Tensor], bool, b
     """Return the outputs that depend on several tokens, and two booleans, as a tuple.
 
     The first boolean says whether modules in `Run.held` get tensors that depend on several tokens. The second says
-    whether code takes a Python number out of a tensor, as ``.item()`` does. The module runs in evaluation mode and in
-    training mode, and the list has the outputs of both. With `Run.sequences`, the outputs are those that depend on
-    several sequences.
+    whether code may decide by the values of tensors (`Track.reads`), for example by a number that ``.item()`` returns.
+    The module runs in evaluation mode and in training mode, and the list has the outputs of both. With `Run.sequences`,
+    the outputs are those that depend on several sequences.
 
     Raises:
         Exception: the module's code may raise anything.

@@ -182,7 +182,7 @@ def layers_of(kind: type, config: Any) -> list[int]:
 
     The class may not allow these layers, for example because it shares weights between layers of one kind (Zamba). Then
     the first two layers of each kind are tried, up to 10 layers, if the configuration's lists tell all kinds apart. If
-    that fails too, the first 10 layers are kept.
+    they do not, or if the class does not allow these layers either, the first 10 layers are kept.
     """
     there = layer_count(config)
     if there <= 2:

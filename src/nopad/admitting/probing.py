@@ -32,8 +32,8 @@ def length_for(model: nn.Module, most: int | None = None) -> int:
     """Return a number of tokens that is not a dimension of the model's weights.
 
     So a dimension of this size in a module's output must be the dimension of tokens. The number is at most `most`, or 3
-    if `most` is below 3. Numbers from 11 on are tried. If all of them are dimensions of weights, or above `most`, a
-    number is returned that may be such a dimension.
+    if `most` is below 3 (None: no limit). The primes from 11 to 37 are tried. If all of them are dimensions of weights,
+    or above `most`, a number is returned that may be such a dimension.
     """
     sizes = {size for parameter in model.parameters() for size in parameter.shape}
     fitting = [length for length in LENGTHS if most is None or length <= most]
@@ -139,7 +139,10 @@ def _counted(modules: set[nn.Module], counts: Counter[nn.Module]) -> Iterator[No
 
 @contextmanager
 def _scaled(model: Any, factor: float) -> Iterator[None]:
-    """For a ``with`` block, multiply a model's token embeddings by `factor`; do nothing if it names no embedding."""
+    """For a ``with`` block, multiply a model's token embeddings by `factor`.
+
+    Nothing is done if the model's input embeddings are not found, or are no `nn.Embedding`.
+    """
     table = input_embeddings(model)
     if not isinstance(table, nn.Embedding):
         yield

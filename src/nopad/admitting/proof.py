@@ -211,8 +211,9 @@ def room_of(model: Any, family: Family) -> int:
 def audited(safe: Any, short: int, long: int) -> list[Verdict]:
     """Audit a pack-safe copy on sequences of up to `short` tokens, and then of up to `long`; return the verdicts.
 
-    The second audit compares no gradients. It is left out if the first fails, or if `long` is at most `short`. At the
-    end, the copy is not pack-safe any more.
+    If `short` is 64, the first audit has the default capacity of `nopad.audit`, which is larger than 64 for some models
+    with local attention. The second audit compares no gradients. It is left out if the first fails, or if `long` is at
+    most `short`. At the end, the copy is not pack-safe any more.
     """
     try:
         found = [audit(safe, capacity=None if short == SHORT else short)]

@@ -250,9 +250,10 @@ def _changed(given: dict[str, Any], tokens: list[int], place: int, factor: float
 
 
 def beside(probed: Probed, module: nn.Module) -> bool:
-    """Return whether a module's output for a row does not change if another row is in the batch.
+    """Return whether a module's output for a row stays the same if another row is in the batch.
 
-    The other row has the floats of the first, multiplied by -1000.
+    The first row is that of the module's recorded call (in `probed`). The other row is a copy of the first, with floats
+    multiplied by -1000.
     """
     seen, length = probed.seen[module], len(probed.tokens)
 

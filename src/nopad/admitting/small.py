@@ -192,9 +192,9 @@ def own_parts(model: nn.Module) -> str:
 def _unlike(model: Any) -> str:
     """Return a sentence on how a model differs from what its class builds from its configuration; "": it does not.
 
-    The classes of modules are compared, and the attributes of the user's own modules. Left out are what libraries such
-    as PEFT added (`ADDED`), and layers that treat each token by itself (`LOCAL`). The result is "" also if the class
-    cannot be built from a configuration alone.
+    The classes of modules are compared, and the public attributes of the user's own modules. Left out are what
+    libraries such as PEFT added (`ADDED`), and layers that treat each token by itself (`LOCAL`). The result is "" also
+    if the class cannot be built from a configuration alone.
     """
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):

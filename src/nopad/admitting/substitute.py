@@ -104,8 +104,8 @@ def substitute(wrapper: nn.Module, base: Any, every: bool = False) -> tuple[Subs
     With `every`, a copy with all layers of its base is tried first.
 
     Raises:
-        UnsupportedModelError: no copy with at most 60 million parameters can be built and run; or the wrapper cannot be
-            copied, or has no weights (the device "meta").
+        UnsupportedModelError: no copy with at most 60 million parameters can be built and run; the wrapper cannot be
+            copied, or has no weights (the device "meta"); or its output holds an object in which nopad cannot look.
     """
     name, reasons = type(wrapper).__name__, []
     if any(parameter.is_meta for parameter in wrapper.parameters()):

@@ -84,7 +84,8 @@ class Losses:
         token) or "classification" (one label per sequence).
 
         Raises:
-            UnsupportedModelError: the loss is none of these, or the wrapper's other outputs change if labels are given.
+            UnsupportedModelError: the wrapper gives no loss or several, the loss is none of these, or the wrapper's
+                other outputs change if labels are given.
         """
         name = type(self.model).__name__
         plain = [self.model(input_ids=ids[None]) for ids in self.sequences]

@@ -66,7 +66,8 @@ def crossing(lengths: Sequence[int]) -> int | None:
     """Return the smallest row width, larger than every length, at which some sequence crosses into the next row.
 
     The sequences lie one after the other. The result is None if there is no such width. In the first example, the third
-    sequence takes the slots 5 and 6, so with rows of 6 slots it begins in the first row and ends in the second:
+    sequence takes the slots 5 and 6, counted from 0. So with rows of 6 slots, it begins in the first row and ends in
+    the second:
 
     >>> crossing([4, 1, 2]), crossing([3])
     (6, None)

@@ -1,4 +1,4 @@
-"""Call functions with the outputs of a model's modules while it runs, as traces of models and training steps need."""
+"""Call functions with the outputs of a model's modules while it runs, to trace models and training steps."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """`audit`: compare sequences run packed and alone, and check that none changes the results of its neighbours.
 
 docs/audit.md says what this proves. Only copies of the model run, so the caller's model does not change. In float64,
-outputs and gradients are compared on packs of the full capacity. The more expensive neighbour checks (`poison`), and
-all checks in the model's own dtype, use packs of a quarter of this capacity, but of at least 4 and at most 16 tokens.
+outputs and gradients are compared on packs of the full capacity. All other checks use packs of a quarter of this
+capacity, but of at least 4 and at most 16 tokens. Among them are the more expensive neighbour checks (`poison`), and
+the checks in the model's own dtype, if that is not float64.
 """
 
 from __future__ import annotations

@@ -163,8 +163,8 @@ class _Task:
         worst: largest absolute difference of an output between packed and alone so far, in float64; infinite if the
             model or a function failed.
         partly: whether the model computes some results in float32, even in float64.
-        truth: gradients of the samples, each run alone, in float64; None: not computed yet. If the outputs differ in
-            float64, they are in the model's own dtype.
+        truth: gradients of the samples, each run alone; None: not computed yet. They are computed in float64, or in the
+            model's own dtype if packed outputs differ from those alone in float64.
     """
 
     model: nn.Module
@@ -268,10 +268,10 @@ class _Task:
     def _poison(self, model: nn.Module, samples: list[Any], single: Parts, dtype: torch.dtype) -> None:
         """Change the sample in the middle of `samples`, and measure how far the results of the other samples move.
 
-        It is changed in up to four ways: it is replaced by the attribute `other`, if there is one; its floats become
-        random values; its floats are multiplied by a large number; its floats become NaN, if the backend keeps NaN
-        apart. Each way adds a check to `checks`. If the sample holds no floats, and there is no `other`, there is no
-        check, and a note says so. `single` has the results of the samples alone.
+        The sample is changed in up to four ways: it is replaced by the attribute `other`, if there is one; its floats
+        become random values; its floats are multiplied by a large number; its floats become NaN, if the backend keeps
+        NaN apart. Each way adds a check to `checks`. If the sample holds no floats, and there is no `other`, there is
+        no check, and a note says so. `single` has the results of the samples alone.
         """
         victim = len(samples) // 2
         generator = torch.Generator().manual_seed(self.seed)

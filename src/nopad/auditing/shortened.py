@@ -99,9 +99,9 @@ def _attention(inner: Any) -> str:
 
 
 def _fewer(config: Any, there: int, layers: int) -> Any:
-    """Return a copy of `config`, which has `there` layers, for its first `layers` layers.
+    """Return a copy of a configuration of `there` layers, for a model with only the first `layers` of them.
 
-    Lists with one entry per layer are cut to these layers as well.
+    Lists with one entry per layer are cut too.
     """
     config = copy.deepcopy(config)
     text = config.get_text_config()

@@ -239,7 +239,8 @@ class Patches:
         states: the vectors of all tokens of all images, image after image, ``[n, H]``, as the part of the model that
             turns images into tokens computes them.
         sequences: for each image, the indices of its tokens in `states`.
-        others: for each of as many other images of the same shapes, the indices of its tokens in `states`.
+        others: for each of the other images, the indices of its tokens in `states`. There are as many other images as
+            `sequences`, and they have the same shapes.
     """
 
     images: list[Tensor]

@@ -112,8 +112,8 @@ def draw(lengths: Sequence[int], tokens: Tokens, seed: int) -> list[list[int]]:
 def _one(rng: np.random.Generator, number: int, length: int, tokens: Tokens) -> list[int]:
     """Draw the token ids of one sequence of `length` tokens, and return them.
 
-    Up to a third of them are from `tokens.inside`; the sequence's `number` decides from which of these ids on they are
-    taken. The first and last id may be replaced by ``tokens.begins`` and ``tokens.ends``.
+    Up to a third of them are from `tokens.inside`, in turn; the sequence's `number` decides which of these ids comes
+    first. The first and last id may be replaced by ``tokens.begins`` and ``tokens.ends``.
     """
     ids = rng.choice(tokens.plain, length)
     places = rng.permutation(length)[: min(length // 3, len(tokens.inside))]

@@ -36,7 +36,7 @@ def deal_under_cap(costs: ArrayLike, tokens: ArrayLike, world_size: int, cap: in
     units are placed in order of decreasing cost, each on the cheapest rank that has room. Then units of the costliest
     rank are moved to other ranks, or swapped with units of other ranks, while that helps. This ends early if the
     highest cost is within 1 part in 4,096 of a lower bound, or after comparing about 20 million pairs of units. The
-    lower bound is the mean cost of a rank, or the cost of the costliest unit if that is more.
+    lower bound is the mean cost of a rank, rounded up, or the cost of the costliest unit if that is more.
 
     If a unit finds no room when the costliest are placed first, all units are placed again: by number of tokens, the
     largest first, or else in the given order.

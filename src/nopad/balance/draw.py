@@ -145,9 +145,10 @@ def _stratify_by_quantile(
 ) -> None:
     """Arrange the units in place so that in each step, every group of ranks has one unit of each stratum.
 
-    `balance.within` says what a group is: one rank ("rank"), the ranks of a node ("node"), or all ranks ("world"). The
-    strata are equally large parts of the units sorted by cost, as many as a group has units per step. `units` are
-    indices into `costs`, and fill whole steps. Which unit of a stratum goes where is random, by `key`.
+    `balance.within` says what a group is: one rank ("rank"), the ranks of a node ("node"), or all ranks ("world"). To
+    make the strata, the units are sorted by cost and cut into equally large parts. There are as many strata as a group
+    takes units per step. `units` are indices into `costs`, and fill whole steps. Which unit of a stratum goes where is
+    random, by `key`.
     """
     from nopad._deal_kernels import shuffle_segments
 

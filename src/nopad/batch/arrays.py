@@ -79,7 +79,8 @@ def flat_array(entry: Any, name: str, n: int) -> NDArray[Any]:
     """Return the per-token values of one sequence as a one-dimensional array.
 
     `entry` is a list, array or tensor of numbers. Error messages name the column `name` and the index `n` of the
-    sequence. Python floats and bfloat16 become float32, and uint64 becomes int64; other dtypes are kept.
+    sequence. Python floats (except in ``input_ids`` and ``seq_lengths``) and bfloat16 become float32, and uint64
+    becomes int64; other dtypes are kept.
 
     Raises:
         BatchError: `entry` does not hold numbers in one dimension, or a number does not fit into int64 or float32.

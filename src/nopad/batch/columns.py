@@ -117,9 +117,9 @@ def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
 
     A column ``label`` or ``label_ids`` is renamed to ``labels``, unless there is a column ``labels`` already.
 
-    Returns the sequences, and a dict of the arrays that say where each one comes from: those of the columns
-    ``seq_index``, ``seq_start`` and ``seq_source`` that `sequences` has. The returned sequences lack these columns, and
-    ``position_ids``.
+    Returns ``(sequences, records)``. The records are a dict of arrays by name, which say where each sequence comes
+    from: the columns ``seq_index``, ``seq_start`` and ``seq_source``, as far as `sequences` has them. The returned
+    sequences have neither these columns nor ``position_ids``.
 
     Raises:
         BatchError: one of these:

@@ -1,8 +1,8 @@
 """The two forms of a batch: `Flat`, one stream, with no padding unless asked for, and `Rows`, padded rows of one width.
 
-Up to 256 sequences, as in one request or one training step, are packed into rows without compiled code. More sequences,
-or any number with `Rows.align` above 1, are packed by ``nopad.pack(..., algorithm="bfd", order="source")``. Both ways
-give the same packs.
+If `Rows.align` is 1, up to 256 sequences, as in one request or one training step, are packed into rows without compiled
+code. Otherwise, sequences are packed by ``nopad.pack(..., algorithm="bfd", order="source")``. With `Rows.align` 1, both
+ways give the same packs.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class PackedBatch(Items):
         Raises:
             LengthError: with `Rows`, the sequences of a row take more slots than the capacity.
             OptionError: `form` is invalid, has fewer rows than are given, or has `depth`, `packs` or `end_to_end`,
-                which would move sequences to other rows; or `fill` is invalid.
+                which would move sequences to other rows; or `pad_id` or `fill` is invalid.
             BatchError: one of these:
 
                 * there is no row, or an entry is not a row of `nopad.open_packed`
@@ -180,7 +180,7 @@ class PackedBatch(Items):
 
         Raises:
             LengthError: a sequence is empty, or the sequences do not fit into the rows of `form`.
-            OptionError: `form` is invalid or does not fit these sequences, or `fill` is invalid.
+            OptionError: `form` is invalid or does not fit these sequences, or `pad_id` or `fill` is invalid.
             BatchError: one of these:
 
                 * `features` are not dicts, or there are none
@@ -231,7 +231,7 @@ class PackedBatch(Items):
                 are too few for the tokens.
             OptionError: `form` is invalid or does not fit these sequences; with `per_row`, `form` has fewer rows, or
                 has `depth`, `packs` or `end_to_end`, which would move sequences to other rows; `per_row` does not add
-                up to the number of sequences; or `fill` is invalid.
+                up to the number of sequences; or `pad_id` or `fill` is invalid.
             BatchError: one of these:
 
                 * `sequences` are not `Sequences`, hold no sequence, or have no ``input_ids``
@@ -420,8 +420,8 @@ class PackedBatch(Items):
             BatchError: there is not one target per sequence, or a target is not a list of ids or holds a negative id,
                 such as -100.
             LengthError: a target is empty, or the targets do not fit into the rows of `form`.
-            OptionError: `start_id` is not an integer from 0 to 2^31 - 1, or `form` is invalid or does not fit these
-                targets.
+            OptionError: `start_id` is not an integer from 0 to 2^31 - 1, `pad_id` is not an integer that int64 holds,
+                or `form` is invalid or does not fit these targets.
         """
         stacked = shifted(targets, self.layout.sequences, start_id)
         decoder = PackedBatch(filled(stacked, check_form(form).layout(stacked.seq_lengths), pad_id, None))

@@ -34,8 +34,8 @@ def read_config(path: Path, group: Any) -> _Values:
 
     Raises:
         FormatError: the file cannot be read, or is not TOML.
-        OptionError: the file names a command or an option that does not exist, gives an option twice, or has a value of
-            a wrong type.
+        OptionError: the file names a command or an option that does not exist, gives an option twice, or has a value
+            that is of a wrong type or an empty text.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))

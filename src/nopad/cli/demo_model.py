@@ -44,8 +44,9 @@ def embedding_lines(path: Path, kept: Path, monitor: Monitor) -> list[str]:
     """Embed texts from the demo's file, packed, padded and as requests; return lines of text with what was measured.
 
     The lines are saved in the file `kept`. If this file already has lines that were measured with the same code,
-    libraries, texts and machine, these are returned, and nothing is measured. If torch, transformers or the model is
-    not installed, the only line says how to install them.
+    libraries, texts and machine, nothing is measured. These lines are then returned, and the last one also says that
+    they were measured before. If torch, transformers or the model is not installed, the only line says how to install
+    them.
     """
     if found := _recalled(kept, fingerprint := _fingerprint(path)):
         return [*found[:-1], f"{found[-1]} (measured before; delete {kept} to measure again)"]

@@ -90,7 +90,7 @@ def refuse_policies(file: str, reader: ReaderOptions, policies: Mapping[str, Any
     """Refuse corpus options that are given with `file`, which holds lengths: they would have no effect.
 
     Raises:
-        OptionError: an option of `reader` or `policies` differs from its default.
+        OptionError: an option of `reader`, other than `find_labels`, or of `policies` differs from its default.
     """
     usual = {**ReaderOptions().settings(), "suffixes": [], "find_labels": reader.find_labels, **_DEFAULTS}
     for name, value in {**reader.settings(), **policies}.items():

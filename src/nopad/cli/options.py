@@ -228,11 +228,12 @@ def parse_reader(
 ) -> corpus.ReaderOptions:
     """Return the `ReaderOptions` that a command's options describe; each argument is the field with the same name.
 
-    For `carry` and `mask_field`, None means "auto", and the name "none" means no column. A suffix gets a dot in front
-    if it has none.
+    For `carry` and `mask_field`, None means "auto", and the name "none" means no column. A suffix that does not begin
+    with a dot gets one in front.
 
     Raises:
-        OptionError: `carry` has "none" together with other names, or a value is not allowed.
+        OptionError: `carry` has "none" together with other names, an option has an invalid value, or two options
+            contradict each other.
     """
     names = carry or []
     if "none" in names and len(names) > 1:

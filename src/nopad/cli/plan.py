@@ -235,7 +235,11 @@ class Wanted:
 
     @property
     def algorithms(self) -> list[str]:
-        """Names of the algorithms to plan with; if the user names none, only "auto", or all that are quick."""
+        """Names of the algorithms to plan with: those that the user names, or a default.
+
+        The default is "auto" alone if ``--all`` is not given, "auto" is one of the `quick_algorithms` for the options,
+        and a plan is to be saved or no depth is given. Otherwise, it is all of these `quick_algorithms`.
+        """
         quick = list(quick_algorithms(self.options))
         return self.algorithm or (["auto"] if not self.everything and self._one_row and "auto" in quick else quick)
 
@@ -256,9 +260,9 @@ class Wanted:
 
     @property
     def short(self) -> bool:
-        """Whether to show the short answer, as without ``--all``, ``--algorithm`` and ``--depth``.
+        """Whether to show the short answer: none of ``--all``, ``--algorithm`` and ``--depth`` is given.
 
-        It has fewer columns than the table of several algorithms, and advice on ``--depth``.
+        The short answer has advice on ``--depth``, and fewer columns than the table of several algorithms.
         """
         return not self.everything and not self.algorithm and not self.depth
 

@@ -249,7 +249,7 @@ def _loaded(
 
 
 def _lowered(loaded: Any, precision: str | None) -> tuple[Any, float | None]:
-    """Return `loaded` in lower precision, and how much its outputs agree with those of `loaded`.
+    """Return the model `loaded` in lower precision, and how much its outputs agree with the original ones.
 
     The agreement is the smallest cosine similarity that `nopad.model.precision.agreement` finds. If `precision` is
     None, return `loaded` and None.
@@ -280,7 +280,8 @@ def _as_trained(task: str | None, model: str, options: dict[str, Any]) -> tuple[
     """Return the name of the task, and its options.
 
     Training stores its task and options in the model's folder. If `task` is the stored task or None, the stored options
-    are added to `options`, which take precedence. If `task` is another one, nothing is added.
+    are added to `options`; an option that `options` has already keeps its value. If `task` is another one, nothing is
+    added.
 
     Raises:
         OptionError: no task is given, and none is stored.
@@ -346,7 +347,7 @@ def _kept(given: list[str]) -> dict[str, str]:
     """Return the input's columns that are copied to the output, as ``{name in the output: name in the input}``.
 
     Raises:
-        OptionError: a name is empty, or given twice.
+        OptionError: a name is empty, or two entries of `given` have the same name in the output.
 
     >>> _kept(["id", "gold=label"])
     {'id': 'id', 'gold': 'label'}

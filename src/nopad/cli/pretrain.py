@@ -57,9 +57,9 @@ def parse_pretrain(
         seed: random seed for making pairs.
 
     Raises:
-        OptionError: a pair in `given` is not NAME=VALUE, is given twice, or names an unknown option or one with a flag
-            of its own; `policies` has no special tokens, or a vocabulary size; or `given` is not empty without
-            ``--pretrain``.
+        OptionError: an entry of `given` is not NAME=VALUE, or repeats a name; `given` is not empty without
+            ``--pretrain``; or, with ``--pretrain``, an entry names an unknown option or one with a flag of its own, or
+            `policies` has no special tokens, or a vocabulary size.
     """
     options = parse_pairs("--pretrain-option", "copies=5", given)
     if pretrain is None:

@@ -81,8 +81,9 @@ def effect_lines(effects: Mapping[str, float], steps: int) -> Iterator[str]:
 def long_table(rows: Sequence[LongRow], width: int) -> Group:
     """Return a table of how evenly the ranks are loaded on a workload: a row per method of packing and dealing.
 
-    The methods are listed twice: for ranks that wait for each other once per step, and at each micro-step. Up to four
-    columns are left out if the table is wider than `width` characters.
+    The rows are in two groups: ranks wait for each other once per optimiser step, or at each micro-step. A method that
+    was simulated for both kinds of wait has a row in each group. Up to four columns are left out if the table is wider
+    than `width` characters.
     """
     columns: dict[str, Callable[[LongRow], str]] = {
         "unit": lambda row: row.unit,

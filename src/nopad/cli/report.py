@@ -135,7 +135,7 @@ def _settings(**given: Any) -> Settings:
     """Return ``Settings(**given)``; in error messages, its fields are named as the command's flags.
 
     Raises:
-        OptionError: a value is out of range.
+        OptionError: a value is not allowed, or needs another value that is not given.
     """
     return _named(partial(Settings, **given))
 

@@ -70,8 +70,8 @@ def pairs(
     3. The others become side B, with two exceptions: only one sentence was taken, or the next random number is less
        than `random_below`. Side B then comes from another document, which is chosen at random. It begins with a random
        sentence of that document. The sentences that follow are added, until the pair has the target number of tokens or
-       that document ends. In this case, the sentences that were taken in step 1 and are not in side A go to the next
-       pair.
+       that document ends. With such a side B, the sentences that were taken in step 1 and are not in side A go to the
+       next pair.
     4. While the pair has more than `room` tokens, the longer side (B if both are equal) loses its first or its last
        token, at random.
     """
@@ -142,8 +142,8 @@ def all_pairs(
     target number of tokens. With probability ``short_below / 2**64``, the target is a random number from 2 to `room`;
     otherwise it is `room`.
 
-    If the next sentence has the target number of tokens by itself, or is the last of its document, it is side A, and
-    side B is from another document. Otherwise, side B is from another document with probability
+    If the next sentence alone has at least the target number of tokens, or is the last of its document, it is side A,
+    and side B is from another document. Otherwise, side B is from another document with probability
     ``random_below / 2**64``.
     """
     made = 0

@@ -117,9 +117,9 @@ class ArrayFolder(TableSource):
     Raises:
         SourceError: an array is missing, cannot be read, or has a wrong shape or type; the offsets do not go from 0 to
             the number of ids; a column has neither one value per token nor one per sequence; or a wanted column is
-            missing or cannot be packed. While reading: a file cannot be read or has changed; the offsets fall; a
-            sequence has more than 2^31 - 1 tokens; or it is unclear whether a carried column has one value per token or
-            per sequence (`ArrayLayout.check_clear`).
+            missing, cannot be packed, or is used twice. While reading: a file cannot be read or has changed; the
+            offsets fall; a sequence has more than 2^31 - 1 tokens; or it is unclear whether a carried column has one
+            value per token or per sequence (`ArrayLayout.check_clear`).
 
     >>> import numpy as np, nopad, pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())

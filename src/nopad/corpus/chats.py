@@ -282,7 +282,7 @@ class ChatEncoder:
         Raises:
             RecordError: one of these:
 
-                * a turn is the first message, or does not begin with the prompt that asks for it
+                * a turn is the first message, or its text in `ends` does not begin with the prompt that asks for it
                 * a turn shares a token with what stands before or after it
                 * a turn is not written completely, or does not end as `end_of_turn` says
                 * the template refuses the messages before a turn

@@ -21,7 +21,7 @@ class Content:
     """What the records hold: one text or ids, several texts, pairs of texts, or chats.
 
     Attributes:
-        fields: names of the text fields; the texts of several fields are joined. (): the default field is read.
+        fields: names of the text fields; the texts of several fields are joined. (): the user named none.
         pair: names of the two text fields that become one sequence; None: there is no pair.
         chat: whether records are chats. None: they are if the first record is one, and none of `fields`, `pair` and
             `other` is given.

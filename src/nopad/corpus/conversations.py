@@ -173,9 +173,10 @@ def messages_of(value: Any, name: str, number: int, roles: Mapping[str, str]) ->
     """Return the messages in column `name` as dicts with ``content`` and a ``role`` that chat templates know.
 
     `value` is the column's value; `number` is the record's number, for messages of errors; `roles` maps the names of
-    roles in the record to known ones. Only a message of the assistant with ``tool_calls`` may lack ``content``. The
-    keys ``from`` and ``value`` become ``role`` and ``content``. Keys whose value is None are left out. ``weight`` and
-    ``train`` are removed; a message that they exclude from learning gets the key ``nopad: not learned`` instead.
+    roles in the record to known ones. Only a message of the assistant with ``tool_calls`` may lack ``content``. In a
+    message without ``role``, the key ``from`` becomes ``role``; in one without ``content``, ``value`` becomes
+    ``content``. Keys whose value is None are left out. ``weight`` and ``train`` are removed; a message that they
+    exclude from learning gets the key ``nopad: not learned`` instead.
 
     Raises:
         RecordError: `value` is no list or is empty; or a message is not a dict, lacks its role or content, has an

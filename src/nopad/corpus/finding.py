@@ -58,10 +58,11 @@ ARCHIVES = (".bz2", ".xz", ".lz4", ".zip", ".tar", ".7z")
 class Suffixes:
     """Decides which files are read, by their suffixes.
 
+    A file with an unknown suffix is read as text if the user names it directly, and passed over in folders.
+
     Attributes:
         read: suffixes of files that are read; all but tables may also be compressed.
-        others: suffixes of formats that are not read. Any other suffix is unknown: such a file is read as text if the
-            user names it directly.
+        others: suffixes of formats that are not read, in addition to `ARCHIVES`.
         named_only: suffixes of files that are read if the user names them directly, and passed over in folders.
     """
 
@@ -342,7 +343,7 @@ def _find_in(folder: Path, suffixes: Suffixes) -> tuple[list[InputFile], list[st
     """Return two sorted lists: the files of a folder that are read, and for messages, the names of those that are not.
 
     A file that is found twice, through a link, is in the first list once, and in the second list too. The second list
-    also has the folders that are not entered (`_walk`). Neither list has hidden files and folders, and the JSON files
+    also has the folders that are not entered (`_walk`). Neither list has hidden files and folders, or the JSON files
     that `save_to_disk` writes beside its Arrow files (`BESIDE`).
 
     Raises:

@@ -55,9 +55,9 @@ class JsonlFile(Source):
 
     Raises:
         SourceError: `options` name no field, and the first object has neither ``input_ids`` nor ``text``; `options`
-            name a field, there are objects, and none has this field; a column to carry is missing, cannot be read, or
-            has a name that nopad writes itself; labels are all null, or stand beside ``assistant_masks``; the file is
-            one of a packed dataset; or it cannot be read.
+            name a field, there are objects, and none has this field; a column to carry or the one that marks padding is
+            missing, cannot be read or is used twice; a column to carry has a name that nopad writes itself; labels are
+            all null, or stand beside ``assistant_masks``; the file is one of a packed dataset; or it cannot be read.
     """
 
     def __init__(self, file: InputFile, *, options: ReaderOptions | None = None, block_bytes: int = BLOCK_BYTES):

@@ -75,7 +75,8 @@ class MixtureSource(JoinedSource):
     def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
         """Yield the blocks from a given place on, as `JoinedSource.blocks_from` does; each block names its source.
 
-        `at` is the place: the number of the source (from 0), then what its `blocks_from` needs to find the block.
+        ``at[0]`` is the number of the source with which to begin, from 0. ``at[1:]`` says at which block of this source
+        to begin, as the argument of its `blocks_from`; if it is (), at the first one.
         """
         for block in super().blocks_from(at):
             name = self.names[block.at[0]]

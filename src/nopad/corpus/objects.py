@@ -49,7 +49,8 @@ class DatasetSource(TableSource):
 
     Raises:
         SourceError: the dataset is a dict of splits, has a transform, which would not be applied, or has neither
-            features nor rows; or a wanted column is missing or cannot be read.
+            features nor rows; or the columns are refused (`nopad.corpus.selection.select`), for example because a
+            wanted one is missing.
         OptionError: `rows` is not an integer of at least 1.
 
     >>> import datasets
@@ -153,8 +154,9 @@ class DictSource(TableSource):
         rows: number of items in a block.
 
     Raises:
-        SourceError: there is no item, an item is not a dict, an iterator is read a second time, the user's function or
-            iterator fails, or a wanted column is missing or cannot be read.
+        SourceError: there is no item, an item is not a dict, an iterator is read a second time, or the user's function
+            or iterator fails; or the columns are refused (`nopad.corpus.selection.select`), for example because a
+            wanted one is missing.
         OptionError: `rows` is not an integer of at least 1.
 
     >>> from nopad.corpus import DictSource
@@ -196,8 +198,9 @@ class DictSource(TableSource):
     def blocks(self) -> Iterator[Block]:
         """Yield one block per batch.
 
-        When a block is decoded, each bad row becomes a bad record. A row is bad if it lacks a column, has a value of a
-        wrong type, or has a column that the first rows lacked and that would have been read (`to_batch`).
+        When a block is decoded, each bad row becomes a bad record. For example, a row is bad if it lacks a column, has
+        a value of a wrong type or a negative id, or has a column that the first rows lacked and that would have been
+        read.
         """
         row = 1
         for batch, bad in self._converted():
@@ -218,7 +221,9 @@ class DictSource(TableSource):
 
 
 def guarded(items: Iterable[Any] | Callable[[], Iterable[Any]], name: str) -> Iterator[Any]:
-    """Yield the items of an iterable, or of the iterable that a function returns; `name` is the input's, for messages.
+    """Yield the items of an iterable, or of the iterable that a function returns.
+
+    `name` is the input's name, for messages.
 
     Raises:
         SourceError: the user's function or iterator fails; but a `NopadError` passes unchanged.
@@ -252,7 +257,8 @@ def schema_of(items: Sequence[Mapping[str, Any]]) -> pa.Schema:
 
     The type of a column is the common Arrow type of the key's values; None does not count. It is float if integers and
     floats are mixed. If there is no common type, it is that of the first value for which Arrow has a type; if there is
-    no such value, it is null. If all values are lists without a value other than None, it is a list of int64.
+    no such value, it is null. If it is a list type whose values have no type, as of lists that are empty or hold only
+    None, it becomes a list of int64.
 
     >>> [str(field.type) for field in schema_of([{"a": 1, "b": [2]}, {"a": 0.5, "b": []}])]
     ['double', 'list<item: int64>']
@@ -366,7 +372,8 @@ def _fit(values: Sequence[Any], kind: pa.DataType) -> bool:
 
     This is checked here because Arrow would silently turn 0.5 into 0 in a column of integers, and True into 1 in a
     column of floats. Only booleans, numbers, texts and lists of these are checked. For any other type, all values are
-    assumed to fit; but a NumPy array does not fit a list of such a type.
+    assumed to fit. A NumPy array fits a list type only if the list's values are booleans, numbers or texts, as those of
+    the array are, and none of them is masked.
     """
     if is_list(kind):
         arrays = [value for value in values if isinstance(value, np.ndarray)]

@@ -3,11 +3,11 @@
 The two texts of a pair are called side A and side B. Sentences of a document are taken until they reach a target
 number of tokens, or the document ends. The room of a pair is the number of tokens that it may have beside the three
 special ones. The target is this room; for one document in ten (`short`), it is a random number from 2 to the room. The
-sentences that were taken are divided at a random point: the first ones become side A, the others side B. For half of
-the pairs (`random_next`), and if only one sentence was taken, side B comes from another document instead, and begins at
-a random sentence. The sentences that were to become side B are then used in the next pair. A pair that is too long
-loses tokens one by one: the side that is longer loses its first or its last token, at random. Unlike in BERT's code, a
-random side B never comes from the document of side A.
+sentences that were taken are divided at a random point: the first ones become side A, the others side B. If only one
+sentence was taken, and for half of the other pairs (`random_next`), side B comes from another document instead, and
+begins at a random sentence. The sentences that were to become side B are then used in the next pair. A pair that is too
+long loses tokens one by one: the side that is longer loses its first or its last token, at random. Unlike in BERT's
+code, a random side B never comes from the document of side A.
 
 The pairs of a document depend on the options, the tokenizer, the number of the copy, the document's number, and the
 documents that are read with it (a pool of `nopad.corpus.pretraining`), and on nothing else. One core makes some 350,000
@@ -300,8 +300,10 @@ def pairs_of(
 def _check_plain(given: Sentences, words: Vocabulary, where: str) -> None:
     """Refuse texts whose tokens include ``[CLS]``, ``[SEP]`` or ``[MASK]``, since these tokens mark parts of pairs.
 
+    `where` names the documents in messages.
+
     Raises:
-        RecordError: a text has one of these tokens; the message names it, with `where` for the documents.
+        RecordError: a text has one of these tokens; the message names the token and the document.
     """
     for name, number in (("[CLS]", words.start), ("[SEP]", words.middle), ("[MASK]", words.masks.mask_id)):
         at = np.flatnonzero(given.tokens == number)
@@ -411,7 +413,7 @@ def _written(made: NDArray[np.int64], tokens: NDArray[np.int32], words: Vocabula
 
 
 def _for_masks(made: Sequences, names: NDArray[np.int64], words: Vocabulary, options: PairOptions) -> Sequences:
-    """Return the pairs `made` with what masking adds: masks and the column ``labels``, or the column ``maskable``.
+    """Return the pairs `made` with masks and the column ``labels``, or without masks and with the column ``maskable``.
 
     If `options.static` is True, masks are drawn now: some ids are replaced, and ``labels`` has the original ids to
     predict. Otherwise, the column ``maskable`` says which tokens may be masked, and masks are drawn from it later.

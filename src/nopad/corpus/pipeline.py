@@ -81,8 +81,8 @@ class Part(NamedTuple):
     Attributes:
         block: the block.
         run: the records.
-        numbers: the number of each of the n records, counted from 0 through all sources of a mixture, with the bad
-            records; int64 ``[n]``.
+        numbers: number of each of the n records; int64 ``[n]``. Records are counted from 0, bad ones included, through
+            all sources of a mixture.
     """
 
     block: Block
@@ -126,8 +126,8 @@ class Gathered:
         """Skip a bad record and return True; if `options` say "error" for bad records, return False instead.
 
         A skipped record is counted in the attributes `bad` and `records`. If False is returned, the record's error is
-        stored in `failure`, and the caller must not go on to the next record. `block` is the record's block; the error
-        says where in the block the record is.
+        stored in `failure`, and the caller must not go on to the next record. `block` is the record's block, from which
+        the error gets the record's place.
         """
         if options.on_bad_record == "error":
             reason = f'{block.place(bad.line)}: {bad.reason}; repair it, or choose on_bad_record="skip"'
@@ -170,11 +170,12 @@ def sequences(
     Raises:
         OptionError: when called: no content token fits the capacity. While iterating: there is text, and no tokenizer
             was given; or the tokenizer cannot encode chats, for example because it has no chat template.
-        RecordError: while iterating: a record is bad, empty or too long, and `options` say "error" for such records; or
-            a file is broken, so that nothing after that place can be read.
+        RecordError: while iterating: a record is bad, empty or too long, and `options` say "error" for such records; a
+            file is broken, so that nothing after that place can be read; or no pre-training pairs can be made of the
+            documents of a block.
         RecordError, LengthError: while iterating: a task that encodes the records refuses one.
         SourceError: while iterating: text and ids are mixed, or reading fails.
-        FormatError: while iterating: the tokenizer cannot encode a text.
+        FormatError: while iterating: the tokenizer cannot encode a text, or a block is of a file of lengths.
 
     In the example, record 0 is split into two sequences, of 2 tokens and of 1.
 
@@ -261,8 +262,9 @@ def _gather(blocks: list[Block], first_record: int, options: CorpusOptions) -> G
 def in_columns(found: Iterable[Record | Records | BadRecord], options: CorpusOptions) -> Iterator[Records | BadRecord]:
     """Yield decoded records in order; single records that follow each other are combined into `Records`.
 
-    Three kinds of record are yielded as bad records: texts of more than 8 MiB (`DOCUMENT_BYTES`), records with more
-    than 2^31 - 1 ids (`MAX_TOKENS`), and records with an id of `options.vocab_size` or above.
+    Bad records are yielded as they are. Three kinds of record become bad records: texts of more than 8 MiB
+    (`DOCUMENT_BYTES`), records with more than 2^31 - 1 ids (`MAX_TOKENS`), and records with an id of
+    `options.vocab_size` or above.
     """
     for one in _runs_of(found):
         if isinstance(one, BadRecord):

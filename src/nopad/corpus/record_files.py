@@ -164,7 +164,8 @@ def _chosen(
     input in messages.
 
     Raises:
-        OptionError: an option has no effect beside the encoder, or a column to carry is one that the encoder makes.
+        OptionError: an option is given that has no effect beside the encoder, or a column to carry is one that the
+            encoder makes.
         SourceError: the column of labels that would be packed along is null in all records that were looked at.
     """
     if encoder is None:

@@ -188,7 +188,8 @@ class RecordStream:
         `tolist`, as NumPy arrays have it, or else by its `repr`. An iterator cannot be read afterwards.
 
         Raises:
-            SourceError: the input cannot be read, changed since it was opened, or is an iterator that was read before.
+            SourceError: the input cannot be read, changed since it was opened, holds an item that is not a dict, or is
+                an iterator that was read before.
         """
         self._begin_reading()
         digest = CHAIN_START

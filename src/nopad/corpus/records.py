@@ -239,7 +239,7 @@ def within_length(record: Record) -> Record | BadRecord:
 
 
 def too_many(ids: int) -> str:
-    """Return the reason why a record is bad that has `ids` ids, a number above 2^31 - 1 (`MAX_TOKENS`)."""
+    """Return the reason why a record with `ids` ids is bad; `ids` is a number above 2^31 - 1 (`MAX_TOKENS`)."""
     return f"{ids:,} ids, above the {MAX_TOKENS:,} that a record may have; divide it"
 
 

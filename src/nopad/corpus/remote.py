@@ -72,8 +72,8 @@ def find_remote(url: str) -> list[InputFile]:
     that of one file, the name is the file's own name.
 
     Raises:
-        SourceError: the host does not answer, there is nothing at the URL, or files cannot be listed, for example
-            without credentials.
+        SourceError: the host does not answer, there is nothing at the URL, neither pyarrow nor fsspec knows the scheme,
+            or files cannot be listed, for example without credentials.
         MissingExtraError: the scheme needs a package that is not installed.
     """
     import pyarrow.fs as pafs

@@ -145,7 +145,7 @@ def _text_places(records: list[Any], file: InputFile, unit: TextUnit) -> Iterato
 
 
 def parquet_runs(file: InputFile) -> Iterator[Run]:
-    """Yield the batches of rows of a Parquet file as runs.
+    """Yield the rows of a Parquet file in runs of about 4 MiB, and at most 65,536 rows, from each row group.
 
     The footer is read by the call itself, not only when the runs are asked for.
     """
@@ -154,9 +154,10 @@ def parquet_runs(file: InputFile) -> Iterator[Run]:
 
 
 def arrow_runs(file: InputFile) -> Iterator[Run]:
-    """Yield the batches of rows of an Arrow file (or of a stream, as `datasets` saves it) as runs.
+    """Yield the rows of an Arrow file (or of a stream, as `datasets` saves it) in runs.
 
-    The schema is read by the call itself, not only when the runs are asked for.
+    A run is one record batch of the file, or a slice of about 4 MiB and at most 65,536 rows of a larger batch. The
+    schema is read by the call itself, not only when the runs are asked for.
     """
     return _rows(arrow_batches(file), arrow_schema(file), str(file.path))
 

@@ -6,7 +6,7 @@ A sentence ends
 
 * at ``. ! ? …`` (and the marks of Devanagari, Urdu, Arabic and Armenian) before white space; closing quotes and
   brackets after the mark belong to the sentence;
-* at the full stops of Chinese and Japanese, even without white space;
+* at the full stops, exclamation marks and question marks of Chinese and Japanese, even without white space;
 * at an empty line, and before a line that begins like an entry of a list.
 
 After a mark of the first kind, a sentence does not end

@@ -226,7 +226,7 @@ class Source(ABC):
     def inventory(self) -> list[tuple[str, int]]:
         """Return (name, stored bytes) of each file in reading order, so that an error can name a file that changed.
 
-        The list is empty if the source does not list its files.
+        The list is empty if `files` returns None.
         """
         return [(file.name, file.size) for file in self.files() or ()]
 

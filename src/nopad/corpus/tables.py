@@ -104,7 +104,8 @@ class TableSource(Source):
     def _of_rows(self, rows: int, stored: int) -> None:
         """Set `total_bytes` to `stored`, the bytes that the table takes, and store `rows`, its number of rows.
 
-        From both numbers, blocks compute how far they advance a progress bar; rows are assumed to be of equal size.
+        From these numbers, `blocks` computes how far each block advances a progress bar (`Block.read`). Rows are
+        assumed to be of equal size.
         """
         self._total_rows, self.total_bytes = rows, stored
 

@@ -214,8 +214,8 @@ class Template:
     def _reads(self, what: str, changed: Conversation, number: int, whole: str, *, tools: bool = True) -> bool:
         """Return whether the template reads a part of a chat, which `what` names, such as "tools".
 
-        The template reads the part if, without it, it writes another text than `whole`, or refuses the chat. `changed`
-        is the chat without the part. If the part is the tools, `changed` is the whole chat, and `tools` is False.
+        `changed` is the chat without the part. If the part is the tools, `changed` is the whole chat, and `tools` is
+        False. The template reads the part if it refuses this chat, or writes another text than `whole` for it.
         `number` is the record's number, for messages of errors. If the answer is True, it is remembered, and the same
         `what` is not tried again.
         """

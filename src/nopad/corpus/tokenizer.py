@@ -46,8 +46,8 @@ class Tokenizer:
         prefix, suffix: ids of the special tokens before and after a sequence; int32 ``[p]`` and ``[s]``.
 
     Raises:
-        FormatError: the tokenizer puts special tokens inside a sequence, or makes no token, or only special ones, of
-            each text that is tried: some words, and the first 1,000 tokens of its vocabulary.
+        FormatError: the tokenizer puts special tokens inside a sequence, or makes no token of any text that is tried:
+            some words, and the first 1,000 tokens of its vocabulary.
 
     >>> import tokenizers
     >>> from nopad.corpus import Tokenizer
@@ -309,7 +309,7 @@ def _special_tokens(
     They are found by encoding a short text with and without them; `name` is the tokenizer's name, for messages.
 
     Raises:
-        FormatError: there are special tokens inside a sequence, or no text that is tried gives a usable token.
+        FormatError: there are special tokens inside a sequence, or no text that is tried gives a token.
     """
     content, probe = _probe(inner, name)
     encoding = inner.encode(probe, add_special_tokens=True)
@@ -326,10 +326,12 @@ def _special_tokens(
 
 
 def _probe(inner: tokenizers.Tokenizer | SlowBackend, name: str) -> tuple[list[int], str]:
-    """Return ``(ids, text)`` for a short text of which the tokenizer makes at least one token, and no special token.
+    """Return ``(ids, text)`` for a short text of which the tokenizer makes at least one token.
+
+    `ids` are the ids of the text without special tokens around it.
 
     Raises:
-        FormatError: no text that is tried gives such tokens.
+        FormatError: no text that is tried gives a token.
     """
     vocabulary = (inner.id_to_token(i) for i in range(min(inner.get_vocab_size(), 1000)))
     for text in chain(PROBES, filter(None, vocabulary)):

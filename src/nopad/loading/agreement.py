@@ -1,8 +1,9 @@
 """A check that all ranks load the same data in the same way, so that a mistake is an error at once, not a hang later.
 
-Before a rank first iterates, it sends to all other ranks what must be the same everywhere, such as data, plan, seed,
-step, world size and position. After its loader is set to another position, it does so again before the next iteration.
-With a single rank, or if torch.distributed is not initialised, nothing is compared.
+Before a rank first iterates, it sends to all other ranks what must be the same everywhere: fingerprints of data and
+plan, the seed, the step, the world size, the position and more. After its loader is set to another position, it sends
+them again before the next iteration. With a single rank, or if torch.distributed is not initialised, nothing is
+compared.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ LENGTHS, POSITIONS = "seq_lengths", "position_ids"
 
 
 class PackCollator:
-    """Makes a `PackedBatch` of rows of a packed dataset; `PackedDataset.collator` returns one of these.
+    """Makes a `PackedBatch` of rows of a packed dataset; `PackedDataset.collator` returns a `PackCollator`.
 
     A row is an item of a `PackedDataset`, or of the result of its `to_hf`. If a trainer has removed the column
     ``seq_lengths``, the lengths of the sequences are found from ``position_ids``. A column ``label`` or ``label_ids``
@@ -41,8 +41,8 @@ class PackCollator:
 
     Args:
         form: shape of the batch: `nopad.Flat()`, one row without padding, or `nopad.Rows(capacity)`; None: flat.
-        causal: whether to make labels for a causal language model: those of the rows or, if they have none, the tokens.
-            The first label of each sequence becomes -100.
+        causal: whether to make labels for a causal language model. They are the labels of the rows or, if the rows have
+            none, the tokens. The first label of each sequence becomes -100.
         masking: a `nopad.tasks.Masking`, for masked language models; None: nothing is masked.
         per_sequence: names of columns with one value per sequence. They are needed only where every sequence of a batch
             has one token: there, shapes do not tell such columns from columns with one value per token.

@@ -132,10 +132,10 @@ class Epochs:
         return Course(units, order, at.leg, cost=self.cost, last=self.last, resumed=bool(at.past))
 
     def _begun(self, at: Position) -> _Begun:
-        """Return ``(units, first)`` for the epoch that begins at `at`: its units, and the steps of its first leg.
+        """Return ``(units, first)`` for the epoch that begins at `at`: its units and, with a token cap, its first leg.
 
-        With a token cap, `first` is ``(key, steps)``. The key is the result of `_which`, by which the method `course`
-        finds the steps. Without a token cap, `first` is None, and the steps are made when they are needed.
+        With a token cap, `first` is ``(key, steps)``: the steps of the first leg, and the result of `_which`, by which
+        the method `course` finds them. Without a token cap, `first` is None, and steps are made when they are needed.
         """
         units = self._made(at.epoch)
         return units, None if at.leg.token_cap is None else (_which(at), self._dealt(units, at))
@@ -187,11 +187,11 @@ class Epochs:
         return at.after_step(*self.course(at).seen(at.leg.steps))
 
     def deal_ahead(self, at: Position) -> None:
-        """Start dealing the next epoch in the background, if `at` lies near the end of the current leg.
+        """Start dealing the next epoch in the background, if `at` lies in the last tenth (about) of its leg's steps.
 
-        A leg is a part of an epoch in which the ranks, the size of a step and the balancing stay the same. Its end here
-        is about the last tenth of its steps. Once the dealing was started, further calls do nothing until `units` is
-        called for another epoch. An error in the background is raised when `units` is called for the next epoch.
+        A leg is a part of an epoch in which the ranks, the size of a step and the balancing stay the same. Once the
+        dealing was started, further calls do nothing until `units` is called for another epoch. An error in the
+        background is raised when `units` is called for the next epoch.
         """
         if self._ahead is None and at.leg.steps >= int(_NEARLY * self.course(at).steps):
             pool = ThreadPoolExecutor(1, thread_name_prefix="nopad-deal")

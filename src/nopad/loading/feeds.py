@@ -1,9 +1,9 @@
 """Feeds list what a loader deals in an epoch: packs over stored tokens, sequences, groups, or rows of a packed dataset.
 
 The things dealt are called units. A feed lists the units of an epoch. It also gathers the sequences of given units, in
-columns. Packs over stored tokens ("virtual packs") are only an index: a plan is made once, and in every epoch each
-sequence is dealt to one of the plan's packs, in O(sequences). So capacity, depth, algorithm and seed can change without
-writing tokens again.
+columns. Packs over stored tokens ("virtual packs") are only an index: a plan is made once (for a mixture of sources, in
+every epoch), and in every epoch each sequence is dealt to one of the plan's packs, in O(sequences). So capacity, depth,
+algorithm and seed can change without writing tokens again.
 """
 
 from __future__ import annotations
@@ -177,8 +177,8 @@ class StoredTokens(SourceFeed):
         """Return, by name, what a saved run and the run that resumes it must share.
 
         These are the kind of the units ("pack", "sequence" or "group"), the seed and the fingerprint of the data. With
-        groups, their fingerprint is added, and what their sequences share if there is no plan. With a plan, its
-        fingerprint and capacity are added.
+        groups, the fingerprint of the groups is added and, if there is no plan, what the sequences of a group share.
+        With a plan, its fingerprint and capacity are added.
         """
         found: dict[str, Any] = {"unit": self.unit, "seed": self.seed, "data": self._source.fingerprint}
         if self._groups is not None:
@@ -224,7 +224,7 @@ def planned(
         source: the sequences.
         capacity: maximum number of tokens per pack.
         groups: groups of sequences that share a pack; the plan is then for groups, each as long as its sequences
-            together. None: the plan is for single sequences.
+            together (with the padding for `align`). None: the plan is for single sequences.
         plan: a plan made before; None: a new one.
         align: every sequence takes a multiple of this many slots (a slot holds a token or padding).
         options: options of a new plan, as in `nopad.plan`.

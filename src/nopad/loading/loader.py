@@ -2,10 +2,10 @@
 
 For stored tokens, every rank computes which units (packs or sequences) each step takes, and which rank gets which unit,
 from the lengths, the options and the number of the epoch alone. So every rank takes the same number of steps, and ranks
-do not communicate. Only at the beginning, they check that all have the same data and options. A state is a few
-integers. After a state is loaded, the loader gives the batches that were still to come; if the number of ranks has
-changed, it gives new batches of the sequences that were still to come. `nopad.loading.streams.reading` says how streams
-are read.
+communicate only before they iterate, to check that all have the same data, options and position. A state is a few
+integers and fingerprints. After a state is loaded, the loader gives the batches that were still to come; if the number
+of ranks has changed, it gives new batches of the sequences that were still to come. `nopad.loading.streams.reading`
+says how streams are read.
 
 Cost: O(sequences) per epoch; O(units of a step) per step, on every rank; O(tokens) per batch. From the second epoch on,
 the units of an epoch are made in the background, while the previous epoch ends. Batches are built ahead in a thread
@@ -300,7 +300,8 @@ class PackedLoader:
         to count its steps, which takes O(sequences).
 
         Raises:
-            OptionError: `epoch` is not an integer of at least 0.
+            OptionError: `epoch` is not an integer of at least 0; or `last` is "refuse", and the units of that epoch do
+                not make whole steps.
             TypeError: the data are a stream, whose length is not known.
         """
         return self._supply.steps_in(self._cursor.at, _NUMBER.check("epoch", epoch))
@@ -361,7 +362,7 @@ class PackedLoader:
         If this loader has the same numbers of ranks and nodes, the same size of a step (with `token_cap`) and the same
         `balance` as the loader that was saved, its next batch is the one that would have come next. If any of these
         differs, the epoch goes on with exactly those packs (or sequences, or groups) that the run has not seen yet. A
-        step that was taken only in part counts as not seen, since its gradient was never applied.
+        step that was taken only in part then counts as not seen, since its gradient was never applied.
 
         For a stream, each rank loads the state that it saved itself; if the number of ranks changed, each rank loads a
         list of the states of all former ranks.
@@ -371,7 +372,7 @@ class PackedLoader:
                 lacks the states of some ranks.
             PlanMismatchError: the state is for other data, or another plan, cost model, seed or option; the message
                 names what differs.
-            OptionError: `last` is "refuse", and the sequences left do not make whole steps for the new ranks.
+            OptionError: `last` is "refuse", and the packs (or sequences, or groups) left do not make whole steps.
             BalanceError: the balance cannot draw the units left, or `cost` gives an invalid cost.
         """
         self._cursor.go(self._supply.placed(state))

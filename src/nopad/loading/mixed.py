@@ -99,7 +99,9 @@ class MixedTokens(Feed):
         ``seq_index``, the sequence's number within its source, unless the source has a column of this name.
 
         Raises:
-            SourceError, BatchError, PlanMismatchError: as in `Feed.gather`.
+            SourceError: the tokens changed since the sources were opened, or are damaged.
+            BatchError: a finite float64 in the data is too large for float32.
+            PlanMismatchError: for an index-only dataset, a sequence has other tokens than those that were packed.
         """
         return self._mixture.gather(taken.sequences)
 

@@ -47,7 +47,8 @@ def open_feed(
             * `together` is not "rank", and there are no groups
             * `unpacked` is True, and `together` is "pack" or the groups differ in size
             * groups are given for stored rows; or groups or ``plan`` are given for a mixture
-            * `images` is given with groups, `align` or a mixture, for data without images, or where nothing is packed
+            * `images` is given with groups, a mixture, or an option other than `effort`
+            * `images` is given for data without images, or where nothing is packed
             * an option has an invalid value, `depth` is given with groups, or other options with ``plan``
         LengthError: a sequence or group is longer than `capacity`, a sequence has more images than `images`, or a
             sequence has no token.

@@ -66,9 +66,9 @@ class Position:
     def resumed(self, leg: Leg) -> Position:
         """Return the position from which a loader with the ranks, size of a step and balancing of `leg` goes on.
 
-        A leg is a part of an epoch in which these stay the same. If they are those of the position's own leg, the
-        result is the position itself. Otherwise the result is the beginning of a new leg. The new leg takes the units
-        of an unfinished step again, since the gradient of that step was never applied.
+        A leg is a part of an epoch in which these stay the same. If `leg` has the same ones as the position's own leg,
+        the result is the position itself. Otherwise the result is the beginning of a new leg. The new leg takes the
+        units of an unfinished step again, since the gradient of that step was never applied.
         """
         if leg.deals_as(self.leg):
             return self

@@ -200,7 +200,8 @@ def _counts(units: Units, chosen: NDArray[np.int64]) -> tuple[int, int]:
 def _most_tokens(units: Units, dealt: NDArray[np.int64]) -> int:
     """Return the largest number of tokens that a rank takes in a micro-step of one step.
 
-    `dealt` has the numbers of the units of this step, int64 ``[ranks, micro-steps, places]``; -1: the place is empty.
+    `dealt` has the numbers of the units of this step (with `Units.apart`, of its sequences), int64
+    ``[ranks, micro-steps, places]``; -1: the place is empty.
     """
     tokens = np.zeros(dealt.shape, dtype=np.int64)
     _, numbers, sizes = units.taken(dealt[dealt >= 0])
@@ -228,7 +229,8 @@ def _waits(course: Course, units: Units, cost: CostModel, step: int, dealt: NDAr
     """Yield a `_Wait` for step number `step`; or, if the balance has ``wait="micro"``, for each of its micro-steps.
 
     A step or micro-step whose costs are all 0 is left out. `course` holds the steps and `units` the units of the epoch.
-    `dealt` has the numbers of the units of this step, int64 ``[ranks, micro-steps, places]``; -1: the place is empty.
+    `dealt` has the numbers of the units of this step (with `Units.apart`, of its sequences), int64
+    ``[ranks, micro-steps, places]``; -1: the place is empty.
     """
     whole = not (course.empty and step == course.steps - 1)
     world_size, accumulation, per_rank = dealt.shape

@@ -70,7 +70,10 @@ class TorchDataset(IterableDataset[PackedBatch]):
         yield from self.loader.share(worker.id, worker.num_workers)
 
     def __len__(self) -> int:
-        """Number of batches that a rank takes in a whole epoch.
+        """Number of batches that a rank takes in the whole epoch, those already taken included.
+
+        If the ranks, the size of a step or the balancing changed within this epoch, only the batches after the last
+        change count.
 
         Raises:
             TypeError: the data are a stream, whose length is not known.
@@ -120,13 +123,22 @@ class TorchLoader(DataLoader[PackedBatch]):
         self.packed_loader = loader
 
     def __iter__(self) -> Any:
-        """Iterate over the remaining batches of the epoch."""
+        """Iterate over the remaining batches of the epoch.
+
+        Raises:
+            OptionError: the worker processes gave too few batches; another iteration of the `PackedLoader` began
+                meanwhile, or the `PackedLoader` was set to another position; or the ranks have different data or
+                options. Reading the data may raise further errors, which `PackedLoader.__iter__` lists.
+        """
         if not self.num_workers:
             return super().__iter__()
         return self.packed_loader.follow(super().__iter__)
 
     def __len__(self) -> int:
-        """Number of batches that a rank takes in a whole epoch.
+        """Number of batches that a rank takes in the whole epoch, those already taken included.
+
+        If the ranks, the size of a step or the balancing changed within this epoch, only the batches after the last
+        change count.
 
         Raises:
             TypeError: the data are a stream, whose length is not known.

@@ -117,9 +117,9 @@ def contrastive_sum(
         symmetric: whether to average two losses: that of anchors against candidates (all positives and hard negatives),
             and that of positives against all anchors.
         same: what happens to the false negatives of an anchor: "mask" leaves them out, "keep" takes them as negatives.
-            A false negative is a candidate with the same tokens as the anchor or its positive; or the positive of
-            another anchor, if both anchors have the same tokens. With `symmetric`, this also applies to anchors that
-            are false negatives of a positive.
+            A false negative is a candidate, other than the anchor's own positive, with the same tokens as the anchor or
+            that positive; or the positive of another anchor, if both anchors have the same tokens. With `symmetric`,
+            this also applies to anchors that are false negatives of a positive.
 
     Raises:
         BatchError: the vectors are not floats.

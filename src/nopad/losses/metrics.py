@@ -114,8 +114,8 @@ class Confusion(_Counts):
         """Add a batch: logits ``[..., C]``, integer labels ``[...]``; labels of -100 are ignored.
 
         Raises:
-            BatchError: an argument is not a tensor, devices differ, shapes do not fit each other, or a label is not a
-                class.
+            BatchError: an argument is not a tensor, devices differ, shapes do not fit each other, labels are not
+                integers, or a label is not a class.
         """
         check_tensors(logits=logits, labels=labels)
         classes = len(self.counts)
@@ -226,7 +226,7 @@ def best_spans(start_logits: Tensor, end_logits: Tensor, longest: int = 30) -> t
 
     Raises:
         OptionError: `longest` is not an integer from 1 to 2^31 - 1.
-        BatchError: the logits differ in shape or device, or are not float tensors ``[S, L]``.
+        BatchError: the logits differ in shape or device, or are not float tensors ``[S, L]`` with L above 0.
 
     >>> import torch
     >>> from nopad.losses import best_spans

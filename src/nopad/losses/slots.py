@@ -24,8 +24,8 @@ def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, 
 
     A slot holds a token or padding; `labels` are ``[R, L]``, for R rows of L slots. Sequence numbers begin at 1, in the
     order in which sequences were given, and are 0 in padding. Labels are -100 in padding, and where the loss ignores
-    them. With `causal`, a slot gets the number and label of the next slot, since its logits predict the next token. The
-    label is -100 if a sequence begins in that next slot. The last slot gets the number and label of the first one.
+    them. With `causal`, a slot gets the number and label of the next slot, since its logits predict the next token. For
+    the last slot, the next slot is the first one. The label is -100 if a sequence begins in the next slot.
 
     Raises:
         BatchError: `labels` are not integers ``[R, L]``, or `batch` is not a `PackedBatch`, or has sources and targets.

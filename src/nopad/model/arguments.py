@@ -37,7 +37,8 @@ def check_inputs(model: Any, takes: Sequence[str], stock: bool, named: Mapping[s
 
     Args:
         model: the transformers model, without wrappers.
-        takes: names of the model's arguments. All tensors in `named` with one of these names are checked too.
+        takes: names of the model's arguments. Tensors in `named` with one of these names must be on the model's device,
+            and have one value per slot (`_check_known` lists the exceptions).
         stock: whether the model is one of transformers' own classes.
         named: the arguments of the call by name.
         layout: the batch's layout.

@@ -31,7 +31,8 @@ class Shown:
         kind: whether these are images or videos.
         token: the id of their tokens.
         tokens: which slots hold this id; bool ``[R, L]``.
-        counts: number of images (or videos) of each sequence, in the order given; int64 ``[S]``.
+        counts: number of images (or videos) of each sequence, in the order in which the sequences were given; int64
+            ``[S]``.
         sizes: one array per sequence, in stream order (row after row): the number of tokens of each of its images.
         runs: one array per sequence, in stream order: the lengths of the runs of consecutive tokens that its images
             must form. They differ from `sizes` if each step of a video is one run.

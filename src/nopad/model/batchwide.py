@@ -3,8 +3,8 @@
 These features are refused, each with an error that names it:
 
 * rotary frequencies that change with the longest sequence of a batch (longrope, dynamic rope);
-* activations quantised with one scale for the whole batch, by torch.ao, bitsandbytes or torchao (one scale per token is
-  allowed);
+* activations that are quantised with one scale for the whole batch (torch.ao, torchao), or with outlier columns found
+  in the whole batch (bitsandbytes); one scale per token is allowed;
 * a cache of earlier tokens (``past_key_values``, ``cache_params``), which belongs to rows and not to sequences;
 * PEFT adapters that are chosen or switched on per row;
 * noise on embeddings that is scaled by the width of a row (NEFTune);

@@ -122,11 +122,11 @@ def fused(model: Any) -> Any:
 
     A linear layer is plain if its class is `torch.nn.Linear` itself and it has no hooks. Where possible, the activation
     after a layer is fused into it: the layer then computes the activation as well. This is tried in each module whose
-    class transformers defines, if the module has no hooks, and holds nothing but linear layers, one activation and
-    dropout. Its linear layers are tried one after the other. The activation is fused into the first layer with which
-    the module gives the same results as before, up to rounding. If there is no such layer, the activation stays a
-    module of its own. A layer that several modules share stays shared, unless an activation is fused into it in only
-    some of them.
+    class transformers defines, if the module has no hooks, and holds nothing but replaced layers, one activation and
+    dropout. Its layers are tried one after the other. The activation is fused into the first layer with which the
+    module gives the same results as before, up to rounding. If there is no such layer, the activation stays a module of
+    its own. A layer that several modules share stays shared, unless an activation is fused into it in only some of
+    them.
     """
 
     def faster(layer: Any) -> Bfloat16Linear | None:
@@ -192,8 +192,8 @@ def _fuse_activation(module: nn.Module, made: _Fused) -> None:
     """Fuse a module's activation into one of its `Bfloat16Linear` layers, in place.
 
     The layers are tried in turn, until the module's results with the fused activation are the same as before, up to
-    rounding. The module stays as it is in three cases: it has submodules besides `Bfloat16Linear` layers, one
-    activation and dropout; the activation is not one of `FORMULAS`; or the results differ with every layer.
+    rounding. The module stays as it is in three cases: its submodules are not one or more `Bfloat16Linear` layers, one
+    activation and perhaps dropout; the activation is not one of `FORMULAS`; or the results differ with every layer.
 
     `made` holds the fused layers that were made for other modules of the model:
     ``{(id of the layer, formula of the activation): (layer, fused layer)}``. If `made` has a fused layer for this layer

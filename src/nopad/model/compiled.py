@@ -54,7 +54,7 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
 
             * a class of your own, or an encoder–decoder
             * a model that takes images, or counts positions along the row
-            * a model with mixing modules (state-space models, linear attention)
+            * a model with mixing modules (state-space models, linear attention, own attention as in BLOOM or GPT-J)
             * a model that gets its mask inside the base model (DeBERTa, MPNet, ESM)
             * a model whose head averages states under the mask (ModernBERT, if so configured)
             * a model in which a module was replaced, after `nopad.packed`, by one that nopad refuses
@@ -105,7 +105,7 @@ def check_static_model(model: Any) -> None:
 
             * a class of your own, or an encoder–decoder
             * a model that takes images, or counts positions along the row
-            * a model with mixing modules (state-space models, linear attention)
+            * a model with mixing modules (state-space models, linear attention, own attention as in BLOOM or GPT-J)
             * a model that gets its mask inside the base model (DeBERTa, MPNet, ESM)
             * a model whose head averages states under the mask
     """

@@ -77,10 +77,10 @@ def encoder_mask(placed: Placement, family: Family, dtype: torch.dtype, encoder:
 def unpack_first(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return an attention module's arguments for the first group of sequences, ``(args, kwargs)``.
 
-    A group is a batch of sequences of similar length, one per row; with the backend "repack", there is a single group
-    of all sequences. The arguments for the other groups are attached to the new mask, from which `pack_again` reads
-    them. The result is None if the arguments stay as they are: with the backend "mask", in calls that are not packed,
-    and while compiling.
+    A group is a batch of sequences of similar length, one per row. There is a single group of all sequences with the
+    backend "repack", and if FSDP lets the module run only once (`runs_once`). The arguments for the other groups are
+    attached to the new mask, from which `pack_again` reads them. The result is None if the arguments stay as they are:
+    with the backend "mask", in calls that are not packed, and while compiling.
 
     Raises:
         UnsupportedModelError: the mask of a packed call reached the module without the batch's layout.

@@ -149,8 +149,8 @@ class Activations:
 def _formula_of(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Formula | None:
     """Return the activation that a PyTorch call computes, such as ``("gelu", "tanh")``; None: it is not GELU or SiLU.
 
-    The pair has oneDNN's names of the activation and of its approximation. The result is also None if the call has
-    arguments that oneDNN does not support, such as ``inplace=True``.
+    The pair has oneDNN's names of the activation and of its approximation. The result is also None if the input is
+    given by name, or if the call has arguments that oneDNN does not support, such as ``inplace=True``.
     """
     if function is nn.functional.gelu and len(args) == 1 and kwargs.keys() <= {"approximate"}:
         approximate = kwargs.get("approximate", "none")

@@ -70,7 +70,7 @@ class Head:
         return getattr(self.model, self.model.base_model_prefix, self.model)
 
     def hooks(self, cell: Cell) -> Iterator[tuple[nn.Module, Hook]]:
-        """Yield (module, hook) pairs: the hooks that this head needs, and the modules on which it needs them.
+        """Yield (module, hook) pairs: each hook that this head needs, with the module on which it runs.
 
         Raises:
             UnsupportedModelError: a module was replaced by one that nopad does not know.
@@ -152,8 +152,8 @@ class Head:
         """Yield (module, hook) pairs; with these hooks, `module` gets one pooled state per sequence.
 
         With `dims` 3, `module` gets ``[S, 1, H]``, pooled from its own input. With `dims` 2, it gets ``[S, H]``, pooled
-        from the output of `inner`. `role` is a name for `module`, under which its runs are counted and which errors
-        use. `cell` is the state that the model's hooks share.
+        from the output of `inner`. `role` is a name for `module`: its runs are counted under this name, and error
+        messages have it. `cell` is the state that the model's hooks share.
 
         Raises:
             UnsupportedModelError: `dims` is 3, and the module's class is neither one of transformers' own nor one of
@@ -443,7 +443,10 @@ def _check_shape(named: dict[str, Any], name: str, wanted: list[tuple[int, ...]]
 
 
 def _settle_problem(model: Any, labels: Tensor) -> None:
-    """Set the configuration's `problem_type` from the labels if it is None, as transformers' own heads do."""
+    """If the configuration's `problem_type` is None, set it, as transformers' own heads do.
+
+    It follows from the configuration's `num_labels` and the dtype of the labels.
+    """
     if model.config.problem_type is None:
         many = "single_label_classification" if not labels.is_floating_point() else "multi_label_classification"
         model.config.problem_type = "regression" if model.config.num_labels == 1 else many

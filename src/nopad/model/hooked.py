@@ -109,9 +109,9 @@ class HookedModel:
         return self.model if self.family.images is None else image_parts(self.head.base, self.family)[1]
 
     def install(self) -> None:
-        """Make the model pack-safe: register nopad's attention, make the model use it, and attach all hooks.
+        """Make the model pack-safe: register nopad's attention with transformers, and attach all hooks.
 
-        The model's attention is changed only with the route "interface" (`Family.route`).
+        If `Family.route` is "interface", this also makes the model use nopad's attention.
 
         Raises:
             UnsupportedModelError: nopad does not know a module that it would have to hook; the head mixes the tokens of
@@ -179,8 +179,8 @@ class HookedModel:
 
         Raises:
             UnsupportedModelError: nopad does not know a module that it would have to hook; the head mixes the tokens of
-                a row; experts have a limited capacity; or a module of the user's own class was put into the model after
-                it was made pack-safe.
+                a row; experts have a limited capacity; or the model now has a class of the user's own that it did not
+                have when it was made pack-safe.
         """
         modules = tuple(walk(self.model))
         if len(modules) == len(self.modules) and all(map(is_, modules, self.modules)):
@@ -208,12 +208,12 @@ class HookedModel:
         self.tell_cell()
 
     def _refuse_later(self) -> None:
-        """Check that no module of the user's own classes was put into the model after it was made pack-safe.
+        """Refuse a class of the user's own that came into the model after it was made pack-safe.
 
-        Nothing is proven of such a module.
+        Nothing is proven of such a class. A new module of a class that the model already had is accepted.
 
         Raises:
-            UnsupportedModelError: there is such a module.
+            UnsupportedModelError: there is such a class.
         """
         later = {name: kind for name, kind in foreign(self.model).items() if self.own.get(name) is not kind}
         if later:
@@ -267,7 +267,10 @@ class HookedModel:
         yield from self.head.hooks(cell)
 
     def _entries(self) -> list[tuple[str, nn.Module]]:
-        """Return (part, module) pairs, part "encoder" or "decoder", for the modules at which the mask is replaced."""
+        """Return the modules at which the mask is replaced, as (part, module) pairs.
+
+        A part is "encoder" or "decoder"; for a model without these parts, it is "encoder".
+        """
         if self.family.encoder_decoder:
             found = [(name, part_of(self.model, name)) for name in ("encoder", "decoder")]
             return [(name, module) for name, module in found if module is not None]
@@ -306,7 +309,10 @@ class Leave(Hook):
 
 
 def part_of(model: Any, name: str) -> Any:
-    """Return the part of the model called `name`, "encoder" or "decoder"; None: the model has no such part."""
+    """Return the encoder or the decoder of a model; None: the model has no such part.
+
+    `name` is "encoder" or "decoder".
+    """
     for holder in (model, getattr(model, "model", None), getattr(model, "transformer", None)):
         found = getattr(holder, name, None)
         if isinstance(found, nn.Module):

@@ -144,8 +144,9 @@ class Swap(Hook):
 class Count(Hook):
     """Counts the runs of the base model, and gives it the batch's positions.
 
-    Positions are given here since the class around the base model may not pass them on. If the base model takes
-    `use_cache`, and this argument is missing or None, it becomes False.
+    If the model takes images, the hook is on the text part of the base model instead. Positions are given here since
+    the class around this module may not pass them on. If the module takes `use_cache`, and this argument is missing or
+    None, it becomes False.
     """
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -292,7 +293,7 @@ class Feed(Hook):
     stock: bool = True
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the module's arguments with each sequence's pooled states as the first, ``(args, kwargs)``.
+        """Return ``(args, kwargs)``, in which each sequence's pooled states replace the module's first argument.
 
         The result is None in ordinary calls, and in calls with static shapes without a limit of sequences.
 

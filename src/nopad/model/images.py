@@ -122,8 +122,9 @@ def check_images(model: Any, base: Any, family: Family, named: Mapping[str, Any]
     Raises:
         BatchError: one of these, for images or for videos:
 
-            * pixel values, grids or seconds are missing, are not tensors, have a wrong shape, or are on another device
-              than the model
+            * pixel values, or the grids that the model needs, are missing
+            * pixel values, grids or seconds are not tensors, have a wrong shape, or are on another device than the
+              model
             * a grid has values that the model cannot merge to tokens
             * the batch does not say which sequences the images belong to
             * a sequence has more or fewer image tokens than its images give, or padding has image tokens
@@ -211,10 +212,10 @@ def _check_pixels(kind: Kind, model: Any, named: Mapping[str, Any], layout: Layo
 
 
 def _grids(kind: Kind, model: Any, named: Mapping[str, Any], count: int) -> NDArray[np.int64]:
-    """Return the grids of the images (or videos) of a batch, int64 ``[count, 3]``, in stream order.
+    """Return the grids of the images (or videos) of a batch, int64 ``[count, 3]``.
 
-    A grid is the number of patches in time, height and width. `named` holds the call's arguments by name, and `count`
-    is the number of images (or videos).
+    They are in the order in which the rows hold the images. A grid is the number of patches in time, height and width.
+    `named` holds the call's arguments by name, and `count` is the number of images (or videos).
 
     Raises:
         BatchError: grids are missing; there is not one grid per image; a height or width is not a multiple of the

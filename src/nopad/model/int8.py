@@ -210,8 +210,8 @@ def in_int8(model: Any) -> Any:
     """Replace the linear layers inside a model by `Int8Linear`, in place, and return the model.
 
     Gradients are switched off for all parameters. These layers stay as they are: subclasses of `torch.nn.Linear`,
-    layers with hooks, layers with fewer than 2 or more than 133,144 inputs, and layers without outputs. A layer that
-    several modules share stays shared.
+    layers with hooks (except harmless ones of nopad), layers with fewer than 2 or more than 133,144 inputs, and layers
+    without outputs. A layer that several modules share stays shared.
 
     Raises:
         UnsupportedModelError: PyTorch does not multiply 8-bit integers exactly on this CPU.

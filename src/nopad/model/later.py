@@ -1,9 +1,9 @@
 """Watch for code of the user's own that was added to a model after it was made pack-safe, and so was never tried.
 
 A hook that changes nothing, such as one that records states, may be added at any time. A hook that changes what its
-module gets or returns could mix tokens, so it makes a packed call raise an error. A method or library function that was
-replaced later, and a later hook that PyTorch runs for all modules, always make it raise one. Changes that the model had
-before were tried when it was made pack-safe (`nopad.admitting.changed`).
+module gets or returns could mix tokens, so it makes a packed call raise an error. Packed calls always raise an error if
+a method or library function was replaced later, or if a hook that PyTorch runs for all modules was added later. Changes
+that the model had before were tried when it was made pack-safe (`nopad.admitting.changed`).
 """
 
 from __future__ import annotations

@@ -77,9 +77,9 @@ def fast_linear(model: nn.Module) -> Iterator[None]:
 
 
 def active() -> _FastLinear | None:
-    """Return the state of this thread's innermost `fast_linear` block; None: this thread is in no such block.
+    """Return the state of this thread's innermost `fast_linear` block that uses oneDNN's kernel; None: there is none.
 
-    Give it to `shared` in another thread, so that the block holds there too.
+    Give this state to `shared` in another thread, so that the block holds there too.
     """
     return _active.get()
 
@@ -113,8 +113,8 @@ def is_worth_it(model: nn.Module) -> bool:
 class _FastLinear(TorchFunctionMode):
     """The mode of a `fast_linear` block: a model's float32 linear layers run on weights reordered for oneDNN.
 
-    They run on PyTorch's own kernel in these cases: gradients or autocast are enabled, the code is compiled, or
-    `is_alone` returns False.
+    They run on PyTorch's own kernel in these cases: gradients or autocast are enabled, the code is compiled, `is_alone`
+    returns False, or the weight is not an ordinary parameter that the model had when the block began.
     """
 
     def __init__(self, model: nn.Module, other: _FastLinear | None = None) -> None:
@@ -164,7 +164,10 @@ class _FastLinear(TorchFunctionMode):
         return self._activations.computed(id(weight), formula, out, partial(_by_onednn, states, laid_out, bias))
 
     def _packed(self, weight: Tensor) -> Tensor:
-        """Return a layer's weight in oneDNN's order: the stored copy, or a new one if the weight has changed since."""
+        """Return a copy of a layer's weight in oneDNN's order.
+
+        This is the stored copy, or a new one if none is stored or the weight has changed since.
+        """
         # In-place changes increase `_version`, and new memory has another address, while the old one is held.
         known = self._laid_out.get(id(weight))
         if known is None or known[0].data_ptr() != weight.data_ptr() or known[1] != weight._version:

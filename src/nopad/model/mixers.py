@@ -318,7 +318,8 @@ def _first(value: Tensor, dim: int | None, rows: int, size: tuple[int, int]) -> 
     """Return the first l entries of a tensor along `dim`, for a group of n sequences; `dim` None: the whole tensor.
 
     `size` is (n, l), and `rows` is the number of rows of the batch. A 3-D tensor must have the same values for each
-    row, and gets them for each of the n sequences: ``[rows * heads, 1, L]`` (ALiBi) becomes ``[n * heads, 1, l]``.
+    row. The result repeats these values for each of the n sequences: ``[rows * heads, 1, L]`` (ALiBi) becomes
+    ``[n * heads, 1, l]``.
 
     Raises:
         BatchError: the tensor has fewer than l entries, since a sequence crosses rows.

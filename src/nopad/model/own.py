@@ -113,7 +113,8 @@ def of_module(module: nn.Module, libraries: tuple[str, ...] = LIBRARIES) -> Iter
 
     A replaced method is one that was set on this module itself and not in its class. If the module's class is the
     user's own, only its forward method counts as replaced. A description is a word for the callable, such as "the hook"
-    or "the forward method". A callable is the user's own if `is_own_call`, with these `libraries`, says so.
+    or "the forward method". A callable is the user's own if `is_own_call`, with these `libraries`, says so. A hook of
+    Accelerate is the user's own if its class is defined outside of `libraries`.
     """
     stock = not is_own(class_of(module))
     for name, value in module.__dict__.items():
@@ -231,7 +232,7 @@ def _functions(place: Any) -> Iterator[tuple[str, Any]]:
 
 
 def said(what: str, call: Any) -> str:
-    """Return a description of the callable `call` for messages: `what` and its name, as "the hook (mine.record)"."""
+    """Return a description of a callable for messages: `what`, and the name of `call`, as "the hook (mine.record)"."""
     inner = getattr(call, "func", call)
     name = getattr(inner, "__qualname__", type(inner).__qualname__)
     return f"{what} ({getattr(inner, '__module__', None) or type(inner).__module__}.{name})"

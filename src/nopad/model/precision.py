@@ -51,7 +51,7 @@ def lowered(model: Any, precision: Precision) -> Any:
             * the precision is unknown
             * the model is already pack-safe, or neither is nor holds a transformers model
             * a parameter of the model is not in float32 ("bfloat16" also accepts float64)
-            * for "int8": the model has no linear layer, or has a parameter that is not on a CPU
+            * for "int8": the model has no layer of the class `torch.nn.Linear` itself, or a parameter is not on a CPU
         UnsupportedModelError: "int8" is asked for, and PyTorch does not multiply 8-bit integers exactly on this CPU. Or
             PEFT adds tokens to the model's input (prompt or prefix tuning).
 

@@ -233,10 +233,10 @@ def _strings(constants: Iterable[Any]) -> Iterator[str]:
 def _frozen(value: Any, depth: int = DEEPEST) -> Any:
     """Return a copy of a value, to find out with `equal` later whether the value has changed.
 
-    Lists and tuples become tuples, and sets become frozensets. An object of the user's own class, or a
-    `SimpleNamespace`, becomes ``(class, {attribute: value})``. Dicts and tensors are copied. This goes `depth` levels
-    deep. Deeper values, parameters, configurations and all other objects are not copied, so a later write to one of
-    these is not found.
+    Tensors are copied, and sets become frozensets. The following is done `depth` levels deep: lists and tuples become
+    tuples, dicts are copied, and an object of the user's own class, or a `SimpleNamespace`, becomes
+    ``(class, {attribute: value})``. Deeper values of these kinds, parameters, configurations and all other objects are
+    not copied, so a later write to one of them is not found.
     """
     if isinstance(value, Tensor):
         return value if isinstance(value, nn.Parameter) else kept(value)

@@ -54,8 +54,8 @@ def packed(
             "flex": FlexAttention with a block mask; "auto": `segments` on a CPU. On other devices, "auto" is
             `varlen` for flat batches in half precision on a CUDA GPU that the kernel supports, with `segments` in
             layers that the kernel does not support. Otherwise it is `repack` if sequences may go on in the next row
-            (rows filled end to end), else `mask`. Models with attention of their own (DeBERTa) never use `varlen`, and
-            use `mask` if their layers are compiled.
+            (rows filled end to end), else `mask`. For models with attention of their own (DeBERTa), "auto" is never
+            `varlen`; if their layers are compiled, it is `mask` on all devices.
         max_sequences: the most sequences that a batch may have; a batch with more is refused. None: unlimited. Heads
             with a result per sequence need this limit for calls with static shapes (`nopad.model.static_inputs`).
         head: the kind of head, needed only if the model's class is your own. "tokens": one result per token; "causal":

@@ -77,7 +77,7 @@ def check_rows(model: nn.Module, base: Any, mixers: Collection[str] = ()) -> Non
 
 
 def _begin_again(positions: Any, mask: Any) -> bool:
-    """Return whether a position does not rise from one slot of a row to the next, where both hold real tokens.
+    """Return whether positions ever fail to rise between two neighbouring real tokens of a row.
 
     `mask` says which slots hold real tokens: a padding mask ``[R, L]`` (0: padding), or None if all slots do. The
     result is False if `positions` is not a tensor ``[R, L]`` with at least two slots per row, or if `mask` is something

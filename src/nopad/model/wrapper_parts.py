@@ -122,12 +122,13 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def accepted(model: nn.Module, base: nn.Module) -> tuple[str, ...]:
-    """Return the names of the arguments of the forward method of a wrapper, `model`.
+    """Return the names of the arguments that the forward method of the wrapper `model` takes.
 
-    If it has ``**kwargs``, the arguments of the forward method of its base (the transformers model inside) follow.
+    If this method has ``**kwargs``, the arguments that the forward method of `base` (the transformers model inside)
+    takes follow.
 
     Raises:
-        OptionError: ``input_ids`` is not among them.
+        OptionError: ``input_ids`` is not among these names.
     """
     forward = type(model).forward
     found = parameters(forward)

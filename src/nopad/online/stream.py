@@ -97,7 +97,7 @@ class StreamPacker:
 
     @property
     def held(self) -> int:
-        """Number of sequences held back now, at most `buffer`."""
+        """Number of sequences held back now; always below `buffer`."""
         return int(self._held[0][0])
 
     @property

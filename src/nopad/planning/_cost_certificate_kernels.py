@@ -79,10 +79,10 @@ def _add_one(sizes: NDArray[Any], values: NDArray[Any], before: NDArray[Any], ta
 def three_or_more(table: NDArray[Any], sizes: NDArray[Any], values: NDArray[Any], depth: int) -> NDArray[Any]:
     """Return a table of upper bounds on the total value of three or more items that fit together into a free room.
 
-    Both tables are int64 and of one shape. Entry ``[r, q]`` is the bound for a room of r units of tokens and q units of
-    squares; 0: no such items fit. `table` has the bounds for two items (from `pairs`). Item i is worth ``values[i]``,
-    and has the sizes ``sizes[i]``, in these units and rounded down; int64 ``[k, 2]``. At most `depth` items share a
-    room (0: unlimited).
+    The result and `table` are int64 and have the same shape. Entry ``[r, q]`` is the bound for a room of r units of
+    tokens and q units of squares; 0: no such items fit. `table` has the bounds for two items (from `pairs`). Item i is
+    worth ``values[i]``, and has the sizes ``sizes[i]``, in these units and rounded down; int64 ``[k, 2]``. At most
+    `depth` items share a room (0: unlimited).
     """
     found = np.zeros_like(table)
     if depth == 0:

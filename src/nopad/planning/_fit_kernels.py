@@ -63,8 +63,8 @@ def move_open(
 ) -> int:
     """Copy those leaves of `tree` whose room is above 0 into `new_tree`, in the same order; return their number.
 
-    `new_tree` is all 0 at first, and its inner nodes are set too. ``packs[leaf]`` is the number of the pack at a leaf,
-    and ``used[leaf]`` is how many sequences that pack holds. For the leaves that were copied, `new_packs` and
+    `new_tree` must be all 0 at first; its inner nodes are set as well. ``packs[leaf]`` is the number of the pack at a
+    leaf, and ``used[leaf]`` is how many sequences that pack holds. For the leaves that were copied, `new_packs` and
     `new_used` get these two numbers.
     """
     size, new_size = packs.shape[0], new_packs.shape[0]

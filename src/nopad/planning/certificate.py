@@ -116,7 +116,7 @@ class Certificate:
         return None
 
     def work(self, capacity: int, depth: int | None) -> int:
-        """Return the number of comparisons that `best` makes; each takes at most about a nanosecond.
+        """Return an upper limit on the comparisons that `best` makes; each takes at most about a nanosecond.
 
         >>> Certificate(((3, 1), (6, 2))).work(capacity=12, depth=3)
         72

@@ -66,9 +66,10 @@ CONDITIONS = {
 
 
 def check_conditions(options: Mapping[str, Any], histogram: Histogram, capacity: int) -> None:
-    """Refuse an `align` that does not divide the capacity, and conditions that no plan of these lengths can meet.
+    """Refuse values of `align`, `max_squares` and `pack_multiple` that this capacity or these lengths rule out.
 
-    The conditions are taken from `options`; other options are not looked at.
+    The conditions are taken from `options`; other options are not looked at. A `pack_multiple` that is accepted here
+    may still turn out to be impossible when packs are cut (`cut_strategies`, `cut_packs`).
 
     Raises:
         OptionError: the capacity is not a multiple of `align`; or there are sequences, but fewer than `pack_multiple`.

@@ -60,7 +60,7 @@ def ennlshp(
 
 
 def _extended(matrix: NDArray[np.float64], demand: NDArray[np.float64]) -> System:
-    """Return the matrix and the target of the paper's equation 24; the unknowns are x, then r.
+    """Return the matrix and the target of the paper's equation 24; the unknowns are x, then r (see the module).
 
     The upper half of the rows is the problem with weights w, the lower half is ``A x - r = b`` with the weight W.
     `matrix` is A, float64 ``[units, strategies]``; row i is for the length i + 1, counted in multiples of the

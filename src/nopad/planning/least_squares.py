@@ -177,8 +177,8 @@ def _whole(
 def _everything(solution: Strategies, histogram: Histogram, capacity: int, depth: int, choices: Choices) -> Strategies:
     """Return packs that cover the histogram exactly: the filled solution, and packs for sequences without a slot.
 
-    `solution` are ``(count, slots longest first)`` pairs. A slot takes one sequence whose length, rounded up to a
-    multiple of the granularity, is the length of the slot. `choices.remainder` says where sequences without a slot go
+    `solution` are ``(count, slots longest first)`` pairs. A slot takes one sequence whose rounded length
+    (`rounded_histogram`) is the length of the slot. `choices.remainder` says where sequences without a slot go
     (`Choices`).
     """
     rounded = Counter(rounded_histogram(histogram, choices.granularity, capacity).to_dict())

@@ -1,7 +1,7 @@
 """`OpenPacks`: an index by free room that quickly finds the fullest open pack with room for a length, or the emptiest.
 
-Packs with equal contents are stored as one entry ``(count, content, used)``: `count` packs, each of which holds the
-same `used` sequences. `content` lists these (`lengths_of`). Entries with the same free room are on one stack, and the
+An entry ``(count, content, used)`` stands for `count` packs of equal content. Each of these packs holds `used`
+sequences, and `content` lists their lengths (`lengths_of`). Entries with the same free room are on one stack, and the
 one added last is taken first, as in Krell et al., arXiv 2107.02027.
 
 No stack is searched to find a room. Each possible room has one bit, set if its stack holds an entry; these bits are
@@ -49,7 +49,7 @@ def lengths_of(content: Content) -> tuple[int, ...]:
 class OpenPacks:
     """Open packs by free room, for algorithms that place lengths in descending order.
 
-    Packs of equal content are one entry. A pack is closed when it has no room left or holds `depth` sequences.
+    An entry stands for packs of equal content. A pack is closed when it has no room left or holds `depth` sequences.
 
     Attributes:
         capacity: most tokens of a pack.

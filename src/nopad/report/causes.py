@@ -15,9 +15,9 @@ def causes_of_padding(plan: Plan) -> list[str]:
 
     All slots are packs x capacity. The padding has up to four causes:
 
-    * the lengths: the padding if there were only as many packs as the lower bound without a depth limit
-    * the depth: all slots of the packs by which the lower bound is higher at the plan's depth
-    * the conditions: all slots of the packs by which `Plan.lower_bound` is higher still
+    * the lengths: the padding in as many packs as the lower bound without a depth limit
+    * the depth: all slots of the packs that the lower bound at the plan's depth adds
+    * the conditions on packs: all slots of the packs that `Plan.lower_bound` adds to that
     * the algorithm: all slots of the packs that the plan has beyond `Plan.lower_bound`
 
     For a plan without packs, the list is empty.

@@ -26,7 +26,10 @@ CROWDED = 150  # if a pack has more sequences than this, bars have no outlines
 
 
 def efficiency_chart(subject: Subject) -> Any:
-    """Return a chart of the efficiency by depth: a line per algorithm, and a mark at the proven limit of any plan."""
+    """Return a chart of the efficiency by depth: a line per algorithm, and a mark per depth at the proven limit.
+
+    The limit is the efficiency with only as many packs as the lower bound.
+    """
     alt = load_altair()
     depths = list(dict.fromkeys(_depth(row["depth"]) for row in subject.comparison))
     rows = []

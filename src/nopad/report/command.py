@@ -73,8 +73,9 @@ def plan_command(made: Plan, given: str, out: str | None) -> str:
 def tokenizer_of(stated: Mapping[str, Any] | None, options: Mapping[str, Any]) -> str | None:
     """Return the SHA-256, in hex, of the tokenizer that made the ids; None if the data were ready-made ids.
 
-    `stated` is the entry ``tokenizer`` of a manifest or of a plan's facts. `options` are the options by which the data
-    were read. They have the tokenizer of chats and pairs, which are tokenised as they are read; `stated` is then None.
+    `stated` is the entry ``tokenizer`` of a manifest, or of a plan's facts about its corpus. `options` are the options
+    by which the data were read. Chats and pairs are tokenised as they are read: then `stated` is None, and `options`
+    have the SHA-256.
     """
     made = (stated or {}).get("sha256") or options.get("pretrain_tokenizer")
     found: str | None = made or (options.get("encoder") or {}).get("tokenizer")

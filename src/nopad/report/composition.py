@@ -2,8 +2,8 @@
 
 The measure is the mean difference in length of two sequences. Packs with one sequence do not count. Two means are
 compared: over pairs from one pack (a sequence is drawn, then another one of its pack), and over pairs drawn at random
-from all sequences. If packs were filled at random, the two means would be equal. Packing puts long sequences with short
-ones, so the lengths in a pack often differ by more.
+from all sequences. If packs were filled at random, the two means would be about equal. Packing puts long sequences
+with short ones, so the lengths in a pack often differ by more.
 
 This takes O(n log n) for the n lengths of a plan's strategies. Sums are 64-bit floats.
 """

@@ -28,7 +28,7 @@ class Settings:
 
     Attributes:
         title: heading of the page; None: "Packing report:" and the names of its subjects.
-        batch_size: number of sequences that are padded together, as one batch, in the ways without packing.
+        batch_size: number of sequences in a batch with dynamic padding; each batch is padded to its longest sequence.
         rows_per_step: number of rows in an optimiser step, over all GPUs and micro-batches; None: steps are not shown.
         epochs: number of epochs for which the table, the bars and the savings are computed.
         of_tokens: number of tokens in the whole corpus, if the subject is a sample of it. The table, the bars and the

@@ -104,9 +104,9 @@ def _board(subject: Subject, settings: Settings, wider: int) -> Any:
 
 
 def _heading(subject: Subject, settings: Settings) -> tuple[str, int]:
-    """Return the text above the charts (title, answer, savings, numbers) as SVG, and the height at which it ends.
+    """Return the text above the charts (title, answer, savings, numbers) as SVG, and the place where charts begin.
 
-    The height is in points from the top of the picture.
+    The place is in points from the top of the picture, a little below the text.
     """
     plan = subject.plan
     basis = f"{counted(plan.sequences, 'sequence')}, {counted(plan.tokens, 'token')}, capacity {plan.capacity:,}."

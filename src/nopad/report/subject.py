@@ -58,7 +58,8 @@ class Subject:
         notes: the notes of the plan (`Plan.notes`).
         sources: for each named source of a dataset, a dict with its name and its counts (`Manifest.sources`); empty if
             sources have no names.
-        split: which part of the records the dataset holds, "train" or "validation"; None: no share was held out.
+        split: which part of the records the dataset holds, "train" or "validation"; None: no share was held out, or the
+            subject is no dataset.
         supervised: how many tokens have a label (`Supervised`); None: the subject is no dataset, or has no labels or
             mask per token that can be counted.
     """

@@ -122,8 +122,9 @@ def savings(ways: list[Way], settings: Settings) -> str:
     """Return a sentence on what packing saves, compared with each other way; "" if there is no `tokens_per_second`.
 
     `ways` is the result of `ways_of` with the same `settings`. For a way with as many slots as packing, the sentence
-    says that nothing is saved; for one with fewer, how much more packing takes. A way that differs by less than 0.0001
-    GPU-hours is left out. If all ways are left out, the sentence says that less than this is saved.
+    says that nothing is saved; for one with fewer, how much more packing takes. A way with more or fewer slots is left
+    out if it differs by less than 0.0001 GPU-hours. If all ways are left out, the sentence says that less than this is
+    saved.
 
     >>> import nopad
     >>> ways = ways_of(nopad.plan([6, 2, 6, 2], capacity=8), settings := Settings(tokens_per_second=1e-3))

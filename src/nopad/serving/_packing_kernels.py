@@ -245,7 +245,7 @@ def cancel(state: NDArray[Any], table: NDArray[Any], number: int) -> int:
 def ahead(
     state: NDArray[Any], table: NDArray[Any], limits: NDArray[Any], deadline: int, mine: NDArray[Any]
 ) -> tuple[int, int]:
-    """Return after how many batches a new request has run completely, and the total number of their tokens.
+    """Return how many batches run until a new request has run completely, and the number of tokens in these batches.
 
     `mine` has the lengths of the request's sequences, int64 ``[k]``, and `deadline` is its deadline. Each batch begins
     with the request that has waited longest. Then come those with the new request's `deadline` or an earlier one, the
@@ -341,8 +341,8 @@ def top_up_later(
     `index` has the candidates' rows of the table; `row` and `start` say where `top_up` placed each candidate in the
     batch. Return (index, row, start, reason, widest). The first three are `index`, `row` and `start` with the placed
     requests added, in order of arrival. The reason is why the batch takes no more (`COUNT` or `FULL`), or 0; widest is
-    the length of the longest request that still fits. The scan ends as soon as nothing more can fit, so it is short
-    unless all requests that wait are too long to fit.
+    the length of the longest request that still fits. The scan ends as soon as nothing more can fit. So it is long
+    only while the requests that wait are too long for the slots that are left.
     """
     waiting = waiting_of(state)
     fill, placed = filled(table[index, LENGTH], limits, row, start)

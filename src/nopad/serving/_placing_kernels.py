@@ -284,7 +284,8 @@ def look_ahead_in_order(lengths: NDArray[Any], limits: NDArray[Any], row: NDArra
 
     n is the largest that a bisection finds. Each of the O(log n) steps packs the first candidates by best-fit
     decreasing, and tells whether they fit into the rows of a batch. The bisection begins between the number of
-    candidates that fit in order of arrival, and the number whose tokens and separators do not exceed the slots.
+    candidates that fit in order of arrival, and the number whose tokens and separators do not exceed the slots (at most
+    `MOST`).
     """
     rows, slots, separator = limits[ROWS], limits[ROWS] * limits[CAPACITY], limits[SEPARATOR]
     place_in_order(lengths, limits, 1, row, start)

@@ -54,16 +54,18 @@ class Batching:
         wait_s: a batch leaves when the request that has waited longest has waited this many seconds, full or not; None:
             there is no such limit.
         accumulate: True: an idle device is no reason for a batch to leave. It leaves when it is full, after `wait_s`,
-            or to meet a deadline; needs `wait_s`. False: a batch also leaves as soon as the device is idle.
+            to meet a deadline, or because no more requests will come; needs `wait_s`. False: a batch also leaves as
+            soon as the device is idle.
         keep_order: True: requests leave in order of arrival; the first one that does not fit ends the batch. False:
             later requests that fit may overtake it. The request that has waited longest is still always in the next
-            batch, and no batch leaves while another waiting request would fit into it ("next_fit": into its current row
-            or the next one). None: False for "look_ahead", True for the other policies.
-        window: number of waiting requests among which "look_ahead" chooses; more, if these have too few tokens for two
-            batches. Requests beyond them fill the slots that are left. While fewer requests than this wait, and not
-            enough for two batches (by tokens or `max_sequences`), a batch into which one more token fits waits for more
-            requests. It leaves earlier if there is another reason, such as an idle device. With `keep_order`, `window`
-            has no effect.
+            batch. No batch leaves while another waiting request would fit into it, except with "next_fit", which tries
+            only the requests in `window`, and only its current row and the next one. None: False for "look_ahead", True
+            for the other policies.
+        window: number of waiting requests among which "look_ahead" chooses, and which "next_fit" tries; more, if these
+            have too few tokens for two batches. With "look_ahead", requests beyond them fill the slots that are left.
+            While fewer requests than this wait, and not enough for two batches (by tokens or `max_sequences`),
+            "look_ahead" lets a batch into which one more token fits wait for more requests. The batch leaves earlier if
+            there is another reason, such as an idle device. With `keep_order`, `window` has no effect.
         age_step_s: waiting for this many seconds counts as much as one level of priority.
         max_waiting_tokens: maximum number of tokens that wait. `OnlinePacker` refuses requests beyond it; for a
             `PackRunner`, `when_full` says whether they are refused or wait for room.

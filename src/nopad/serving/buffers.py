@@ -39,8 +39,8 @@ def check_buffers(out: Any, outputs: Mapping[str, Output], rows: tuple[int, ...]
 
     Raises:
         OptionError: `outputs` is empty; `out` is not a dict of tensors or arrays; a name is not an output; a buffer has
-            another shape or dtype, is not contiguous, cannot be written to, requires gradients, has no memory (device
-            "meta"), or overlaps another one.
+            another shape or dtype, is nested, sparse or not contiguous, cannot be written to, requires gradients, has
+            no memory (device "meta"), or overlaps another one.
     """
     if not outputs:
         raise OptionError("out needs to know the model's outputs; give it to a runner that warms up before it is ready")

@@ -218,8 +218,9 @@ class Tensors(Core):
         """Run `model` on a batch, and return for each sequence of the batch, in order, a dict of outputs by name.
 
         Outputs per token are ``[length, ...]``; other outputs are the values of the sequence. All are copies. Outputs
-        in `FREE`, such as the loss, and those that are no tensors or single numbers are left out. A sequence with NaN
-        in an output gets a RequestError in place of the dict. The form of each output is stored in `outputs`.
+        in `FREE`, such as the loss, are left out, and so is every output that is not a tensor, or has no dimensions. A
+        sequence with NaN in an output gets a RequestError in place of the dict. The form of each output is stored in
+        `outputs`.
 
         Raises:
             RequestError: the model returns no named outputs.

@@ -39,9 +39,10 @@ class OnlineBatch:
     """A batch: requests that leave together, in order of arrival.
 
     Attributes:
-        reason: why the batch leaves now. "full": the next request does not fit, or no request would; "count":
-            `max_sequences` is reached; "timeout": a request has waited `wait_s`; "deadline": a request must leave now
-            to meet its deadline; "idle": the device is idle; "drain": no more requests will come.
+        reason: why the batch leaves now. "full": a waiting request does not fit, no request would, or none can come
+            before a batch leaves (`stuck` of `OnlinePacker.poll`); "count": `max_sequences` is reached; "timeout": a
+            request has waited `wait_s`; "deadline": a request must leave now to meet its deadline; "idle": the device
+            is idle; "drain": no more requests will come.
         numbers: the requests' numbers, as `OnlinePacker.add` returned them; int64 ``[n]``.
         lengths: number of tokens in each request; int64 ``[n]``.
         rows: the row in which each request begins; int64 ``[n]``, all 0 in a flat batch.
@@ -210,7 +211,7 @@ class OnlinePacker:
         )
 
     def ahead(self, lengths: Sequence[int], deadline_ns: int) -> tuple[int, int]:
-        """Return after how many batches a new request will have run completely, and the total number of their tokens.
+        """Return how many batches run until a new request has run completely, and how many tokens these batches have.
 
         `lengths` are the lengths of the new request's sequences, and `deadline_ns` is its deadline. The new request is
         taken to be due at once. Each batch begins with the request that has waited longest. Then come those with the
@@ -374,7 +375,7 @@ class OnlinePacker:
             idle: whether the device has nothing to run; if so, a batch may leave before it is full.
             draining: whether no more requests will come, so that there is no point in waiting for a fuller batch.
             stuck: whether no request can come before a batch has left, since the queue has no room for the next one. If
-                the device is idle, a batch then leaves with the reason "full".
+                the device is idle, a batch then leaves even with `accumulate`, for the reason "full".
 
         Raises:
             OptionError: `now_ns` is not an integer from 0 to 2^61.

@@ -73,10 +73,10 @@ class PackRunner:
             Embedder, of about its `budget` of tokens; for a Predictor, batches of the Predictor's own form.
         when_full: what `submit` does when the queue is full (`Batching.max_waiting_tokens`): "block" waits until there
             is room, "raise" raises QueueFullError.
-        widths: first dimension of a model's outputs per token. "own": the number of tokens without padding (L for rows
-            ``[B, L]``). "given": the length of the input; where it had padding, values are 0 (minus infinity in logits
-            of question answering). A number: this number, with the tokens first and padding after them, filled in the
-            same way. Must be "own" for an Embedder or a Predictor.
+        widths: number of tokens that a model's outputs per token have. "own": the number of tokens without padding (L
+            for rows ``[B, L]``). "given": the length of the input; where it had padding, values are 0 (minus infinity
+            in logits of question answering). A number: this number, with the tokens first and padding after them,
+            filled in the same way. Must be "own" for an Embedder or a Predictor.
         fast: on CPUs, run a model's float32 linear layers with a faster kernel (`nopad.model.fast_linear`), which takes
             as much memory again as their weights; None: measure, and use this kernel only if it is faster. Not allowed
             with an Embedder, which always measures, or a Predictor, which has its own `fast`. True is not allowed with

@@ -180,8 +180,8 @@ def read_index(folder: Path, m: Manifest) -> Index:
 class IndexFiles:
     """Reads the two files of one index-only dataset. Threads may share an instance.
 
-    It has the same methods as `ShardFiles`, which reads shards. These methods take the number of a file. An index
-    counts as a single file, with the number 0. Both of its files are read into memory when something is first read.
+    It has the same methods as `ShardFiles`, which reads shards. These methods take the number of a file; the two files
+    of an index count as one, with the number 0. Both are read into memory when something is first read.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:

@@ -1,6 +1,6 @@
 """The objects that reading a packed dataset returns: row groups (`RowGroup`), and the packs in them (`PackedRow`).
 
-`row_group_problems` finds what contradicts the manifest in a row group.
+`row_group_problems` finds what is wrong with a row group, compared with the manifest.
 """
 
 from __future__ import annotations

@@ -201,9 +201,9 @@ class ShardFiles:
         return readers[file]
 
     def _to_row_group(self, table: pa.Table | pa.RecordBatch, file: int, group: int) -> RowGroup:
-        """Return a row group that Arrow has decoded as a `RowGroup`, which holds NumPy arrays.
+        """Turn the decoded row group `table` into a `RowGroup`, which holds NumPy arrays, and return it.
 
-        `table` is the decoded row group: number `group` of shard number `file`.
+        Arrow has decoded `table` from shard number `file`; `group` is its number in the shard.
 
         Raises:
             ValueError: the row group does not have as many packs as the manifest states; two per-token columns, or two

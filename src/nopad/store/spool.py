@@ -245,8 +245,9 @@ class Spool:
     def sequences(self, *, split: bool) -> Sequences:
         """Return the sequences of the finished spool; columns are memory-mapped.
 
-        Only where each sequence begins (8 bytes per sequence) and per-sequence columns of booleans are in memory.
-        `split` says whether several sequences were made of some record; if so, the column ``seq_start`` is included.
+        Only two things are in memory: the offset at which each sequence begins (8 bytes per sequence), and per-sequence
+        columns of booleans. `split` says whether several sequences were made of some record; if so, the column
+        ``seq_start`` is included.
         """
         arrays = {name: self._map(name) for name in self._layout}
         begin = np.zeros(arrays["lengths"].size, dtype=np.int64)
@@ -319,7 +320,7 @@ class Spool:
     def _open(self) -> None:
         """Open the files for appending, truncated to what the journal has committed.
 
-        In an empty file of the ends of strings, the leading 0 is written.
+        If a file of the ends of strings is empty, a leading 0 is written to it.
         """
         with storage_errors("opening the spool in", self._folder):
             self._bytes = {name: self.progress.files.get(name, (0, ""))[0] for name in self._layout}

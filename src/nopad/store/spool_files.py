@@ -66,8 +66,8 @@ def spool_files(keep_tokens: bool, carried: Sequence[Carried]) -> dict[str, Spoo
 def text_array(ends: NDArray[np.int64], text: NDArray[np.uint8]) -> pa.LargeStringArray:
     """Return the strings of a column as an Arrow array, which is a view of `ends` and `text`.
 
-    These are two arrays as the spool's files hold them. `text` has the UTF-8 bytes of all strings. `ends` has a 0, then
-    the offset in `text` at which each string ends.
+    `text` has the UTF-8 bytes of all strings. `ends` has a 0, then the offset in `text` at which each string ends. The
+    spool's files hold the two arrays in this form.
     """
     return pa.LargeStringArray.from_buffers(ends.size - 1, pa.py_buffer(ends), pa.py_buffer(text))
 

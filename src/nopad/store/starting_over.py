@@ -48,11 +48,12 @@ _GOES_ON = (InterruptedJobError, KeyboardInterrupt, StorageError, SourceError, O
 def replaced(out: Path, names: re.Pattern[str], make: Callable[[Path], Made]) -> Made:
     """Write new output in place of nopad's old output in a folder; return what `make` returns.
 
-    If `out` is missing, is empty or holds only unfinished work, `make` is called with `out` itself. If an interrupted
-    call was just moving its new files to `out`, they are moved first, and then `make` is called with `out`. In three
-    cases, `make` is called with the subfolder ``.replacing`` of `out`: `out` holds complete output, an interrupted call
-    left this subfolder, or `make` has refused what is in `out`. The old files then stay as they are until `make` is
-    done, and the new files take their place. (The subfolder is inside of `out` since `out` may be a mount or a link.)
+    If an interrupted call was just moving its new files to `out`, they are moved first, and then `make` is called with
+    `out` itself. Otherwise `make` is called with the subfolder ``.replacing`` of `out` if `out` holds complete output,
+    or if an interrupted call left this subfolder. In all other cases (`out` is missing, is empty or holds only
+    unfinished work), `make` is called with `out` itself. If `make` refuses what is in `out`, it is called again with
+    ``.replacing``. While `make` works there, the old files stay as they are; then the new files take their place. (The
+    subfolder is inside of `out` since `out` may be a mount or a link.)
 
     The call may be interrupted or killed at any moment: the same call then goes on where it stopped. A call that makes
     something else begins anew.

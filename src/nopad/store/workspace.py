@@ -215,7 +215,7 @@ class Workspace:
     def _holds_something_else(self) -> bool:
         """Return whether `out` is a file, or a folder that is not empty and holds no unfinished job of nopad.
 
-        A work folder that is empty, or holds only a lock, does not count as content.
+        A work folder with nothing but a lock or a half-written ``job.json`` does not count as content.
 
         Raises:
             ResumeError: `out` holds an unfinished job without its ``job.json``.

@@ -138,8 +138,8 @@ def _text(found: GlueSet, record: Mapping[str, Any], column: str, number: int) -
 def redo_glue(name: str, histogram: Histogram | None, notes: Iterable[str] = ()) -> tuple[Table, list[Redone]]:
     """Return the table of one set and its rows: published figures beside ours, then nopad's default plan.
 
-    QNLI is not in the paper, so its rows have no published figures. If another set has another number of sequences than
-    in the paper, its rows with published figures have no differences, and a note that says why.
+    QNLI is not in the paper, so its rows have no published figures. For any other set, if its number of sequences is
+    not the paper's, the rows with published figures have no differences, and a note that says why.
 
     Args:
         name: GLUE's name for the set.

@@ -158,7 +158,8 @@ def long_context_rows(
         steps: approximate number of steps to simulate, at least 2.
 
     Raises:
-        OptionError: `steps` is below 2, `ranks` or `node` is below 1, or a `node` below `ranks` does not divide it.
+        OptionError: `steps` is below 2, `ranks` or `node` is below 1, or `node` is below `ranks` and does not divide
+            `ranks`.
     """
     if steps < 2:
         raise OptionError(f"the study of long context takes at least 2 steps, got {steps}")

@@ -51,9 +51,10 @@ class PairsAt:
         return self.counts["random_next"] / self.lengths.histogram.sequences
 
     def document(self) -> dict[str, Any]:
-        """Return all attributes as a dict for JSON; of `lengths`, it has the summary and the histogram.
+        """Return all attributes as a dict for JSON.
 
-        The published numbers have the keys ``published_theoretical`` and ``published_factor``.
+        In place of `lengths`, the dict has the entries of its summary, and its histogram. The published numbers have
+        the keys ``published_theoretical`` and ``published_factor``.
         """
         histogram = self.lengths.histogram
         return {

@@ -166,8 +166,8 @@ def _all_waiting(
 ) -> tuple[dict[str, float], dict[str, list[Any]], dict[str, int]]:
     """Run all requests at once in each way, in turns.
 
-    Returns three dicts by way: the seconds of the fastest turn, the hidden states of each request, and the number of
-    batches, both of the last turn.
+    The result is three dicts by way: the seconds of the fastest turn, the hidden states of each request in the last
+    turn, and the number of batches in the last turn.
     """
     fastest, states, batches = dict.fromkeys(runners, math.inf), {}, {}
     for _ in range(TURNS):
@@ -194,7 +194,7 @@ def _served(way: str, grid: Grid, model: Any) -> tuple[Any, Batching]:
 def _latencies(runner: PackRunner, requests: Sequence[Any], per_s: float) -> list[float]:
     """Submit requests at random times, `per_s` per second on average.
 
-    Returns the seconds from the planned time of each request to its answer, in the order of the answers.
+    The result is the seconds from the planned time of each request to its answer, in the order of the answers.
     """
     taken: list[float] = []
     due = time.perf_counter()

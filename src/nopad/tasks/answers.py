@@ -183,10 +183,10 @@ class Answers(Task):
     def _read(
         self, records: Iterable[Mapping[str, Any]], labels: bool
     ) -> tuple[list[str], list[str], list[tuple[int, int] | None]]:
-        """Return questions, contexts, and where the answers that are learned begin and end (exclusive) in the contexts.
+        """Return three lists: questions, contexts, and the places of the learned answers in their contexts.
 
-        These places are character indices. The third list has None for a question without an answer; it is empty if
-        `labels` is False. Spaces at the beginning of a question are left out.
+        A place is a pair of character indices, begin and end (exclusive). It is None for a question without an answer.
+        The third list is empty if `labels` is False. Spaces at the beginning of a question are left out.
 
         Raises:
             RecordError: a question or context is missing or empty; or answers are missing, have another form, or are

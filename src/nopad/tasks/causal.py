@@ -236,7 +236,7 @@ def answered(
         found: ids of each sequence, and which of its tokens are learned.
         record: index of each sequence's record, ascending.
         records: number of records.
-        counts: number of records that were cut or dropped, by reason.
+        counts: counts for the result, such as "truncated" and "dropped", by name.
         options: further arguments of `Examples`.
     """
     made = stacked([one.ids for one in found], record, tokens={"labels": [one.labels for one in found]})

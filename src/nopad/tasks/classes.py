@@ -34,10 +34,10 @@ def classes_found(
         known: names of classes in an order that is to be kept, such as that of a trained model.
 
     Raises:
-        RecordError: a record cannot be decoded, is not a dict, or has no label; or a label is neither a name nor an
-            integer from 0. A blank text is not a name (CSV files have one where a label is missing), and neither is a
-            text with a lone surrogate. The message begins with the record's place, such as ``a.jsonl, line 7``, if it
-            is known.
+        RecordError: a record cannot be decoded, is not a dict, has no label, or has labels in another form than the
+            task reads; or a label is neither a name nor an integer from 0. A blank text is not a name (CSV files have
+            one where a label is missing), and neither is a text with a lone surrogate. The message begins with the
+            record's place, such as ``a.jsonl, line 7``, if it is known.
         SourceError, FormatError: files of records cannot be read, or are damaged.
         LengthError: there is no record.
         OptionError: there are fewer than 2 classes or more than 1,000, some labels are names and others numbers, or a
@@ -120,6 +120,6 @@ def _count(numbers: set[int]) -> int:
 
 
 def _some(labels: Iterable[Any]) -> str:
-    """Return the first five of the labels, or all if there are fewer, sorted, as text for a message."""
+    """Return labels as text for a message: sorted, the first five, and ``...`` if there are more."""
     found = sorted(labels)
     return ", ".join(map(repr, found[:5])) + (", ..." if len(found) > 5 else "")

@@ -135,8 +135,9 @@ class InBatch(Vectors):
     def meter(self) -> Meter:
         """Return a meter of accuracy at 1 and mean reciprocal rank.
 
-        For each anchor, all candidates are sorted by their similarity to it, the most similar first. Both metrics are
-        computed from the places of the anchors' own positives in this order.
+        For each anchor, all candidates are sorted by their similarity to it, the most similar first. If `same` is
+        "mask", the anchor's false negatives are left out. Both metrics are computed from the places of the anchors' own
+        positives in this order.
         """
         return _Nearness(self)
 

@@ -155,12 +155,15 @@ class Core(ABC):
             (self.model if model is None else model)(**batch.to(device_of(self.model)))
 
     def kernels(self, tokens: int | None = None) -> AbstractContextManager[None]:
-        """Return a context manager in which linear layers run with a faster kernel.
+        """Return a context manager in which some linear layers run with a faster kernel.
 
         `tokens` is the number of tokens that will be run in the context; None: it is not known, and counts as large.
-        float32 layers run faster only if `fast` is set and `tokens` is at least 2,048. Layers that
-        `nopad.model.lowered` has brought to bfloat16 run faster with any number of tokens. The weights of the model
-        must not change inside the context.
+        These layers run faster:
+
+        * float32 layers, if `fast` is set and `tokens` is at least 2,048
+        * bfloat16 layers that `nopad.model.lowered` made on a CPU with instructions for bfloat16, with any `tokens`
+
+        The weights of the model must not change inside the context.
         """
         if self.fast and (tokens is None or tokens >= WORTH_TOKENS):
             return fast_linear(self.model)
@@ -202,8 +205,8 @@ class Core(ABC):
 def by_length(lengths: Sequence[int], budget: int, most: int | None = None) -> Iterator[list[int]]:
     """Divide sequences into flat batches, the shortest sequences first; yield the indices of each batch's sequences.
 
-    A batch has at most `budget` tokens, unless it is a single longer sequence, and at most `most` sequences (None: any
-    number). So sequences that are next to each other in a batch have equal or similar lengths; attention takes
+    A batch has at most `most` sequences (None: any number), and at most `budget` tokens. A longer sequence is a batch
+    by itself. Sequences that are next to each other in a batch have equal or similar lengths; attention takes
     neighbours of one length in one call (`nopad.model.backends.segments`).
 
     >>> list(by_length([2, 1, 5, 2], budget=4))

@@ -76,13 +76,14 @@ class Embedder(Core):
         budget: int = 4096,
         precision: Precision | None = None,
     ) -> None:
-        """Make `model` pack-safe, in place, if it is not yet, and put it into evaluation mode.
+        """Make the model pack-safe if it is not yet, and put it into evaluation mode.
 
-        The model's weights must not change while `encode` runs, since `nopad.model.fast_linear` works on copies of
-        them. `tokenizer` is anything that `nopad.load_tokenizer` accepts. If `max_tokens` is None, a text may have as
-        many tokens as the model has positions. About `budget` tokens are run at a time. If `precision` is "bfloat16" or
-        "int8", a copy of the model computes in that precision (`nopad.model.lowered`), and `model` itself stays as it
-        is.
+        If `precision` is None, this changes `model` in place. If it is "bfloat16" or "int8", the embedder gets a copy
+        of the model that computes in that precision (`nopad.model.lowered`), and `model` itself stays as it is. The
+        weights must not change while `encode` runs, since `nopad.model.fast_linear` works on copies of them.
+
+        `tokenizer` is anything that `nopad.load_tokenizer` accepts. If `max_tokens` is None, a text may have as many
+        tokens as the model has positions. About `budget` tokens are run at a time.
 
         Raises:
             OptionError: the pooling is unknown; there is no tokenizer; `texts` are not `Texts`; `max_tokens` is not an
@@ -153,7 +154,7 @@ class Embedder(Core):
         return cls(model, load_tokenizer(path), **{**read_folder(path, _positions(model)), **how})
 
     def __repr__(self) -> str:
-        """Return one line: the model, how vectors are made, the most tokens of a text, and how many were truncated."""
+        """Return one line: the model, how vectors are made, the most tokens of a text, and how many texts were cut."""
         how = f"{self.pooling} pooling{', normalised' if self.normalize else ''}"
         most = "any number of" if self.max_tokens is None else f"at most {self.max_tokens:,}"
         cut = f"; {self.truncated:,} texts truncated so far" if self.truncated else ""
@@ -202,8 +203,8 @@ class Embedder(Core):
                 in which precision the model computes.
 
         Raises:
-            LengthError: a text is too long and `over_long` is "error"; or a text has no token to pool, such as none
-                after a prompt that is not pooled.
+            LengthError: a text is too long and `over_long` is "error"; or a text has no token, or no token after a
+                prompt that is not pooled.
             OptionError: there is no prompt named `prompt_name`, both `prompt` and `prompt_name` are given, `texts` are
                 not strings, or another option has a value that is not allowed; or there is a prompt that must not be
                 pooled (`Texts.include_prompt`), and the pooling is "first".
@@ -247,8 +248,8 @@ class Embedder(Core):
 
         Raises:
             OptionError: `how` has another option, or a value that `encode` refuses; or a text is not a string.
-            LengthError: a text is too long and `over_long` is "error"; or a text has no token to pool, such as none
-                after a prompt that is not pooled.
+            LengthError: a text is too long and `over_long` is "error"; or a text has no token, or no token after a
+                prompt that is not pooled.
         """
         if odd := how.keys() - {"prompt", "prompt_name", "over_long"}:
             raise OptionError(f"there is no option {min(odd)!r} of a text; there are prompt, prompt_name and over_long")
@@ -301,8 +302,8 @@ class Embedder(Core):
 
         Raises:
             OptionError: a text is not a string, or an argument has a value that `encode` refuses.
-            LengthError: a text is too long and `over_long` is "error"; or a text has no token to pool, such as none
-                after a prompt that is not pooled.
+            LengthError: a text is too long and `over_long` is "error"; or a text has no token, or no token after a
+                prompt that is not pooled.
         """
         for number, text in enumerate(texts):
             if not isinstance(text, str):

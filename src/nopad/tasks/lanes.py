@@ -213,9 +213,9 @@ class _Trial:
     The numbers tried are 1, 2, 4, ... and `most` itself, the largest number allowed (None: `threads`). One of them is
     the fastest so far: 1 at first. Now and then a batch runs with another number. Its time per token is divided by that
     of the latest batch with the fastest number. Only batches close in time are compared, since the time per token
-    changes with the lengths of the sequences, and with what else the machine does. A number with a median quotient
-    below `BETTER` (0.97) becomes the fastest. At first, every other batch tries another number; afterwards about one in
-    `AGAIN` (50), so that a wrong or outdated choice does not stay.
+    changes with the lengths of the sequences, and with what else the machine does. A number becomes the fastest if its
+    latest `TURNS` (5) quotients have a median below `BETTER` (0.97). At first, every other batch tries another number;
+    afterwards about one in `AGAIN` (50), so that a wrong or outdated choice does not stay.
     """
 
     def __init__(self, threads: int, most: int | None = None) -> None:

@@ -37,11 +37,11 @@ class MaskedLM(OfTexts):
         tokenizer: the model's tokenizer; it must have a mask token, and be a fast one, which gives offsets.
         text: column of the text.
         rate: share of the tokens that are predicted, above 0 and at most 1.
-        whole_words: True: of each word (`nopad.tasks.pieces.words_in`), all tokens are chosen, or none; False: tokens
-            are chosen one by one.
+        whole_words: True: the tokens of a word (`nopad.tasks.pieces.words_in`) are chosen all together, or not at all;
+            False: tokens are chosen one by one.
         copies: None: draw masks anew in every epoch, when batches are made. A number k: `encode` returns every sequence
-            k times (for predictions, once), with fixed masks: those that the first k epochs would have drawn. Fixed
-            masks make evaluations comparable.
+            k times, with fixed masks: those that the first k epochs would have drawn. Fixed masks make evaluations
+            comparable. Sequences for predictions are returned once, and not masked.
         seed: the seed of the masks.
         top: number of candidate tokens that a prediction lists for each ``[MASK]`` of its text.
         max_length, over_long: see `Task`; "split" makes several sequences of a long record.
@@ -52,7 +52,8 @@ class MaskedLM(OfTexts):
     ``score`` (the probability, from 0 to 1), best first.
 
     Raises:
-        OptionError: an option has an invalid value, or the tokenizer has no mask token or is not a fast one.
+        OptionError: an option has an invalid value; or the tokenizer has no mask token, has only special tokens, or is
+            not a fast one.
 
     >>> from nopad.tasks import MaskedLM
     >>> task = MaskedLM(tokenizer, max_length=6, over_long="split", copies=2)

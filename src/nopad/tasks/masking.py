@@ -1,8 +1,9 @@
 """Draw masks for masked language models anew in every epoch, when batches are made.
 
 `nopad.corpus.masks` has the rules by which tokens are chosen. The masks of a sequence depend only on its tokens, the
-options, the seed, the epoch, and the columns ``seq_index``, ``seq_source`` and ``seq_start``. ``seq_index`` is needed;
-the other two count as 0 if the data lack them. So ranks, rows, worker processes and resuming do not change masks.
+options, the seed, the epoch, and four columns. The column ``seq_index`` is needed; ``seq_source`` and ``seq_start``
+count as 0 if the data lack them. Without ``maskable``, each token that is not special is a word by itself. So ranks,
+rows, worker processes and resuming do not change masks.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ class Masking(EpochCollate):
         seed: the seed of the masks.
         max_predictions: most chosen tokens per sequence; tokens are then chosen as in BERT (`nopad.corpus.masks`).
             None: each token (or whole word) is chosen independently.
-        marked: True: mask only data that have the per-token column ``maskable`` (0: the token is never chosen, 1: it
-            continues the word of the token before, 2: it begins a word), and leave other data unchanged. False: mask
-            all data.
+        marked: True: mask only data that have the per-token column ``maskable``, and leave other data unchanged. False:
+            mask all data. Where the data have this column, it decides which tokens may be chosen. 0: the token is never
+            chosen, 1: it continues the word of the token before, 2: it begins a word.
 
     Raises:
         OptionError: the tokenizer has no mask token, or only special tokens; or an option has an invalid value.
@@ -91,6 +92,8 @@ class Masking(EpochCollate):
 
     def masked(self, sequences: Sequences, epoch: int) -> Sequences:
         """Return the sequences with the masks of epoch number `epoch`, and a column ``labels`` (-100: not predicted).
+
+        The column ``maskable`` is removed.
 
         Raises:
             BatchError: the sequences have labels already, or no sequence numbers (``seq_index``).

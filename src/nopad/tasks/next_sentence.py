@@ -84,7 +84,7 @@ class OfPretraining(Objective):
         return torch.stack(found)
 
     def loss(self, outputs: Any, batch: PackedBatch, denominator: Tensor) -> Tensor:
-        """Return the sum of both losses, a scalar.
+        """Return the sum of the losses that `each` returns, a scalar.
 
         `denominator` is what the method `denominator` returns, summed over all batches of the step.
         """
@@ -141,9 +141,10 @@ class _PretrainingMeter(Meter):
         self.sums, self.follows = over_ranks(self.sums), over_ranks(self.follows)
 
     def values(self) -> dict[str, float]:
-        """Return ``accuracy`` and ``masked_loss``; with next sentences also their accuracy and loss.
+        """Return ``accuracy`` and ``masked_loss``, the mean accuracy and loss of masked tokens.
 
-        Their keys are ``next_sentence_accuracy`` and ``next_sentence_loss``. A value is NaN if nothing was counted.
+        If next sentences are learned, the result also has ``next_sentence_accuracy`` and ``next_sentence_loss``. A
+        value is NaN if nothing was counted.
         """
         losses = (self.sums[0] / self.sums[1]).tolist()
         found = {"accuracy": self.tokens.value, "masked_loss": losses[0]}

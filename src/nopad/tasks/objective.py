@@ -60,7 +60,7 @@ class Objective(ABC):
     Attributes:
         targets: names of the batch items that the loss reads and the model does not get.
         reads: names of the model outputs that the loss reads.
-        gives: whether these outputs and the targets have one entry per "token" or per "sequence".
+        gives: whether the first of these outputs has one entry per "token" or per "sequence".
         heads: names of the heads that a model may have, such as "causal" (`nopad.model.known.NAMES`); empty: any head.
         classes: number of logits per token or sequence; None: any number.
         parts: number of means whose sum is the loss; if there are several, denominators are ``[parts]``.

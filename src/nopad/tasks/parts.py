@@ -2,9 +2,9 @@
 
 A file is a part: a fixed number of consecutive records (fewer in the last one). The types of all columns are known only
 after the last record: a list that is empty in the first part may hold numbers or texts in the second. So each
-part is first written with the types of its own values. At the end, the schemas of all parts are combined into one, and
-parts with another schema are written again. If the types of a column cannot be combined, an error names the first part
-whose type does not fit the parts before.
+part is first written with the types of its own values. The schema of each new part is combined with that of the parts
+before. At the end, parts with another schema than the combined one are written again. If the types of a column cannot
+be combined, an error names the first part whose type does not fit the parts before.
 
 A kept column is a column of the input that is written beside the predictions. Columns of Parquet and Arrow files keep
 their types. Cells of CSV and TSV files are texts. They become numbers only if Python writes all of these numbers
@@ -228,6 +228,7 @@ def schema_of_part(path: Path) -> pa.Schema:
 
     Raises:
         CorruptError: the file is missing or damaged.
+        StorageError: the file cannot be read for another reason, such as its permissions.
     """
     with damage_errors(path, pa.ArrowException):
         return pq.read_schema(path)

@@ -172,7 +172,9 @@ class Chunk:
             return predictor.encode([*self.records.values()]) if self.records else None
 
     def predicted(self, predictor: Predictor, examples: Examples | None) -> Predicted:
-        """Return a `Predicted` with a prediction for each of the chunk's records; None for those that cannot be read.
+        """Return a `Predicted` with a prediction for each of the chunk's records; None: the record was left out.
+
+        The task may leave a record out; a record that cannot be read is always left out.
 
         `examples` is the result of `encode`.
 

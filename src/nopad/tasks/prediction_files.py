@@ -126,8 +126,8 @@ def predict_files(
             in a folder of the inputs.
         OutputExistsError: `out` holds something else, or predictions of another input or with other settings.
         CorruptError: `out` holds finished predictions, and a file of them is missing or damaged.
-        ResumeError: the unfinished job in `out` was started with other inputs, model or settings; the message names
-            them.
+        ResumeError: the unfinished job in `out` was started with other inputs, model or settings, or its ``job.json``
+            is missing or damaged; the message says how.
         OutputBusyError: another process is writing to `out`.
         StorageError: the disk is full or a write failed; call again to resume.
         InterruptedJobError: SIGINT was received; call again to resume.

@@ -227,9 +227,10 @@ class Predictor(Core):
         There are no options, so `how` must be empty.
 
         Raises:
-            OptionError: an option is given in `how`; or the task combines records at random (`Task.fewest` is above
-                1), so it cannot answer single ones.
-            RecordError, LengthError: a request is not valid, too long, or has no token; the message gives its number.
+            OptionError: an option is given in `how`; the task combines records at random (`Task.fewest` is above 1), so
+                it cannot answer single ones; or the tokenizer lacks what the task needs, such as a chat template.
+            RecordError, LengthError: a request is not valid, too long, or has no token, and the message gives its
+                number; or there is no request.
         """
         if how:
             raise OptionError(f"this task has no {', '.join(how)}; give them to the task itself")

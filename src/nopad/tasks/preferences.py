@@ -32,8 +32,9 @@ __all__ = ["DPO", "Pairs"]
 class Pairs(Task):
     """Training a reward model on pairs; the model gives a number per text or chat, larger for the chosen answer.
 
-    Strings get the tokenizer's special tokens; if it puts none after a text, its end-of-sequence token ends the text. A
-    ``prompt`` is put before both answers. An optional column ``margin`` says by how much the rewards should differ.
+    Strings get the tokenizer's special tokens; if it puts none after a text, its end-of-sequence token, if it has one,
+    ends the text. A ``prompt`` is put before both answers. An optional column ``margin`` says by how much the rewards
+    should differ.
 
     For predictions (``encode(records, labels=False)``), a record may be a pair, a chat, a ``prompt`` with a
     ``completion``, or a text.
@@ -162,7 +163,8 @@ class DPO(Likely):
 
     Only the tokens of the answers count. In chats, these are the assistant's messages in ``chosen`` and ``rejected``,
     with the end of turn. Strings need a ``prompt``, and their answers include the end-of-sequence token. If two chats
-    have no ``prompt``, the messages with which both begin are the prompt.
+    have no ``prompt``, the messages with which both begin are the prompt, but never the last message of the shorter
+    chat.
 
     Args:
         tokenizer: the model's tokenizer; with a chat template for chats.

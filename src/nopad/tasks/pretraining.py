@@ -56,8 +56,8 @@ class Pretraining(Task):
         rate: share of a sequence's tokens that are predicted, above 0 and at most 1 (`nopad.corpus.masks`).
         max_predictions: most predicted tokens per sequence. None: 20, 56 or 76 if `max_length` is 128, 384 or 512, else
             15 % of `max_length`.
-        whole_words: True: of each word, all tokens are chosen to be predicted, or none; this needs a WordPiece
-            vocabulary (``##s``). False: tokens are chosen one by one.
+        whole_words: True: the tokens of a word are chosen to be predicted all together, or not at all; this needs a
+            WordPiece vocabulary (``##s``). False: tokens are chosen one by one.
         per: how the loss of masked tokens is averaged: over all masked tokens of a step ("token"), or first within
             each sequence and then over sequences ("sequence"), as in the packing paper.
         next_sentence: whether next-sentence prediction is learned too.

@@ -29,7 +29,7 @@ def answers_of(record: Mapping[str, Any], name: str, number: int, context: str) 
     these two keys. Without an answer, the lists are empty. `number` is the record's number, for messages.
 
     Raises:
-        RecordError: the record has no column `name`, the column has another form, or an answer's text is empty or not
+        RecordError: the record has no column `name`, the column has another form, or an answer's text is blank or not
             at its ``answer_start`` in the context.
     """
     given = record.get(name)
@@ -70,7 +70,7 @@ def _start(text: Any, at: Any, context: str, where: str) -> int:
 
 
 def normalised(text: str) -> str:
-    """Return a text as SQuAD compares it: in lower case, without punctuation, articles and extra spaces.
+    """Return a text as SQuAD compares it: in lower case, without ASCII punctuation, articles and extra spaces.
 
     >>> normalised("The  Eiffel-Tower, an icon")
     'eiffeltower icon'

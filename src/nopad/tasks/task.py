@@ -126,7 +126,8 @@ class Task(ABC):
         columns_by: names of the options that hold names of further columns, such as "label".
         texts_always: names of text columns that no option changes.
         record_columns: names of per-sequence columns that hold the number of a sequence's record, from 0 in each call
-            of `encode`. If records are encoded in parts, `encoded_after` replaces them by numbers among all records.
+            of `encode`. If records are encoded in parts, `nopad.tasks.examples.encoded_after` replaces these numbers by
+            the records' numbers in the whole source.
         draws: whether `encode` makes random choices that depend on the numbers of the sequences. `encode` then has one
             more option, ``before``: how many sequences were made from earlier parts of the records.
         compares: whether the loss compares the model with a reference (`nopad.tasks.reference_logprobs`), which
@@ -195,8 +196,8 @@ class Task(ABC):
             RecordError: a record lacks a column, or has a value that the task cannot use; the message gives its number.
             LengthError: a sequence is longer than `max_length`, and `over_long` is "error"; a sequence has no token; or
                 there is no record.
-            OptionError: the tokenizer lacks what the task needs, such as a chat template; or the task lacks an option
-                that training needs.
+            OptionError: `labels` is not True or False; the tokenizer lacks what the task needs, such as a chat
+                template; or the task lacks an option that training needs.
         """
 
     @abstractmethod

@@ -121,7 +121,7 @@ class TokenClassification(Task):
         See `Task.labels_in`.
 
         Raises:
-            RecordError: the record has no column of tags or spans, or the column has another form.
+            RecordError: the record has no column of tags or spans, or the column or a span has another form.
         """
         if options["text"] is None:
             return _listed(record, options["tags"], number, "tags")
@@ -143,8 +143,8 @@ class TokenClassification(Task):
         their own: the tokenizer skips the word, or the word's first token belongs to an earlier word.
 
         `Examples.details` has, for each sequence: ``text``, the record's text; ``words``, the first and last character
-        (exclusive) of each word in this text; and ``first``, int64 ``[2, n]`` for the n words in the sequence: in row 0
-        their numbers in the record, in row 1 the positions of their first tokens in the sequence.
+        (exclusive) of each word in this text; and ``first``, int64 ``[2, n]`` for the n words whose first token is in
+        the sequence: in row 0 their numbers in the record, in row 1 the positions of these tokens in the sequence.
         """
         given = [self._read(*one, labels) for one in numbered(records)]
         ids: list[list[int]] = []
@@ -357,8 +357,8 @@ class TokenClassification(Task):
         and no entity counts as found.
 
         Raises:
-            RecordError: the words or tags of a record are missing or invalid; or there is not one prediction for each
-                record.
+            RecordError: the words and tags of a record, or its text and spans, are missing or invalid; or there is not
+                one prediction for each record.
             LengthError: there is no record.
         """
         right, words = 0, 0
@@ -399,7 +399,8 @@ def _listed(record: Mapping[str, Any], name: str, number: int, option: str) -> l
     `option` is the task's option that names the column, for messages.
 
     Raises:
-        RecordError: there is no such column, or it is not a list, or it is an array of another shape than ``[n]``.
+        RecordError: there is no such column, its value is none of these, or it is an array of another shape than
+            ``[n]``.
     """
     found = field_of(record, name, number, (list, tuple, np.ndarray), option)
     if isinstance(found, np.ndarray):

@@ -132,9 +132,9 @@ class Chosen:
         """Set ``packing.rows`` to the number of rows that hold 8 sequences of average length, rounded up.
 
         Sequences that stay together, such as the two of a pair, count as one. The number of rows is 1 if
-        ``packing.capacity`` is not set, or if `examples` is None: then the data are stored tokens. Otherwise,
-        `usual_sequences` is set too. Nothing is set if ``packing.rows``, ``packing.tokens`` or ``packing.sequences`` is
-        given.
+        ``packing.capacity`` is not set, or if `examples` is None (the data are stored tokens). Otherwise, the attribute
+        `usual_sequences` is set as well. Nothing is set if ``packing.rows``, ``packing.tokens`` or
+        ``packing.sequences`` is given.
         """
         packing = self.config.packing
         if packing.rows or packing.tokens or packing.sequences:

@@ -82,7 +82,8 @@ def _optional(name: str, made: Mapping[str, Mapping[str, Any]], document: Mappin
     `made` has the fields of each table, from the file and from ``--set``; `document` has the tables of the file.
 
     Raises:
-        OptionError: the table is given without its required field, ``optimizer.name`` or ``schedule.counts``.
+        OptionError: the table is given without its required field, ``optimizer.name`` or ``schedule.counts``; or a
+            value is out of range.
     """
     if not made[name] and name not in document:
         return None

@@ -50,7 +50,8 @@ def corrected(made: Loaders, data: Any) -> tuple[Loaders, Scaled | None]:
 
     Raises:
         OptionError: the betas are to be corrected, and the Trainer does not give them to the optimiser; the packing
-            factor cannot be measured; or the number of micro-steps is to be divided, and is 1 already.
+            factor cannot be measured; or the number of micro-steps is to be divided, but is 1 already, and the packing
+            factor is above 1.05.
         InputError: the data cannot be read, encoded or packed.
         StorageError: the encoded data cannot be written.
     """

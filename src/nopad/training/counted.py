@@ -43,8 +43,8 @@ class CountedLR(LRScheduler):
         before: the `total` in the state that was loaded; None: no state was loaded.
 
     Raises:
-        OptionError: the length of training is not known, 0, or shorter than the warm-up; or sequences or tokens are
-            counted without a loader, or with a stream on several ranks, where each rank knows only its own part.
+        OptionError: the length of training is not known, below 1, or shorter than the warm-up; or sequences or tokens
+            are counted without a loader, or with a stream on several ranks, where each rank knows only its own part.
 
     >>> import nopad, torch
     >>> from nopad.training import CountedLR, Schedule
@@ -137,11 +137,13 @@ class CountedLR(LRScheduler):
 
         Load the optimiser's state before this one, since it holds learning rates as well. Load the loader's state too.
         If this object was made with the same `schedule`, `epochs` and `steps` as the saved one, it takes over the saved
-        length and learning rates. Otherwise, its own arguments give the length, and the rates follow this length.
+        length and learning rates. Otherwise, its own arguments give the length, and the rates follow this length. The
+        peak rates are the saved ones in both cases.
 
         Raises:
             FormatError: `state_dict` is not the state of a `CountedLR`.
-            OptionError: the saved schedule counted something else, or the new length is shorter than the warm-up.
+            OptionError: the saved schedule counted something else, or the new length is below 1 or shorter than the
+                warm-up.
         """
         wanted = ("asked", "total", "begun", "seen", "last_epoch", "base_lrs", "last_lr")
         missing = [name for name in wanted if name not in state_dict]

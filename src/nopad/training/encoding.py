@@ -96,8 +96,8 @@ def encoded(
     Raises:
         RecordError: the task cannot encode a record; the message gives its number among all records, from 0. Or records
             become different numbers of sequences that stay together.
-        LengthError: a sequence is too long and `over_long` is "error", or has no token; or the task leaves out every
-            record.
+        LengthError: a sequence is too long and `over_long` is "error"; a sequence has no token; or `part` has no record
+            that becomes a sequence.
         OptionError: the tokenizer or the task lacks what `Task.encode` needs.
         SourceError: the records cannot be read.
         FormatError: the records are damaged; or, in later records, a column has another shape or kind of dtype than in

@@ -39,9 +39,11 @@ class EvaluatingMixin(PreparingMixin):
         `eval_dataset` is a dataset; the name of one, if the Trainer has several; or None for the Trainer's only one.
 
         Raises:
-            OptionError: the data are a stream; their loader leaves sequences out; or the loader has several rows, and
-                the model can run only one.
+            OptionError: the data are a stream; their loader leaves sequences out; the loader has several rows, and the
+                model can run only one; an option of the Trainer does not fit packs; or the model does not fit the task
+                or the objective.
             InputError: the data cannot be read, encoded or packed.
+            UnsupportedModelError: the model cannot keep sequences apart.
         """
         named = self.eval_dataset[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
         return self._packs_of(named) or super().get_eval_dataloader(eval_dataset)
@@ -50,9 +52,11 @@ class EvaluatingMixin(PreparingMixin):
         """Return a DataLoader of a dataset's packs, or the Trainer's own if the dataset is not packed.
 
         Raises:
-            OptionError: the data are a stream; their loader leaves sequences out; or the loader has several rows, and
-                the model can run only one.
+            OptionError: the data are a stream; their loader leaves sequences out; the loader has several rows, and the
+                model can run only one; an option of the Trainer does not fit packs; or the model does not fit the task
+                or the objective.
             InputError: the data cannot be read, encoded or packed.
+            UnsupportedModelError: the model cannot keep sequences apart.
         """
         return self._packs_of(test_dataset) or super().get_test_dataloader(test_dataset)
 
@@ -62,9 +66,11 @@ class EvaluatingMixin(PreparingMixin):
         If `data` is None, the dataset is the Trainer's `eval_dataset`.
 
         Raises:
-            OptionError: the data are a stream; their loader leaves sequences out; or the loader has several rows, and
-                the model can run only one.
+            OptionError: the data are a stream; their loader leaves sequences out; the loader has several rows, and the
+                model can run only one; an option of the Trainer does not fit packs; or the model does not fit the task
+                or the objective.
             InputError: the data cannot be read, encoded or packed.
+            UnsupportedModelError: the model cannot keep sequences apart.
         """
         data = self.eval_dataset if data is None else data
         if not self._packs(data):

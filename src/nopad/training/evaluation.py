@@ -176,9 +176,9 @@ def _split(value: Tensor, batch: PackedBatch, gives: str) -> list[NDArray[Any]]:
     `gives` is "token" or "sequence". The arrays are in the order in which the sequences were given to the batch. Half
     precision becomes float32.
 
-    A tensor may also have one row of logits per sequence, one for each token, as for question answering. It is known by
-    its values: minus infinity at all positions after a sequence's end, and at no others. Each row is then cut to the
-    length of its sequence.
+    A tensor may also have a row for each sequence, with one logit per token, as for question answering. Such a tensor
+    is recognised by its values: minus infinity at all positions after a sequence's end, and at no others. Each row is
+    then cut to the length of its sequence.
     """
     value = value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
     if gives == "token" and tuple(value.shape[:2]) == batch.layout.shape:

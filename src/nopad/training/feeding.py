@@ -58,7 +58,7 @@ class Ahead:
     def steps(self, epochs: float) -> int:
         """Return the number of steps left until `epochs` epochs, counted from epoch 0, are over; 0 if they are over.
 
-        `epochs` may be fractional, like transformers' ``num_train_epochs``.
+        `epochs` may be fractional, like transformers' ``num_train_epochs``; the number of steps is then rounded up.
         """
         last = max(math.ceil(epochs) - 1, self.epoch)
         without = math.floor((last + 1 - epochs) * self.whole(last))

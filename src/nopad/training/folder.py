@@ -110,7 +110,8 @@ class RunFolder:
             resume: whether the run in the folder is resumed.
 
         Raises:
-            OutputExistsError: without `resume`: the folder holds a run, or other files.
+            OutputExistsError: without `resume`: the folder holds a run, or files other than the remains of a run that
+                did not begin.
             ResumeError: with `resume`: the folder holds no run; the run began with another configuration (fields that
                 do not change what is learned may differ); the stored configuration is damaged; or the run would become
                 shorter.
@@ -394,7 +395,8 @@ def _is_complete(path: Path) -> bool:
     """Return whether a checkpoint was written to its end.
 
     A complete checkpoint has the states of the Trainer, the loader, the optimiser and its schedule, and the random
-    state of each rank. Of the files, ``scheduler.pt``, ``optimizer.pt`` and the random states must be whole archives.
+    state of each rank. Of the files, ``scheduler.pt``, ``optimizer.pt`` (if there is one) and the random states must be
+    whole archives.
     """
     state, loader = _state(path), _read(path / STATE_FILE)
     if state is None or loader is None or not _optimizer(path) or not (path / "scheduler.pt").is_file():

@@ -64,9 +64,10 @@ class PackedMixin(EvaluatingMixin):
         task: what turns records into sequences and says what is learned (`nopad.tasks`); then `train_dataset` and
             `eval_dataset` are records (lists of dicts, a `datasets.Dataset`), `Examples`, or a packed dataset.
         objective: computes the loss, if there is no task; None: the objective that fits the model's head.
-        capacity: most tokens per pack; records of a task and `Examples` need it. None: the rows of a packed dataset are
-            used as stored, and other datasets are not packed, unless they are loaders. The number of rows per rank and
-            micro-step is ``per_device_train_batch_size``.
+        capacity: most tokens per pack. None: the rows of a packed dataset are used as stored, and other data are packed
+            with the capacity of `train_dataset`, if that is a loader or a packed dataset. If there is no capacity at
+            all, records of a task and `Examples` are refused, and other datasets are not packed, unless they are
+            loaders. The number of rows per rank and micro-step is ``per_device_train_batch_size``.
         loading: further options of `nopad.PackedLoader`: balance, cost, depth, ...
         schedule: the learning rate by sequences, tokens or steps seen (`nopad.training.Schedule`), in place of the
             Trainer's own schedule.

@@ -311,7 +311,7 @@ def _load_adapters(model: Any, path: Path) -> set[str]:
 
 
 def _adapted(model: Any, table: Model) -> Any:
-    """Return the model with new adapters; without ``model.lora`` and saved adapters, return the model unchanged.
+    """Return the model with new adapters; with neither ``model.lora`` nor saved adapters, return it unchanged.
 
     The new adapters have the settings of ``model.lora`` or of the saved adapters. `_load_adapters` loads the weights of
     saved adapters later.

@@ -19,7 +19,7 @@ __all__ = ["Logged", "Metrics", "is_metric"]
 
 
 def is_metric(name: str) -> bool:
-    """Return whether the logged value called `name` measures the model; an epoch, a run time or a speed does not."""
+    """Return whether the logged value called `name` measures the model, unlike epochs, run times, speeds and FLOPs."""
     return name != "epoch" and not name.endswith(("_runtime", "_per_second", "_flos"))
 
 

@@ -65,11 +65,12 @@ class Prepared:
         auto: name of the Auto class with the head; None: the head that the model's configuration names.
         loaders: makes the loaders of the run, from encoded data.
         records: the training and evaluation data, by the names "train" and "eval", as `find_data` returns them.
-        train, evaluation: the loaders of training and evaluation data; None: there is no evaluation.
+        train, evaluation: the loaders of training and evaluation data; `evaluation` is None if there is no evaluation.
         scaled: the correction of hyper-parameters for packing; None: no correction was asked for.
         total: length of training in the unit that the schedule counts; None: there is no schedule.
         memory: estimate of the memory that training needs.
-        notes: lines of text on how many sequences the records gave, and how many were cut or left out.
+        notes: a line of text about the data of each loader, such as how many sequences the records gave, and how many
+            records were cut or left out.
         chosen: lines of text on what was chosen because the configuration leaves it out; "" if there is nothing.
         usual: the number of sequences per rank and micro-step from which the number of rows was computed; None: the
             number of rows was not computed in this way.
@@ -303,7 +304,8 @@ def _tokenizer(config: TrainConfig, *, needed: bool) -> Any:
 def _task(config: TrainConfig, kind: type[Task], tokenizer: Any, *, given: bool = True) -> Task:
     """Return a task of the class `kind` with the options of the configuration.
 
-    `given` says whether the `max_length` is known. If it is not, the option `over_long` is left out, which needs one.
+    `given` says whether the `max_length` is known. If not, the option `over_long` is left out, since it needs a
+    `max_length`.
 
     Raises:
         OptionError: the task refuses an option, or lacks one that it needs.

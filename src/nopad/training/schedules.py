@@ -72,6 +72,8 @@ class Schedule:
     def checked(self, total: int) -> int:
         """Return the length of the warm-up, in units of `counts`, if the whole schedule has length `total`.
 
+        A warm-up that is given as a share is rounded up.
+
         Raises:
             OptionError: `total` is below 1, or less than the warm-up.
         """

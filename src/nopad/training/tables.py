@@ -68,7 +68,8 @@ class Data:
     Attributes:
         train: files or folders of records (with a task), or one place where tokens are stored: a packed dataset, a
             folder of arrays, or another source that `nopad.loading.sources.open_tokens` reads.
-        eval: the same for evaluation data. Without it, the validation split of a packed dataset is used, if it has one.
+        eval: the evaluation data, in one of the forms that `train` may have. Without it, the validation split of a
+            packed dataset is used, if there is one.
         empty: what happens to a record without a token: "skip" leaves it out and counts it, "error" stops; None: "skip"
             if the task has the option `empty`, "error" for stored tokens. For other tasks, "error" is refused, and
             "skip" has no effect.
@@ -212,7 +213,7 @@ class Output:
         folder: folder for checkpoints, metrics and the trained model: a new or empty one, or that of a resumed run.
 
     Raises:
-        OptionError: `folder` is missing, or is a URL.
+        OptionError: `folder` is missing, is a URL, or cannot be written in UTF-8.
     """
 
     folder: str = ""

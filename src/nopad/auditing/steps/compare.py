@@ -45,7 +45,10 @@ def by_module(alone: Gradients, step: Gradients) -> list[ModuleGradients]:
 
 
 def largest_difference(modules: list[ModuleGradients]) -> tuple[float, str]:
-    """Return the largest `difference` of a module, and text that names it; without modules, 0.0 and other text."""
+    """Return the largest `difference` of a module, and text that names the module.
+
+    Without modules, return 0.0, and text that says that no parameter is trained.
+    """
     worst = max(modules, key=lambda module: module.difference, default=None)
     return (0.0, "no parameter is trained") if worst is None else (worst.difference, f"most at {worst.name}")
 

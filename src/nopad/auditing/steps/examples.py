@@ -135,7 +135,7 @@ def examples_of(features: Sequence[Mapping[str, Any]]) -> list[Example]:
 
 
 def _check_lengths(number: int, lengths: list[int], tokens: int) -> None:
-    """Check the lengths of the sequences in dict `number` of a dataset, which has so many `tokens` without padding.
+    """Check the `lengths` of the sequences in dict `number` of a dataset; `tokens` is its number of real tokens.
 
     Raises:
         LengthError: a sequence is empty, or the lengths do not add up to the number of tokens.
@@ -186,10 +186,10 @@ def shifts_labels(model: Any) -> bool:
 def predicts_next(model: Any, examples: Sequence[Example]) -> bool:
     """Return whether a label is predicted by the token before it, in the loss of the model's ``forward``.
 
-    For classes of transformers, `shifts_labels` knows the answer. For other classes, a copy of the model computes the
-    loss of an example, once with and once without the first label. The answer is True if the loss is the same, since a
-    model that shifts labels does not use the first one. If no example has enough labels for this, or if the copy fails,
-    the answer is that of `shifts_labels`.
+    If `shifts_labels` is True, or the class is one of transformers, the answer is that of `shifts_labels`. Otherwise, a
+    copy of the model computes the loss of an example, once with and once without the first label. The answer is True if
+    the loss is the same, since a model that shifts labels does not use the first one. If no example has enough labels
+    for this, or if the copy fails, the answer is False.
     """
     known = shifts_labels(model)
     if known or type(_named(model)).__module__.startswith("transformers."):

@@ -62,7 +62,7 @@ class Loop:
         `world` simulates the ranks; its `rank` is that of the micro-batch.
 
         Raises:
-            BatchError: the loss is not a scalar tensor or a number.
+            BatchError: the loss is neither a number nor a tensor with a single value.
         """
         parameter = next(model.parameters())
         mine = [moved(one.batch, parameter) for one in self.micros if one.rank == micro.rank]

@@ -82,7 +82,8 @@ def audit_step(
     Raises:
         OptionError: arguments contradict each other or are out of range, there are too few sequences, no sequence has a
             label, a dict holds several sequences (``seq_lengths``), no parameter of the model is trained, a copy of the
-            model trains the model itself (for example through a hook), or the trainer runs on several processes.
+            model trains the model itself (for example through a hook), the trainer runs on several processes, or its
+            data have too few batches or do not say which sequence an image is of.
         BatchError: a sequence is not a dict with ``input_ids``, the model gives no loss for a sequence alone, or
             `alone` returns something other than losses.
         LengthError: a sequence has no tokens.

@@ -138,10 +138,10 @@ def _padded(micro: Micro) -> bool:
 def _differs(micro: Micro, name: str, value: Tensor, single: list[dict[str, Tensor]], limit: float) -> Finding | None:
     """Return a finding if the output of module `name` for a sequence differs between the step and the sequence alone.
 
-    `value` is the output in the step, and `single` has the modules' outputs for each sequence alone, by name. They
-    differ if a difference, relative to the largest value alone, is above `limit`. A finding is also returned if the
-    module gives one result per row instead of one per sequence. If there is neither, or the output cannot be compared,
-    the result is None.
+    `value` is the output in the step, and `single` has the modules' outputs for each sequence alone, by name. Outputs
+    differ if their largest difference, relative to the largest value alone, is above `limit`. A finding is also
+    returned if the module gives one result per row instead of one per sequence. If there is neither, or the output
+    cannot be compared, the result is None.
     """
     there = [number for number, seen in enumerate(single) if name in seen]
     if not there or micro.shape is None:

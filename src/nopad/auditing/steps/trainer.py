@@ -76,7 +76,9 @@ class _Ranked:
         return self.gather(value)
 
     def reduce(self, value: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Return the values of all ranks, reduced as accelerate does: their mean, "max", or for all else their sum.
+        """Return the values of all ranks, reduced to one as accelerate does.
+
+        `reduction` is "mean" or "max"; for any other text, the values are added up.
 
         `value` is a tensor, or dicts, lists and tuples of tensors. `scale` is not used, as accelerate uses it on XLA
         only. Outside of a step, accelerate's own method is called.
@@ -100,7 +102,10 @@ class _Ranked:
 
 
 def _applied(function: Callable[..., Tensor], value: Any, **how: Any) -> Any:
-    """Apply `function` to each tensor of a value, as accelerate's own functions do, and return the results alike."""
+    """Return a value with `function` applied to each of its tensors, as accelerate's own functions do.
+
+    `value` is a tensor, or dicts, lists and tuples of tensors; the result has the same structure.
+    """
     return recursively_apply(function, value, error_on_other_type=True, **how)
 
 

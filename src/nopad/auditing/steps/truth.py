@@ -38,7 +38,8 @@ class Truth:
         items: for each sequence, the number of its items.
         per: "token" or "sequence": which mean is right.
         gradients: gradients of `loss`, by parameter name.
-        further: if the loss is a sum of means, the other means; else empty.
+        further: if the loss is a sum of means, a `Truth` for each mean after the first; else empty. `sums` and `items`
+            are then those of the first mean.
     """
 
     sums: list[float]

@@ -20,8 +20,8 @@ class Counted:
         total: sum of its items' losses, run alone.
         items: number of its items.
         first: whether its first token has a label, although no token of the sequence predicts it.
-        border: loss of that label if the preceding sequence predicts it; None: there is no such label or sequence, or
-            the loss cannot be computed.
+        border: loss of its first token's label if the preceding sequence predicts this label; None: there is no such
+            label or sequence, or the loss cannot be computed.
         tokens: number of its tokens.
         slots: number of slots (tokens and padding) of its row, if it is the first sequence of the row; otherwise 0.
         rank, micro, row: numbers of its rank, micro-batch and row.

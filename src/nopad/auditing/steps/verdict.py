@@ -83,8 +83,8 @@ class StepVerdict:
         loss: loss of the step: the mean over ranks of the sum over micro-batches. It is computed in float64, or in the
             model's own dtype if the step does not run in float64; NaN if it is not finite or was not computed.
         loss_alone: the right loss, from the sequences alone; NaN if it was not computed.
-        denominator: number of labelled tokens or sequences by which the sum of losses should be divided; NaN if it was
-            not computed.
+        denominator: the right denominator of the loss: the number of labelled items or, if `per` is "sequence", of
+            sequences with a label; NaN if it was not computed.
         denominator_used: the number by which the step divided; None: there is no single one, or it is unknown.
         batches: the micro-batches, rank by rank.
         modules: differences of gradients by module, in the model's order; computed in the same dtype as `loss`.
@@ -134,7 +134,8 @@ class StepVerdict:
     def difference(self) -> float:
         """Relative difference of `loss` and the right loss; infinite if either could not be computed.
 
-        The right loss is `loss_alone`. If the step does not run in float64, it is the same in the model's own dtype.
+        The right loss is `loss_alone`. If the step does not run in float64, the right loss is instead computed in the
+        model's own dtype.
         """
         return next((check.value for check in self.checks if check.name.endswith(" loss")), math.inf)
 

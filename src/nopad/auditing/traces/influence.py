@@ -116,8 +116,8 @@ class Trace:
     def summary(self, named: bool = True) -> str:
         """Return one sentence that says which token was replaced, and which sequences changed because of this.
 
-        If several tokens were replaced, it says only how many. With `named`, the sentence begins with the class of the
-        model and the backend or collator.
+        If several tokens were replaced, it gives their number instead. With `named`, the sentence begins with the class
+        of the model and the backend or collator.
         """
         tokens = [f"token {self.positions[at]} of sequence {self.sequences[at]}" for at in self.poisoned]
         said = tokens[0] if len(tokens) == 1 else f"{len(tokens)} tokens, one at a time,"

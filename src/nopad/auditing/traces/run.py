@@ -69,9 +69,9 @@ def trace(
     these changes another sequence, but all tokens together do, it tries every token. If no token changes another
     sequence, it chooses the middle one.
 
-    With a collator, the first three tries are inside the sequence, without its first and last token. These two are not
-    tried at all if the collator's batch depends on them, for example because it looks for eos. A sequence of up to 3
-    tokens may then have no token to try, and "each" leaves it out.
+    With a collator, the first three tries in a sequence of more than 3 tokens leave out its first and last token. These
+    two are not tried at all if the collator's batch depends on them, for example because it looks for eos. A sequence
+    of up to 3 tokens may then have no token to try, and "each" leaves it out.
 
     Args:
         model: a transformers model. Without a collator, the copies are made pack-safe if the model is not.
@@ -92,10 +92,10 @@ def trace(
         UnsupportedModelError: nopad refuses this model, or cannot cut it to its first layers; the message gives the
             reason.
         BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens.
-        OptionError: an option is out of range, `poisoned` names a token that does not exist, or the model has no
-            vocabulary to draw from, is pack-safe with another backend, is random in evaluation mode, or raises an
-            exception on the batch; or it takes images, and `capacity` is given; or it makes its tokens from images
-            (ViT), and there is a `collator`.
+        OptionError: an option is not valid, or `poisoned` names a token that does not exist; the model is not one of
+            transformers, has no vocabulary to draw from, is pack-safe with another backend, is random in evaluation
+            mode, or raises an exception on the batch; or it takes images, and `capacity` is given; or it makes its
+            tokens from images (ViT), and there is a `collator`.
 
     With the collator of transformers, a token of sequence 2 changes all other sequences, from the first attention on:
 
@@ -255,7 +255,7 @@ class _Traced:
         return [(sequence, [token]) for sequence, token in pairs]
 
     def _open(self, number: int) -> tuple[list[int], float]:
-        """Return which tokens of sequence `number` may be poisoned, and how much others change if all these tokens are.
+        """Return the tokens of sequence `number` that may be poisoned, and how much others change if all of them are.
 
         The change of the other sequences is 0 if it is within the limit of rounding. All tokens may be poisoned if the
         collator's layout of the batch does not depend on them. Otherwise all but the last may be, if the layout does

@@ -119,7 +119,7 @@ def _box(kind: str, x: int, y: int, *inside: str, **given: Any) -> str:
 
 
 def _sequences(trace: Trace) -> Iterator[tuple[int, int]]:
-    """Yield (first column, column after the last) of each sequence and each target."""
+    """Yield (first column, column after the last) of each sequence and each target, in each row of the batch."""
     target = np.arange(len(trace.sequences)) >= trace.source
     new = (np.diff(trace.sequences) != 0) | (np.diff(target) != 0) | (np.diff(trace.rows) != 0)
     borders = [0, *(np.flatnonzero(new) + 1).tolist(), len(trace.sequences)]

@@ -179,7 +179,8 @@ class ArrowTokens(TokenSource):
         """Return the lengths of the rows that are the sequences, 0 or more; int32 ``[stored]``.
 
         Raises:
-            SourceError: a list is not as long as its row's ids, or lies beyond the values of its column.
+            SourceError: a list is not as long as its row's ids, lies beyond the values of its column, or has an
+                impossible length.
         """
         lists = self._columns[0]
         lengths = lists["input_ids"].lengths()

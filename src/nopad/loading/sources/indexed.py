@@ -50,9 +50,9 @@ class Reading:
         path: folder of the index-only dataset.
         manifest: its manifest.
         index: its content.
-        options: the options by which the source is read: the user's, if there are any; else those by which its ids were
-            read when it was packed, with `find_labels` False; else the defaults, if nopad read no ids at that time (but
-            lengths, lists in memory, or texts).
+        options: the options by which the source is read. They are the user's, if there are any. Otherwise, if nopad
+            read columns of ids when the source was packed, they are the options of that time, with `find_labels` False.
+            Otherwise (nopad read lengths, lists of ids in memory, or texts), they are the defaults.
 
     Raises:
         SourceError: the dataset holds its tokens itself.

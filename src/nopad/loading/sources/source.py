@@ -251,8 +251,8 @@ class TokenSource(ABC):
 
         Raises:
             OptionError: a number is not an integer or out of range.
-            SourceError: a file changed since it was opened, an ``attention_mask`` is not all 1, or an id is not from 0
-                to 2^31 - 1.
+            SourceError: a file changed since it was opened, or is damaged; an ``attention_mask`` is not all 1; an id is
+                not from 0 to 2^31 - 1; or, with `wide`, another number does not fit into int64.
             BatchError: with `wide`, a finite float64 is too large for float32.
             PlanMismatchError: for an index-only dataset, a sequence has other tokens than those that were packed.
         """

@@ -40,7 +40,7 @@ class Deal:
     Attributes:
         world_size, rank: the number of ranks, and the one whose records `take` returns.
         count: the rank to which the next record goes.
-        before: former deals in which some rank had read beyond the next record, the oldest first.
+        before: former deals in which some rank had already come past the next record, the oldest first.
 
     >>> deal = Deal(world_size=2, rank=1)
     >>> mine, deal = deal.take(0, 5)

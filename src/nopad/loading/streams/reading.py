@@ -3,8 +3,8 @@
 Records are read and decoded on the calling thread. This rank's records are tokenised some groups ahead, in up to four
 threads; a tokenizer written in Python gets one thread. A group is the sequences of about `GROUP_BYTES` of this rank's
 records; it ends earlier at the end of a pass, at an error, or when `READ_BYTES` of all ranks' records were read. So
-where groups begin depends only on the source and on where reading began. Every group comes with the cursor from which
-reading goes on after it. An error is raised after the groups before it.
+where groups begin depends only on the source, on where reading began, and on which records belong to this rank. Every
+group comes with the cursor from which reading goes on after it. An error is raised after the groups before it.
 
 Cost: every rank reads all blocks (hundreds of MB/s). It decodes them too, except for lines and whole documents that
 belong to other ranks, and tokenises only its own records. Memory: one decoded block, and `AHEAD` groups.
@@ -204,7 +204,7 @@ class _Pass:
         """Yield groups of this rank's records, each with the cursor after it, to the end of the pass.
 
         The cursor of the last group is that of the next pass, or of the end of the stream. If reading raises an error,
-        the records before it are yielded first, as a group; then the error is raised.
+        the records that the group holds so far are yielded first; then the error is raised.
         """
         try:
             yield from self._groups()
@@ -374,7 +374,8 @@ def _bytes_of(run: Records | BadRecord, mine: NDArray[np.int64]) -> NDArray[np.i
 def _mark(block: Block) -> str:
     """Return a digest of a block, in hex, by which a changed block is noticed.
 
-    It is computed for each block in which a group ends, and takes 0.6 ms per MB.
+    It is computed for the first block that a pass reads, and for each block in which a group ends. It takes 0.6 ms per
+    MB.
     """
     return hashlib.sha256(block.name.encode("utf-8", "surrogateescape") + b"\0" + block.digest()).hexdigest()[:32]
 

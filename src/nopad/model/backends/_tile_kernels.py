@@ -2,8 +2,8 @@
 
 PyTorch's attention on CPUs multiplies the small matrices of each head by a general library, and computes up to 15
 exponentials per row one by one. Here, vector instructions do both. Numba does not make such instructions of plain
-Python loops, so two functions emit LLVM code themselves: `_tile` multiplies matrices with sums that stay in registers,
-and `_exponentials` computes one row of a softmax.
+Python loops, so two functions here emit LLVM code: `_tile` for products of matrices, with sums that stay in registers,
+and `_instructions` for the exponentials of one row of a softmax.
 
 Numbers are float32, or bfloat16 given as their bits (uint16). In both cases, everything is computed in float32.
 """

@@ -48,13 +48,14 @@ def price(
 
     ``out[p]`` gets the item numbers, ``chosen[p]`` first, and -1 for each place that stays empty; int64 ``[n, 4]`` for
     n items in `chosen`. The items of a pack are not sorted: the last two may be longer than the others. ``worth[p]``
-    gets their total value. `chosen` has item numbers, ascending. Each item of `chosen` that is not longer than
-    ``chosen[p]`` is tried as second item of the pack. One of these is tried beside it, whichever keeps to `limits` and
-    is worth more:
+    gets their total value. `chosen` has item numbers, ascending.
 
-    * of all items, the longest that fits and is not longer than the second one
-    * two items of `chosen`, longer than the second one or not, from a table of the pairs that take at most half of each
-      limit; sizes in this table are rounded up, so the pair surely fits
+    Each item of `chosen` that is not longer than ``chosen[p]`` is tried as the second item of the pack. There are two
+    ways to go on, within `limits`. The one that makes the pack worth more is taken:
+
+    * one more item: of all items, the longest that fits and is not longer than the second item
+    * two more items of `chosen`, of any length, from a table of the pairs that take at most half of each limit; sizes
+      in this table are rounded up, so the pair surely fits
     """
     n = chosen.size
     parts = limits[0] // 2 // FINE + 1, limits[1] // 2 // FINE + 1

@@ -257,6 +257,7 @@ def broken_evenness(
     checked:
 
     * The figures of the plan itself must equal those computed from its strategies and the lower bounds for `load`.
+    * ``most_packs`` must follow from the number of packs before (`packs_allowed`), and the plan must not have more.
     * The plan from which `even_out` started is not stored. Its figures (``before``) must be possible, and must agree
       with each other.
     * The note that `described` returns must be among `notes`; this is checked only if nothing else is wrong.

@@ -3,9 +3,9 @@
 This method is for packs of few sequences each, where it matters most which sequences share a pack. A pack has 128 to
 1,024 units of tokens, and 64 to 256 units of cost. Lengths and their squares are rounded to the nearest unit, so that
 errors cancel. The rounded lengths are the items of a linear program. Its patterns (multisets of items that fit into a
-pack) are found by an exact knapsack with both limits. The knapsack also counts the depth, unless the depth is far above
-the mean number of sequences in a pack. The whole parts of the solution are packed, and the linear program is solved
-again for the items left.
+pack) are found by an exact knapsack with both limits. The knapsack also counts the depth, unless the depth limits no
+pattern, or is at least about twice the mean number of sequences in a pack. The whole parts of the solution are packed,
+and the linear program is solved again for the items left.
 
 The patterns only guide the plan. Each item of a pattern is a slot, and a real length is put into each slot. The real
 lengths keep to the limits.

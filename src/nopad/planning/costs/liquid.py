@@ -3,9 +3,9 @@
 A pack has one longest sequence; the free tokens, cost and places beside this sequence are filled with any amounts of
 sequences that are not longer, whole or not. So there is no list of patterns: one small linear program over some lengths
 (`Knots`) is enough. If all lengths are knots, its optimum is at most the number of packs of any plan; with fewer knots,
-this holds up to small errors. The optimum is nearly that number if each pack has one long sequence and many short ones.
-If the longest sequence takes nearly all the cost of a pack, the program knows that only short sequences are cheap
-enough to fill the pack.
+this holds up to small errors. The optimum is nearly the fewest packs possible if each pack has one long sequence and
+many short ones. If the longest sequence takes nearly all the cost of a pack, the program knows that only short
+sequences are cheap enough to fill the pack.
 
 Source: the linear relaxation of assignment formulations, where a bin is named by its largest item, as in Valerio de
 Carvalho, "LP models for bin packing and cutting stock problems", 2002.
@@ -108,8 +108,9 @@ def _columns(
     * a sequence beside a longest one takes some of the free tokens, cost and places
     * a slot for a knot is used for the next shorter knot instead
 
-    Column c has the numbers ``amounts[starts[c]:starts[c + 1]]`` in the rows ``rows[starts[c]:starts[c + 1]]``. It
-    counts as ``packs[c]`` packs: 1 for the first kind of column, otherwise 0.
+    Column c has the numbers ``amounts[starts[c]:starts[c + 1]]`` in the rows ``rows[starts[c]:starts[c + 1]]``. For
+    the last column, both slices go to the end. Column c counts as ``packs[c]`` packs: 1 for the first kind of column,
+    otherwise 0.
     """
     k = knots.lengths.size
     limits = load.limits.astype(np.float64)

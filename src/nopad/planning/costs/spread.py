@@ -177,8 +177,8 @@ class _Tries:
 
         The plan is kept if it is the best so far. A `way` is ``(first, kind, weight)``: the index of the shortest
         length to be dealt out, and the kind and weight of the score (`nopad.planning.costs._kernels.score`). If so many
-        of the sequences to be dealt out fit nowhere that the plan would be poor, the plan is finished only if
-        `patient`. Otherwise no plan is made, and the number returned is an estimate.
+        of the sequences to be dealt out fit nowhere that the plan would be poor, no plan is made, and the number
+        returned is an estimate. With `patient`, the plan is made all the same.
         """
         from nopad.planning.costs import _kernels
 

@@ -52,7 +52,7 @@ def optimal(
         effort: the budget in seconds of an ordinary core, counted as 10^9 operations each.
         seconds: no new step begins after this many seconds on the clock; None: no time limit.
         budget: a budget shared with other steps of planning. It replaces `effort` and `seconds`; but `effort` still
-            limits each search at a smaller depth. None: no shared budget.
+            limits each search at a smaller depth that follows the main search. None: no shared budget.
 
     In the example, best-fit already meets the lower bound, so no linear program is solved:
 
@@ -76,8 +76,8 @@ def auto(
 
     With what is left of the budget, smaller depths and `closing` may still remove that pack. A `depth` of None is
     unlimited. The budget is `effort` seconds of an ordinary core, counted as 10^9 operations each. No new step begins
-    after `seconds` on the clock (None: no time limit). A `budget` shared with other steps of planning replaces both;
-    but `effort` still limits each search at a smaller depth.
+    after `seconds` on the clock (None: no time limit). A `budget` shared with other steps of planning replaces `effort`
+    and `seconds`; but `effort` still limits each search at a smaller depth that follows the main search.
 
     In the example, best-fit already meets the lower bound, so no linear program is solved:
 
@@ -92,9 +92,9 @@ def nearly(histogram: Histogram, capacity: int, depth: int | None, *, budget: Bu
     """Return a plan that is near its lower bound, or the best plan found if none is near.
 
     A plan is near its bound if it has at most k packs more than the bound. Here k is `share` (0 to 1) times the lower
-    bound that is known before any linear program is solved, and at least 1. The search ends at the first plan that is
-    near. If the budget allows it, `Search.last_pack` then tries to remove the packs above the bound. Unlike in
-    `optimal`, smaller depths are not tried, so a larger depth may need a few packs more than a smaller one.
+    bound that is known before any linear program is solved, rounded down, but at least 1. The search ends at the first
+    plan that is near. If the budget allows it, `Search.last_pack` then tries to remove the packs above the bound.
+    Unlike in `optimal`, smaller depths are not tried, so a larger depth may need a few packs more than a smaller one.
 
     If the linear program over the exact lengths is probably too slow, rounded lengths are tried first
     (`Search.guided`). The full search then follows only if the best plan is at most 64 packs above the bound.

@@ -67,9 +67,9 @@ class State(NamedTuple):
         odds: the odds of each entry's pattern: its prior (the odds by its loss alone) times the messages of its other
             items; float64 ``[entries]``. Negative if the pattern can be used just once.
         ahead: ``ahead[j, t]`` is the weight of all ways in which the first j patterns of an item hold t copies of it;
-            float64 ``[most patterns of an item + 1, c + 1]``.
+            dead patterns do not count; float64 ``[most patterns of an item + 1, c + 1]``.
         behind: ``behind[t]`` is the weight of all ways in which the last patterns of the item, as many as were added so
-            far, hold t copies of it; float64 ``[c + 1]``.
+            far, hold t copies of it; dead patterns do not count; float64 ``[c + 1]``.
     """
 
     left: NDArray[Any]

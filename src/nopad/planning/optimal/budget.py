@@ -29,10 +29,7 @@ class Budget:
     """
 
     def __init__(self, effort: float, seconds: int | None = None) -> None:
-        """Allow 10^9 operations for each second of `effort`, and let no step begin later than `seconds` from now.
-
-        `seconds` None means no limit.
-        """
+        """Allow 10^9 operations for each second of `effort`; the time is up in `seconds` from now (None: never)."""
         self.programs = 0
         self.left = int(effort * _PER_SECOND)
         self._deadline = None if seconds is None else time.monotonic() + seconds

@@ -3,10 +3,10 @@
 An item stands for all sequences of one length, and a pattern is a multiset of items that fits into a pack. The dual
 values of the linear program give every item a value. A pattern is worth the sum of its items' values. Let M be an upper
 bound on the value of any pattern, W the sum of the values of all items, and T the number of packs that is wanted. The
-loss of a pattern is M less its value. In a plan of T packs, the losses add up to ``L = T * M - W``, so the loss of each
-pack is at most L. If only few patterns have so small a loss, all of them are listed, and `times_of` or `cover` looks
-for a choice that holds all items, with a total loss of at most L. In a large plan only some packs are packed again in
-this way: some with free space and some full ones (`residuals`).
+loss of a pattern is M minus its value. In a plan of T packs, the losses add up to ``L = T * M - W``, so the loss of
+each pack is at most L. If only few patterns have so small a loss, all of them are listed, and `times_of` or `cover`
+looks for a choice that holds all items, with a total loss of at most L. In a large plan only some packs are packed
+again in this way: some with free space and some full ones (`residuals`).
 
 A packing maps each pattern (a tuple of item numbers, largest first) to its number of packs.
 
@@ -77,8 +77,8 @@ def close_full(items: Items, target: int, budget: Budget) -> Packing | None:
     as the values of the items, and all patterns that are full enough are listed. Dual values would hardly tell these
     patterns apart.
 
-    Nothing is tried in three cases: packs would be less full, `target` packs cannot hold the items, or the budget is
-    too small.
+    Nothing is tried in three cases: one token or more per pack would be free, `target` packs cannot hold the items, or
+    the budget is too small.
     """
     if items.steps() > budget.most * _COVERING or not 0 <= _loss(items, target, items.sizes, items.capacity) < target:
         return None

@@ -55,8 +55,8 @@ _QUICK_STEPS = 8_000  # operations for each distinct length, of the heuristics a
 def shallower(histogram: Histogram, capacity: int, depth: int | None, packs: int) -> list[int]:
     """Return the depths 2, 3, 4, 8, 16, ... below `depth` at which fewer than `packs` packs may be possible, ascending.
 
-    Depths that limit no pack are left out: a depth limits packs only if more sequences of the shortest length than this
-    fit into a pack. A `depth` of None is unlimited.
+    Depths that limit no pack are left out. (A depth limits packs only if it is below the number of sequences of the
+    shortest length that fit into a pack.) A `depth` of None is unlimited.
 
     In the example, 30 sequences need at least 8 packs at depth 4. So a plan of depth 4 may have fewer than 9 packs, but
     not fewer than 7:
@@ -492,9 +492,9 @@ class Search:
 
 
 def _named(packing: Counter[tuple[int, ...]], lengths: NDArray[np.int64]) -> Strategies:
-    """Return a packing as ``(count, lengths)`` pairs; `packing` maps a pattern to its count.
+    """Return a packing as ``(count, lengths)`` pairs; `packing` maps each pattern to its number of packs.
 
-    Item number i of a pattern has the length ``lengths[i]``.
+    A pattern is a tuple of item numbers; item i has the length ``lengths[i]``.
     """
     names = lengths.tolist()
     return [(count, tuple(names[item] for item in pattern)) for pattern, count in packing.items()]

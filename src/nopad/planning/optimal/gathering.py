@@ -97,10 +97,10 @@ def _shuffled(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _search(packs: Listed, capacity: int, depth: int | None, goal: int, budget: Budget) -> Listed:
-    """Run the compiled search on packs that occur once each; return the same sequences in at most as many packs.
+    """Run the compiled search on packs with one copy each; return the same sequences in at most as many packs.
 
-    A sweep is one pass over all packs. The search ends at `goal` packs, when sweeps stop helping, or after as many
-    steps and sweeps as the budget allows.
+    A sweep is one pass over all packs. The search ends at `goal` packs, when sweeps stop helping, or after a limited
+    number of steps and sweeps, which is smaller if little budget is left.
     """
     from nopad._bit_kernels import empty_set
     from nopad.planning.optimal import _gather_kernels

@@ -86,8 +86,9 @@ def patterns_of(packing: Packing, before: Units, units: Units) -> Iterator[Patte
 def divide(histogram: Histogram) -> tuple[int, Histogram, Histogram]:
     """Divide a histogram into copies of a smaller one; return (number of copies, smaller histogram, remainder).
 
-    There are enough copies, a power of two, that each has at most 262,144 sequences, whose slots can be filled one by
-    one. There are fewer copies, with more sequences each, if most counts are too small to be divided by so many.
+    The number of copies is the smallest power of two for which a copy has at most 262,144 sequences: so many can be put
+    into slots one by one. If most counts are too small to be divided by this number, there are fewer copies, with more
+    sequences each.
 
     With one copy, the remainder is empty. Otherwise the remainder has about one in ten sequences of each length, so
     that it packs as well as the full histogram. The remainder also has the sequences that are left when counts are
@@ -173,8 +174,8 @@ def plan_in_units(
 def certify(solved: Solved, units: Units, capacity: int, depth: int | None, budget: Budget) -> Certificate | None:
     """Return a certificate from a linear program in tokens, in which an item has the shortest length it stands for.
 
-    The program begins with the patterns of `solved`, the linear program in `units`. The result is None if pricing in
-    tokens would take too long or too much memory, or if the budget is spent.
+    The program begins with those patterns of `solved`, the linear program in `units`, that fit into a pack in tokens.
+    The result is None if pricing in tokens would take too long or too much memory, or if the budget is spent.
 
     Raises:
         SolverError: HiGHS did not reach an optimum.

@@ -85,10 +85,10 @@ def patterns_with(
 ) -> None:
     """For each p, write to ``out[p]`` the best pattern within ``limits[p]`` that contains class ``first[p]``.
 
-    The best pattern is the multiset of classes with the highest total value; ``used[p]`` gets its number of classes. If
-    ``first[p]`` is negative, the pattern need not contain a certain class. ``limits[p]`` are two numbers, the limits on
-    the first and on the second sizes. `table` is what `knapsack` made from the same sizes and values. A pattern longer
-    than a row of `out` is cut off.
+    The best pattern is the multiset of classes with the highest total value. ``used[p]`` gets its number of classes,
+    where each copy counts. If ``first[p]`` is negative, the pattern need not contain a certain class. ``limits[p]`` are
+    two numbers, the limits on the first and on the second sizes. `table` is what `knapsack` made from the same sizes
+    and values. A pattern longer than a row of `out` is cut off.
     """
     for p in range(first.shape[0]):
         room, place, at = limits[p, 0], limits[p, 1], 0

@@ -174,8 +174,9 @@ class _Slots:
         of ``planned[l]``.
 
         Labels are dealt out from the last to the first. Of each label, the sequences with the highest measure go to the
-        packs whose total measure is furthest below what was planned for their slots so far. If a label has more
-        sequences than slots, only some of them get a slot: those at even distances in the order of measures.
+        packs whose total measure is furthest below what was planned for their slots so far. If a pack has several slots
+        of one label, the label is dealt out in several turns (`_turns`). If a label has more sequences than slots, only
+        some of them get a slot: those at even distances in the order of measures.
         """
         queue = np.lexsort((-measure, label))
         queue = queue[label[queue] >= 0]
@@ -235,8 +236,7 @@ def _finished(
     There are two ways to pack these sequences (`_completed`); the one that gives fewer packs is taken.
 
     ``items[s]`` is the index in `task.sizes` of the size in slot s (-1: none), and ``limits[p]`` are the two limits of
-    pack p. Returns
-    ``(packs, order)``: item i of `packs` is the size ``order[i]`` of `task`.
+    pack p. Returns ``(packs, order)``: item i of `packs` is the size ``order[i]`` of `task`.
     """
     used = items >= 0
     items, pack = items[used], slots.pack[used]

@@ -95,7 +95,7 @@ class PriceCertificate:
             raise ValueError(f"price certificate: sizes of extras must rise, with values from 1 to {MAX_VALUE}")
 
     def _table(self, capacities: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int, int]], int, int]:
-        """Return ``(extras, room, places)``: the extras that fit into a capacity, and the largest limits of both sizes.
+        """Return ``(extras, rooms, places)``: the extras that fit into a capacity, and the largest limit of each size.
 
         An extra is ``(first size, second size, value)``. All sizes and limits are in units, rounded down.
         """

@@ -121,8 +121,8 @@ def every_column(task: Task) -> list[Column] | None:
     """Return all possible packs of `task`, each as a column: the cheapest capacity that holds the pack, and its sizes.
 
     A possible pack is a multiset of sizes that fits into a capacity, with no size more often than there are sequences
-    of it. The result is None if more than 1,500 multisets would have to be tried: all those within the largest limit of
-    each kind of size.
+    of it. All multisets within the largest limit of each kind of size are tried; the result is None if there are more
+    than about 1,500 of them.
     """
     most = task.capacities.max(axis=0).tolist()
     sizes, counts = task.sizes.tolist(), task.counts.tolist()

@@ -4,8 +4,8 @@ The program has only one value for each class (`nopad.planning.several.classes`)
 corner (the smallest size) of its class leaves less room for others, so its value may be raised. There is a limit: take
 the value of the sequence, and the highest value that can fill the room left beside it in a pack. In every capacity, the
 two together must not exceed what a pack may be worth without lowering the bound. The values of sizes are raised one
-after the other, the most common size first; a raised value counts when the next one is raised. Dual feasible functions
-are made maximal in the same way; here each size takes a pass over one table.
+after the other, roughly the most common size first; a raised value counts when the next one is raised. Dual feasible
+functions are made maximal in the same way; here each size takes a pass over one table.
 
 Source: Alves, Clautiaux, Valério de Carvalho and Rietz, "Dual-Feasible Functions for Integer Programming and
 Combinatorial Optimization", 2016 (maximality).
@@ -38,9 +38,10 @@ def lifting(cells: int, places: int) -> int:
 def lifted(task: Task, proof: PriceCertificate) -> PriceCertificate:
     """Return a certificate whose bound for `task` is at least that of `proof`.
 
-    It must be possible to check `proof`. The result has the extras of `proof`, and further or higher ones. Extras that
-    fit into no capacity are left out. If all second sizes are 0, an extra is also left out if a smaller size has one
-    that is at least as high. If no value can rise, the result is `proof` itself.
+    It must be possible to check `proof`. If no size is picked to be raised (`_picked`), the result is `proof` itself.
+    Otherwise the result has the extras of `proof`, perhaps raised, and further ones; but extras that fit into no
+    capacity are left out. If all second sizes are 0, an extra is also left out if a smaller size has one that is at
+    least as high.
     """
     from nopad.planning.several import _kernels
 
@@ -77,7 +78,8 @@ def _sizes(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
     """Return the distinct sizes of `task` in `units`, the extra of each in `proof`, and its number of sequences.
 
-    The arrays are int64 ``[n, 2]``, int64 ``[n]`` and float64 ``[n]``. A size of 0 units in both kinds is left out.
+    Sizes are rounded down to whole units. The arrays are int64 ``[n, 2]``, int64 ``[n]`` and float64 ``[n]``. A size of
+    0 units in both kinds is left out.
     """
     sizes, at = np.unique(task.sizes // units, axis=0, return_inverse=True)
     counts = np.bincount(at.ravel(), task.counts.astype(np.float64), minlength=len(sizes))
@@ -96,11 +98,11 @@ def _picked(
 ) -> NDArray[np.int64]:
     """Return the indices of the sizes whose values are to be raised, ascending.
 
-    These are all sizes whose value can rise; if there are too many, a selection of them. The selection is denser where
-    the values of many sequences can rise by much. There are ``counts[i]`` sequences of ``sizes[i]`` (int64 ``[n, 2]``),
-    whose extra is ``own[i]`` now. ``table[r, q]`` is the highest value of extras that fit into the limits r and q. The
-    extras in a pack of capacity j, with the two limits ``limits[j]``, may be worth up to ``slack[j]`` together. Sizes
-    and limits are in units.
+    These are all sizes whose value could rise if a pack held just one sequence of the size; if there are too many, a
+    selection of them. The selection is denser where the values of many sequences could rise by much. There are
+    ``counts[i]`` sequences of ``sizes[i]`` (int64 ``[n, 2]``), whose extra is ``own[i]`` now. ``table[r, q]`` is the
+    highest value of extras that fit into the limits r and q. The extras in a pack of capacity j, with the two limits
+    ``limits[j]``, may be worth up to ``slack[j]`` together. Sizes and limits are in units.
     """
     most = np.full(len(sizes), MAX_VALUE, dtype=np.int64)
     for j, limit in enumerate(limits):

@@ -197,8 +197,8 @@ class SeveralPlan:
     def summary(self) -> dict[str, Any]:
         """Return the plan's main figures by name, as JSON values.
 
-        The keys are names of attributes, ``depth``, ``sequences``, ``price``, ``lower_bound``, ``gap`` and
-        ``efficiency``, and two more: ``proof`` names what proves the lower bound, and ``capacities`` is a list with a
+        The keys ``depth``, ``sequences``, ``price``, ``lower_bound``, ``gap`` and ``efficiency`` are names of
+        attributes. There are two more: ``proof`` names what proves the lower bound, and ``capacities`` is a list with a
         dict for each capacity. The keys of each such dict are ``capacity``, ``price``, ``packs`` and ``efficiency``.
         """
         rows = zip(self.capacities, self.prices, self._packs, self.loads, strict=True)

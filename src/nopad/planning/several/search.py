@@ -302,7 +302,7 @@ class _Search:
                 self._offer(pack_each(task, counts, self.budget))
 
     def _close(self) -> None:
-        """Pack those packs of the best plan again that waste most, a few at a time (step 5 of the module)."""
+        """Pack the most wasteful packs of the best plan again, 40 or 80 at a time (step 5 of the module)."""
         task = self.task
         for turn in range(_TURNS):
             if self._good() or self.budget.spent() or len(self.best) > _MOST_CLOSED:

@@ -55,9 +55,9 @@ def verify(
         monitor: receives the progress; None: nothing is reported.
 
     Raises:
-        FormatError: `path` is neither a plan nor a dataset, or has an unknown format version; or the tokenizer cannot
-            encode a text of the source.
-        SourceError: `source` cannot be read.
+        FormatError: `path` is neither a plan nor a dataset, has an unknown format version, or is a plan file that
+            cannot be read or whose numbers contradict each other; or the tokenizer cannot encode a text of the source.
+        SourceError: `source` cannot be read, or mixes text and ready-made ids.
         StorageError: a file of the dataset exists but cannot be read.
         OptionError: `source` is not a `Source`, `tokenizer` is not a `Tokenizer`, `source` is text and no tokenizer is
             given, or the tokenizer of the chats in `source` cannot encode them.
@@ -95,8 +95,8 @@ def _dataset_problems(
     """Check one dataset; return ``(problems, half)``.
 
     `problems` has one sentence for each problem. The plan and the files are checked first. The content is checked next,
-    if the plan can be read and no file is missing or damaged. Each of these checks follows only if no problem was found
-    before:
+    if the plan and all files can be read, and no file is missing or damaged or has other columns. Each of these checks
+    follows only if no problem was found before:
 
     * the options
     * if a share of the records was held out, whether each record is in the right one of the two datasets

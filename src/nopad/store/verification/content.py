@@ -101,7 +101,7 @@ class _Gathering:
     """Builds a `Content` from the row groups of a dataset, which must be added in the order of the packs.
 
     Args:
-        m: the dataset's manifest; the memory for its sequences and packs is reserved by its totals.
+        m: the dataset's manifest; its totals say how much memory to reserve for sequences and packs.
         hashes: whether the values of each sequence are hashed.
 
     Attributes:

@@ -18,7 +18,8 @@ def file_problems(folder: Path, m: Manifest, monitor: Monitor) -> tuple[list[str
     """Check the files of a dataset in `folder`; return ``(problems, readable)``.
 
     `problems` has one sentence for each problem. `readable` says whether every file that the manifest lists is there,
-    undamaged and readable. `m` is the manifest of the dataset; `monitor` receives the progress.
+    undamaged and readable, and has the columns that the manifest states. `m` is the manifest of the dataset; `monitor`
+    receives the progress.
     """
     problems: list[str] = []
     listed = [shard.file for shard in m.shards]

@@ -1,8 +1,8 @@
 """Compare the options in a manifest with what plan, files and sequences show of them.
 
 Many options leave no trace in a dataset: whether ``over_long`` was "truncate" cannot be known if no record was too
-long. Whatever they show is compared, so that changed options are noticed as far as possible, even if the checksum of
-the manifest was made anew. Compared with its source (`nopad.store.verification.source`), a dataset shows more.
+long. Every trace is compared, so that changed options are noticed as far as possible, even if the checksum of the
+manifest was made anew. Comparing a dataset with its source (`nopad.store.verification.source`) shows more.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def _is_divided(m: Manifest) -> bool:
 def _is_plain(m: Manifest) -> bool:
     """Return whether the manifest shows that each record held one text or ready-made ids.
 
-    The result is False if the manifest has an option of an encoder or a task, since these made sequences of records in
-    their own way. It is also False if ``text_unit`` is not stored, as for a source without reader options
+    The result is False if the manifest has an option of an encoder, a task or pre-training pairs, since these make
+    sequences in their own way. It is also False if ``text_unit`` is not stored, as for a source without reader options
     (`IterableSource`).
     """
     made = any(name in ("encoder", "task") or name.startswith(PREFIX) for name in m.options)

@@ -77,10 +77,11 @@ def _setting_problems(m: Manifest, source: Source, tokenizer: Tokenizer | None) 
 def _content_problems(
     content: Content, m: Manifest, source: Source, tokenizer: Tokenizer | None, chosen: Chosen, monitor: Monitor
 ) -> list[str]:
-    """Make all sequences from the source again; return how they and their counts differ from those of the dataset.
+    """Make all sequences from the source again; return how they differ from the dataset's, one sentence per difference.
 
-    There is one sentence per difference; at the first sequence that differs, the comparison stops. `content` has the
-    sequences of the dataset, and `m` is its manifest. `chosen` is new, and collects the sequences of the source.
+    At the first sequence that differs, the comparison stops. Otherwise the number of sequences and the source's
+    fingerprint are compared; if these agree too, the counts. `content` has the sequences of the dataset, and `m` is its
+    manifest. `chosen` is new, and collects the sequences of the source.
     `tokenizer` is None if the source holds ready-made ids.
     """
     problems: list[str] = []

@@ -25,9 +25,9 @@ def learning_chart(found: Learning) -> Any:
     """Return an altair chart of accuracy on the masked tokens of held-out pairs, with a panel for each comparison.
 
     The comparison at equal batch is drawn twice: over the number of sequences trained on, and over the seconds of
-    training. Each other comparison is drawn over the number of sequences. It is left out if none of its recipes was
-    run, apart from "packed" and "not packed", which every panel shows. A line is the mean over seeds; the band around
-    it spans the lowest to the highest value.
+    training. Each other comparison is drawn over the number of sequences. Every panel also shows "packed" and "not
+    packed", if they were run. A panel with fewer than three recipes is left out, except at equal batch. A line is the
+    mean over seeds; the band around it spans the lowest to the highest value.
 
     Raises:
         MissingExtraError: altair or vl-convert is not installed.

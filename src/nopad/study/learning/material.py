@@ -58,7 +58,8 @@ def material(capacity: int, vocabulary: int, documents: int | None = None) -> Ma
 
     Args:
         capacity: most tokens in a pair.
-        vocabulary: number of tokens in the tokenizer's vocabulary, single characters and special tokens included.
+        vocabulary: number of tokens in the tokenizer's vocabulary, single characters and special tokens included; if
+            these alone are more, it has all of them and nothing else.
         documents: number of texts to use, drawn at random; None: all.
 
     Raises:

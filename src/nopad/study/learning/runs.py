@@ -40,7 +40,7 @@ class Size:
         capacity: number of tokens in a row, and most tokens in a pair.
         documents: number of texts of the standard library to use; None: all.
         sequences: number of sequences per step without packing.
-        samples: a run ends after the step with which it has trained on at least so many sequences.
+        samples: number of sequences to train on; a run ends after the step that reaches this number.
         rate: peak learning rate of LAMB.
         points: most evaluations during a run, not counting the one before its first step.
         held_out: most held-out pairs to evaluate on.

@@ -102,9 +102,10 @@ class Learning:
         return found
 
     def spread(self, recipe: str, what: str) -> Spread | None:
-        """Return a recipe's spread over seeds in `what`, an attribute of its last `Point` such as "accuracy".
+        """Return the spread over seeds of `what`, an attribute of a recipe's last `Point` such as "accuracy".
 
-        Returns None if the attribute is None, as `next_accuracy` is for a recipe without next-sentence prediction.
+        The result is None if the attribute is None, as `next_accuracy` is for a recipe without next-sentence
+        prediction.
 
         Raises:
             OptionError: the recipe has no curve.

@@ -34,8 +34,8 @@ def sets_of(material: Material, size: Size) -> Sets:
     """Return ``(task, learned, tested)``: the task, the texts to fine-tune on, and the texts to test on.
 
     The texts are `Sequences` with labels. They come from the eight topics (modules or packages) with the most texts:
-    the same number from each topic, or all texts of a topic that has fewer. They are then divided at random: at most a
-    third of them, and at most `size.tests`, to test on, and at most `size.tuned` of the others to fine-tune on.
+    the same number from each topic, or all texts of a topic that has fewer. They are then divided at random: a third of
+    them, but at most `size.tests`, are to test on. Of the others, at most `size.tuned` are to fine-tune on.
     """
     common = [topic for topic, _ in Counter(topic for _, topic in material.texts).most_common(TOPICS)]
     each = -(-(size.tuned + size.tests) // TOPICS)
