@@ -99,3 +99,9 @@ def test_counts_from_something_else():
     with pytest.raises(FormatError) as caught:
         Counts.from_dict(Counts().to_dict() | {"split": -1})
     assert str(caught.value) == "the count split is -1; it must be an integer of at least 0"
+
+
+@pytest.mark.parametrize("kind", [list, tuple, iter, dict.fromkeys, np.array])
+def test_names_may_come_in_any_iterable(kind):
+    options = ReaderOptions(carry=kind(["label", "score"]), suffixes=kind([".py", ".HTML"]))
+    assert (options.carry, options.suffixes) == (("label", "score"), (".py", ".html"))
