@@ -102,6 +102,24 @@ def test_parts_with_groups_of_other_sizes_are_refused(tmp_path):
         encoded(Contrastive(tokenizer()), Held(records), tmp_path, {}, at_once=3)
 
 
+class Sometimes(DPO):
+    """Makes a column only of records that have it."""
+
+    def encode(self, records, *, labels=True):
+        made = super().encode(records, labels=labels)
+        if not any("more" in record for record in records):
+            return made
+        values = {**made.sequences.values, "more": np.ones(len(made), np.int64)}
+        return replace(made, sequences=replace(made.sequences, values=values))
+
+
+def test_parts_with_other_columns_are_refused(tmp_path):
+    """Values of the later records would have come to belong to the earlier ones."""
+    records = [{**one, **({"more": 1} if n > 2 else {})} for n, one in enumerate(pairs_of_texts(6))]
+    with pytest.raises(RecordError, match=r"makes the columns .*more.* of records from 3 on, and .* of those before"):
+        encoded(Sometimes(tokenizer()), Held(records), tmp_path, {}, at_once=3)
+
+
 def test_numbers_of_a_part_of_the_records_are_different(tmp_path):
     task, records = DPO(tokenizer()), Held(pairs_of_texts(20))
     made = encoded(task, records, tmp_path, {}, at_once=3, part=Part(share=0.4, seed=3))

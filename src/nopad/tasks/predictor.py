@@ -296,7 +296,8 @@ class Predictor(Core):
             # The sum is NaN if any value is, or if there are opposite infinities, which the test below lets through
             if not isinstance(value, torch.Tensor) or not bool(value.sum().isnan()):
                 continue
-            each = batch.unpack_tokens(value) if objective.gives == "token" else list(value)
+            per_token = objective.gives == "token" and tuple(value.shape[:2]) == tuple(batch.layout.shape)
+            each = batch.unpack_tokens(value) if per_token else list(value)  # of several outputs, some are per sequence
             for at, one in enumerate(each):
                 if bool(one.isnan().any()):
                     found.setdefault(at, []).append(name)

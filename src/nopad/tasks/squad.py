@@ -18,6 +18,7 @@ from nopad.errors import RecordError
 
 __all__ = ["best_thresholds", "exact_and_f1", "normalised", "squad_scores"]
 
+_SIDES = ("text", "answer_start")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _SIGNS = str.maketrans("", "", string.punctuation)
 
@@ -34,9 +35,9 @@ def answers_of(record: Mapping[str, Any], name: str, number: int, context: str) 
     """
     given = record.get(name)
     if isinstance(given, Mapping) and {"text", "answer_start"} <= given.keys():
-        sides = [list(given[side]) if hasattr(given[side], "__len__") else None for side in ("text", "answer_start")]
+        sides = [_listed(given[side]) for side in _SIDES]
     elif isinstance(given, list | tuple) and all(isinstance(one, Mapping) for one in given):
-        sides = [[one.get(side) for one in given] for side in ("text", "answer_start")]
+        sides = [[one.get(side) for one in given] for side in _SIDES]
     else:
         sides = [None, None]
     texts, starts = sides
@@ -48,6 +49,12 @@ def answers_of(record: Mapping[str, Any], name: str, number: int, context: str) 
     return [
         (text, _start(text, at, context, f"record {number}: {name}")) for text, at in zip(texts, starts, strict=True)
     ]
+
+
+def _listed(value: Any) -> list[Any] | None:
+    """Return a list, tuple, array or tensor of one dimension as a list; None for all else, such as a text."""
+    sized = hasattr(value, "__len__") and not isinstance(value, str | bytes | Mapping)
+    return list(value) if sized and getattr(value, "ndim", 1) == 1 else None
 
 
 def _start(text: Any, at: Any, context: str, where: str) -> int:

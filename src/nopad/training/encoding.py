@@ -136,6 +136,7 @@ def _write(task: Task, records: Stored, of: Part, place: Path, at_once: int) -> 
     counts, bad = Counter[str](), dict[str, int]()
     group, seen, ends, before = 1, 0, 0, 0
     tokens: list[str] = []
+    known: set[str] | None = None
     with ExitStack() as stack:
         columns: dict[str, _Column] = {}
 
@@ -158,6 +159,13 @@ def _write(task: Task, records: Stored, of: Part, place: Path, at_once: int) -> 
                         f"{group}; give all records as many, such as equally many hard negatives"
                     )
                 sequences = made.sequences.gathered()
+                names = {*sequences.tokens, *sequences.values}
+                if known not in (None, names):  # values would come to belong to other sequences
+                    raise RecordError(
+                        f"the task {task.name} makes the columns {', '.join(sorted(names))} of records from "
+                        f"{numbers[0]} on, and {', '.join(sorted(known))} of those before; make the same of each record"
+                    )
+                known = names
                 tokens, group = sorted(sequences.tokens), made.group
                 for name in tokens:
                     add("ids" if name == "input_ids" else name, sequences.tokens[name])
