@@ -103,10 +103,13 @@ def parse_integer(text: str, low: int = 1, high: int = MAX_LENGTH) -> int | None
 
 
 def shown(value: Any) -> str:
-    """Return ``repr(value)`` for an error message; an integer of thousands of digits, which has none, is described."""
+    """Return ``repr(value)`` for an error message; a value that has none is described by its type.
+
+    These are integers of thousands of digits, and values that are nested too deeply.
+    """
     try:
         return repr(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return f"an integer of {value.bit_length():,} bits" if isinstance(value, int) else f"a {type(value).__name__}"
 
 

@@ -10,8 +10,10 @@ from collators import blocks
 from zoo import build
 
 import nopad
+from nopad.admitting.proof import LONG, SHORT, audited, room_of
 from nopad.errors import BatchError, OptionError, UnsupportedModelError
 from nopad.model import is_packed
+from nopad.model.safety import state_of
 
 
 @pytest.mark.parametrize(
@@ -278,3 +280,39 @@ def test_a_collator_that_fails_is_not_our_bug():
     for gives in (None, {"input_ids": [[1, 2]]}, {}):
         with pytest.raises(BatchError, match="expected the arguments of a forward call by name"):
             nopad.audit(build("bert"), collator=lambda features, gives=gives: gives)
+
+
+@pytest.mark.parametrize(("positions", "window"), [(64, None), (100, None), (300, 100)])
+def test_rows_of_no_more_slots_than_positions(positions, window):
+    """All sequences of a flat row must fit into it; the length was limited to the positions of one sequence."""
+    config = _few_positions(positions)
+    if window is not None:
+        config.sliding_window = window  # as the code of a user may have it
+    verdict = nopad.audit(t.RoFormerModel(config))
+    assert verdict.isolated, str(verdict)
+    assert "float64 outputs, flat" in [check.name for check in verdict.checks]
+    safe = nopad.packed(t.RoFormerModel(config))
+    room = room_of(safe, state_of(safe).family)
+    assert room == positions // 3
+    verdicts = audited(safe, min(room, SHORT), min(room, LONG))
+    assert all(one.isolated for one in verdicts)
+
+
+def test_a_collator_gets_sequences_of_the_full_length():
+    """Its rows are the stock model's, which hold what the collator makes of them."""
+    taken = []
+
+    def padded(features):
+        taken.extend(len(one["input_ids"]) for one in features)
+        return {
+            name: torch.nn.utils.rnn.pad_sequence([torch.tensor(one[name]) for one in features], True)
+            for name in ("input_ids", "labels")
+        }
+
+    nopad.audit(t.RoFormerModel(_few_positions(100)), collator=padded)
+    assert max(taken) == 64
+
+
+def _few_positions(positions):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    return t.RoFormerConfig(vocab_size=300, max_position_embeddings=positions, **sizes)

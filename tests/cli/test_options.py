@@ -6,6 +6,7 @@ import pytest
 
 from nopad.cli.options import parse_options
 from nopad.errors import OptionError
+from nopad.report.command import _pairs
 
 
 def test_values_are_json_or_text():
@@ -18,6 +19,12 @@ def test_values_are_json_or_text():
         "weighting": "a=b",
     }
     assert parse_options(None) == {}
+
+
+@pytest.mark.parametrize("value", ["[" * 60_000, "1" * 5000], ids=["nested too deeply", "too many digits"])
+def test_what_json_cannot_hold_is_text(value):
+    assert parse_options([f"k={value}"]) == {"k": value}
+    assert f"k={value}" in _pairs({"k": value})  # as the report's command says it
 
 
 @pytest.mark.parametrize("text", ["k", "=3", ""])

@@ -93,6 +93,7 @@ def test_other_formats_are_known_by_their_first_bytes():
     assert _suffix(json.dumps(records).encode()) == ".json"
     assert _suffix(b"\xef\xbb\xbf \n" + json.dumps(records[0]).encode()) == ".jsonl"
     assert _suffix(b'{"text": "a"}\n{"text": "b"}\n') == ".jsonl"
+    assert _suffix(b'{"a":' + b"[" * 60_000) == ".jsonl"
     for one in ({"histogram": [1]}, {"version": "1.1", "data": [{"title": "a", "paragraphs": []}]}):
         for indent in (None, 1):
             assert _suffix(json.dumps(one, indent=indent).encode()) == ".json"

@@ -124,6 +124,14 @@ def test_formats_of_chats_are_one():
     assert made.answers == [1, 3]
 
 
+@pytest.mark.parametrize("roles", [{"bot": ["assistant"]}, {"bot": {}}, {"bot": None}, {1: "assistant"}, ["bot"]])
+def test_roles_that_are_no_names_are_refused(roles):
+    from nopad.corpus.conversations import roles_of
+
+    with pytest.raises(OptionError, match="give a dict of a data set's names to assistant, developer, system, tool"):
+        roles_of(roles)
+
+
 def test_prompt_and_completion_as_strings():
     assert encoded("PLAIN", {"prompt": "is it ?", "completion": "yes no"}) == [
         ("[CLS] is it ? yes no [EOS]", "yes no [EOS]")

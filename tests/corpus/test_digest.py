@@ -51,3 +51,25 @@ def test_sizes():
     assert content_bytes(one(pa.list_(pa.int16()), [[1, 2], [3]])) == 2 * 4 + 3 * 2
     assert content_bytes(one(pa.string(), ["abc", ""])) == 2 * 4 + 3
     assert content_bytes(one(pa.string(), [])) == 0
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view(), pa.list_(pa.int8())])
+def test_what_a_null_hides_is_no_content(kind):
+    plain = one(kind, ["b", None, "c"] if not pa.types.is_list(kind) else [[1], None, [3]])
+    (array,) = plain.columns
+    if pa.types.is_string_view(kind):
+        hidden = pa.array(["b", "hidden", "c"], pa.string())
+        hidden = pa.Array.from_buffers(pa.string(), 3, [array.buffers()[0], *hidden.buffers()[1:]]).cast(kind)
+    elif pa.types.is_list(kind):
+        offsets = pa.array([0, 1, 3, 4], pa.int32())
+        hidden = pa.ListArray.from_arrays(
+            offsets, pa.array([1, 7, 8, 3], pa.int8()), mask=pa.array([False, True, False])
+        )
+    else:
+        hidden = pa.array(["b", "hidden", "c"], kind)
+        hidden = pa.Array.from_buffers(kind, 3, [array.buffers()[0], *hidden.buffers()[1:]])
+    assert hidden.equals(array)
+    batch = pa.RecordBatch.from_arrays([hidden], ["x"])
+    assert content_digest(batch) == content_digest(plain)
+    assert content_bytes(batch) == content_bytes(plain)
+    assert content_digest(batch.slice(1)) == content_digest(plain.slice(1))

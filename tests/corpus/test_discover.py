@@ -255,6 +255,15 @@ def test_columns_by_name_are_no_named_sources(columns):
         open_source(columns)
 
 
+def test_a_source_may_be_called_auto():
+    """As the default of `mask_field`, which is no name of a column."""
+    assert [name for name, _ in open_source({"auto": [[1]], "b": [[2]]}).inventory()] == []
+    with pytest.raises(SourceError, match="'mine' is a column"):
+        open_source({"mine": [[1]]}, nopad.ReaderOptions(mask_field="mine"))
+    with pytest.raises(SourceError, match="None cannot name a source"):
+        open_source({None: [[1]]})
+
+
 def test_the_columns_that_are_named_are_columns_too(tmp_path):
     with pytest.raises(SourceError, match="'tokens' is a column"):
         open_source({"tokens": [[7, 8]], "segments": [[0, 0]]}, nopad.ReaderOptions(ids_field="tokens"))

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nopad.corpus import json_array, open_records
-from nopad.corpus.runs import ROWS
+from nopad.corpus.runs import ROWS, as_json
 from nopad.errors import OptionError, RecordError, SourceError
 
 COUNT = 2345
@@ -105,6 +105,16 @@ def test_a_stream_that_is_opened_takes_no_other_arguments(given):
         OptionError, match=rf"a RecordStream is given, which is opened already, with {next(iter(given))}="
     ):
         open_records(stream, **given)
+
+
+def test_a_record_that_json_cannot_hold_is_a_bad_one():
+    nested = []
+    for _ in range(3000):
+        nested = [nested]
+    made = json.loads(as_json([{"a": 1}, {"a": 10**5000}, {"a": nested}, {"a": 2}]))
+    assert (made[0], made[3]) == ({"a": 1}, {"a": 2})
+    assert made[1][0].startswith("a value cannot be written as JSON: Exceeds the limit (4300 digits)")
+    assert made[2] == ["a value is nested too deeply"]
 
 
 def test_an_iterator_is_read_once():

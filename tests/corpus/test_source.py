@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nopad
-from nopad.corpus import CHAIN_START, BadRecord, Block, IterableSource, Record, Source, chain
+from nopad.corpus import CHAIN_START, BadRecord, Block, IterableSource, Record, Source, chain, open_source
 from nopad.corpus.records import ids_record, shown, text_record
 from nopad.errors import SourceError
 
@@ -92,6 +92,33 @@ def test_ids_are_good_exactly_when_every_one_is(values):
     assert isinstance(record, Record) is good
     if good:
         assert record.ids.tolist() == values
+
+
+def test_what_json_cannot_hold_is_a_bad_id():
+    nested = []
+    for _ in range(3000):
+        nested = [nested]
+    items = [[1], [2, 10**5000], [nested], [3, True]]
+    (block,) = IterableSource(items).blocks()
+    good, large, deep, flag = block.records()
+    assert good.ids.tolist() == [1]
+    assert large.reason == 'ids[1] is "an integer of 16,610 bits"; ids are integers from 0 to 2147483647'
+    assert deep.reason.startswith('ids[0] is "a list that is nested too deeply"')
+    assert flag.reason.startswith("ids[1] is true")
+    (block,) = open_source([[1], [10**5000], [nested]]).blocks()
+    good, large, deep = block.records()
+    assert large.reason.startswith("'input_ids' is a list, not list")
+    assert deep.reason.startswith("'input_ids' is a list that is nested too deeply, not list")
+
+
+@pytest.mark.parametrize("depth", range(960, 1024, 7))
+def test_a_deep_value_in_a_file_is_a_bad_record(tmp_path, depth):
+    deep = "[" * depth + "]" * depth
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"input_ids": [1], "label": 1}}\n{{"input_ids": [{deep}], "label": 1}}\n')
+    path.write_text(path.read_text() + f'{{"input_ids": [1], "label": {deep}}}\n')
+    records = [one for block in open_source(path).blocks() for one in block.records()]
+    assert [type(one) is BadRecord for one in records] == [False, True, True]
 
 
 def test_a_lone_surrogate_is_no_text():

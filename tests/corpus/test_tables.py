@@ -525,6 +525,8 @@ class TestWhatAStrangerFound:
         assert counted(source)[0] == [0, 1, 2]
         assert source.ignored == (f"{cache.name} (no part of the saved dataset)",)
         assert counted(open_source(tmp_path))[0] == [0, 1, 2]
+        by_url = open_source(f"file://{tmp_path / 'saved'}")
+        assert (counted(by_url)[0], by_url.ignored) == ([0, 1, 2], source.ignored)
         assert counted(open_source(f"file://{tmp_path}"))[0] == [0, 1, 2]
         assert counted(open_source(cache))[0] == [10, 11, 12]
 

@@ -160,6 +160,26 @@ def test_the_summary_of_a_filled_step_with_idle_micro_steps():
     assert (summary.sequences, summary.steps, summary.empty) == (9, 2, 7)
 
 
+@pytest.mark.parametrize(
+    ("count", "cap", "taken", "says"),
+    [
+        (10, None, 2, "nopad: 2 sequences are left of epoch 0 and make no step of 4; going on"),
+        (9, None, 2, "nopad: 1 sequence is left of epoch 0 and make"),
+        (10, 3, 3, "nopad: 1 sequence is left of epoch 0"),
+    ],
+)
+def test_what_is_left_for_no_step_of_another_last_is_told(caplog, count, cap, taken, says):
+    size = {"sequences": 4} if cap is None else {"sequences": 4, "token_cap": cap}
+    saved = PackedLoader([[1]] * count, **size, last="fill")
+    batches = iter(saved)
+    for _ in range(taken):
+        next(batches)
+    loader = PackedLoader([[1]] * count, **size, last="drop")
+    loader.load_state_dict(saved.state_dict())
+    assert says in caplog.text
+    assert loader.epoch == 1
+
+
 def test_what_is_left_for_no_step_of_other_ranks_is_told(fleet, caplog):
     run = fleet(DATA, 2, sequences=4)
     run.take(36)

@@ -228,6 +228,7 @@ def test_texts_are_made_ready_as_the_folder_says(folder, monkeypatch):
     ("file", "content", "says"),
     [
         ("config_sentence_transformers.json", "{", "is no JSON"),
+        pytest.param("config_sentence_transformers.json", "[" * 60_000, "is no JSON", id="deep"),
         (
             "config_sentence_transformers.json",
             "[]",

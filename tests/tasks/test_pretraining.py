@@ -234,6 +234,15 @@ def test_predictions_of_pairs():
     assert [fill[0]["id"] for fill in found[0]["fill"]] == best.tolist()
 
 
+def test_pairs_for_which_the_model_gives_nan_are_named():
+    task = pretraining(top=2)
+    model = bert(task, "BertForPreTraining").eval()
+    with torch.no_grad():
+        model.cls.seq_relationship.bias.fill_(float("nan"))
+    with pytest.raises(RecordError, match=r"record [01]: the model gives NaN for it"):
+        list(predict(task, model, [{"text": "a cat", "pair": "red"}, {"text": "red", "pair": "blue"}]))
+
+
 def test_pairs_may_be_a_stream():
     """Documents that are not packed yet, read while a loader runs, masked by the task; a state goes on."""
     import itertools

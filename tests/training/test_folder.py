@@ -64,7 +64,15 @@ def test_numbers_of_steps_are_integers(tmp_path, name, value):
 
 @pytest.mark.parametrize(
     "content",
-    ["model = 3", "trainer = [1]", "x = 1", "[trainer]\nmax_steps = 'a'", "[trainer]\nnum_train_epochs = nan"],
+    [
+        "model = 3",
+        "trainer = [1]",
+        "x = 1",
+        "[trainer]\nmax_steps = 'a'",
+        "[trainer]\nnum_train_epochs = nan",
+        pytest.param("x = " + "[" * 60_000, id="deep"),
+        pytest.param("x = " + "1" * 5000, id="digits"),
+    ],
 )
 def test_a_stored_configuration_that_is_none_is_damaged(tmp_path, content):
     (tmp_path / CONFIG_FILE).write_text(content)

@@ -21,6 +21,7 @@ import transformers
 from runs import LENGTHS, arguments, classified, classify_records
 from runs import loader as causal_loader
 from runs import model as causal_model
+from safetensors.numpy import save_file
 from tests.tasks.tiny import bert, llama, tokenizer
 
 import nopad
@@ -338,6 +339,13 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimiser_and_keeps_its_batc
         load_batch(tmp_path / "other.safetensors")
 
 
+@pytest.mark.parametrize("facts", ["[" * 60_000, "1" * 5000, "[]", '{"": 1}', "x"], ids=lambda facts: facts[:4])
+def test_a_file_with_other_facts_is_no_batch(tmp_path, facts):
+    save_file({"a": np.zeros(1)}, tmp_path / "a.safetensors", {"nopad": facts})
+    with pytest.raises(FormatError, match="is no batch that nopad kept"):
+        load_batch(tmp_path / "a.safetensors")
+
+
 def test_a_kept_batch_knows_which_columns_are_per_sequence(tmp_path):
     batch = nopad.PackedBatch.from_sequences([[7, 8], [5]], nopad.Rows(2), sequence_columns={"y": [[1, 2], [3, 4]]})
     save_batch(tmp_path / "a.safetensors", batch)
@@ -439,6 +447,13 @@ def test_a_saved_model_says_what_it_was_trained_for(tmp_path):
     assert vars(task_named(name, task.tokenizer, options)).keys() == vars(task).keys()
     found = [*nopad.tasks.predict(*load_task(name, tmp_path / "model", options), made)]  # with the task's tokenizer
     assert found == [*nopad.tasks.predict(task, run.model, made)]
+
+
+@pytest.mark.parametrize("content", ["[" * 60_000, "1" * 5000, "[]"], ids=["deep", "digits", "list"])
+def test_a_stored_task_that_is_none_is_damaged(tmp_path, content):
+    (tmp_path / "nopad_task.json").write_text(content)
+    with pytest.raises(FormatError, match=r"nopad_task\.json is damaged"):
+        stored_task(tmp_path)
 
 
 def test_a_task_of_your_own_is_not_stored_under_another_name(tmp_path):

@@ -18,9 +18,11 @@ from nopad.auditing.shown import Patches, Pictures, shown_to
 from nopad.auditing.tokens import Tokens, draw
 from nopad.batch import PackedBatch
 from nopad.errors import FOREIGN, BatchError
+from nopad.model.admission import positions_of
 from nopad.model.calls import takes
 from nopad.model.hooked import part_of
 from nopad.model.safety import STATE, bare
+from nopad.options import MAX_LENGTH
 
 __all__ = ["Collator", "Kinds", "Trial", "fitted", "kinds_of", "longest_of", "per_sequence"]
 
@@ -63,7 +65,8 @@ class Trial:
         """Return a trial with up to `most` random sequences; `tokens` says which ids are drawn.
 
         Sequences of text are no longer than `capacity`, or than the model's positions allow. If nopad builds the
-        batches and the model has a decoder, targets are drawn too.
+        batches, all of them also fit into one row of a model that takes no row longer than its number of positions
+        (`Family.narrow`). If nopad builds the batches and the model has a decoder, targets are drawn too.
 
         A model that takes images gets sequences of fixed sizes instead, and `capacity` is not used: the capacity of the
         trial is the length of the longest sequence.
@@ -74,6 +77,8 @@ class Trial:
             sequences, others = shown.sequences[:most], shown.others[:most]
             return cls(model, collator, sequences, others, None, max(map(len, sequences)), seed, shown=shown)
         longest = longest_of(config, capacity)
+        if collator is None:
+            longest = min(longest, _longest_of_row(model))
         lengths = lengths_for(longest, longest)[:most]
         sequences, others = (draw(lengths, tokens, seed + at) for at in (0, 1))
         targets = None
@@ -230,6 +235,17 @@ def longest_of(config: Any, capacity: int) -> int:
     """
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or capacity
     return min(capacity, max(int(limit) - 2, 1)) if limit > 0 else capacity
+
+
+def _longest_of_row(model: Any) -> int:
+    """Return the longest length whose trial fits into one row, for a pack-safe model whose rows are limited.
+
+    The result is at least 1; for other models, it is `MAX_LENGTH`.
+    """
+    inner = bare(model)
+    state = getattr(inner, STATE, None)
+    limit = positions_of(inner, state.family) if state is not None and state.family.narrow else None
+    return MAX_LENGTH if limit is None else max(limit // 3, 1)  # a trial holds at most 3 times its longest sequence
 
 
 def fitted(value: Any, parameter: Tensor) -> Any:

@@ -82,7 +82,7 @@ def _recalled(kept: Path, fingerprint: str) -> list[str]:
     try:
         found = json.loads(kept.read_text())
         return list(found["lines"]) if found["fingerprint"] == fingerprint else []
-    except (OSError, ValueError, KeyError, TypeError):  # not there, or not ours: measured again
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # not there, or not ours: measured again
         return []
 
 

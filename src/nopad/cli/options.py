@@ -210,7 +210,7 @@ def parse_pairs(option: str, example: str, given: list[str] | None) -> dict[str,
             raise OptionError(f"{option} {name} is given twice")
         try:
             options[name] = json.loads({"None": "null", "True": "true", "False": "false"}.get(value, value))
-        except ValueError:
+        except (ValueError, RecursionError):  # also an integer of thousands of digits
             options[name] = value
     return options
 

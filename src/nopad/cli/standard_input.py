@@ -127,7 +127,7 @@ def _is_one(begin: bytes) -> bool:
     begin = begin.removeprefix(b"\xef\xbb\xbf").strip()
     try:
         found = json.loads(begin)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return "histogram" in found or b"\n" in begin
 

@@ -76,12 +76,14 @@ def roles_of(further: Mapping[str, str] | None) -> Mapping[str, str]:
     A key of these dicts is the name of a role in a data set; its value is the name of this role in chat templates.
 
     Raises:
-        OptionError: `further` is not a dict, or maps a name to a role other than system, developer, user, assistant
-            and tool.
+        OptionError: `further` is not a dict of strings, or maps a name to a role other than system, developer, user,
+            assistant and tool.
     """
     if further is None:
         return ROLES
-    if not isinstance(further, Mapping) or not all(role in KNOWN for role in further.values()):
+    if not isinstance(further, Mapping) or not all(
+        isinstance(name, str) and isinstance(role, str) and role in KNOWN for name, role in further.items()
+    ):
         raise OptionError(f"roles are {further!r}; give a dict of a data set's names to {_listed(sorted(KNOWN))}")
     return {**ROLES, **further}
 

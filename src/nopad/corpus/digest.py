@@ -44,6 +44,8 @@ def _bytes(array: pa.Array) -> int:
     if is_list(array.type):
         return 4 * len(array) + _bytes(array.flatten())
     if is_string(array.type):
+        if pa.types.is_string_view(array.type):  # of which `binary_length` knows nothing
+            array = array.cast(pa.large_string())
         return 4 * len(array) + int(pc.sum(pc.binary_length(array)).as_py() or 0)
     return len(array) * max(int(array.type.bit_width) // 8, 1)
 
@@ -61,6 +63,8 @@ def _parts(array: pa.Array) -> Iterator[Any]:
     elif is_string(array.type):
         array = array.cast(pa.large_string())
         yield pc.binary_length(array).fill_null(0).to_numpy(zero_copy_only=False).astype("<i8").data
+        if array.null_count:
+            array = array.drop_null()  # a null may hide bytes
         offsets = np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + len(array) + 1]
         data = array.buffers()[2]
         if data is not None and len(array):

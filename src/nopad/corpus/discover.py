@@ -328,7 +328,8 @@ def _refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:
     Raises:
         SourceError: a key is the name of a column that nopad knows or `options` name, and its value is no path.
     """
-    columns = (*COLUMNS, options.ids_field, options.text_field, options.mask_field)
+    mask = None if options.mask_field == "auto" else options.mask_field  # "auto" is no name
+    columns = {*COLUMNS, options.ids_field, options.text_field, mask} - {None}
     for name, given in inputs.items():
         if name in columns and not isinstance(given, str | os.PathLike):
             raise SourceError(

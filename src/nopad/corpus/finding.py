@@ -284,7 +284,12 @@ class Finder:
                 f"{url}: none of its {len(found)} files is of a kind that nopad reads; nopad reads {self.suffixes}"
             )
         self.found += map(FoundFile, known)
-        self.ignored += [file.name for file in found if file not in known]
+        read = {file.name for file in known}
+        self.ignored += [
+            f"{name} (no part of the saved dataset)" if name in apart else name
+            for name in (file.name for file in found)
+            if name not in read and name.split("/")[-1] not in BESIDE
+        ]
 
     def _at_path(self, path: Path) -> None:
         if not path.is_dir():

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.errors import RecordError
+from nopad.options import shown as shown_as_python
 from nopad.sequences import Sequences
 
 if TYPE_CHECKING:
@@ -338,9 +339,15 @@ def ids_record(values: list[Any], line: int, label: str) -> Record | BadRecord:
 def shown(value: object, limit: int = 40) -> str:
     """Return `value` as ASCII JSON for a message, cut off after `limit` characters and ended by "..." if it is longer.
 
-    A value that JSON cannot hold is written as a string, as `repr` returns it.
+    A value that JSON cannot hold is written as a string, as `repr` returns it. An integer of thousands of digits, a
+    value with one in it, and a value that is nested too deeply are described by their type.
     """
-    text = to_json(value)
+    try:
+        text = to_json(value)
+    except RecursionError:
+        return f"a {type(value).__name__} that is nested too deeply"
+    except ValueError:
+        return shown_as_python(value)
     return text if len(text) <= limit else text[:limit] + "..."
 
 

@@ -96,10 +96,29 @@ def as_json(records: Iterable[dict[str, Any] | Bad]) -> bytes:
     """Return records as a JSON array, in bytes; ``[reason]`` stands for a bad record.
 
     What JSON cannot hold is replaced by the result of its method `tolist`, as NumPy arrays have it, or by its `repr`;
-    keys of dicts that JSON cannot hold are replaced by their `repr`.
+    keys of dicts that JSON cannot hold are replaced by their `repr`. A record that is nested too deeply, or holds an
+    integer of thousands of digits, becomes a bad one.
     """
     values = [[one.reason] if isinstance(one, Bad) else one for one in records]
-    return to_json(values, _plain, separators=(",", ":")).encode()
+    try:
+        return _dumped(values)
+    except (ValueError, RecursionError):
+        return _dumped([_writable(one) for one in values])
+
+
+def _writable(value: Any) -> Any:
+    """Return a record as it is if it can be written as JSON; else ``[reason]``."""
+    try:
+        _dumped(value)
+    except RecursionError:
+        return ["a value is nested too deeply"]
+    except ValueError as error:  # an integer of thousands of digits
+        return [f"a value cannot be written as JSON: {str(error).split(';')[0]}"]
+    return value
+
+
+def _dumped(value: Any) -> bytes:
+    return to_json(value, _plain, separators=(",", ":")).encode()
 
 
 def _plain(value: Any) -> Any:

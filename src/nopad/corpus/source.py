@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nopad.corpus.options import WAYS, OverLong, TextUnit
-from nopad.corpus.records import BadRecord, Carried, Kind, Record, Records, ids_record, text_run, to_json
+from nopad.corpus.records import BadRecord, Carried, Kind, Record, Records, ids_record, shown, text_run, to_json
 from nopad.corpus.thinning import Lines
 from nopad.errors import SourceError
 from nopad.options import Option
@@ -282,7 +282,10 @@ class IterableSource(Source):
         """Yield blocks of at most `block_records` items; the data of a block are its items as a JSON array."""
         for first in range(0, len(self._items), self._block_records):
             items = self._items[first : first + self._block_records]
-            data = to_json(items, separators=(",", ":")).encode()
+            try:
+                data = _dumped(items)
+            except (ValueError, RecursionError):
+                data = _dumped([_writable(item) for item in items])
             yield Block(name=self._name, data=data, decoder=_decode_array, first_line=first + 1)
 
     def inventory(self) -> list[tuple[str, int]]:
@@ -346,6 +349,29 @@ def _plain(ids: Any, name: str, record: int) -> list[Any]:
     if not isinstance(values, list | tuple):
         raise SourceError(f"{name}: record {record} is {type(ids).__name__}, neither text nor a list of ids")
     return [int(value) if isinstance(value, np.integer) else value for value in values]
+
+
+_BITS = 1 << 13  # integers of fewer bits have fewer digits than Python writes
+
+
+def _dumped(items: Sequence[Any]) -> bytes:
+    return to_json(items, separators=(",", ":")).encode()
+
+
+def _writable(item: Any) -> Any:
+    """Return an item as JSON can hold it: a text as it is, and a list of ids with texts for messages in it.
+
+    A text takes the place of an integer of thousands of digits, and of a list or another object, which may be nested
+    too deeply.
+    """
+    if isinstance(item, str):
+        return item
+    return [
+        value
+        if isinstance(value, str | float | None) or (isinstance(value, int) and value.bit_length() < _BITS)
+        else shown(value)
+        for value in item
+    ]
 
 
 def _decode_array(data: bytes, first_line: int) -> Iterator[Records | Record | BadRecord]:

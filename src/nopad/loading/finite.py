@@ -176,10 +176,12 @@ class EpochSupply(Supply):
         there = position.resumed(self._leg)
         self._epochs.check_within(there)
         if self._epochs.is_over(there):
-            left = self._epochs.course(there).units_left
+            course = self._epochs.course(there)
+            left = course.units_left - course.bounds(there.leg.steps)[0]
             log.warning(
-                "nopad: %s %ss are left of epoch %s and make no step of %s; going on with the next epoch",
-                *(f"{left:,}", self._epochs.feed.unit, there.epoch, f"{there.leg.shape.per_step:,}"),
+                "nopad: %s %s left of epoch %s and make no step of %s; going on with the next epoch",
+                *(counted(left, self._epochs.feed.unit), "is" if left == 1 else "are", there.epoch),
+                f"{there.leg.shape.per_step:,}",
             )
         return self.settled(there)
 

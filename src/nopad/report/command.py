@@ -106,7 +106,7 @@ def _text(value: Any) -> str:
         return json.dumps(value)
     try:
         json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):  # as `parse_pairs` reads it
         return value
     return json.dumps(value)
 

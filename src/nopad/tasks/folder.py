@@ -194,7 +194,7 @@ def _read(file: Path, kind: type = dict) -> Any:
     found: Any = None
     try:
         found = json.loads(file.read_text()) if file.is_file() else kind()
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"{file} is no JSON ({error})") from error
     fits = isinstance(found, kind)
     if not fits or (kind is list and not all(isinstance(one, dict) for one in found)):

@@ -47,5 +47,5 @@ def stored_task(folder: str | Path) -> tuple[str, dict[str, Any]] | None:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return str(found["task"]), dict(found["options"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormatError(f"{path} is damaged: {error}; name the task and its options yourself") from error

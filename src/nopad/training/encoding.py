@@ -241,7 +241,7 @@ def _read(place: Path) -> Examples:
         arrays = {name: np.load(place / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in facts["columns"]}
         if any(len(arrays[name]) != size for name, size in facts["columns"].items()):
             raise FormatError(f"{place} is damaged")
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"{place} is not there, or damaged") from error
     offsets, record = arrays.pop("offsets"), arrays.pop(_RECORD)
     tokens = {name: arrays.pop("ids" if name == "input_ids" else name) for name in facts["tokens"]}

@@ -266,7 +266,7 @@ class RunFolder:
         try:
             found = tomllib.loads((self.path / CONFIG_FILE).read_text(encoding="utf-8"))
             _check_tables(found)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ResumeError(
                 f"{self.path / CONFIG_FILE} is damaged ({error}); begin anew in another folder"
             ) from error

@@ -198,7 +198,7 @@ def load_batch(path: str | Path) -> PackedBatch:
             )
             items[mask] = PackedMask(layout)
         return PackedBatch(items)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise FormatError(f"{path} is no batch that nopad kept: {error}") from error
 
 

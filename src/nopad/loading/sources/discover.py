@@ -199,7 +199,7 @@ def _arrow_files(path: Path) -> list[Path]:
         content = state.read_bytes()
     try:
         return [path / str(part["filename"]) for part in json.loads(content)["_data_files"]]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return []
 
 

@@ -293,7 +293,7 @@ def _kept(folder: Path | None, size: Size, factor: float, seeds: int, recipes: S
         content = path.read_bytes()
     try:
         lines = [json.loads(line) for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"{path} is not of this study: {error}; choose another folder") from error
     if not lines or lines[0] != _header(size, factor):
         raise FormatError(f"{path} is of a study of another size, or of other texts; choose another folder")
