@@ -109,8 +109,10 @@ def test_what_was_measured_is_kept_until_something_changes(call, few_texts, word
     assert "  measured 2 times\n" in call(*given)
     kept.write_text("[]")  # not what it should be
     assert "  measured 3 times\n" in call(*given)
+    kept.write_text("[" * 60_000)
+    assert "  measured 4 times\n" in call(*given)
     assert "  measured" not in call(*given, "--no-model")
-    assert len(measured) == 3
+    assert len(measured) == 4
 
 
 def test_a_damaged_result_is_exit_code_1(call, few_texts, words, tmp_path):

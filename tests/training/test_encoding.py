@@ -148,6 +148,11 @@ def test_what_was_encoded_is_used_again(tmp_path, monkeypatch):
     (place / "labels.npy").write_bytes((place / "labels.npy").read_bytes()[:-8])  # damaged
     with pytest.raises(AssertionError):
         encoded(other, records, tmp_path, {})
+    for damaged in ("[", "[" * 60_000, "[]", '{"columns": []}'):
+        place.mkdir(exist_ok=True)
+        (place / "examples.json").write_text(damaged)
+        with pytest.raises(AssertionError):
+            encoded(other, records, tmp_path, {})
     same(encoded(task(), records, tmp_path, {}), task().encode(records))
 
 

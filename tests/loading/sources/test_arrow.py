@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nopad import ReaderOptions, open_source
-from nopad.errors import LengthError, SourceError
+from nopad.errors import LengthError, NopadError, SourceError
 from nopad.loading.sources import open_tokens
 
 datasets = pytest.importorskip("datasets")
@@ -52,6 +52,14 @@ def test_a_saved_dataset_by_its_path_has_the_same_fingerprint(on_disk, in_memory
     dataset = datasets.load_from_disk(on_disk)
     first = open_tokens(dataset.cache_files[0]["filename"])
     holds(first, records[: len(first)])
+
+
+@pytest.mark.parametrize("state", ["[" * 60_000, "[]", "{", "1" * 5000], ids=lambda state: state[:2])
+def test_a_state_json_of_another_program_names_no_arrow_file(tmp_path, state):
+    (tmp_path / "state.json").write_text(state)
+    (tmp_path / "a.txt").write_text("yes\n")
+    with pytest.raises(NopadError):
+        open_tokens(tmp_path)
 
 
 @pytest.mark.parametrize(
