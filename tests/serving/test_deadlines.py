@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from nopad.errors import DeadlineError
 from nopad.serving import Batching, OnlinePacker
 from nopad.serving.answer import Answer
-from nopad.serving.queue import RequestQueue, Waiting
+from nopad.serving.queue import RequestQueue
+from nopad.serving.waiting import Waiting
 from nopad.tasks.core import Prepared, of_length
 
 MS = 1_000_000

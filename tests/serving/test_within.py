@@ -19,7 +19,8 @@ import nopad
 from nopad.errors import RunnerClosedError, ServingError
 from nopad.serving import Batching, OnlinePacker
 from nopad.serving.answer import Answer
-from nopad.serving.queue import RequestQueue, Waiting
+from nopad.serving.queue import RequestQueue
+from nopad.serving.waiting import Waiting
 from nopad.tasks.core import Prepared, of_length
 
 SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}

@@ -4,8 +4,8 @@ A request is one or several sequences, which wait separately: windows of a long 
 run in different batches. The request is answered when all of them have run, and fails when one fails.
 
 A signal handler, or a finaliser (``__del__``) that the garbage collector calls, may interrupt a method and call another
-one in the same thread, which holds the lock already. Closing then works, and cancelling is done by the worker's next
-`take`; whatever else would change the queue, or wait, raises ServingError.
+one in the same thread, which holds the lock already. Closing then works, and cancelling is done in the next
+call of `take`. Whatever else would change the queue, or wait, raises ServingError.
 
 Callers that find the queue full wait in a line, and enter in the order in which they came. So a long request is not
 kept out by later, short ones that would fit into less room.
@@ -20,91 +20,27 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
 from nopad.errors import DeadlineError, QueueFullError, RequestError, RunnerClosedError, ServingError
-from nopad.sequences import Sequences
-from nopad.serving.answer import Answer, check_process, check_whole
+from nopad.serving.answer import check_process, check_whole
 from nopad.serving.batching import Batching
 from nopad.serving.pace import Pace
 from nopad.serving.packer import OnlineBatch, OnlinePacker
 from nopad.serving.statistics import RunnerStatistics
+from nopad.serving.waiting import Part, Place, Waiting, error_of, fail
 from nopad.tasks.core import Prepared
 
-__all__ = ["Part", "RequestQueue", "Waiting", "WhenFull"]
+__all__ = ["RequestQueue", "WhenFull"]
 
 WhenFull = Literal["block", "raise"]
 
 _TIMES = 1000  # requests whose time to the answer is remembered
 _LOOK_S = 1.0  # whoever waits looks again after so many seconds, even if nobody wakes it
-
-
-@dataclass(eq=False)
-class Waiting:
-    """A request that was submitted, with its future and its results so far.
-
-    Attributes:
-        prepared: the request, as sequences.
-        future: the future of its answer.
-        asked_ns: time at which the request was submitted, in nanoseconds.
-        numbers: the numbers of its sequences in the packer.
-        results: one result per sequence; None: it has not run yet.
-        missing: number of sequences without a result.
-        started: whether one of its sequences has left the queue to run.
-        over: whether it has failed, was cancelled or has expired, so that further results are ignored.
-    """
-
-    prepared: Prepared
-    future: Answer
-    asked_ns: int
-    numbers: range = range(0)
-    results: list[Any] = field(default_factory=list)
-    missing: int = 0
-    started: bool = False
-    over: bool = False
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens in all its sequences."""
-        return sum(self.prepared.lengths)
-
-
-class Part(NamedTuple):
-    """One sequence of a request, placed in a batch.
-
-    Attributes:
-        row: the row of the batch in which the sequence begins.
-        request: the request.
-        at: the sequence's number in the request, from 0.
-    """
-
-    row: int
-    request: Waiting
-    at: int
-
-    @property
-    def sequence(self) -> Sequences:
-        """The sequence, as `Sequences` that hold only this one."""
-        return self.request.prepared.sequences.part(self.at, self.at + 1)
-
-
-@dataclass(frozen=True, eq=False)
-class _Place:
-    """A caller's place in the line of those that wait for room.
-
-    Attributes:
-        turn: is notified when there may be room.
-        tokens: how many tokens the caller's request has.
-        thread: the caller's thread (`threading.get_ident`).
-    """
-
-    turn: threading.Condition
-    tokens: int
-    thread: int
 
 
 class RequestQueue:
@@ -128,7 +64,7 @@ class RequestQueue:
         # condition, whose `__enter__` is Python: an interrupt between its lines would leave the lock taken for ever.
         self.lock: Any = threading.RLock()
         self._changed = threading.Condition(self.lock)
-        self._line = deque[_Place]()  # callers that wait for room, in order
+        self._line = deque[Place]()  # callers that wait for room, in order
         self._cancelled = deque[range]()  # numbers of requests to cancel, by calls that came while the lock was held
         self._refused = 0  # since others wait in the line
         self._waiting: dict[int, tuple[Waiting, int]] = {}
@@ -239,7 +175,7 @@ class RequestQueue:
                 f"other callers wait for room already ({len(self._line)}), and a callback cannot wait behind them; "
                 "submit in another thread, or raise max_waiting_tokens"
             )
-        mine = _Place(threading.Condition(self.lock), tokens, threading.get_ident())
+        mine = Place(threading.Condition(self.lock), tokens, threading.get_ident())
         if any(place.thread == mine.thread for place in self._line):
             raise ServingError(
                 "a signal handler or a finaliser (__del__) submits while the call that it interrupts waits for room, "
@@ -514,7 +450,7 @@ class RequestQueue:
     def _resolve(self, request: Waiting, finish: Callable[[Prepared, list[Any]], Any]) -> None:
         """Set the answer of a request, or its error, in its future."""
         try:
-            answer = _error_of(request) or finish(request.prepared, request.results)
+            answer = error_of(request) or finish(request.prepared, request.results)
         except Exception as error:
             answer = RequestError(f"no answer can be made for this request: {type(error).__name__}: {error}")
             answer.__cause__ = error
@@ -541,28 +477,3 @@ def _load(batching: Batching) -> None:
     scratch.ahead([1], 1)
     scratch.cancel(number)
     scratch.poll(2, draining=True)
-
-
-def fail(left: Iterable[Waiting], make: Callable[[], Exception]) -> None:
-    """Set an error that `make` returns in the future of each of these requests, except those that are done.
-
-    Each gets an error of its own: whoever raises it adds to its traceback.
-    """
-    for one in left:
-        if not one.future.done() and (one.future.running() or one.future.set_running_or_notify_cancel()):
-            one.future.set_exception(make())
-
-
-def _error_of(request: Waiting) -> RequestError | None:
-    """Return the error of a request's first failed sequence, or None if none failed.
-
-    If the request has several sequences, the message has the number of the failed one.
-    """
-    for at, result in enumerate(request.results):
-        if isinstance(result, RequestError):
-            if len(request.results) == 1:
-                return result
-            error = RequestError(f"sequence {at} of {len(request.results)}: {result}")
-            error.__cause__ = result.__cause__
-            return error
-    return None

@@ -34,8 +34,9 @@ from nopad.serving.answer import Answer
 from nopad.serving.batching import LONGEST_S, Batching, check_seconds, in_ns
 from nopad.serving.compiling import Mode, compiled_rows
 from nopad.serving.forward import Tensors, Widths, check_batching
-from nopad.serving.queue import RequestQueue, Waiting, WhenFull
+from nopad.serving.queue import RequestQueue, WhenFull
 from nopad.serving.statistics import RunnerStatistics
+from nopad.serving.waiting import Waiting
 from nopad.serving.worker import Worker
 from nopad.tasks.core import Core
 

@@ -28,7 +28,8 @@ from nopad.serving.batching import Batching
 from nopad.serving.compiling import WARM_RUNS, unfit
 from nopad.serving.forward import Placed, answers, batch_of, form_of
 from nopad.serving.packer import OnlineBatch, OnlinePacker
-from nopad.serving.queue import Part, RequestQueue
+from nopad.serving.queue import RequestQueue
+from nopad.serving.waiting import Part
 from nopad.tasks.core import Core, of_length
 
 __all__ = ["Worker"]
