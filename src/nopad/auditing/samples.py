@@ -122,8 +122,8 @@ def compared(
         alone: ``alone(model, sample)`` returns the result of one sample by itself: a tensor, or a dict of them.
         packed: ``packed(model, samples)`` returns a list with the result of each of several samples, run as one pack.
         gradients: also compare the gradients of the model's parameters.
-        seed: random seed. For gradients, the values of the outputs are multiplied by random weights and added up. To
-            see whether the results of the others change, the floats of the middle sample get random values.
+        seed: random seed of the weights with which outputs are summed for gradients, and of the random values that
+            replace the floats of the middle sample.
         how: text that says what keeps samples apart, for the verdict.
         other: one more sample that replaces the middle one, to see whether the results of the others change. Its
             integers may differ too, such as its tokens. None: there is none.
@@ -155,8 +155,8 @@ class _Task:
         alone: the user's function that runs one sample: ``alone(model, sample)``.
         packed: the user's function that runs several samples as one pack: ``packed(model, samples)``.
         gradients: whether gradients are compared too.
-        seed: random seed. For gradients, the values of the outputs are multiplied by random weights and added up. To
-            see whether the results of the others change, the floats of the middle sample get random values.
+        seed: random seed of the weights with which outputs are summed for gradients, and of the random values that
+            replace the floats of the middle sample.
         other: one more sample that replaces the middle one; None: there is none.
         checks: the checks so far.
         notes: remarks for the user so far.

@@ -339,13 +339,17 @@ def _refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:
 
 
 def _check_alike(files: Sequence[Source], paths: Sequence[str]) -> None:
-    """Refuse the last of `files` if it differs from the first one whose content is known.
+    """Refuse the last of `files` if its content or its columns differ from those of an earlier file.
 
-    Both must hold text, or both ready-made ids. They must agree in the columns that are packed along, and, if they hold
-    ids, in the column that marks padding. A file's content is not known (`Source.kind` is None) if only its records
-    could tell, and it has none. Nothing is refused if the last file's content is not known. Columns are compared with
-    the first file whose columns are known too (`Source.columns_known`), if those of the last file are. `files` are the
-    sources opened so far; `paths` are their names in messages.
+    Content: it must hold text, or ready-made ids, as the first file does whose content is known. A file's content is
+    not known (`Source.kind` is None) if only its records could tell, and it has none. If the last file's content is not
+    known, nothing is refused.
+
+    Columns: they are compared only if the last file's columns are known (`Source.columns_known`), and then with the
+    first file whose content and columns are both known. The two files must agree in the columns that are packed along,
+    and, if they hold ids, in the column that marks padding.
+
+    `files` are the sources opened so far; `paths` are their names in messages.
 
     Raises:
         SourceError: the last file differs.

@@ -134,8 +134,9 @@ class Epochs:
     def _begun(self, at: Position) -> _Begun:
         """Return ``(units, first)`` for the epoch that begins at `at`: its units and, with a token cap, its first leg.
 
-        With a token cap, `first` is ``(key, steps)``: the steps of the first leg, and the result of `_which`, by which
-        the method `course` finds them. Without a token cap, `first` is None, and steps are made when they are needed.
+        With a token cap, `first` is ``(key, steps)``: `key` is the result of `_which`, by which the method `course`
+        finds the steps again; `steps` is the `Course` of the first leg. Without a token cap, `first` is None, and steps
+        are made when they are needed.
         """
         units = self._made(at.epoch)
         return units, None if at.leg.token_cap is None else (_which(at), self._dealt(units, at))

@@ -84,9 +84,10 @@ class Head:
     def _poolers(self) -> Iterator[tuple[str, int, nn.Module, nn.Module]]:
         """Yield ``(name, dims, pooler, inner)`` for each pooler of the base model and of the model.
 
-        `name` is the attribute with the pooler. `dims` is the number of dimensions of the input that the pooler must
-        get. With `dims` 3, this input is ``[S, 1, H]``, pooled from the pooler's own input. With `dims` 2, it is
-        ``[S, H]``, pooled from the output of the module `inner`.
+        `name` is the attribute with the pooler. In a packed call, the pooler gets one pooled state per sequence, in a
+        tensor of `dims` dimensions. With `dims` 3, this tensor is ``[S, 1, H]``, pooled from the states ``[R, L, H]``
+        that the model passes to the pooler. With `dims` 2, it is ``[S, H]``, pooled from the output of the module
+        `inner`.
         """
         name, dims = self.family.pooler or ("", 0)
         for holder in dict.fromkeys((self.base, self.model)):

@@ -354,10 +354,11 @@ def published_range(row: BalanceRow, histogram: Histogram) -> tuple[int, int] | 
 def order_effect(histogram: Histogram, cost: CostModel | None = None, steps: int = ORDER_STEPS) -> dict[str, float]:
     """Return the correlation between a step's number in an epoch and its cost, for three ways to draw the steps.
 
-    The result is a dict with the keys "random", "sorted" (by cost) and "sorted in windows of 64 steps". All three
-    values are near 0, since steps that are drawn by cost come in random order too. A value is 0 if all steps cost the
-    same. One epoch is simulated, with up to `steps` steps of 128 sequences each; with fewer if the histogram holds too
-    few sequences.
+    The result is a dict with the keys "random", "sorted" (by cost) and "sorted in windows of 64 steps". With many
+    steps, all three values are near 0, since steps that are drawn by cost come in random order too. With few steps,
+    chance alone gives larger values; with two, each value is 1 or -1. A value is 0 if all steps cost the same. One
+    epoch is simulated, with up to `steps` steps of 128 sequences each; with fewer if the histogram holds too few
+    sequences.
 
     Args:
         histogram: lengths to draw from.

@@ -72,8 +72,9 @@ class ScalingRow:
         by_time: speed-up of un-padding, by a Gumbel distribution of times.
         simulated: speed-up of un-padding with random batches, simulated from the histogram; None: the histogram holds
             too few sequences.
-        balanced: speed-up of un-padding with balance (equal-count Karmarkar-Karp on indices), simulated; None: the
-            histogram holds too few sequences.
+        balanced: speed-up of un-padding with balance, simulated: Karmarkar-Karp deals the sequences of each step, 32 to
+            each device, so that all devices have nearly the same number of tokens; None: the histogram holds too few
+            sequences.
         packing: speed-up of packing: the packing factor, the same on any number of devices.
     """
 

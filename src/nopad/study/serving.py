@@ -9,7 +9,7 @@ speed-up that a policy allows. The published speed-up can be compared with it.
 
 All requests wait from the beginning, as in PopRT's throughput test. The exception is nopad's policy `look_ahead`, which
 is simulated with at most 32, 64 or 128 requests waiting at once. The simulation takes milliseconds once its loops are
-compiled. It tells nothing about latency: PopRT's published latencies are also just 1 / throughput.
+compiled. It tells nothing about latency. Nor do PopRT's READMEs: the latencies that they print are 1 / throughput.
 
 Source: READMEs of PopRT's examples packed_bert_example and packed_deberta_example (github.com/graphcore/PopRT).
 """
