@@ -170,19 +170,23 @@ def as_it_says(lines: list[str]) -> float:
     rates, times, served = lines
     number = r"[\d,]+"
     assert re.fullmatch(
-        rf"all-MiniLM-L6-v2 embeds {number} of these texts per second packed, {number} padded and sorted, {number} "
-        rf"padded as they come \({number} CPU cores?\):",
+        rf"all-MiniLM-L6-v2 embeds {number} of these texts per second packed, {number} padded and sorted "
+        rf"\([\d.]+ times as fast\); of the first {number}",
         rates,
     )
     found = re.fullmatch(
-        r"packed is [\d.]+ and [\d.]+ times as fast, and the vectors differ by at most (\de-\d+)", times
+        rf"({number}) packed, ({number}) padded as they come \(([\d.]+) times\); {number} CPU cores?; "
+        r"the vectors differ by at most (\de-\d+)",
+        times,
     )
+    packed, padded, ratio = (float(one.replace(",", "")) for one in found.groups()[:3])
+    assert ratio == pytest.approx(packed / padded, rel=1 / padded + 1 / packed + 0.05 / ratio)  # all are rounded
     assert re.fullmatch(
         rf"\d+ requests at random times, {number} per second: {number} packs, {number} ms to the answer "
         rf"\(p99 {number} ms\), \d+% padding saved",
         served,
     )
-    return float(found[1])
+    return float(found[4])
 
 
 @pytest.mark.slow
