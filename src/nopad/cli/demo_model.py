@@ -114,8 +114,8 @@ def _measured(path: Path, monitor: Monitor) -> list[str]:
         f"all-MiniLM-L6-v2 embeds {len(ids) / packed_s:,.0f} of these texts per second packed, "
         f"{len(ids) / sorted_s:,.0f} padded and sorted ({sorted_s / packed_s:.1f} times as fast); of the first {FIRST}",
         f"{FIRST / early_s:,.0f} packed, {FIRST / arriving_s:,.0f} padded as they come "
-        f"({arriving_s / early_s:.1f} times); {counted(torch.get_num_threads(), 'CPU core')}; the vectors differ by at most "
-        f"{float(np.abs(packed - padded).max()):.0e}",
+        f"({arriving_s / early_s:.1f} times); {counted(torch.get_num_threads(), 'CPU core')}; the vectors differ by at "
+        f"most {float(np.abs(packed - padded).max()):.0e}",
         served,
     ]
 
