@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -65,7 +65,7 @@ class _Ranked:
         """
         if self._world is None:
             return self._accelerator.gather(value)
-        return _applied(self._gathered, value)
+        return recursively_apply(self._gathered, value, error_on_other_type=True)
 
     def _gathered(self, value: Tensor) -> Tensor:
         said: list[Tensor] = self._world.everybody(value)  # type: ignore[union-attr]
@@ -85,7 +85,7 @@ class _Ranked:
         """
         if self._world is None:
             return self._accelerator.reduce(value, reduction, scale)
-        return _applied(self._reduced, value, reduction=reduction)
+        return recursively_apply(self._reduced, value, error_on_other_type=True, reduction=reduction)
 
     def _reduced(self, value: Tensor, reduction: str) -> Tensor:
         said = torch.stack(self._world.everybody(value))  # type: ignore[union-attr]
@@ -99,14 +99,6 @@ class _Ranked:
             self._accelerator.backward(loss, **named)
         else:
             (loss / self._accelerator.gradient_accumulation_steps).backward()
-
-
-def _applied(function: Callable[..., Tensor], value: Any, **how: Any) -> Any:
-    """Return a value with `function` applied to each of its tensors, as accelerate's own functions do.
-
-    `value` is a tensor, or dicts, lists and tuples of tensors; the result has the same structure.
-    """
-    return recursively_apply(function, value, error_on_other_type=True, **how)
 
 
 class _TrainerStep:
