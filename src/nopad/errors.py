@@ -36,7 +36,9 @@ a `ValueError`.
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 __all__ = [
     "BalanceError",
@@ -103,6 +105,18 @@ def check_extra(what: str, extra: str, *others: str) -> None:
     for name in (*_PACKAGES[extra], *others):
         if find_spec(name) is None:
             raise MissingExtraError(f"{what} needs {name}; {install(extra, *others)}")
+
+
+def load_torch(what: str) -> Any:
+    """Return the module torch; `what` needs it, in the message.
+
+    Raises:
+        MissingExtraError: torch is not installed, or a package that it needs.
+    """
+    try:
+        return import_module("torch")
+    except ImportError as error:
+        raise MissingExtraError(f"{what} needs {error.name}; {install('torch')}") from error
 
 
 class NopadError(Exception):

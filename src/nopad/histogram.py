@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nopad.errors import FormatError, LengthError
 from nopad.files import once_each, write_atomic
+from nopad.notation import from_json
 from nopad.options import MAX_LENGTH
 from nopad.wording import counted
 
@@ -236,10 +237,10 @@ def read_histogram(path: str | Path) -> tuple[Histogram, int | None]:
         LengthError: a length or count in it is not an integer, or is out of range.
     """
     try:
-        document = json.loads(Path(path).read_bytes(), object_pairs_hook=once_each)
+        document = from_json(Path(path).read_bytes(), object_pairs_hook=once_each)
     except OSError as error:
         raise FormatError(f"cannot read the histogram {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise FormatError(
             f"{path} is not JSON ({error}); a histogram is JSON, lengths may also be an .npy file"
         ) from error

@@ -109,8 +109,10 @@ def shown(value: Any) -> str:
     """
     try:
         return repr(value)
-    except (ValueError, RecursionError):
+    except ValueError:
         return f"an integer of {value.bit_length():,} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+    except RecursionError:
+        return f"a {type(value).__name__} that is nested too deeply"
 
 
 def check_choice(name: str, value: Any, kind: Any) -> Any:

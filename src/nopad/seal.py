@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from nopad.notation import from_json
+
 __all__ = ["SEAL", "sealed", "sealed_line", "sealed_lines", "unsealed"]
 
 SEAL = "sha256"
@@ -61,8 +63,8 @@ def sealed_lines(path: Path) -> Iterator[tuple[dict[str, Any] | None, int]]:
     for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
         end += len(line)
         try:
-            yield (unsealed(json.loads(line)) if line.endswith(b"\n") else None), end
-        except (ValueError, RecursionError):
+            yield (unsealed(from_json(line)) if line.endswith(b"\n") else None), end
+        except ValueError:
             yield None, end
 
 
@@ -72,5 +74,5 @@ def _content(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _digest(document: Mapping[str, Any]) -> str:
-    plain = json.loads(json.dumps(document))  # the form in which it is read back: tuples become lists, keys strings
+    plain = from_json(json.dumps(document))  # the form in which it is read back: tuples become lists, keys strings
     return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 import nopad
 from nopad import PackedBatch, Rows
+from nopad.errors import MissingExtraError
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
@@ -67,3 +70,20 @@ def test_torch_pins_a_batch_by_the_batchs_own_method(batch, monkeypatch):
     """What a DataLoader does with `pin_memory=True`; the method is replaced, since pinning needs a device."""
     monkeypatch.setattr(PackedBatch, "pin_memory", lambda self: ("pinned", self))
     assert pin_memory(batch) == ("pinned", batch)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda batch: batch["input_ids"],
+        lambda batch: batch.to("cpu"),
+        PackedBatch.pin_memory,
+        lambda batch: batch["attention_mask"].sum(),
+        lambda batch: PackedBatch.from_embeddings([batch], Rows(4)),
+    ],
+    ids=["item", "to", "pin_memory", "sum", "embeddings"],
+)
+def test_without_torch_the_error_names_it(batch, use, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingExtraError, match=r"needs torch; in a clone: pip install -e '\.\[torch\]'"):
+        use(batch)

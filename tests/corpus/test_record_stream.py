@@ -114,7 +114,7 @@ def test_a_record_that_json_cannot_hold_is_a_bad_one():
     made = json.loads(as_json([{"a": 1}, {"a": 10**5000}, {"a": nested}, {"a": 2}]))
     assert (made[0], made[3]) == ({"a": 1}, {"a": 2})
     assert made[1][0].startswith("a value cannot be written as JSON: Exceeds the limit (4300 digits)")
-    assert made[2] == ["a value is nested too deeply"]
+    assert made[2] == ["a value cannot be written as JSON: nested too deeply"]
 
 
 def test_an_iterator_is_read_once():

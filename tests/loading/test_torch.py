@@ -26,7 +26,7 @@ def loader(**options):
 def test_without_torch_the_error_names_it(monkeypatch):
     monkeypatch.delitem(sys.modules, "nopad.loading.torch")
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingExtraError, match="a DataLoader needs torch: in a clone: pip install"):
+    with pytest.raises(MissingExtraError, match="a DataLoader needs torch; in a clone: pip install"):
         loader().dataloader()
 
 

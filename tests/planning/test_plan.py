@@ -190,7 +190,7 @@ def test_files_that_are_no_text_or_no_json(tmp_path):
         (b"\xff\xfe", "cannot read the plan .*: 'utf-8' codec can't decode byte 0xff"),
         (b"", "p.json is not JSON: Expecting value: line 1 column 1"),
         (b'{"format": "nopad.plan"', "p.json is not JSON: Expecting ',' delimiter"),
-        (b"[" * 200_000, "p.json is not JSON: it is nested too deeply"),
+        (b"[" * 200_000, "p.json is not JSON: nested too deeply"),
     ):
         path.write_bytes(content)
         with pytest.raises(FormatError, match=message):

@@ -45,6 +45,7 @@ from nopad.admitting.wrapping import WrapperProof
 from nopad.files import PARTIAL_SUFFIX
 from nopad.model.families import FAMILIES, Family
 from nopad.model.wrapper_parts import Admitted
+from nopad.notation import from_json
 from nopad.seal import sealed, unsealed
 
 __all__ = ["fingerprint", "folder", "recall", "recall_wrapper", "remember", "remember_wrapper"]
@@ -157,8 +158,8 @@ def _recalled(mark: str | None, read: Callable[[dict[str, Any], str], P]) -> P |
     if mark is None:
         return None
     try:
-        return read(unsealed(json.loads((folder() / f"{mark}.json").read_text())), mark)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return read(unsealed(from_json((folder() / f"{mark}.json").read_text())), mark)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 

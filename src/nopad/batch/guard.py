@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from nopad.batch.layout import Layout
-from nopad.errors import NotPackSafeError
+from nopad.errors import NotPackSafeError, load_torch
 
 __all__ = ["PackedMask", "is_of_batch", "layout_of", "mark"]
 
@@ -63,12 +63,11 @@ class PackedMask:
 
         Raises:
             NotPackSafeError: there are arguments, such as a dimension.
+            MissingExtraError: torch is not installed.
         """
         if dims or how:
             raise NotPackSafeError(_SAYS.format(what=".sum of rows"))
-        import torch
-
-        return torch.tensor(layout_of(self).tokens)
+        return load_torch("counting the tokens of a mask").tensor(layout_of(self).tokens)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickling keeps the layout only; each process makes its own placements.

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from nopad.batch.filling import MASK
 from nopad.batch.guard import PackedMask, layout_of, mark
-from nopad.errors import BatchError
+from nopad.errors import BatchError, load_torch
 
 __all__ = ["Items"]
 
@@ -51,11 +51,11 @@ class Items(MutableMapping[str, Any]):
 
         Raises:
             KeyError: there is no such item.
+            MissingExtraError: it is a column of numbers, and torch is not installed.
         """
         value = self._fields[name]
         if isinstance(value, np.ndarray) and value.dtype != object:
-            import torch
-
+            torch = load_torch("reading a column of numbers as a tensor")
             from nopad.batch.device import lasting
 
             # Converted once and stored, so that every read returns the same tensor.
@@ -186,6 +186,5 @@ class Items(MutableMapping[str, Any]):
 
     def _mapped(self, function: Callable[[Any], Any]) -> Self:
         """Return a new batch in which each item that is a torch tensor is replaced by ``function(tensor)``."""
-        import torch
-
+        torch = load_torch("a batch of tensors")
         return type(self)({n: function(self[n]) if isinstance(self[n], torch.Tensor) else self[n] for n in self})

@@ -26,7 +26,7 @@ from nopad.batch.images import columns_of_images
 from nopad.batch.items import Items
 from nopad.batch.splitting import laid_out, split
 from nopad.batch.values import check_embeddings, ignored, named, shape_of
-from nopad.errors import BatchError, OptionError
+from nopad.errors import BatchError, OptionError, load_torch
 from nopad.sequences import Sequences
 
 if TYPE_CHECKING:
@@ -338,9 +338,9 @@ class PackedBatch(Items):
 
         Raises:
             OptionError: `device` is not a torch device, or it is a dtype: the items keep their dtypes.
+            MissingExtraError: torch is not installed.
         """
-        import torch
-
+        torch = load_torch("moving a batch to a device")
         if isinstance(device, torch.dtype):
             raise OptionError(f"a batch keeps its dtypes; .to takes a device, not {device}")
         try:
@@ -350,7 +350,11 @@ class PackedBatch(Items):
         return self._mapped(lambda value: value.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> PackedBatch:
-        """Return a copy of this batch whose tensors are in pinned (page-locked) memory."""
+        """Return a copy of this batch whose tensors are in pinned (page-locked) memory.
+
+        Raises:
+            MissingExtraError: torch is not installed.
+        """
         return self._mapped(lambda value: value.pin_memory())
 
     def unpack_tokens(self, values: Any) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nopad.errors import BatchError, LengthError, OptionError
+from nopad.errors import BatchError, LengthError, OptionError, load_torch
 from nopad.options import shown
 
 if TYPE_CHECKING:
@@ -98,8 +98,7 @@ def check_embeddings(given: Any) -> None:
         LengthError: a sequence has no token.
         BatchError: `given` is not a list of such tensors, or it is empty.
     """
-    import torch
-
+    torch = load_torch("a batch of embeddings")
     if not isinstance(given, Sequence) or isinstance(given, str | bytes) or not given:
         raise BatchError(f"embeddings are {told(given)}; expected a list of tensors [length, H], one per sequence")
     for number, one in enumerate(given):

@@ -16,6 +16,7 @@ from nopad.cli.monitor import Bars
 from nopad.cli.render import console
 from nopad.errors import NopadError, OptionError
 from nopad.files import storage_errors, write_text
+from nopad.notation import from_json
 
 __all__ = ["Extras", "FixOption", "HtmlOption", "JunitOption", "More", "PoisonedOption", "TraceOption"]
 
@@ -186,7 +187,7 @@ class Extras:
     def to_json(self, verdict: Any) -> str:
         """Return the verdict as a JSON object; a trace and a fix are added as "trace" and "fix", if they were made."""
         parts = {"trace": self._drawable, "fix": self.fix}
-        whole = json.loads(verdict.to_json()) | {n: part.to_dict() for n, part in parts.items() if part is not None}
+        whole = from_json(verdict.to_json()) | {n: part.to_dict() for n, part in parts.items() if part is not None}
         return json.dumps(whole, indent=1 if self._drawable is None else None)
 
 

@@ -12,13 +12,13 @@ json = true
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from nopad.errors import FormatError, OptionError
+from nopad.notation import from_toml
 
 __all__ = ["CONFIG", "read_config"]
 
@@ -38,10 +38,10 @@ def read_config(path: Path, group: Any) -> _Values:
             that is of a wrong type or an empty text.
     """
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = from_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FormatError(f"{path}: cannot be read ({error.strerror}); give another --config") from error
-    except (ValueError, RecursionError) as error:  # also an integer of thousands of digits
+    except ValueError as error:  # also an integer of thousands of digits
         raise FormatError(f"{path} is not TOML: {error}") from error
     return _of_group(document, group, str(path), "")
 

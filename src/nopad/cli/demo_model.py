@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 import nopad
 from nopad.errors import MissingExtraError, install
 from nopad.files import write_atomic
+from nopad.notation import from_json
 from nopad.random import key, shuffle
 from nopad.store.monitor import Monitor
 from nopad.wording import counted
@@ -34,7 +35,7 @@ BATCH = 32
 def longer_texts(path: Path, count: int) -> list[str]:
     """Return up to `count` texts of at least 40 characters from the demo's file `path`, in random order."""
     with open(path, encoding="utf-8") as file:
-        texts = [text for line in file if len(text := json.loads(line)["text"]) >= LEAST]
+        texts = [text for line in file if len(text := from_json(line)["text"]) >= LEAST]
     order = list(range(len(texts)))
     shuffle(order, key(0))
     return [texts[at] for at in order[:count]]
@@ -80,9 +81,9 @@ def _fingerprint(path: Path) -> str:
 
 def _recalled(kept: Path, fingerprint: str) -> list[str]:
     try:
-        found = json.loads(kept.read_text())
+        found = from_json(kept.read_text())
         return list(found["lines"]) if found["fingerprint"] == fingerprint else []
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # not there, or not ours: measured again
+    except (OSError, ValueError, KeyError, TypeError):  # not there, or not ours: measured again
         return []
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 
 from nopad import corpus
 from nopad.errors import OptionError
+from nopad.notation import from_json
 from nopad.options import MAX_LENGTH, parse_integer
 from nopad.planning.conditions import CONDITIONS
 
@@ -209,8 +209,8 @@ def parse_pairs(option: str, example: str, given: list[str] | None) -> dict[str,
         if name in options:
             raise OptionError(f"{option} {name} is given twice")
         try:
-            options[name] = json.loads({"None": "null", "True": "true", "False": "false"}.get(value, value))
-        except (ValueError, RecursionError):  # also an integer of thousands of digits
+            options[name] = from_json({"None": "null", "True": "true", "False": "false"}.get(value, value))
+        except ValueError:  # also an integer of thousands of digits
             options[name] = value
     return options
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import csv
 import io
-import json
 import re
 import shutil
 import sys
@@ -27,6 +26,7 @@ from nopad.corpus.finding import MAGIC
 from nopad.corpus.squad import begins_as_squad
 from nopad.errors import OptionError
 from nopad.files import storage_errors
+from nopad.notation import from_json
 
 __all__ = ["StdinFormat", "from_stdin", "remove_spooled"]
 
@@ -126,8 +126,8 @@ def _is_one(begin: bytes) -> bool:
         return True
     begin = begin.removeprefix(b"\xef\xbb\xbf").strip()
     try:
-        found = json.loads(begin)
-    except (ValueError, RecursionError):
+        found = from_json(begin)
+    except ValueError:
         return False
     return "histogram" in found or b"\n" in begin
 

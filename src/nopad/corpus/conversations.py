@@ -10,7 +10,6 @@ learned. This module imports neither torch nor transformers.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from nopad.errors import OptionError, RecordError
+from nopad.notation import from_json
 
 __all__ = ["ROLES", "Conversation", "Passage", "conversation_of", "pair_of", "roles_of"]
 
@@ -274,8 +274,8 @@ def _conversation(
     tools, options = record.get("tools"), record.get("chat_template_kwargs")
     if isinstance(tools, str):
         try:
-            tools = json.loads(tools) if tools.strip() else None
-        except (ValueError, RecursionError) as error:
+            tools = from_json(tools) if tools.strip() else None
+        except ValueError as error:
             raise RecordError(f"record {number}: tools are no JSON ({error}); give a list, or its JSON") from error
     if tools is not None and (isinstance(tools, Mapping | str) or not isinstance(tools, Sequence | np.ndarray)):
         raise RecordError(f"record {number}: tools are a {type(tools).__name__}; expected a list of functions")

@@ -11,7 +11,6 @@ folders are skipped. This takes O(files) time. `Finder.ignored` lists what was f
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from nopad.corpus.hub import HUB
 from nopad.corpus.inputs import COMPRESSIONS, InputFile, reading
 from nopad.corpus.remote import find_remote, is_url
 from nopad.errors import SourceError
+from nopad.notation import from_json
 
 __all__ = [
     "ARCHIVES",
@@ -333,9 +333,9 @@ def _no_part(names: Sequence[str], opened: Callable[[str], InputFile], place: Pa
         if "state.json" not in files:
             continue
         try:
-            state = json.loads(opened(f"{folder}state.json").whole(STATE_BYTES))
+            state = from_json(opened(f"{folder}state.json").whole(STATE_BYTES))
             parts = {str(part["filename"]) for part in state["_data_files"]}
-        except (ValueError, KeyError, TypeError, RecursionError):  # state.json is of another program
+        except (ValueError, KeyError, TypeError):  # state.json is of another program
             continue
         if missing := sorted(parts - files):
             raise SourceError(f"{place}: {folder}{missing[0]} of this saved dataset is missing; save the dataset again")

@@ -29,6 +29,7 @@ from nopad.corpus.records import BadRecord, Kind, Record, Records, ids_record, s
 from nopad.corpus.selection import Selection, select
 from nopad.corpus.source import BLOCK_BYTES, Block, Decoder, Source
 from nopad.errors import SourceError
+from nopad.notation import from_json
 
 TYPICAL = 1000  # objects that show what types the fields have
 _ROUNDED = 2.0**63  # and above, orjson gives a float for an integer
@@ -291,14 +292,12 @@ def _parse_slowly(raw: bytes, line: int) -> Any:
     """
     try:
         text = raw.decode()
-        return json.loads(text.removeprefix(BYTE_ORDER_MARK) if line == 1 else text)
+        return from_json(text.removeprefix(BYTE_ORDER_MARK) if line == 1 else text)
     except UnicodeDecodeError as error:
         reason = not_utf8(raw, error, "line")
     except json.JSONDecodeError as error:
         reason = f"broken JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
-    except RecursionError:
-        reason = "broken JSON: nested too deeply"
-    except ValueError as error:  # an integer of thousands of digits
+    except ValueError as error:  # an integer of thousands of digits, or nested too deeply
         reason = f"broken JSON: {str(error).split(';')[0]}"
     return BadRecord(line=line, reason=reason)
 

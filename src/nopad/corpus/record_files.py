@@ -7,7 +7,6 @@ packed along.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,6 +26,7 @@ from nopad.corpus.runs import Bad, Run, as_json
 from nopad.corpus.selection import Selection, label_column, refuse_empty_labels, select
 from nopad.corpus.source import BLOCK_BYTES, Block, Source
 from nopad.errors import OptionError, SourceError
+from nopad.notation import from_json
 from nopad.sequences import LABELS
 
 __all__ = ["RecordFile"]
@@ -204,7 +204,7 @@ def _decode(
     """
     items: list[Mapping[str, Any]] = []
     at: list[int] = []
-    for line, value in json_lines(data, first) if lines else enumerate(json.loads(data), first):
+    for line, value in json_lines(data, first) if lines else enumerate(from_json(data), first):
         if isinstance(value, dict):
             items.append(value)
             at.append(line)

@@ -7,8 +7,7 @@ that all later code handles columns.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.errors import RecordError
+from nopad.notation import to_json
 from nopad.options import shown as shown_as_python
 from nopad.sequences import Sequences
 
@@ -40,7 +40,6 @@ __all__ = [
     "shown",
     "text_record",
     "text_run",
-    "to_json",
     "too_many",
     "within_document",
     "within_length",
@@ -344,33 +343,9 @@ def shown(value: object, limit: int = 40) -> str:
     """
     try:
         text = to_json(value)
-    except RecursionError:
-        return f"a {type(value).__name__} that is nested too deeply"
     except ValueError:
         return shown_as_python(value)
     return text if len(text) <= limit else text[:limit] + "..."
-
-
-def to_json(value: Any, default: Callable[[Any], Any] = repr, **how: Any) -> str:
-    """Return `value` as ASCII JSON.
-
-    What JSON cannot hold is replaced by the result of `default`; keys of dicts that JSON cannot hold, by their `repr`.
-    `how` are further arguments of `json.dumps`.
-
-    >>> to_json({(1, 2): {3}})
-    '{"(1, 2)": "{3}"}'
-    """
-    try:
-        return json.dumps(value, default=default, **how)
-    except TypeError:  # a key
-        return json.dumps(_with_json_keys(value), default=lambda one: _with_json_keys(default(one)), **how)
-
-
-def _with_json_keys(value: Any) -> Any:
-    if isinstance(value, dict):
-        known = str | int | float | None  # bool is an int
-        return {key if isinstance(key, known) else repr(key): _with_json_keys(one) for key, one in value.items()}
-    return [_with_json_keys(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def check_text(text: str, where: str) -> None:

@@ -22,12 +22,13 @@ from nopad.corpus.inputs import InputFile
 from nopad.corpus.jsonl import json_lines, no_object
 from nopad.corpus.objects import as_arrow, as_dict, dataset_batches, dataset_schema, guarded
 from nopad.corpus.options import TextUnit
-from nopad.corpus.records import Record, to_json
+from nopad.corpus.records import Record
 from nopad.corpus.rows import without_broken_text
 from nopad.corpus.source import BLOCK_BYTES
 from nopad.corpus.tables import arrow_batches, arrow_schema, parquet_batches, parquet_footer
 from nopad.corpus.text import TextFile
 from nopad.errors import RecordError
+from nopad.notation import to_json
 
 __all__ = [
     "ROWS",
@@ -102,7 +103,7 @@ def as_json(records: Iterable[dict[str, Any] | Bad]) -> bytes:
     values = [[one.reason] if isinstance(one, Bad) else one for one in records]
     try:
         return _dumped(values)
-    except (ValueError, RecursionError):
+    except ValueError:
         return _dumped([_writable(one) for one in values])
 
 
@@ -110,9 +111,7 @@ def _writable(value: Any) -> Any:
     """Return a record as it is if it can be written as JSON; else ``[reason]``."""
     try:
         _dumped(value)
-    except RecursionError:
-        return ["a value is nested too deeply"]
-    except ValueError as error:  # an integer of thousands of digits
+    except ValueError as error:
         return [f"a value cannot be written as JSON: {str(error).split(';')[0]}"]
     return value
 

@@ -12,7 +12,6 @@ block's data. `IterableSource` is the smallest example.
 from __future__ import annotations
 
 import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nopad.corpus.options import WAYS, OverLong, TextUnit
-from nopad.corpus.records import BadRecord, Carried, Kind, Record, Records, ids_record, shown, text_run, to_json
+from nopad.corpus.records import BadRecord, Carried, Kind, Record, Records, ids_record, shown, text_run
 from nopad.corpus.thinning import Lines
 from nopad.errors import SourceError
+from nopad.notation import from_json, to_json
 from nopad.options import Option
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ class IterableSource(Source):
             items = self._items[first : first + self._block_records]
             try:
                 data = _dumped(items)
-            except (ValueError, RecursionError):
+            except ValueError:
                 data = _dumped([_writable(item) for item in items])
             yield Block(name=self._name, data=data, decoder=_decode_array, first_line=first + 1)
 
@@ -375,7 +375,7 @@ def _writable(item: Any) -> Any:
 
 
 def _decode_array(data: bytes, first_line: int) -> Iterator[Records | Record | BadRecord]:
-    items = json.loads(data)
+    items = from_json(data)
     if items and isinstance(items[0], str):
         yield from text_run(items, np.arange(first_line, first_line + len(items)), "the text")
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 from nopad.corpus.inputs import InputFile
 from nopad.corpus.runs import Run, object_runs
 from nopad.errors import FormatError, SourceError
+from nopad.notation import from_json
 
 __all__ = ["begins_as_squad", "is_squad", "read_squad", "squad_runs"]
 
@@ -54,10 +54,10 @@ def read_squad(source: str | os.PathLike[str] | Mapping[str, Any]) -> list[dict[
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        return from_json(path.read_bytes())
     except OSError as error:
         raise SourceError(f"{path} cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise FormatError(f"{path} is no JSON ({error})") from error
 
 
@@ -102,10 +102,10 @@ def squad_runs(file: InputFile) -> Iterator[Run]:
             message says where.
     """
     try:
-        records = read_squad(json.loads(b"".join(file.chunks(1 << 20))))
+        records = read_squad(from_json(b"".join(file.chunks(1 << 20))))
     except FormatError as error:
         raise FormatError(f"{file.path}: {error}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise FormatError(f"{file.path} is no JSON ({error})") from error
     for run in object_runs(records, str(file.path)):
         part, records = records[: run.count], records[run.count :]

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from nopad.corpus.network import NOT_REACHED, hub_in_reach
 from nopad.corpus.slow_tokenizer import SlowBackend
 from nopad.errors import FormatError, MissingExtraError
+from nopad.notation import from_json
 from nopad.properties import cached_property
 from nopad.wording import first_line
 
@@ -78,7 +79,7 @@ class Tokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256, in hex, of the tokenizer as JSON with sorted keys, without its truncation and padding."""
-        canonical = json.dumps(json.loads(self._inner.to_str()), sort_keys=True, separators=(",", ":"))
+        canonical = json.dumps(from_json(self._inner.to_str()), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:

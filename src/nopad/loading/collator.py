@@ -18,7 +18,7 @@ from nopad.batch import Flat, PackedBatch
 from nopad.batch.columns import from_rows
 from nopad.batch.features import from_features
 from nopad.batch.form import Form, check_form
-from nopad.errors import BatchError, OptionError
+from nopad.errors import BatchError, OptionError, load_torch
 from nopad.loading.collate import causal as causal_batch
 from nopad.loading.collate import plain
 from nopad.loading.supply import Collate, EpochCollate
@@ -93,14 +93,14 @@ class PackCollator:
                 the attention mask of a row is all 0.
             OptionError: the form has `depth`, `packs` or `end_to_end`, which would move sequences to other rows; or it
                 has fewer rows than `features`.
+            MissingExtraError: there is `masking` without an epoch, and torch is not installed.
         """
         sequences, per_row = self._sequences(features)
         return self._collate()(sequences, self.form, per_row)
 
     def _collate(self) -> Collate:
         if self.masking is not None:
-            import torch
-
+            torch = load_torch("masking at random")
             return self.masking.at(int(torch.randint(2**62, ())) if self.epoch is None else self.epoch)
         return causal_batch if self.causal else plain
 

@@ -416,7 +416,7 @@ class PackedLoader:
         try:
             from nopad.loading.torch import TorchLoader
         except ModuleNotFoundError as error:
-            raise MissingExtraError(f"a DataLoader needs {error.name}: {install('torch')}") from error
+            raise MissingExtraError(f"a DataLoader needs {error.name}; {install('torch')}") from error
         self._supply.check_workers(num_workers)
         return TorchLoader(self, num_workers=num_workers, **options)
 

@@ -29,6 +29,7 @@ from nopad.errors import OptionError, StorageError
 from nopad.files import locked, storage_errors
 from nopad.loading.feeds import Feed
 from nopad.loading.ranks import Ranks
+from nopad.notation import from_json
 
 __all__ = ["HostArrays", "shared"]
 
@@ -132,7 +133,7 @@ class HostArrays:
 def _whole(place: Path) -> bool:
     """Return whether all arrays that were stored in the folder `place` are still in it."""
     try:
-        names = json.loads((place / _NAMES).read_text())
+        names = from_json((place / _NAMES).read_text())
     except (FileNotFoundError, ValueError):  # ValueError: not whole itself
         return False
     return all((place / f"{name}.npy").is_file() for name in names)

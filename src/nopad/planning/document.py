@@ -6,7 +6,6 @@ Values must have exactly the right types. This module does not check whether the
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from itertools import pairwise
@@ -17,6 +16,7 @@ import numpy as np
 
 from nopad.errors import FormatError
 from nopad.files import once_each
+from nopad.notation import from_json
 from nopad.options import MAX_LENGTH
 from nopad.planning.bounds import Bound
 from nopad.planning.certificate import Certificate
@@ -35,10 +35,7 @@ def read_json(text: str) -> Any:
         ValueError: the text is not JSON or is nested too deeply, an object has a key twice, or a number is NaN or
             infinite.
     """
-    try:
-        return json.loads(text, object_pairs_hook=once_each, parse_constant=_no_number, parse_float=_finite)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    return from_json(text, object_pairs_hook=once_each, parse_constant=_no_number, parse_float=_finite)
 
 
 def text_of(path: str | Path) -> str:

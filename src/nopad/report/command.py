@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from nopad.corpus import CorpusOptions, PairOptions, ReaderOptions
 from nopad.corpus.pretraining import options_from_settings
+from nopad.notation import from_json
 from nopad.planning import Plan
 from nopad.planning.registry import complete_options
 from nopad.store import Manifest
@@ -105,8 +106,8 @@ def _text(value: Any) -> str:
     if not isinstance(value, str) or value in ("None", "True", "False"):
         return json.dumps(value)
     try:
-        json.loads(value)
-    except (ValueError, RecursionError):  # as `parse_pairs` reads it
+        from_json(value)
+    except ValueError:  # as `parse_pairs` reads it
         return value
     return json.dumps(value)
 

@@ -17,6 +17,7 @@ from nopad.corpus import Counts
 from nopad.corpus.finding import MANIFEST
 from nopad.errors import CorruptError, FormatError
 from nopad.files import storage_errors, write_atomic
+from nopad.notation import from_json
 from nopad.seal import SEAL, sealed, unsealed
 
 __all__ = [
@@ -301,8 +302,8 @@ def _document(path: Path) -> dict[str, Any]:
     try:
         with storage_errors("reading", path):
             content = path.read_bytes()
-        document = json.loads(content.decode())
-    except (ValueError, RecursionError) as error:
+        document = from_json(content.decode())
+    except ValueError as error:
         raise CorruptError(f"{path} is damaged: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise FormatError(f'{path} is not the manifest of a packed dataset: it lacks "format": "{FORMAT}"')

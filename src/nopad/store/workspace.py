@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from nopad.errors import CorruptError, OptionError, OutputBusyError, OutputExistsError, ResumeError
 from nopad.files import PARTIAL_SUFFIX, fsync_path, sha256_file, storage_errors, write_atomic
+from nopad.notation import from_json
 from nopad.seal import sealed, sealed_line, sealed_lines, unsealed
 from nopad.store.manifest import MANIFEST, PLAN, Manifest
 
@@ -119,7 +120,7 @@ class Workspace:
             self._lock(lock)
             job_file = self.work / JOB
             if job_file.exists():
-                self._check_same_job(job_file, json.loads(json.dumps(started)))
+                self._check_same_job(job_file, from_json(json.dumps(started)))
             else:
                 write_atomic(job_file, (json.dumps(sealed(started), indent=2) + "\n").encode())
             yield
@@ -129,8 +130,8 @@ class Workspace:
     def stored_settings(self) -> dict[str, Any]:
         """Return the settings of the unfinished job; an empty dict if there is none, or its ``job.json`` is damaged."""
         try:
-            found: dict[str, Any] = unsealed(json.loads((self.work / JOB).read_text(encoding="utf-8")))["settings"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            found: dict[str, Any] = unsealed(from_json((self.work / JOB).read_text(encoding="utf-8")))["settings"]
+        except (OSError, ValueError, KeyError, TypeError):
             return {}
         return found if isinstance(found, dict) else {}
 
@@ -263,10 +264,10 @@ class Workspace:
         with storage_errors("reading", job_file):
             content = job_file.read_bytes()
         try:
-            stored = unsealed(json.loads(content))
+            stored = unsealed(from_json(content))
             changed = differences(stored["settings"], started["settings"])
             before, now = (dict(map(tuple, job["inventory"])) for job in (stored, started))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ResumeError(f"{job_file} is damaged ({error}); {_start_over(self.out)}") from error
         if changed:
             raise ResumeError(

@@ -9,6 +9,8 @@ import hashlib
 import json
 from typing import Any
 
+from nopad.notation import from_json
+
 __all__ = ["tokenizer_fingerprint"]
 
 _STATE = ("truncation", "padding")  # set by the last call, and no part of the tokenizer
@@ -25,7 +27,7 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     """
     inner = getattr(tokenizer, "backend_tokenizer", None)
     if inner is not None:
-        content = json.loads(inner.to_str())
+        content = from_json(inner.to_str())
         rules: Any = {name: value for name, value in content.items() if name not in _STATE}
     else:
         given = getattr(tokenizer, "init_kwargs", {})

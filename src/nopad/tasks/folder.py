@@ -7,7 +7,6 @@ Reads ``modules.json``, the pooling's ``config.json``, ``sentence_bert_config.js
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import Any, Literal
 
 from nopad.corpus.tokenizer import DEFAULT_PACKAGE
 from nopad.errors import FormatError, MissingExtraError, OptionError
+from nopad.notation import from_json
 
 __all__ = ["Pooling", "Texts", "default_folder", "quiet", "read_folder"]
 
@@ -193,8 +193,8 @@ def _read(file: Path, kind: type = dict) -> Any:
     """
     found: Any = None
     try:
-        found = json.loads(file.read_text()) if file.is_file() else kind()
-    except (ValueError, RecursionError) as error:
+        found = from_json(file.read_text()) if file.is_file() else kind()
+    except ValueError as error:
         raise FormatError(f"{file} is no JSON ({error})") from error
     fits = isinstance(found, kind)
     if not fits or (kind is list and not all(isinstance(one, dict) for one in found)):

@@ -37,6 +37,7 @@ from nopad.errors import (
 from nopad.files import damage_errors, local_path, sha256_file, write_atomic
 from nopad.model.admission import device_of
 from nopad.model.safety import bare
+from nopad.notation import from_json
 from nopad.options import Option
 from nopad.properties import cached_property
 from nopad.seal import sealed, unsealed
@@ -196,7 +197,7 @@ class _Job:
             "fast": predictor.fast,
         }
         return {
-            "options": json.loads(json.dumps(options)),
+            "options": from_json(json.dumps(options)),
             "model": {"sha256": model_fingerprint(predictor.model)},
             "tokenizer": {"sha256": tokenizer_fingerprint(predictor.task.tokenizer)},
             "input": self.records.settings(),
@@ -214,8 +215,8 @@ class _Job:
             CorruptError: a part or the manifest is missing or damaged.
         """
         out = self.workspace.out
-        with damage_errors(out / MANIFEST, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            manifest = unsealed(json.loads((out / MANIFEST).read_text(encoding="utf-8")))
+        with damage_errors(out / MANIFEST, ValueError, KeyError, TypeError, AttributeError):
+            manifest = unsealed(from_json((out / MANIFEST).read_text(encoding="utf-8")))
             stored = {name: manifest[name] for name in ("options", "model", "tokenizer", "input")}
             fast = stored["options"].get("fast")
             origin, files = manifest["source"]["sha256"], dict(manifest["source"]["files"])

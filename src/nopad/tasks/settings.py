@@ -8,6 +8,7 @@ from typing import Any
 
 from nopad.errors import FormatError
 from nopad.files import write_atomic
+from nopad.notation import from_json
 from nopad.tasks.registry import tasks_by_name
 from nopad.tasks.task import Task
 
@@ -45,7 +46,7 @@ def stored_task(folder: str | Path) -> tuple[str, dict[str, Any]] | None:
     if not path.is_file():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = from_json(path.read_text(encoding="utf-8"))
         return str(found["task"]), dict(found["options"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{path} is damaged: {error}; name the task and its options yourself") from error

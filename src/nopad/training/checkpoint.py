@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from transformers.trainer_callback import TrainerState
 
 from nopad.errors import FormatError, OptionError
+from nopad.notation import from_json
 
 __all__ = ["STATE_FILE", "check_same_model", "saved_state", "steps_of", "trainer_state"]
 
@@ -35,7 +35,7 @@ def check_same_model(folder: Path, model: Any) -> None:
     if not (folder / _CONFIG).is_file():
         return
     saved = _object(folder / _CONFIG)
-    mine = json.loads(bare(model).config.to_json_string(use_diff=False))
+    mine = from_json(bare(model).config.to_json_string(use_diff=False))
     odd = [
         f"{name} is {saved[name]!r} there and {mine[name]!r} here"
         for name in sorted(saved.keys() & mine.keys() - _PASSING)
@@ -94,8 +94,8 @@ def _read(path: Path) -> Any:
         FormatError: the file cannot be read, or is no JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        return from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise FormatError(
             f"{path} is no JSON, or cannot be read, so the checkpoint is damaged ({error}); give another one"
         ) from error

@@ -9,7 +9,6 @@ is taken as text.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from nopad.errors import MissingExtraError, OptionError, SourceError, install
+from nopad.notation import from_toml
 from nopad.training.tables import CHOOSES, TABLES, Data, Model, Output, Packing, TaskTable, TrainConfig
 from nopad.training.typed import Given, fitted, known
 
@@ -104,12 +104,12 @@ def _of(where: str) -> Iterator[None]:
 
 def _parsed(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return from_toml(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         raise SourceError(f"{path}: no such file; give the configuration of a run, a TOML file") from error
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:  # also an integer of thousands of digits
+    except ValueError as error:  # also an integer of thousands of digits
         raise OptionError(f"{path} is no TOML: {error}") from error
 
 
@@ -143,8 +143,8 @@ def _override(made: dict[str, dict[str, Any]], text: str) -> None:
 def _toml_value(text: str) -> Any:
     """Return the value of a text that is TOML; return any other text unchanged."""
     try:
-        found = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
+        found = from_toml(f"value = {text}")
+    except ValueError:
         return text
     return found["value"] if found.keys() == {"value"} else text
 

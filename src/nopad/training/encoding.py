@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from nopad.errors import FormatError, LengthError, RecordError
 from nopad.files import fsync_path, locked, storage_errors, write_atomic
+from nopad.notation import from_json
 from nopad.random import MASK, key
 from nopad.sequences import Sequences
 from nopad.tasks import Examples, Task
@@ -237,11 +238,11 @@ def _read(place: Path) -> Examples:
         FormatError: a file is missing or damaged.
     """
     try:
-        facts = json.loads((place / _FACTS).read_text(encoding="utf-8"))
+        facts = from_json((place / _FACTS).read_text(encoding="utf-8"))
         arrays = {name: np.load(place / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in facts["columns"]}
         if any(len(arrays[name]) != size for name, size in facts["columns"].items()):
             raise FormatError(f"{place} is damaged")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{place} is not there, or damaged") from error
     offsets, record = arrays.pop("offsets"), arrays.pop(_RECORD)
     tokens = {name: arrays.pop("ids" if name == "input_ids" else name) for name in facts["tokens"]}

@@ -20,7 +20,6 @@ import fcntl
 import json
 import os
 import shutil
-import tomllib
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +27,7 @@ from typing import Any, NoReturn
 
 from nopad.errors import OutputBusyError, OutputExistsError, ResumeError
 from nopad.files import PARTIAL_SUFFIX, local_path, storage_errors, write_atomic
+from nopad.notation import from_json, from_toml
 from nopad.options import is_number
 from nopad.training.checkpoint import STATE_FILE
 from nopad.training.longer import LENGTHS, compared
@@ -230,7 +230,7 @@ class RunFolder:
         Raises:
             ResumeError: another field differs, the run would become shorter, or the stored configuration is damaged.
         """
-        began, mine = self._began(), tomllib.loads(to_toml(config.document()))
+        began, mine = self._began(), from_toml(to_toml(config.document()))
         odd = [
             f"{table}.{name} is {_shown(mine, table, name)} and was {_shown(began, table, name)}"
             for table in sorted({*began, *mine})
@@ -264,9 +264,9 @@ class RunFolder:
             ResumeError: the stored file is damaged.
         """
         try:
-            found = tomllib.loads((self.path / CONFIG_FILE).read_text(encoding="utf-8"))
+            found = from_toml((self.path / CONFIG_FILE).read_text(encoding="utf-8"))
             _check_tables(found)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ResumeError(
                 f"{self.path / CONFIG_FILE} is damaged ({error}); begin anew in another folder"
             ) from error
@@ -425,8 +425,8 @@ def _state(path: Path) -> Any:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None
 
 
@@ -464,8 +464,8 @@ def kept_lines(path: Path, step: int) -> None:
     kept = []
     for line in path.read_bytes().split(b"\n"):
         try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
+            found = from_json(line)
+        except ValueError:
             continue
         if isinstance(found, dict) and is_number(taken := found.get("step", 0)) and taken <= step:
             kept.append(line + b"\n")

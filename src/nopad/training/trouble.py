@@ -18,6 +18,7 @@ from nopad.batch.guard import PackedMask, layout_of
 from nopad.batch.layout import Layout
 from nopad.errors import DeviceMemoryError, FormatError, LossError, OptionError, StorageError
 from nopad.losses import over_ranks
+from nopad.notation import from_json
 
 __all__ = ["Watch", "check_unscaled", "enough_memory", "enough_room", "load_batch", "save_batch"]
 
@@ -181,7 +182,7 @@ def load_batch(path: str | Path) -> PackedBatch:
 
     try:
         with safe_open(path, framework="numpy") as file:
-            facts = json.loads((file.metadata() or {})["nopad"])
+            facts = from_json((file.metadata() or {})["nopad"])
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         items = _beginning("item.", found)
         for mask, told in facts.items():
@@ -198,7 +199,7 @@ def load_batch(path: str | Path) -> PackedBatch:
             )
             items[mask] = PackedMask(layout)
         return PackedBatch(items)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise FormatError(f"{path} is no batch that nopad kept: {error}") from error
 
 

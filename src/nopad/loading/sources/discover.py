@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ from nopad.loading.sources.megatron import UNIT, MegatronTokens, megatron_prefix
 from nopad.loading.sources.packed import packed_tokens
 from nopad.loading.sources.pictured import has_pictures, pictured_tokens
 from nopad.loading.sources.source import EMPTY, TokenSource
+from nopad.notation import from_json
 from nopad.sequences import Sequences
 from nopad.store.reader import PackedDataset
 
@@ -198,8 +198,8 @@ def _arrow_files(path: Path) -> list[Path]:
     with reading(state):
         content = state.read_bytes()
     try:
-        return [path / str(part["filename"]) for part in json.loads(content)["_data_files"]]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        return [path / str(part["filename"]) for part in from_json(content)["_data_files"]]
+    except (ValueError, KeyError, TypeError):
         return []
 
 

@@ -32,6 +32,7 @@ from nopad.errors import SourceError
 from nopad.files import fsync_path, locked, storage_errors, write_atomic
 from nopad.loading.sources.arrays import ArrayTokens, memory_tokens
 from nopad.loading.sources.mapped import MappedArray, MappedFile
+from nopad.notation import from_json
 from nopad.seal import sealed, unsealed
 from nopad.sequences import Sequences
 
@@ -224,11 +225,11 @@ def _opened(place: Path, name: str, empty: str, left_out: tuple[str, ...]) -> Ar
     path = place / DESCRIPTION
     try:
         with reading(path):
-            found = unsealed(json.loads(path.read_bytes()))
+            found = unsealed(from_json(path.read_bytes()))
         made = _described(place, found["columns"], name, left_out)
         if made.fingerprint != found["fingerprint"]:
             raise ValueError("it holds other tokens than were written")
-    except (SourceError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (SourceError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise SourceError(
             f"{place}: this copy of {name} is damaged ({error}); delete it, and it is made again"
         ) from error

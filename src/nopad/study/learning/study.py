@@ -22,6 +22,7 @@ import torch
 
 from nopad.errors import FormatError, OptionError
 from nopad.files import locked, storage_errors, write_atomic
+from nopad.notation import from_json
 from nopad.study.learning.material import Material, material
 from nopad.study.learning.runs import Curve, Point, Recipe, Size, factor_of, held_out, model_of, train
 from nopad.study.learning.setups import BASE, RIGHT, WITHOUT_NEXT
@@ -292,8 +293,8 @@ def _kept(folder: Path | None, size: Size, factor: float, seeds: int, recipes: S
     with storage_errors("reading", path):
         content = path.read_bytes()
     try:
-        lines = [json.loads(line) for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
-    except (ValueError, RecursionError) as error:
+        lines = [from_json(line) for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
+    except ValueError as error:
         raise FormatError(f"{path} is not of this study: {error}; choose another folder") from error
     if not lines or lines[0] != _header(size, factor):
         raise FormatError(f"{path} is of a study of another size, or of other texts; choose another folder")
