@@ -24,6 +24,10 @@ ROWS = [
 ]
 
 
+HELD = []
+HELD.append(HELD)
+
+
 def sequences_of(dataset, *names):
     """Every sequence by its record number: its ids, and its values of these columns, as the packs hold them."""
     found = {}
@@ -65,6 +69,34 @@ def test_rows_with_ids(form):
     assert max(row.input_ids.size for row in dataset) <= dataset.capacity == 32
     assert dataset.manifest.packs <= nopad.pack([len(row["input_ids"]) for row in ROWS], 32).indptr.size
     assert nopad.verify(dataset.path) == []
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow", "chunked"])
+def test_one_column_of_a_table(library):
+    ids = [row["input_ids"] for row in ROWS]
+    if library in ("pandas", "polars"):
+        column = pytest.importorskip(library).Series(ids)
+    else:
+        import pyarrow as pa
+
+        column = pa.array(ids) if library == "pyarrow" else pa.table({"ids": ids})["ids"]
+    assert sequences_of(nopad.pack_dataset(column, 40)) == {i: [(one,)] for i, one in enumerate(ids)}
+
+
+@pytest.mark.parametrize(
+    ("note", "said"),
+    [
+        ([1, "a"], "cannot be read as a dataset .*Could not convert 'a'.*note"),
+        ([1, 2**70], "cannot be read as a dataset .*too large"),
+        ([1, HELD], "a value of the column 'note' is nested too deeply"),
+    ],
+    ids=["mixed", "large", "holds itself"],
+)
+def test_a_table_whose_values_arrow_cannot_hold(note, said):
+    import pandas as pd
+
+    with pytest.raises(nopad.errors.SourceError, match=said):
+        nopad.pack_dataset(pd.DataFrame({"input_ids": [[1], [2]], "note": note}), 8)
 
 
 def test_lists_of_ids_and_options_of_packing(tmp_path):

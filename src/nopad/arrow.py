@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,52 @@ from nopad.files import replacing
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["list_array", "list_parts", "read_arrow", "write_arrow"]
+__all__ = ["array_of", "is_deep", "list_array", "list_parts", "read_arrow", "write_arrow"]
+
+_LEVELS = 100  # of containers in containers, at most
+_CONTAINERS = (Sequence, Mapping, Set, np.ndarray)
+_FLAT = (str, bytes, bytearray, memoryview, range)
+
+
+def array_of(values: Sequence[Any], kind: pa.DataType | None = None) -> pa.Array:
+    """Return an array of these values, of the type `kind`; None: of the type that Arrow finds for them.
+
+    This is `pa.array`, which goes from container to container without a limit: a value that holds itself, or is nested
+    some 10,000 levels deep, ends the process.
+
+    Raises:
+        pa.ArrowException, TypeError, ValueError, OverflowError: the values have no common type or do not fit `kind`,
+            or one of them is nested more than 100 levels deep.
+
+    >>> array_of([[1], None, [2, 3]]).type
+    ListType(list<item: int64>)
+    """
+    import pyarrow as pa
+
+    if is_deep(values):
+        raise pa.ArrowInvalid(f"nested more than {_LEVELS} levels deep")
+    return pa.array(values, kind)
+
+
+def is_deep(values: Sequence[Any]) -> bool:
+    """Return whether there are more than 100 levels of containers within `values`: too many for `array_of`."""
+    held: dict[int, Any] = {0: values}
+    for _ in range(_LEVELS + 1):
+        found = set[type]()
+        for one in held.values():
+            found.update(map(type, _inside(one)))
+        kinds = tuple(kind for kind in found if issubclass(kind, _CONTAINERS) and not issubclass(kind, _FLAT))
+        if not kinds:
+            return False
+        # Each once: lists that hold one list twice, which does so too, would double with every level.
+        held = {id(inner): inner for one in held.values() for inner in _inside(one) if isinstance(inner, kinds)}
+    return True
+
+
+def _inside(one: Any) -> Iterable[Any]:
+    if isinstance(one, np.ndarray):
+        return one.flat if one.dtype == object else ()
+    return one.values() if isinstance(one, Mapping) else one
 
 
 def write_arrow(path: Path, table: pa.Table) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from nopad.arrow import is_deep
 from nopad.assignment import Order
 from nopad.corpus import CorpusOptions, IterableSource, ReaderOptions, Source, Tokenizer, load_tokenizer, open_source
 from nopad.corpus.content import Content
@@ -73,7 +74,7 @@ def pack_dataset(
             * a `datasets.Dataset` or `IterableDataset`
             * a list of dicts, an iterator of dicts, or a function that returns such an iterator
             * a list of lists of token ids, or a list of texts
-            * a table of pandas, polars or pyarrow
+            * a table of pandas, polars or pyarrow, or one column of it, with texts or lists of token ids
             * a dict with several of these by name; their records are counted by name; not allowed with a task
             * a source from `nopad.open_source`
 
@@ -320,14 +321,19 @@ def _record(first: Any) -> Mapping[str, Any] | None:
 
 
 def _as_dataset(data: Any) -> Any:
-    """Return a table of pandas, polars or pyarrow as a `datasets.Dataset`; other data as they are.
+    """Return a table of pandas, polars or pyarrow as a `datasets.Dataset`, and one column as the list of its values.
+
+    Other data are returned as they are.
 
     Raises:
         MissingExtraError: the data are a table, and `datasets` is not installed.
+        SourceError: a column of the table has values of no common type, or a value that is nested too deeply.
     """
     module = type(data).__module__.partition(".")[0]
     if module not in ("pandas", "polars", "pyarrow"):
         return data
+    if hasattr(data, column := "to_pylist" if module == "pyarrow" else "to_list") and not hasattr(data, "columns"):
+        return getattr(data, column)()
     try:
         import datasets
     except ImportError as error:
@@ -336,9 +342,19 @@ def _as_dataset(data: Any) -> Any:
 
     if module == "pyarrow":
         return datasets.Dataset(pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else data)
-    if module == "pandas":
-        return datasets.Dataset.from_pandas(data, preserve_index=False)
-    return datasets.Dataset.from_polars(data)
+    for at, name in enumerate(data.columns if module == "pandas" else ()):
+        if is_deep(data.iloc[:, at].tolist()):
+            raise SourceError(f"a value of the column {name!r} is nested too deeply; leave the column out")
+    try:
+        if module == "pandas":
+            return datasets.Dataset.from_pandas(data, preserve_index=False)
+        return datasets.Dataset.from_polars(data)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        reason = "; ".join(map(str, error.args))
+        raise SourceError(
+            f"this table of {module} cannot be read as a dataset ({reason}); leave the column out, or make its values "
+            "alike"
+        ) from error
 
 
 def _of_task(

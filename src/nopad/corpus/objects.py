@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from nopad.arrow import array_of
 from nopad.corpus.options import ReaderOptions
 from nopad.corpus.records import BadRecord, Records, shown
 from nopad.corpus.rows import decode_rows
@@ -307,7 +308,7 @@ def _type_of(items: Sequence[Mapping[str, Any]], key: str) -> pa.DataType:
 def _common_type(values: Sequence[Any]) -> pa.DataType | None:
     """Return the Arrow type that holds all of these values; None if there is none."""
     try:
-        return pa.array(values).type
+        return array_of(values).type
     except _MISFITS:
         return None
 
@@ -340,17 +341,17 @@ def to_batch(
         try:
             if not _fit(values, field.type):
                 raise TypeError
-            columns[field.name] = pa.array(values, type=field.type)
+            columns[field.name] = array_of(values, field.type)
         except _MISFITS:
             for row, value in enumerate(values):
                 try:
                     if not _fit([value], field.type):
                         raise TypeError
-                    pa.array([value], type=field.type)
+                    array_of([value], field.type)
                 except _MISFITS:
                     bad.setdefault(row, f"{field.name!r} is {shown(value)}, not {field.type}")
                     values[row] = None
-            columns[field.name] = pa.array(values, type=field.type)
+            columns[field.name] = array_of(values, field.type)
     return pa.RecordBatch.from_pydict(columns, schema=schema), bad
 
 

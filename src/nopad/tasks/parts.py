@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nopad.arrow import array_of
 from nopad.errors import OptionError, RecordError
 from nopad.files import damage_errors, replacing
 from nopad.wording import first_line, numbers_of
@@ -108,7 +109,7 @@ def _column(
         RecordError: the values have no common type, or do not fit `kind` or `dtype`.
     """
     try:
-        found = pa.array(values, kind)
+        found = array_of(values, kind)
         return found if dtype is None else found.cast(_with(found.type, pa.from_numpy_dtype(dtype)), safe=False)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         reason = first_line(error)

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from nopad.arrow import list_array, list_parts
+from nopad.arrow import array_of, list_array, list_parts
 from nopad.corpus.records import Carried, Kind, Origin, Records
 from nopad.corpus.selection import is_list, is_string
 from nopad.corpus.source import Block, Source
@@ -171,7 +171,7 @@ class TaskSource(Source):
                     raise RecordError(f"record {first + number} has no {name!r}; leave it out of carry=")
                 values.append(part[number][name])
             try:
-                found[name] = pa.array(values)
+                found[name] = array_of(values)
             except pa.ArrowException as error:
                 raise RecordError(f"{name!r} of records from {first} on is not of one type ({error})") from error
         return found
