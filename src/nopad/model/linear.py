@@ -147,7 +147,8 @@ class _FastLinear(TorchFunctionMode):
     def __exit__(self, *error: Any) -> None:
         """Leave the mode.
 
-        If something still holds the last layer's output, the activation that was computed with it is undone first.
+        If the last layer's output was computed together with an activation, and something still holds this output, the
+        output is first computed again without the activation, in place.
         """
         try:
             self._activations.close()

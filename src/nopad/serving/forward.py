@@ -407,11 +407,11 @@ def _array(name: str, values: Any) -> NDArray[Any]:
     """Return `values`, a request's entry `name`, as an array in the memory of the CPU.
 
     Raises:
-        BatchError: `values` cannot be read, such as a tensor on device "meta".
+        BatchError: `values` cannot be read, such as a tensor on device "meta", or lists of different lengths.
     """
     try:
         return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
-    except (RuntimeError, TypeError) as error:  # NotImplementedError of meta tensors too
+    except (RuntimeError, TypeError, ValueError) as error:  # NotImplementedError of meta tensors too
         raise BatchError(f"{name} of a request cannot be read ({error}); give integers") from error
 
 

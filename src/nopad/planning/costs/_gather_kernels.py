@@ -179,8 +179,9 @@ def _exchange(s: State, p: int) -> bool:
     """Exchange a sequence of pack `p` for a shorter one of another pack; return whether such an exchange was found.
 
     The length of the longer sequence must be at most the reach of the shorter one, and less than `_SHORTER` tokens
-    below this reach. Pairs with the smallest difference are looked for first. Pack `p` ends with a lower worth than the
-    other pack had before, so that exchanges cannot go round in circles. Pack `p` must be out of the indices (`_hide`).
+    below this reach; pairs in which it is closest to the reach are looked for first. Pack `p` ends with a lower worth
+    than the other pack had before, so that exchanges cannot go round in circles. Pack `p` must be out of the indices
+    (`_hide`).
     """
     longest = s.spaces.first.size - 1
     for more in range(_SHORTER):

@@ -121,9 +121,10 @@ def _iteration_steps(model: highspy.Highs, filled: float) -> int:
 
 
 def _filled(model: highspy.Highs) -> float:
-    """Return the mean number of entries in some rows of the inverse of the basis, from 1 to the number of rows.
+    """Return about how many entries a row of the inverse of the basis has: the mean of a few rows.
 
-    Before the model is solved for the first time, there is no inverse. Then a quarter of the number of rows is assumed.
+    The result is at least 1, and at most the number of rows. Before the model is solved for the first time, there is no
+    inverse. Then a quarter of the number of rows is assumed.
     """
     rows = int(model.getNumRow())
     found: list[int] = []

@@ -357,7 +357,7 @@ def _completed(
 
 
 def _within_one(task: Task, packing: Packing, budget: Budget) -> Packing:
-    """Take packs that fit into no capacity out of `packing`, and pack their sequences again; return all packs.
+    """Remove from `packing` the packs that fit into no capacity, and pack their sequences again; return all packs.
 
     Such packs exist because the two limits of a new pack may come from different capacities. `packing` is changed in
     place. In the result, every pack fits into a capacity; it is `packing` itself if nothing had to be packed again.
