@@ -155,11 +155,13 @@ def _balance_line(out: Path) -> str:
 
 
 def _without_old_result(folder: Path) -> str:
-    """Remove the demo's packed dataset in `folder` if another version of nopad made it; return a note on this, else "".
+    """Remove the demo's packed dataset in `folder` if it has another format version; return a note on this, else "".
 
     Raises:
-        FormatError: there is such a dataset, but the demo's texts are not beside it; so it may not be the demo's.
-        StorageError: the dataset cannot be removed.
+        FormatError: there is such a dataset, but the demo's texts are not beside it, so it may not be the demo's; or
+            its manifest is not one of nopad's.
+        CorruptError: its manifest is damaged.
+        StorageError: the dataset cannot be read or removed.
     """
     out = folder / "packed"
     version = other_version(out)

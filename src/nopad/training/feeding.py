@@ -93,10 +93,11 @@ class FedLoader(TorchLoader):
         return found
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin the epoch to which the Trainer gives the number `epoch`.
+        """Go to the epoch to which the Trainer gives the number `epoch`.
 
-        The first call begins the loader's current epoch, whatever `epoch` is. If a later call has an `epoch` that is
-        larger by k, it begins the loader's epoch whose number is larger by k.
+        The first call changes nothing: whatever `epoch` is, it stands for the loader's current epoch, which goes on
+        from where the loader stands. A later call whose `epoch` is larger by k goes to the beginning of the loader's
+        epoch whose number is larger by k; if the loader is in that epoch already, nothing changes.
         """
         if self._first is None:
             self._first = epoch, self.packed_loader.epoch
