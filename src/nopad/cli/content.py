@@ -1,4 +1,7 @@
-"""What the inputs of a command hold: one text, several texts, pairs of texts, or chats."""
+"""Options that say what each record of a command's inputs holds, and the encoders for such records.
+
+A record holds one text, several texts, a pair of texts, or a chat.
+"""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def _iteration_steps(model: highspy.Highs, filled: float) -> int:
 
 
 def _filled(model: highspy.Highs) -> float:
-    """Return about how many entries a row of the inverse of the basis has: the mean of a few rows.
+    """Return about how many entries other than 0 a row of the inverse of the basis has: the mean of a few rows.
 
     The result is at least 1, and at most the number of rows. Before the model is solved for the first time, there is no
     inverse. Then a quarter of the number of rows is assumed.
