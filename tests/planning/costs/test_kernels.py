@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nopad import Histogram
@@ -42,25 +42,31 @@ class Slow:
                 self.left[item] -= row[3]
                 self.place(row, item, 1)
 
-    def best_fit(self):
-        """Like `spread_out`, into one of the fullest packs; return the free tokens of each that was chosen."""
-        chosen = []
-        for item in range(len(self.left) - 1, -1, -1):
-            while self.left[item]:
-                fitting = [row for row in self.rows if self.fits(row, item) and row[3]]
-                if fitting:
-                    row = min(fitting, key=lambda row: row[0])
-                    chosen.append(row[0])
-                else:
-                    row = [*self.load.limits.tolist(), 1, ()]
-                    self.rows.append(row)
-                if row[3] > 1:
-                    row[3] -= 1
-                    row = [*row[:3], 1, row[4]]
-                    self.rows.append(row)
-                self.left[item] -= 1
-                self.place(row, item, 1)
-        return chosen
+
+def check_best_fit(load, strategies):
+    """Check that placing all sequences, longest first, each into one of the fullest packs with room, makes these packs.
+
+    Of equally full packs any may be chosen: they may have different rests of cost and places, so that what follows
+    differs. Which one was chosen, the packs themselves say.
+    """
+    number = {length: item for item, length in enumerate(load.lengths.tolist())}
+    packs = [[*load.limits.tolist(), [number[n] for n in held]] for count, held in strategies for _ in range(count)]
+    begun = []
+    for item in range(load.counts.size - 1, -1, -1):
+        size, cost = int(load.sizes[item]), int(load.costs[item])
+        for _ in range(int(load.counts[item])):
+            fitting = [pack for pack in begun if pack[0] >= size and pack[1] >= cost and pack[2] >= 1]
+            if fitting:
+                least = min(pack[0] for pack in fitting)
+                takers = [pack for pack in fitting if pack[0] == least and pack[3][:1] == [item]]
+            else:
+                takers = [pack for pack in packs if all(pack is not one for one in begun) and pack[3][0] == item]
+            assert takers, f"{load.lengths[item]} is in none of the fullest packs"
+            pack = max(takers, key=lambda one: one[3].count(item))  # one that gets fewer is the last of this item
+            if not fitting:
+                begun.append(pack)
+            pack[:] = pack[0] - size, pack[1] - cost, pack[2] - 1, pack[3][1:]
+    assert all(not pack[3] for pack in packs)
 
 
 LOADS = {
@@ -88,21 +94,27 @@ def test_the_emptiest_class_is_found(lengths, depth, squares, packs, kind, weigh
 
 @pytest.mark.parametrize("capacity", [120, 10**5, 10**9])  # one free token a shelf, some, and very many
 @given(**LOADS, sparse=st.booleans())
+@example(lengths=[3, 26, 27, 27, 54], depth=None, squares=3600, sparse=False)  # equally full, of other costs
 def test_the_fullest_class_is_found(capacity, lengths, depth, squares, sparse):
-    """Each sequence alone in its class: equal packs are chosen in another order, so only fullness is compared."""
     scale = capacity // 120
     lengths = [length * scale - (index % 7 if sparse and scale > 7 else 0) for index, length in enumerate(lengths)]
     load = load_of(Histogram.from_lengths(lengths), capacity, depth, squares * scale**2)
-    slow = Slow(load, 0)
-    slow.rows.clear()
-    slow.best_fit()
     classes, links = np.empty((1, 5), dtype=np.int64), np.empty((1, 3), dtype=np.int64)
-    classes, number, _, _, _ = _kernels.best_fit(
+    classes, number, links, linked, _ = _kernels.best_fit(
         load.sizes, load.costs, load.counts.copy(), classes, 0, links, 0, load.limits, 10**6
     )
-    free = sorted((row[0], row[3]) for row in slow.rows)
-    found = sorted((int(tokens), int(count)) for tokens, _, _, count, _ in classes[:number] if count)
-    assert [tokens for tokens, count in free for _ in range(count)] == [t for t, count in found for _ in range(count)]
+    made = Packed(classes[:number], links[:linked])
+    held = made.strategies(load.lengths)
+    assert sorted(n for count, lengths in held for n in lengths * count) == sorted(lengths)
+    check_best_fit(load, held)
+
+
+def test_what_is_not_best_fit_is_found():
+    load = load_of(Histogram.from_lengths([60, 50, 30, 30]), 120, None, 120**2)
+    check_best_fit(load, [(1, (60, 50)), (1, (30, 30))])
+    for other in ([(1, (60, 30, 30)), (1, (50,))], [(1, (60, 50)), (1, (30,)), (1, (30,))]):
+        with pytest.raises(AssertionError, match="is in none of the fullest packs"):
+            check_best_fit(load, other)
 
 
 def test_a_sweep_goes_on_after_a_pack_it_filled():
