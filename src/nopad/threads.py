@@ -12,19 +12,54 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-__all__ = ["Blocks", "Pool", "new_lock"]
+from nopad.errors import ServingError
+
+__all__ = ["Blocks", "Pool", "acting", "acting_for", "check_free", "new_lock"]
 
 _locks: WeakSet[Any] = WeakSet()
+_here = threading.local()
+
+
+def acting() -> threading.Thread:
+    """Return the thread for which the current thread works (`acting_for`), which is often the current thread itself."""
+    found: threading.Thread = getattr(_here, "works_for", None) or threading.current_thread()
+    return found
+
+
+@contextmanager
+def acting_for(thread: threading.Thread) -> Iterator[None]:
+    """In a ``with`` block, the current thread does a part of the work of `thread`, which waits until it is done."""
+    _here.works_for = thread
+    try:
+        yield
+    finally:
+        _here.works_for = None
 
 
 def new_lock() -> Any:
-    """Return a new `threading.Lock`, which is free in each process that is forked later.
+    """Return a new `threading.RLock`, which is free in each process that is forked later.
 
-    If another thread holds an ordinary lock when the process is forked, nobody releases it in the child.
+    If another thread holds an ordinary lock when the process is forked, nobody releases it in the child. The lock is
+    re-entrant, since a signal handler, or a finaliser (``__del__``) that the garbage collector calls, may interrupt
+    whoever holds it in the same thread: with another lock, it would wait for itself. `check_free` refuses that where it
+    must not be.
     """
-    lock: Any = threading.Lock()
+    lock: Any = threading.RLock()
     _locks.add(lock)
     return lock
+
+
+def check_free(lock: Any, what: str) -> None:
+    """Check that this thread does not hold `lock`, a re-entrant lock; `what` says what it is about to do.
+
+    Raises:
+        ServingError: the thread holds the lock: a signal handler or a finaliser interrupts a call that does the same.
+    """
+    if lock._is_owned():
+        raise ServingError(
+            f"a signal handler or a finaliser (__del__) {what} while it interrupts a call that does the same in the "
+            "same thread; do that in another thread"
+        )
 
 
 def _free() -> None:

@@ -1,8 +1,10 @@
-"""A gate before a model, for tests that need requests to wait."""
+"""What tests of serving share: a gate before a model, so that requests wait, and answers of a queue without runner."""
 
 from __future__ import annotations
 
 import threading
+
+from nopad.serving.answer import Answer, Answerer
 
 WAIT = 60  # seconds; no test takes so long unless something hangs
 
@@ -20,3 +22,8 @@ class Gate:
         self.calls += 1
         self.entered.set()
         assert self.open.wait(WAIT)
+
+
+def of_queue(queue):
+    """The future of a request of a queue that has no runner, and whose worker is nobody."""
+    return Answer(Answerer(worker=threading.Thread(), lock=queue.lock, model=lambda: None))

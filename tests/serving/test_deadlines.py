@@ -9,10 +9,10 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.serving.gate import of_queue
 
 from nopad.errors import DeadlineError
 from nopad.serving import Batching, OnlinePacker
-from nopad.serving.answer import Answer
 from nopad.serving.queue import RequestQueue
 from nopad.serving.waiting import Waiting
 from nopad.tasks.core import Prepared, of_length
@@ -30,7 +30,7 @@ class Simulated:
 
     def add(self, *lengths, within=None):
         """Add a request; return its future, or None if it was refused since its deadline cannot be met."""
-        request = Waiting(Prepared(of_length(lengths)), Answer(None, self.queue.lock), self.queue.now())
+        request = Waiting(Prepared(of_length(lengths)), of_queue(self.queue), self.queue.now())
         deadline = None if within is None else self.queue.now() + within * MS
         try:
             self.queue.add([request], deadline, 0)

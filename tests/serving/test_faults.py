@@ -88,8 +88,8 @@ def test_a_callback_that_waits_for_its_own_runner(model):
         while len(said) < 5:
             assert runner.drain(WAIT)
         assert runner.healthy
-    assert all("waits for a request of the same runner" in one for one in said[:3])
-    assert "a callback waits until its own runner has nothing to do" in said[3]
+    assert all("this waits for a request which can run only after it: it is in a callback" in one for one in said[:3])
+    assert "a callback, or code within a run of the same model, waits until the runner has nothing to do" in said[3]
     assert said[4] == ["last_hidden_state", "pooler_output"]
 
 

@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
+from tests.serving.gate import of_queue
 from transformers import BertConfig, BertModel
 
 import nopad
@@ -23,6 +25,8 @@ import torch
 from transformers import BertConfig, BertModel
 import nopad
 from nopad.serving import Batching
+
+from tests.serving.gate import of_queue
 
 class Stop(BaseException):
     pass
@@ -117,7 +121,7 @@ def test_a_process_that_is_forked_while_locks_are_held_hangs_nowhere():
     with nopad.PackRunner(nopad.packed(BertModel(BertConfig(**sizes, vocab_size=50)))) as runner:
         future = runner.submit({"input_ids": [1, 2]})
         future.result(60)
-        waiting = nopad.serving.answer.Answer(threading.current_thread(), threading.RLock())
+        waiting = of_queue(RequestQueue(Batching(capacity=64), "block", time.monotonic_ns, lambda: False))
         held, done = threading.Event(), threading.Event()
 
         def hold():

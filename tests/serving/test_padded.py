@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import BertConfig, BertForQuestionAnswering, BertForSequenceClassification, BertModel
 
 import nopad
@@ -126,6 +127,16 @@ def ragged(*parts):
         return torch.nested.nested_tensor(list(parts))
 
 
+def without_memory(tensor):
+    tensor.untyped_storage().resize_(0)  # as FSDP does
+    return tensor
+
+
+def masked_tensor(tensor):
+    with warnings.catch_warnings(action="ignore"):
+        return torch.masked.masked_tensor(tensor, tensor == 0)
+
+
 def buffers(kind):
     good = torch.zeros(5, 9, 16, dtype=torch.float64)
     read_only = np.zeros((5, 9, 16))
@@ -147,6 +158,11 @@ def buffers(kind):
         "meta": {"last_hidden_state": torch.zeros(5, 9, 16, dtype=torch.float64, device="meta")},
         "sparse": {"last_hidden_state": good.to_sparse()},
         "nested": {"last_hidden_state": ragged(good[0], good[1])},
+        "no memory": {"last_hidden_state": without_memory(torch.zeros(5, 9, 16, dtype=torch.float64))},
+        "masked tensor": {"last_hidden_state": masked_tensor(good)},
+        "functional": {"last_hidden_state": torch._to_functional_tensor(good)},
+        "fake": {"last_hidden_state": FakeTensorMode().from_tensor(good)},
+        "not made yet": {"last_hidden_state": torch.nn.UninitializedParameter()},
         "masked": {"last_hidden_state": np.ma.masked_array(np.zeros((5, 9, 16)), mask=True)},
     }[kind]
 
@@ -169,6 +185,11 @@ def buffers(kind):
         ("meta", "is on device meta; give a buffer with memory"),
         ("sparse", "is torch.sparse_coo; give a buffer with memory"),
         ("nested", "is nested; give a buffer with memory"),
+        ("no memory", "has lost its memory: its storage was resized"),
+        ("masked tensor", "is a MaskedTensor of a special kind; give a plain torch.Tensor"),
+        ("functional", "is a Tensor of a special kind; give a plain torch.Tensor"),
+        ("fake", "is a FakeTensor of a special kind"),
+        ("not made yet", "is a UninitializedParameter of a special kind"),
         ("masked", "of type MaskedArray; expected a tensor or a NumPy array"),
         ("twice", r"out\['pooler_output'\] shares memory with out\['last_hidden_state'\]"),
     ],

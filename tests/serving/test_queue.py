@@ -144,8 +144,8 @@ def test_a_callback_does_not_overtake(full):
     gate.open.set()
     assert done.wait(WAIT)
     assert said == [
-        "other callers wait for room already (1), and a callback cannot wait behind them; submit in another thread, or "
-        "raise max_waiting_tokens"
+        "other callers wait for room already (1), and a callback, or code within a run of the same model, cannot wait "
+        "behind them; submit in another thread, or raise max_waiting_tokens"
     ]
     assert long.result(WAIT).result(WAIT)
     assert runner.statistics.packer.refused == 1

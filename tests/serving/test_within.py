@@ -5,20 +5,22 @@ Whatever it does, the interrupted call ends as it should, no request is lost, an
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 
 import pytest
+from tests.serving.gate import of_queue
 from transformers import BertConfig, BertModel
 
 import nopad
 from nopad.errors import RunnerClosedError, ServingError
 from nopad.serving import Batching, OnlinePacker
-from nopad.serving.answer import Answer
 from nopad.serving.queue import RequestQueue
 from nopad.serving.waiting import Waiting
 from nopad.tasks.core import Prepared, of_length
@@ -164,7 +166,7 @@ def test_what_interrupts_the_worker_at_each_line():
             queue = RequestQueue(Batching(capacity=64), "block", time.monotonic_ns, lambda: False)
 
             def waiting(length, queue=queue):
-                return Waiting(Prepared(of_length([length])), Answer(None, queue.lock), queue.now())
+                return Waiting(Prepared(of_length([length])), of_queue(queue), queue.now())
 
             one, two, late = waiting(3), waiting(5), waiting(2)
             queue.add([one, two], None, 0)
@@ -249,6 +251,111 @@ def test_a_handler_that_closes_while_the_main_thread_submits(model):
         assert all(one.result(WAIT)["last_hidden_state"].shape == (2, 8) for one in futures)
 
 
+def test_what_was_cancelled_within_a_call_wakes_those_who_wait():
+    """`take` cancels it later, and `drain` in another thread, which waits for nothing else, then ends."""
+    queue = RequestQueue(Batching(capacity=64), "block", time.monotonic_ns, lambda: False)
+    one, drained = Waiting(Prepared(of_length([8])), of_queue(queue), queue.now()), threading.Event()
+    queue.add([one], None, 0)
+    threading.Thread(target=lambda: queue.drain(None) and drained.set(), daemon=True).start()
+    while not queue._changed._waiters:
+        time.sleep(0.001)
+    with queue.lock:
+        queue.cancel(one.numbers)
+    taken = []
+    worker = threading.Thread(target=lambda: taken.append(queue.take()), daemon=True)
+    worker.start()
+    assert drained.wait(WAIT)
+    queue.close(drain=True)
+    worker.join(WAIT)
+    assert taken == [None]
+
+
+def test_reading_the_clock_while_it_is_read():
+    """The time that a handler takes is not taken for a clock that was set back."""
+    at, handlers = [1_000], []
+
+    def clock():
+        found = at[0]
+        if handlers:
+            at[0] += 500
+            handlers.pop()()
+        return found
+
+    queue = RequestQueue(Batching(capacity=64), "block", clock, lambda: False)
+    said = []
+    handlers.append(lambda: said.append(queue.now()))
+    assert (queue.now(), said) == (1_000, [1_500])
+    at[0] = 1_600
+    assert queue.now() == 1_600
+    at[0] = 1_550
+    assert [queue.now(), queue.now()] == [1_600, 1_600]  # set back
+
+
+@pytest.mark.parametrize(
+    ("part", "call", "waits"),
+    [
+        (ThreadPoolExecutor._adjust_thread_count, lambda pool: pool.submit(int), False),
+        (ThreadPoolExecutor.submit, lambda pool: pool.submit(int), False),
+        (threading.Thread.start, lambda pool: threading.Thread(target=int).start(), False),
+        (threading.enumerate, lambda pool: threading.enumerate(), False),
+        (logging.Handler.handle, lambda pool: logging.getLogger("nopad").warning("one line"), False),
+        (Future.__init__, lambda pool: Future(), True),
+        (Future.set_result, lambda pool: Future().set_result(1), True),
+        (threading.Event.wait, lambda pool: threading.Event().wait(0.01), True),
+    ],
+    ids=["adjust", "submit", "start", "enumerate", "log", "future", "result", "wait"],
+)
+def test_closing_within_pythons_own_calls(model, part, call, waits):
+    """It returns at once where the worker may need a lock of the interrupted call, and else when the worker has ended.
+
+    While the main thread was in `threading.enumerate` or in `submit` of a pool of its own, it hung.
+    """
+    with ThreadPoolExecutor(3) as pool:
+        for at in range(1, 40):
+            runner = nopad.PackRunner(model, Batching(capacity=64), warm_up=False)
+            futures, alive = [runner.submit(TWO) for _ in range(5)], []
+
+            def nested(runner=runner, alive=alive):
+                runner.close()
+                alive.append(runner._worker.thread.is_alive())
+
+            with Within([part], at, nested) as within:
+                call(pool)
+            runner.close()
+            if not within.reached:
+                break
+            assert all(one.result(WAIT)["last_hidden_state"].shape == (2, 8) for one in futures)
+            assert alive == [False] or not waits
+        assert at > 1
+
+
+@pytest.mark.parametrize("where", ["main", "pool", "event"])
+def test_closing_elsewhere_waits(model, where):
+    """Also in a thread of a pool, and in a handler while the main thread waits for something."""
+    runner = nopad.PackRunner(model, Batching(capacity=64), warm_up=False)
+    futures = [runner.submit(TWO) for _ in range(50)]
+    alive = []
+
+    def close(*_):
+        runner.close()
+        alive.append(runner._worker.thread.is_alive())
+
+    if where == "main":
+        close()
+    elif where == "pool":
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(close).result(WAIT)
+    else:
+        before, done = signal.signal(signal.SIGALRM, close), threading.Event()
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            done.wait(0.5)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+    assert alive == [False]
+    assert all(one.done() for one in futures)
+
+
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, ValueError])
 @pytest.mark.parametrize("how", ["close", "answer", "deadline"])
 def test_a_callback_that_raises_anything_harms_nobody(model, error, how, caplog):
@@ -285,6 +392,27 @@ def test_a_callback_that_raises_anything_harms_nobody(model, error, how, caplog)
     assert len({id(one) for one in failed}) == len(failed)  # each has a traceback of its own
 
 
+def test_a_callback_that_raises_while_nothing_can_be_logged(model, request):
+    class Broken(logging.Handler):
+        def emit(self, record):
+            raise ValueError("no log")
+
+    log, broken, called = logging.getLogger("nopad"), Broken(), []
+    log.addHandler(broken)
+    request.addfinalizer(lambda: log.removeHandler(broken))
+    gate = threading.Event()
+    with nopad.PackRunner(model) as runner:
+        runner.submit(ONE).add_done_callback(lambda _: gate.wait(WAIT))
+        future = runner.submit(TWO)
+        future.add_done_callback(lambda _: 1 / 0)
+        future.add_done_callback(called.append)
+        gate.set()
+        assert future.result(WAIT)["last_hidden_state"].shape == (2, 8)
+        assert runner.drain(WAIT)
+        assert called == [future]
+        assert runner(ONE)
+
+
 def test_a_callback_that_interrupts_the_caller_who_cancels(model):
     called = []
 
@@ -299,3 +427,56 @@ def test_a_callback_that_interrupts_the_caller_who_cancels(model):
             future.cancel()
         assert called == [future]
         assert runner.statistics.packer.waiting == 0
+
+
+def test_a_hook_that_waits_for_a_request_of_its_own_model(model):
+    """Of the same runner or of another one, in a batch of a runner or of an Embedder: nobody could answer."""
+    hooked = nopad.packed(BertModel(BertConfig(**SIZES, vocab_size=50)))
+    said = []
+    with nopad.PackRunner(hooked, warm_up=False) as one, nopad.PackRunner(hooked, warm_up=False) as other:
+
+        def hook(*_):
+            if len(said) < 4:
+                for runner in (one, other):
+                    for wait in (lambda runner=runner: runner(TWO), lambda runner=runner: runner.drain()):
+                        said.append(None)
+                        with pytest.raises(ServingError) as caught:
+                            wait()
+                        said[-1] = str(caught.value)
+
+        hooked.register_forward_pre_hook(hook)
+        assert one(ONE)["last_hidden_state"].shape == (3, 8)
+        assert len(said) == 4
+        assert all("run of the same model" in text for text in said)
+        said.clear()
+        core = one._core
+        core.lanes.run([3], lambda indices: [hook()])
+        assert len(said) == 4
+        assert one(TWO)["last_hidden_state"].shape == (2, 8)  # afterwards it may
+
+
+def test_tokenising_while_a_record_is_tokenised():
+    """A tokenizer keeps the settings of a call in itself: a handler that encodes meanwhile gets an error."""
+    from tests.tasks.tiny import tokenizer
+    from transformers import BertForSequenceClassification
+
+    task = nopad.tasks.Classification(tokenizer(), ["no", "yes"])
+    sized = BertForSequenceClassification(BertConfig(**SIZES, vocab_size=len(task.tokenizer)))
+    said = []
+
+    def nested(runner):
+        try:
+            runner.submit("is it green ?")
+        except ServingError as error:
+            said.append(str(error))
+
+    with nopad.PackRunner(nopad.tasks.Predictor(task, sized), warm_up=False) as runner:
+        alone = runner("is it red ?")
+        for at in range(1, 30):
+            with Within([type(task).encode], at, lambda: nested(runner)) as within:
+                assert runner("is it red ?") == alone
+            if not within.reached:
+                break
+        assert at > 1
+        assert len(said) == at - 1
+        assert all("tokenises while it interrupts" in text for text in said)

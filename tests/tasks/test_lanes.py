@@ -453,8 +453,9 @@ def test_lanes_share_the_copies_of_weights(monkeypatch):
         first = run()
         copies = len(laid_out)
         mode = linear.active()
+        made, here = lanes.Lanes(model), threading.current_thread()
         with ThreadPoolExecutor(1) as other:
-            again = other.submit(lambda: lanes._in_lane(run, [0], mode)).result()
+            again = other.submit(lambda: made._in_lane(run, [0], mode, here)).result()
     assert copies == len(laid_out) > 0
     assert torch.equal(first, again)
     assert linear.active() is None

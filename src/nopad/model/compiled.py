@@ -22,7 +22,7 @@ from nopad.model.mixers import refuse_compiled
 from nopad.model.positions import positions
 from nopad.model.postconditions import declared
 from nopad.model.safety import bare, state_of
-from nopad.threads import new_lock
+from nopad.threads import check_free, new_lock
 
 __all__ = ["CompiledRows", "check_static_model", "is_compiled", "static_inputs"]
 
@@ -190,6 +190,8 @@ class CompiledRows(nn.Module):
         # A call may be two CUDA graphs, the second of which reads what the first one wrote (heads that read single
         # tokens). PyTorch frees what a step wrote when the next one begins, and counts the steps of all threads
         # together, so no other thread may begin one between the two.
+        if self._replays:
+            check_free(_step, "runs a compiled model")
         with _step if self._replays else nullcontext():
             output = self._orig_mod(**inputs)
         return self._of_sequences(packed, output)

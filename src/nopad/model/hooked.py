@@ -39,7 +39,7 @@ from nopad.model.own import changes, foreign, own_modules
 from nopad.model.proven import Proven
 from nopad.model.unguarded import check_rows
 from nopad.model.vocabulary import LabelledOnly
-from nopad.threads import new_lock
+from nopad.threads import check_free, new_lock
 
 __all__ = ["Enter", "HookedModel", "Leave", "part_of"]
 
@@ -187,6 +187,7 @@ class HookedModel:
             return
         self.cell.owned = True  # also for a cell that came with a copied model
         # Threads share the modules, so only one may change their hooks at a time.
+        check_free(self.lock, "runs a model")
         with self.lock:
             if len(modules) == len(self.modules) and all(map(is_, modules, self.modules)):
                 return  # another thread has done it, and may run the model already

@@ -7,13 +7,17 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from nopad.errors import RunnerClosedError, ServingError
+from nopad.tasks.lanes import runs_here
+from nopad.threads import acting
 
-__all__ = ["Answer", "check_process", "check_whole"]
+__all__ = ["Answer", "Answerer", "check_process", "check_whole"]
 
 _log = logging.getLogger("nopad")
 
@@ -33,6 +37,48 @@ class _Condition(type(threading.RLock())):  # type: ignore[misc]
         self._waiters: deque[Any] = deque()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Answerer:
+    """Who gives a runner's answers: what a caller must know before it waits for one.
+
+    Attributes:
+        worker: the thread of the runner's worker.
+        lock: the lock of the runner's queue, an RLock.
+        model: returns the bare model, or None if nobody holds it any more, as a `weakref.ref` does.
+        process: the id of the process in which the runner was started.
+    """
+
+    worker: threading.Thread
+    lock: Any
+    model: Callable[[], Any]
+    process: int = field(default_factory=os.getpid)
+
+    @property
+    def needs_me(self) -> bool:
+        """Whether the answers need the current thread, which therefore must not wait for one.
+
+        It is so in a callback, which the worker calls, and within a run of the model.
+        """
+        model = self.model()
+        return acting() is self.worker or (model is not None and runs_here(model))
+
+    def check_wait(self) -> None:
+        """Check that the current thread may wait for an answer.
+
+        Raises:
+            RunnerClosedError: the runner was started in another process.
+            ServingError: the answer needs this thread, or a call that this one interrupts holds the queue's lock.
+        """
+        check_process(self.process)
+        check_whole(self.lock)
+        if self.needs_me:
+            raise ServingError(
+                "this waits for a request which can run only after it: it is in a callback of the same runner, or in a "
+                "hook, signal handler or finaliser (__del__) within a run of the same model; give that request a "
+                "callback of its own, or wait in another thread"
+            )
+
+
 class Answer(Future[Any]):
     """A `concurrent.futures.Future` of a request's answer; in a coroutine, ``await`` it.
 
@@ -41,19 +87,20 @@ class Answer(Future[Any]):
     request is cancelled, they are called in the thread that cancels it. A callback that is added after the answer is
     called at once. A callback may submit requests.
 
-    `result`, `exception` and ``await`` raise an error at once in three cases in which no answer could come:
+    `result`, `exception` and ``await`` raise an error at once in four cases in which no answer could come:
 
     * a callback waits for another answer of its own runner, which would come only after the callback
-    * a signal handler or a finaliser (``__del__``) waits while the call that it interrupts holds the runner's queue
+    * a hook, signal handler or finaliser (``__del__``) waits within a run of the same model, which would have to end
+    * a signal handler or a finaliser waits while the call that it interrupts holds the runner's queue
     * this process was forked while the request had no answer yet
 
     Whatever exception a callback raises, the other callbacks are called.
     """
 
-    def __init__(self, worker: threading.Thread, lock: Any) -> None:
-        """Create the future of a request of the runner with this worker; `lock` is that of its queue, an RLock."""
-        self._worker, self._lock, self._process = worker, lock, os.getpid()
-        self._made = self._process, _Condition()
+    def __init__(self, answerer: Answerer) -> None:
+        """Create the future of a request of the runner whose answers `answerer` gives."""
+        self._answerer = answerer
+        self._made = answerer.process, _Condition()
         super().__init__()
 
     def _invoke_callbacks(self) -> None:
@@ -67,8 +114,9 @@ class Answer(Future[Any]):
             try:
                 callback(self)
             except BaseException as error:
-                if isinstance(error, Exception) or threading.current_thread() is self._worker:
-                    _log.exception("a callback of an answer failed")
+                if isinstance(error, Exception) or acting() is self._answerer.worker:
+                    with suppress(Exception):  # what a handler of logging raises
+                        _log.exception("a callback of an answer failed")
                 else:
                     raised = error
         if raised is not None:
@@ -93,7 +141,7 @@ class Answer(Future[Any]):
         Raises:
             TimeoutError: the answer is not there in time.
             ServingError: the request was not answered (`DeadlineError`, `RequestError`, `RunnerClosedError`); or no
-                answer could come, since a callback, signal handler or finaliser calls this (see the class).
+                answer could come, since a callback, hook, signal handler or finaliser calls this (see the class).
             RunnerClosedError: this process was forked while the request had no answer yet.
             CancelledError: the request was cancelled.
         """
@@ -120,7 +168,7 @@ class Answer(Future[Any]):
 
         Raises:
             ServingError: the request was not answered (`DeadlineError`, `RequestError`, `RunnerClosedError`); or no
-                answer could come, since a callback, signal handler or finaliser calls this (see the class).
+                answer could come, since a callback, hook, signal handler or finaliser calls this (see the class).
             RunnerClosedError: this process was forked while the request had no answer yet.
             CancelledError: the request was cancelled.
         """
@@ -128,15 +176,8 @@ class Answer(Future[Any]):
         return asyncio.wrap_future(self).__await__()
 
     def _check(self) -> None:
-        if self.done():
-            return
-        check_process(self._process)
-        check_whole(self._lock)
-        if threading.current_thread() is self._worker:
-            raise ServingError(
-                "a callback waits for a request of the same runner, which runs only after the callback has ended; give "
-                "that request a callback of its own, or wait in another thread"
-            )
+        if not self.done():
+            self._answerer.check_wait()
 
 
 def check_whole(lock: Any) -> None:

@@ -38,9 +38,9 @@ def check_buffers(out: Any, outputs: Mapping[str, Output], rows: tuple[int, ...]
     `width` is the number of tokens, padding included, for which outputs per token have values.
 
     Raises:
-        OptionError: `outputs` is empty; `out` is not a dict of tensors or arrays; a name is not an output; a buffer has
-            another shape or dtype, is nested, sparse or not contiguous, cannot be written to, requires gradients, has
-            no memory (device "meta"), or overlaps another one.
+        OptionError: `outputs` is empty; `out` is not a dict of plain tensors or arrays; a name is not an output; a
+            buffer has another shape or dtype, is nested, sparse or not contiguous, cannot be written to, requires
+            gradients, has no memory (device "meta", or a storage that was resized), or overlaps another one.
     """
     if not outputs:
         raise OptionError("out needs to know the model's outputs; give it to a runner that warms up before it is ready")
@@ -62,6 +62,8 @@ def check_buffers(out: Any, outputs: Mapping[str, Output], rows: tuple[int, ...]
             )
         if not tensor.is_contiguous():
             raise OptionError(f"out[{name!r}] is not contiguous; give a buffer without gaps")
+        if tensor.untyped_storage().nbytes() < (tensor.storage_offset() + tensor.numel()) * tensor.element_size():
+            raise OptionError(f"out[{name!r}] has lost its memory: its storage was resized; give another buffer")
         if tensor.requires_grad:
             raise OptionError(f"out[{name!r}] requires gradients, and is overwritten; give a detached buffer")
         begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()
@@ -82,11 +84,14 @@ def _tensor(name: str, buffer: Any) -> Tensor:
     """Return a view of a buffer as a tensor.
 
     Raises:
-        OptionError: the buffer is neither a tensor nor an array; or it is an array that cannot be written to, is not
-            contiguous, or has a dtype that torch lacks.
+        OptionError: the buffer is neither a plain tensor nor an array; or it is an array that cannot be written to, is
+            not contiguous, or has a dtype that torch lacks.
     """
-    if isinstance(buffer, Tensor):
-        return buffer
+    if type(buffer) in (Tensor, torch.nn.Parameter) and not torch._is_functional_tensor(buffer):
+        plain: Tensor = buffer
+        return plain
+    if isinstance(buffer, Tensor):  # subclasses may hold no memory of their own, or more than values
+        raise OptionError(f"out[{name!r}] is a {type(buffer).__name__} of a special kind; give a plain torch.Tensor")
     if not isinstance(buffer, np.ndarray) or isinstance(buffer, np.ma.MaskedArray):
         raise OptionError(f"out[{name!r}] is of type {type(buffer).__name__}; expected a tensor or a NumPy array")
     if not buffer.flags.writeable:

@@ -50,13 +50,14 @@ class RequestQueue:
         batching: which sequences share a batch, and when it leaves.
         when_full: what `add` does when the queue is full: "block" or "raise".
         clock: function that returns the time in nanoseconds; it may be set back (`now`).
-        is_worker: function that returns whether the calling thread is the worker, which must not wait for itself.
+        needs_me: function that returns whether the answers need the calling thread, which must not wait for them
+            then (`Answerer.needs_me`).
     """
 
     def __init__(
-        self, batching: Batching, when_full: WhenFull, clock: Callable[[], int], is_worker: Callable[[], bool]
+        self, batching: Batching, when_full: WhenFull, clock: Callable[[], int], needs_me: Callable[[], bool]
     ) -> None:
-        self._clock, self._batching, self._when_full, self._is_worker = clock, batching, when_full, is_worker
+        self._clock, self._batching, self._when_full, self._needs_me = clock, batching, when_full, needs_me
         self._latest = self._set_back = 0  # what the clock said last, and how far it was set back, in all
         self._packer = OnlinePacker(batching)
         _load(batching)
@@ -82,8 +83,10 @@ class RequestQueue:
     def now(self) -> int:
         """Return the time in nanoseconds; if the clock is set back, time goes on from the latest time so far."""
         with self.lock:
+            latest = self._latest  # first, since a signal handler may call this while the clock is read
             found = self._clock()
-            self._set_back += max(self._latest - found, 0)
+            if found < latest:
+                self._set_back += latest - found
             self._latest = found
             return found + self._set_back
 
@@ -102,8 +105,8 @@ class RequestQueue:
         Raises:
             LengthError: a sequence is too long for a batch, or a request for the queue.
             OptionError: the priority is not valid.
-            QueueFullError: the queue is full, and either `when_full` is "raise" or the worker itself calls this; or the
-                worker calls this while other callers wait for room.
+            QueueFullError: the queue is full, and either `when_full` is "raise" or the answers need this thread; or
+                they need it, and other callers wait for room.
             DeadlineError: the deadline has passed; or it cannot be met at the speed of recent batches, and other
                 requests wait or run.
             RunnerClosedError: the runner is closed, its worker has died, or the runner was started in another process.
@@ -154,12 +157,12 @@ class RequestQueue:
         * there is room, and no other caller waits
         * `when_full` is "raise"
         * the request is longer than the queue may ever hold
-        * the worker itself calls this, and no other caller waits
+        * the answers need this thread, as in a callback, and no other caller waits
 
         In the last three cases there may be no room; `OnlinePacker.add_all` then refuses the request.
 
         Raises:
-            QueueFullError: the worker itself calls this while other callers wait.
+            QueueFullError: the answers need this thread, and other callers wait.
             ServingError: this thread waits for room already.
             DeadlineError: the deadline has passed, or cannot be met any more.
             RunnerClosedError: the runner is closed, its worker has died, or the runner was started in another process.
@@ -167,12 +170,13 @@ class RequestQueue:
         self.check_open()
         tokens = sum(lengths)
         never = tokens > self._batching.max_waiting_tokens
-        if never or self._when_full == "raise" or (not self._line and (self._is_worker() or self._packer.room(tokens))):
+        if never or self._when_full == "raise" or (not self._line and (self._packer.room(tokens) or self._needs_me())):
             return  # `OnlinePacker.add_all` refuses what has no room
-        if self._is_worker():
+        if self._needs_me():
             self._refused += 1
             raise QueueFullError(
-                f"other callers wait for room already ({len(self._line)}), and a callback cannot wait behind them; "
+                f"other callers wait for room already ({len(self._line)}), and a callback, or code within a run of the "
+                "same model, cannot wait behind them; "
                 "submit in another thread, or raise max_waiting_tokens"
             )
         mine = Place(threading.Condition(self.lock), tokens, threading.get_ident())
@@ -314,14 +318,17 @@ class RequestQueue:
         """Wait until no request waits or runs; return False if that takes longer than `timeout_s` (None: no limit).
 
         Raises:
-            ServingError: the worker itself calls this, in a callback; or a signal handler or finaliser calls this
+            ServingError: the answers need this thread, as in a callback; or a signal handler or finaliser calls this
                 within another call of the same thread.
             RunnerClosedError: the runner was started in another process.
         """
         check_process(self._process)
         check_whole(self.lock)
-        if self._is_worker():
-            raise ServingError("a callback waits until its own runner has nothing to do, which it has when it returns")
+        if self._needs_me():
+            raise ServingError(
+                "a callback, or code within a run of the same model, waits until the runner has nothing to do, which "
+                "is so only afterwards"
+            )
         with self.lock:
             return self._changed.wait_for(
                 lambda: not self._waiting and not self._running and not self._late_ones, timeout_s
@@ -368,8 +375,11 @@ class RequestQueue:
             with self.lock:
                 if self._abandoned:
                     return None
-                while self._cancelled:
-                    self._cancel(self._cancelled.popleft())
+                if self._cancelled:
+                    while self._cancelled:
+                        self._cancel(self._cancelled.popleft())
+                    self._call_next()
+                    self._changed.notify_all()
                 # The first of the line keeps all others out too.
                 stuck = bool(self._line) and not self._packer.room(self._line[0].tokens)
                 decision = self._packer.poll(self.now(), draining=self._closing, stuck=stuck)

@@ -18,19 +18,21 @@ from __future__ import annotations
 import os
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice, repeat
 from types import FrameType, TracebackType
 from typing import Any
+from weakref import ref
 
 from nopad.errors import InputError, OptionError
 from nopad.model.modes import to_evaluation
+from nopad.model.safety import bare
 from nopad.options import BOOLEAN, MAX_LENGTH, Option, check_choice
-from nopad.serving.answer import Answer
+from nopad.serving.answer import Answer, Answerer
 from nopad.serving.batching import LONGEST_S, Batching, check_seconds, in_ns
 from nopad.serving.compiling import Mode, compiled_rows
 from nopad.serving.forward import Tensors, Widths, check_batching
@@ -39,13 +41,20 @@ from nopad.serving.statistics import RunnerStatistics
 from nopad.serving.waiting import Waiting
 from nopad.serving.worker import Worker
 from nopad.tasks.core import Core
+from nopad.threads import acting
 
 __all__ = ["PackRunner"]
 
 _FIXED = Option(default=None, high=MAX_LENGTH, help="places of every result per token")
 _WARM = Option(default=True, choices=BOOLEAN, help="run some batches first")
 _AT_ONCE = (64, 4096)  # requests of one call that are tokenised together: the first ones, all others
-_LOCKING = ("nopad.serving.", "nopad.tasks.", "nopad.model.", "nopad.threads", "concurrent.futures._base")
+_LOCKING = ("nopad.serving.", "nopad.tasks.", "nopad.model.", "nopad.threads", "logging.")
+# Functions of Python's modules that hold no lock of the module while they run other code, or wait
+_OPEN = {
+    "concurrent.futures.thread": {"_worker", "run"},
+    "threading": {"_bootstrap", "_bootstrap_inner", "run", "wait", "wait_for", "join", "_wait_for_tstate_lock"},
+}
+_FUTURES = "concurrent.futures._base"
 _NUMBER = re.compile(r"\b(record|text|request) (\d+)\b")
 
 
@@ -153,9 +162,10 @@ class PackRunner:
         if fast and compiled is not None:
             raise OptionError("fast is a kernel for models that are not compiled; leave fast or compile out")
         warm_up = _WARM.check("warm_up", warm_up)
-        self._queue = RequestQueue(self.batching, self.when_full, clock, self._is_worker)
+        self._queue = RequestQueue(self.batching, self.when_full, clock, lambda: self._answerer.needs_me)
         self._process = os.getpid()
         self._worker = Worker(self._core, self.batching, self._queue, compiled, warm_up)
+        self._answerer = Answerer(worker=self._worker.thread, lock=self._queue.lock, model=ref(bare(self._core.model)))
         self._worker.start()
         try:
             self._worker.ready.wait()
@@ -241,7 +251,7 @@ class PackRunner:
             raise OptionError(f"deadline_s must be a number of seconds, got {deadline_s!r}")
         with _numbered_from(first):
             prepared, counts = self._core.prepare(inputs, **how)
-        made = [Waiting(one, Answer(self._worker.thread, self._queue.lock), now) for one in prepared]
+        made = [Waiting(one, Answer(self._answerer), now) for one in prepared]
         deadline = None if deadline_s is None else now + in_ns(deadline_s)
         try:
             self._queue.add(self._in_line(made), deadline, priority)
@@ -273,9 +283,6 @@ class PackRunner:
     def _cancelled(self, numbers: range, future: Any) -> None:
         if future.cancelled():
             self._queue.cancel(numbers)
-
-    def _is_worker(self) -> bool:
-        return threading.current_thread() is self._worker.thread
 
     @property
     def healthy(self) -> bool:
@@ -322,7 +329,7 @@ class PackRunner:
         if os.getpid() != self._process:
             return
         self._queue.close(drain)
-        if not self._is_worker() and not _interrupts(caller):
+        if acting() is not self._worker.thread and not _interrupts(caller):
             self._worker.thread.join()
 
     def __enter__(self) -> PackRunner:
@@ -337,10 +344,19 @@ class PackRunner:
 
 
 def _interrupts(frame: FrameType | None) -> bool:
-    """Return whether `frame` is in a call of a module that may hold a lock which a worker needs (`_LOCKING`)."""
+    """Return whether `frame` is in a call that may hold a lock which a worker needs to run a batch, or to end.
+
+    These are all calls of nopad's modules and of logging (`_LOCKING`), those of answers in Python's futures, and those
+    of its threads and pools, except where they run other code or wait (`_OPEN`).
+    """
     while frame is not None:
-        if str(frame.f_globals.get("__name__", "")).startswith(_LOCKING):
+        name = str(frame.f_globals.get("__name__", ""))
+        if f"{name}.".startswith(_LOCKING) or (name in _OPEN and frame.f_code.co_name not in _OPEN[name]):
             return True
+        if name == _FUTURES:
+            of = frame.f_locals.get("self")
+            if isinstance(of, Answer) or not isinstance(of, Future):
+                return True
         frame = frame.f_back
     return False
 

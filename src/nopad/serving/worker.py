@@ -178,8 +178,7 @@ class Worker:
             return self._core.run_batch(batch, self._compiled)
 
         if self._batching.rows is not None:
-            with self._core.lanes.turn():
-                return work(list(range(len(placed))))
+            return self._core.lanes.alone(lambda: work(list(range(len(placed)))))
         return self._core.lanes.run([one.seq_lengths.item() for _, one in placed], work)
 
 

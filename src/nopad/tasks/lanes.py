@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 import logging
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -20,7 +21,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from statistics import median
-from typing import Any
+from types import FrameType
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,8 +31,9 @@ from nopad.model.admission import device_of
 from nopad.model.linear import active, shared
 from nopad.model.safety import bare
 from nopad.model.sharing import Sharing
+from nopad.threads import acting, acting_for
 
-__all__ = ["Lanes"]
+__all__ = ["Lanes", "runs_here"]
 
 log = logging.getLogger("nopad")
 
@@ -38,6 +41,7 @@ FEWEST_TOKENS = 256  # of a lane; smaller matrices are multiplied more slowly
 TURNS = 5  # comparisons of two numbers of lanes, of which the median decides
 AGAIN = 50  # batches after which another number is tried again
 BETTER = 0.97  # quotient of two times from which on the other number is taken
+T = TypeVar("T")
 Work = Callable[[list[int]], Sequence[Any]]
 _turns: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # a lock for each model that threads must not share
 _turns_lock = threading.Lock()
@@ -83,6 +87,11 @@ class Lanes:
         """
         return Lanes, (self._model, self.most)
 
+    def alone(self, work: Callable[[], T]) -> T:
+        """Return ``work()``, which runs the model; threads take turns, unless they may share the model."""
+        with self.turn():
+            return work()
+
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Return a context manager for running the model: one thread at a time, unless threads may share the model.
@@ -116,8 +125,7 @@ class Lanes:
         most = min(allowed, len(lengths) // 2, tokens // FEWEST_TOKENS)
         several = most >= 2 and _is_plain() and self._sharing.allowed()
         if not several or not self._lock.acquire(blocking=False):
-            with self.turn():
-                return _in_order([every], [work(every)])
+            return self.alone(lambda: _in_order([every], [work(every)]))
         try:
             if self._trial is None or (self._trial.threads, self._trial.most) != (threads, allowed):
                 self._trial = _Trial(threads, allowed)
@@ -150,17 +158,29 @@ class Lanes:
         parts = divided([length * (1 + length * self._square) for length in lengths], lanes)
         for part in parts:
             part.sort(key=lengths.__getitem__)
-        mode = active()
+        mode, caller = active(), acting()
         futures: list[Future[Sequence[Any]]] = []
         try:
             for part in parts:
-                futures.append(pool.submit(_in_lane, work, part, mode))
+                futures.append(pool.submit(self._in_lane, work, part, mode, caller))
         except RuntimeError:
             pass  # Python ends, and lanes take nothing more
         finally:
             _ended(futures)  # also after Ctrl-C: the caller may change the model as soon as this returns
         done = [future.result() for future in futures]
         return _in_order(parts, done + [work(part) for part in parts[len(done) :]])
+
+    def _in_lane(self, work: Work, part: list[int], mode: Any, caller: threading.Thread) -> Sequence[Any]:
+        """Return ``work(part)``, called in `mode`, the `fast_linear` mode of the caller of `Lanes.run` (None: no mode).
+
+        Each lane must enter the mode itself, since a mode of PyTorch holds only in the thread that entered it. `caller`
+        is the thread that waits for the lane.
+        """
+        with acting_for(caller), shared(mode):
+            return work(part)
+
+
+_RUNS = frozenset(one.__code__ for one in (Lanes.run, Lanes.alone, Lanes._in_lane))
 
 
 def _ended(futures: Sequence[Future[Any]]) -> None:
@@ -292,13 +312,18 @@ def _take(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def _in_lane(work: Work, part: list[int], mode: Any) -> Sequence[Any]:
-    """Return ``work(part)``, called in `mode`, the `fast_linear` mode of the caller of `Lanes.run` (None: no mode).
+def runs_here(model: Any) -> bool:
+    """Return whether the code that calls this was called from within a run of `model` (a bare one) in some lane.
 
-    Each lane must enter the mode itself, since a mode of PyTorch holds only in the thread that entered it.
+    It is so in a hook of the model; and in a signal handler, or a finaliser that the garbage collector calls, if it
+    interrupts such a run in its own thread.
     """
-    with shared(mode):
-        return work(part)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in _RUNS and frame.f_locals["self"]._model is model:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _forget() -> None:

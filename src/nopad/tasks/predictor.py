@@ -28,7 +28,7 @@ from nopad.tasks.core import Core, Prepared, by_length
 from nopad.tasks.examples import Examples, check_examples
 from nopad.tasks.fit import check_rows
 from nopad.tasks.task import Task
-from nopad.threads import new_lock
+from nopad.threads import check_free, new_lock
 
 __all__ = ["Predicted", "Predictor"]
 
@@ -169,8 +169,11 @@ class Predictor(Core):
         Raises:
             RecordError, LengthError: the task cannot encode a record; the message gives its number.
             OptionError: the tokenizer lacks what the task needs, such as a chat template.
+            ServingError: a signal handler or finaliser calls this while it interrupts such a call in the same thread.
         """
-        with _locks.setdefault(self.task.tokenizer, new_lock()):
+        lock = _locks.setdefault(self.task.tokenizer, new_lock())
+        check_free(lock, "tokenises")  # a tokenizer keeps the settings of a call in itself
+        with lock:
             return self.task.encode(records, labels=False)
 
     def forward(self, examples: Examples) -> Predicted:
@@ -193,8 +196,8 @@ class Predictor(Core):
                     work = partial(self._run_flat, chosen, form, examples.tokens)
                     found = self.lanes.run(chosen.seq_lengths.tolist(), work)
                 else:
-                    with self.lanes.turn():
-                        found = self.run_batch(PackedBatch.from_columns(chosen, form, per_row=per_row))
+                    batch = PackedBatch.from_columns(chosen, form, per_row=per_row)
+                    found = self.lanes.alone(partial(self.run_batch, batch))
                 _refuse_nan(found, examples.record[numbers])
                 for number, result in zip(numbers.tolist(), found, strict=True):
                     results[number] = result
