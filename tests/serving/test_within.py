@@ -21,6 +21,7 @@ from transformers import BertConfig, BertModel
 import nopad
 from nopad.errors import RunnerClosedError, ServingError
 from nopad.serving import Batching, OnlinePacker
+from nopad.serving.answer import Answer
 from nopad.serving.queue import RequestQueue
 from nopad.serving.waiting import Waiting
 from nopad.tasks.core import Prepared, of_length
@@ -268,6 +269,92 @@ def test_what_was_cancelled_within_a_call_wakes_those_who_wait():
     queue.close(drain=True)
     worker.join(WAIT)
     assert taken == [None]
+
+
+def test_nothing_is_asked_of_a_future_while_the_queue_is_held(model, monkeypatch):
+    """A caller may be interrupted in `result`, which holds the future, and need the queue: both waited for ever."""
+    held, runners = [], []
+    for name in ("set_running_or_notify_cancel", "set_result", "set_exception", "cancel", "done", "running"):
+        real = getattr(Answer, name)
+
+        def asked(one, *args, name=name, real=real):
+            held.extend(name for runner in runners if runner._queue.lock._is_owned())
+            return real(one, *args)
+
+        monkeypatch.setattr(Answer, name, asked)
+    for drain in (True, False):
+        with nopad.PackRunner(model, Batching(capacity=8), warm_up=False) as runner:
+            runners.append(runner)
+            futures = [runner.submit(ONE, deadline_s=5 if number % 3 else None) for number in range(60)]
+            for one in futures[::7]:
+                one.cancel()
+            for _ in range(3):
+                with suppress(nopad.errors.DeadlineError):
+                    futures.append(runner.submit(TWO, deadline_s=1e-4))
+            runner.close(drain=drain)
+        assert all(one.done() for one in futures)
+    assert held == []
+
+
+@pytest.mark.parametrize("part", [Future.result, Future.cancel, Future.add_done_callback])
+def test_waiting_within_a_method_of_an_answer(model, part):
+    """Where the interrupted call holds the answer, the worker could not go on, and waiting is refused."""
+    calls = {Future.result: Answer.result, Future.cancel: Answer.cancel}
+    refused = answered = 0
+    with nopad.PackRunner(model, Batching(capacity=8, max_sequences=1)) as runner:
+        for at in range(1, 60):
+            gate, other = threading.Event(), []
+            runner.submit(ONE).add_done_callback(lambda _, gate=gate: gate.wait(WAIT))
+            first, second = runner.submit(ONE), runner.submit(TWO)
+
+            def nested(gate=gate, second=second, other=other):
+                gate.set()
+                try:
+                    other.append(second.result(WAIT))
+                    assert runner.drain(WAIT)
+                except ServingError as error:
+                    other.append(str(error))
+
+            opener = threading.Timer(0.3, gate.set)  # for the last time, when nothing is reached
+            opener.start()
+            with Within([part], at, nested) as within:
+                if part is Future.add_done_callback:
+                    first.add_done_callback(lambda _: None)
+                else:
+                    calls[part](first)
+            gate.set()
+            opener.join()
+            assert second.result(WAIT)["last_hidden_state"].shape == (2, 8)
+            if not within.reached:
+                break
+            refused += isinstance(other[0], str)
+            answered += not isinstance(other[0], str)
+            assert all("a method of an answer" in one for one in other if isinstance(one, str))
+    assert refused > 0
+    assert answered > 0
+
+
+def test_closing_while_those_who_wait_are_woken():
+    """Python's `notify_all` ends in an IndexError if a call within it has woken them already."""
+    for at in range(1, 60):
+        queue = RequestQueue(Batching(capacity=64), "block", time.monotonic_ns, lambda: False)
+        queue.add([Waiting(Prepared(of_length([8])), of_queue(queue), queue.now())], None, 0)
+        threads = [threading.Thread(target=queue.drain, args=(WAIT,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        while len(queue._changed._waiters) < len(threads):
+            time.sleep(0.001)
+        with (
+            Within([threading.Condition.notify], at, lambda queue=queue: queue.close(drain=False)) as within,
+            queue.lock,
+        ):
+            queue._wake()
+        queue.die(None)
+        for thread in threads:
+            thread.join()
+        if not within.reached:
+            break
+    assert at > 5
 
 
 def test_reading_the_clock_while_it_is_read():

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 from nopad.errors import RunnerClosedError, ServingError
 from nopad.tasks.lanes import runs_here
 from nopad.threads import acting
 
-__all__ = ["Answer", "Answerer", "check_process", "check_whole"]
+__all__ = ["Answer", "Answerer", "check_process", "check_whole", "frames_from", "holds_answer"]
 
 _log = logging.getLogger("nopad")
 
@@ -57,10 +59,13 @@ class Answerer:
     def needs_me(self) -> bool:
         """Whether the answers need the current thread, which therefore must not wait for one.
 
-        It is so in a callback, which the worker calls, and within a run of the model.
+        It is so in a callback, which the worker calls; within a run of the model; and within a method of an `Answer`
+        that holds the answer's lock, which its worker needs.
         """
-        model = self.model()
-        return acting() is self.worker or (model is not None and runs_here(model))
+        if acting() is self.worker:
+            return True
+        model, frame = self.model(), sys._getframe(1)
+        return (model is not None and runs_here(model)) or any(map(holds_answer, frames_from(frame)))
 
     def check_wait(self) -> None:
         """Check that the current thread may wait for an answer.
@@ -74,8 +79,8 @@ class Answerer:
         if self.needs_me:
             raise ServingError(
                 "this waits for a request which can run only after it: it is in a callback of the same runner, or in a "
-                "hook, signal handler or finaliser (__del__) within a run of the same model; give that request a "
-                "callback of its own, or wait in another thread"
+                "hook, signal handler or finaliser (__del__) within a run of the same model or a method of an answer; "
+                "give that request a callback of its own, or wait in another thread"
             )
 
 
@@ -91,7 +96,7 @@ class Answer(Future[Any]):
 
     * a callback waits for another answer of its own runner, which would come only after the callback
     * a hook, signal handler or finaliser (``__del__``) waits within a run of the same model, which would have to end
-    * a signal handler or a finaliser waits while the call that it interrupts holds the runner's queue
+    * a signal handler or a finaliser waits while the call that it interrupts holds the runner's queue, or an answer
     * this process was forked while the request had no answer yet
 
     Whatever exception a callback raises, the other callbacks are called.
@@ -178,6 +183,22 @@ class Answer(Future[Any]):
     def _check(self) -> None:
         if not self.done():
             self._answerer.check_wait()
+
+
+def frames_from(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and those that it was called from, up to the thread's first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def holds_answer(frame: FrameType) -> bool:
+    """Return whether `frame` is in a function of `concurrent.futures` for which this thread holds an answer's lock."""
+    if frame.f_globals.get("__name__") != Future.__module__:
+        return False
+    of, several = frame.f_locals.get("self"), frame.f_locals.get("fs")
+    held = several if isinstance(several, set | list) else [of, *getattr(of, "futures", ())]
+    return any(isinstance(one, Answer) and one._condition._is_owned() for one in held)
 
 
 def check_whole(lock: Any) -> None:

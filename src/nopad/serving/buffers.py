@@ -62,8 +62,7 @@ def check_buffers(out: Any, outputs: Mapping[str, Output], rows: tuple[int, ...]
             )
         if not tensor.is_contiguous():
             raise OptionError(f"out[{name!r}] is not contiguous; give a buffer without gaps")
-        if tensor.untyped_storage().nbytes() < (tensor.storage_offset() + tensor.numel()) * tensor.element_size():
-            raise OptionError(f"out[{name!r}] has lost its memory: its storage was resized; give another buffer")
+        _check_memory(name, tensor)
         if tensor.requires_grad:
             raise OptionError(f"out[{name!r}] requires gradients, and is overwritten; give a detached buffer")
         begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()
@@ -74,10 +73,27 @@ def check_buffers(out: Any, outputs: Mapping[str, Output], rows: tuple[int, ...]
 
 
 def filled(buffer: Any, value: Tensor) -> Any:
-    """Copy the result `value` into its buffer, in place, and return the buffer."""
+    """Copy the result `value` into its buffer, in place, and return the buffer.
+
+    Raises:
+        OptionError: the buffer has lost its memory since it was checked.
+    """
     with torch.inference_mode(isinstance(buffer, Tensor) and buffer.is_inference()):
-        _tensor("", buffer).copy_(value)
+        tensor = _tensor("", buffer)
+        _check_memory("", tensor)  # writing to a freed storage would end the process
+        tensor.copy_(value)
     return buffer
+
+
+def _check_memory(name: str, tensor: Tensor) -> None:
+    """Check that the storage of a buffer is as large as the buffer.
+
+    Raises:
+        OptionError: it is not.
+    """
+    needed = (tensor.storage_offset() + tensor.numel()) * tensor.element_size() if tensor.numel() else 0
+    if tensor._is_zerotensor() or tensor.untyped_storage().nbytes() < needed:
+        raise OptionError(f"out[{name!r}] has lost its memory: its storage was resized; give another buffer")
 
 
 def _tensor(name: str, buffer: Any) -> Tensor:

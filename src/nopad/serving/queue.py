@@ -10,8 +10,9 @@ call of `take`. Whatever else would change the queue, or wait, raises ServingErr
 Callers that find the queue full wait in a line, and enter in the order in which they came. So a long request is not
 kept out by later, short ones that would fit into less room.
 
-Methods may be called from any thread, except `take` and `ran`, which only the worker calls. A future is never resolved
-while the lock is held.
+Methods may be called from any thread, except `take` and `ran`, which only the worker calls. No method of a future is
+called while the lock is held: who waits for the future may be interrupted while it holds the future's own lock, and
+then need the queue's.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -129,7 +131,7 @@ class RequestQueue:
                         except BaseException:  # of a signal's handler
                             tries -= 1
                     raise
-            self._changed.notify_all()  # others than the worker wait for this too
+            self._wake()  # others than the worker wait for this too
 
     def _admit(self, request: Waiting, how: Mapping[str, Any]) -> None:
         """Add a request to those that wait, and then to the packer; `how` are further arguments of `add_all`."""
@@ -187,7 +189,7 @@ class RequestQueue:
             )
         try:
             self._line.append(mine)
-            self._changed.notify_all()  # earlier requests of the same call can run meanwhile
+            self._wake()  # earlier requests of the same call can run meanwhile
             while self._line[0] is not mine or not self._packer.room(tokens):
                 self._lead(lengths, deadline)
                 # Every second, since Ctrl-C may interrupt the thread that would wake this one.
@@ -198,10 +200,14 @@ class RequestQueue:
                 self._line.remove(mine)
             self._call_next()
 
+    def _wake(self) -> None:
+        """Wake the worker, and those who wait in `drain`."""
+        _notify(self._changed)
+
     def _call_next(self) -> None:
         """Wake the first of the callers that wait for room (the line), since there may be room now."""
         if self._line:
-            self._line[0].turn.notify()
+            _notify(self._line[0].turn)
 
     def count(self, counts: Mapping[str, int]) -> None:
         """Add `counts` to the totals: how many requests were cut or left out, by reason, such as "truncated"."""
@@ -258,7 +264,7 @@ class RequestQueue:
         with self.lock:
             self._cancel(numbers)
             self._call_next()
-            self._changed.notify_all()
+            self._wake()
 
     def _cancel(self, numbers: range) -> None:
         for number in numbers:
@@ -339,7 +345,7 @@ class RequestQueue:
         with self.lock:
             self._abandoned |= not drain
             self._closing = True
-            self._changed.notify_all()
+            self._wake()
             self._send_away()
 
     def die(self, died: str | None) -> None:
@@ -349,7 +355,7 @@ class RequestQueue:
             self._closing = True
             left = [*dict.fromkeys(part.request for part in self._running), *self._late_ones, *self._drop()]
             self._running, self._late_ones = [], []
-            self._changed.notify_all()
+            self._wake()
             self._send_away()
         why = "the runner was closed before the request ran" if died is None else f"the runner's worker died: {died}"
         fail(left, partial(RunnerClosedError, why))
@@ -357,7 +363,7 @@ class RequestQueue:
     def _send_away(self) -> None:
         """Wake all callers that wait for room (the line); they then find that the runner is closed."""
         for place in self._line:
-            place.turn.notify()
+            _notify(place.turn)
 
     def _drop(self) -> list[Waiting]:
         """Remove all waiting requests from the queue, and return them."""
@@ -379,7 +385,7 @@ class RequestQueue:
                     while self._cancelled:
                         self._cancel(self._cancelled.popleft())
                     self._call_next()
-                    self._changed.notify_all()
+                    self._wake()
                 # The first of the line keeps all others out too.
                 stuck = bool(self._line) and not self._packer.room(self._line[0].tokens)
                 decision = self._packer.poll(self.now(), draining=self._closing, stuck=stuck)
@@ -393,30 +399,26 @@ class RequestQueue:
                 self._running, self._began = found, self.now()
                 if found or late or decision.batch is not None:
                     self._call_next()
-                    self._changed.notify_all()
+                    self._wake()
                 elif self._closing and not len(self._packer):
                     return None
                 else:
                     wake = decision.wake_ns
                     self._changed.wait(_LOOK_S if wake is None else min(max(wake - self.now(), 0) / 1e9, _LOOK_S))
             fail(late, partial(DeadlineError, "the deadline passed before the request ran"))
-            if late:
+            begun = [part for part in found if _begins(part.request)]
+            if late or len(begun) < len(found):
                 with self.lock:
-                    self._late_ones = []
-                    self._changed.notify_all()
-            if found:
-                return found
+                    self._late_ones, self._running = [], begun
+                    self._wake()
+            if begun:
+                return begun
 
     def _taken(self, batch: OnlineBatch) -> list[Part]:
         found = self._running = []  # at once, so that `die` fails them if the worker dies amid this
         for row, number in zip(batch.rows.tolist(), batch.numbers.tolist(), strict=True):
             request, at = self._waiting.pop(number, (None, 0))
-            if request is None:
-                continue  # Ctrl-C came while it was cancelled
-            if not request.over and not request.started:
-                request.started = request.future.set_running_or_notify_cancel()
-                request.over = not request.started
-            if not request.over:
+            if request is not None and not request.over:  # None: Ctrl-C came while it was cancelled
                 found.append(Part(row, request, at))
         self._padded += len(batch) * int(batch.lengths.max())
         return sorted(found, key=lambda part: part.row)
@@ -455,7 +457,7 @@ class RequestQueue:
         with self.lock:
             self._running = []
             self._call_next()
-            self._changed.notify_all()
+            self._wake()
 
     def _resolve(self, request: Waiting, finish: Callable[[Prepared, list[Any]], Any]) -> None:
         """Set the answer of a request, or its error, in its future."""
@@ -474,6 +476,20 @@ class RequestQueue:
             request.future.set_exception(answer)
         else:
             request.future.set_result(answer)
+
+
+def _begins(request: Waiting) -> bool:
+    """Return whether a request runs; from its first sequence on, it cannot be cancelled any more."""
+    if not request.over and not request.started:
+        request.started = request.future.set_running_or_notify_cancel()
+        request.over = not request.started
+    return not request.over
+
+
+def _notify(condition: threading.Condition) -> None:
+    """Wake all who wait for `condition`."""
+    with suppress(IndexError):  # of Python's `notify_all`, if a call within this one has woken them already
+        condition.notify_all()
 
 
 def _load(batching: Batching) -> None:

@@ -20,7 +20,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice, repeat
@@ -32,7 +31,7 @@ from nopad.errors import InputError, OptionError
 from nopad.model.modes import to_evaluation
 from nopad.model.safety import bare
 from nopad.options import BOOLEAN, MAX_LENGTH, Option, check_choice
-from nopad.serving.answer import Answer, Answerer
+from nopad.serving.answer import Answer, Answerer, frames_from, holds_answer
 from nopad.serving.batching import LONGEST_S, Batching, check_seconds, in_ns
 from nopad.serving.compiling import Mode, compiled_rows
 from nopad.serving.forward import Tensors, Widths, check_batching
@@ -54,7 +53,6 @@ _OPEN = {
     "concurrent.futures.thread": {"_worker", "run"},
     "threading": {"_bootstrap", "_bootstrap_inner", "run", "wait", "wait_for", "join", "_wait_for_tstate_lock"},
 }
-_FUTURES = "concurrent.futures._base"
 _NUMBER = re.compile(r"\b(record|text|request) (\d+)\b")
 
 
@@ -346,18 +344,15 @@ class PackRunner:
 def _interrupts(frame: FrameType | None) -> bool:
     """Return whether `frame` is in a call that may hold a lock which a worker needs to run a batch, or to end.
 
-    These are all calls of nopad's modules and of logging (`_LOCKING`), those of answers in Python's futures, and those
-    of its threads and pools, except where they run other code or wait (`_OPEN`).
+    These are all calls of nopad's modules and of logging (`_LOCKING`), those that hold an answer, and those of Python's
+    threads and pools, except where they run other code or wait (`_OPEN`).
     """
-    while frame is not None:
-        name = str(frame.f_globals.get("__name__", ""))
-        if f"{name}.".startswith(_LOCKING) or (name in _OPEN and frame.f_code.co_name not in _OPEN[name]):
+    for one in frames_from(frame):
+        name = str(one.f_globals.get("__name__", ""))
+        if f"{name}.".startswith(_LOCKING) or (name in _OPEN and one.f_code.co_name not in _OPEN[name]):
             return True
-        if name == _FUTURES:
-            of = frame.f_locals.get("self")
-            if isinstance(of, Answer) or not isinstance(of, Future):
-                return True
-        frame = frame.f_back
+        if holds_answer(one):
+            return True
     return False
 
 
