@@ -316,9 +316,9 @@ class PackRunner:
 
         Requests that still wait are answered first; with ``drain=False``, their futures raise RunnerClosedError
         instead. In two cases, it returns at once without waiting: on the worker's own thread, as in the callback of a
-        future; and within one of nopad's own calls, as in a signal handler or a ``__del__`` that interrupts it, since
-        the worker may need what that call holds. In a process that was forked after the runner was started, this does
-        nothing.
+        future; and in a signal handler or a ``__del__`` that interrupts a call which may hold a lock that the worker
+        needs: one of nopad's own, or one that starts a thread, gives work to a thread pool, or logs. In a process that
+        was forked after the runner was started, this does nothing.
         """
         self._close(drain, sys._getframe(1))
 
