@@ -158,7 +158,9 @@ def test_metrics_of_any_integers_are_those_of_int64(dtype):
     labels, guesses = torch.tensor([156, 3]), torch.tensor([156, 4])
     confusion = Confusion(200)
     confusion.add(torch.nn.functional.one_hot(guesses, 200).float(), labels.to(dtype))
-    assert confusion.counts[156, 156] == 1 and confusion.counts.sum() == 2
+    assert confusion.counts[156, 156] == 1
+    assert confusion.counts.sum() == 2
     spans = Spans()
     spans.add(*(torch.tensor(side, dtype=dtype) for side in ([5, 3], [2, 4], [1, 3], [2, 5])))
-    assert spans.exact == 0 and spans.f1 == pytest.approx((0 + 2 * 2 / 5) / 2)
+    assert spans.exact == 0
+    assert spans.f1 == pytest.approx((0 + 2 * 2 / 5) / 2)

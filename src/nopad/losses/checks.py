@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError, OptionError
-from nopad.options import check_number
+from nopad.options import check_number, shown
 from nopad.sequences import IGNORED
 
 __all__ = [
@@ -90,7 +90,7 @@ def check_per(per: str) -> None:
         OptionError: `per` has another value.
     """
     if per not in ("token", "sequence"):
-        raise OptionError(f"unknown per {per!r}; it is 'token' or 'sequence'")
+        raise OptionError(f"unknown per {shown(per)}; it is 'token' or 'sequence'")
 
 
 def check_smoothing(smoothing: Any, dynamic: bool) -> float:

@@ -10,7 +10,15 @@ from torch import Tensor
 
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError
-from nopad.losses.checks import check_batch, check_classes, check_floating, check_integers, check_per, check_tensors, is_plain
+from nopad.losses.checks import (
+    check_batch,
+    check_classes,
+    check_floating,
+    check_integers,
+    check_per,
+    check_tensors,
+    is_plain,
+)
 from nopad.options import is_number
 from nopad.sequences import IGNORED
 
@@ -123,6 +131,10 @@ def divided(total: Tensor, denominator: float | Tensor | None, usual: float | Te
     elif not is_number(denominator):
         of = ""
         if isinstance(denominator, Tensor):
-            of = f" of shape {list(denominator.shape)}" if is_plain(denominator) else ", not dense or not of real numbers"
+            of = (
+                f" of shape {list(denominator.shape)}"
+                if is_plain(denominator)
+                else ", not dense or not of real numbers"
+            )
         raise BatchError(f"the denominator is a {type(denominator).__name__}{of}; expected one number")
     return (total / denominator).to(total.dtype)
