@@ -105,7 +105,8 @@ def parse_integer(text: str, low: int = 1, high: int = MAX_LENGTH) -> int | None
 def shown(value: Any) -> str:
     """Return ``repr(value)`` for an error message; a value that has none is described by its type.
 
-    These are integers of thousands of digits, and values that are nested too deeply.
+    These are integers of thousands of digits, values that are nested too deeply, and objects whose ``__repr__`` fails.
+    Whatever it raises, the message that is about to be given matters more.
     """
     try:
         return repr(value)
@@ -113,6 +114,8 @@ def shown(value: Any) -> str:
         return f"an integer of {value.bit_length():,} bits" if isinstance(value, int) else f"a {type(value).__name__}"
     except RecursionError:
         return f"a {type(value).__name__} that is nested too deeply"
+    except Exception:
+        return f"a {type(value).__name__}"
 
 
 def check_choice(name: str, value: Any, kind: Any) -> Any:

@@ -430,3 +430,54 @@ def test_smoothed_and_dynamic_losses_by_their_formulas(data, options):
     assert (joined.grad[0] - alone.grad).abs().max() < 1e-14
     found = token_loss(joined, torch.cat(labels)[None], batch, causal=True, **options)
     assert abs(found.item() - (total / count).item()) < 1e-12
+
+
+NARROW = [torch.uint8, torch.uint16, torch.uint32, torch.int16, torch.int32]  # 156 is what -100 is in uint8
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_labels_of_any_integers_count_as_the_same_labels_in_int64(dtype):
+    labels = torch.tensor([156, 3])
+    logits = torch.randn(2, 200, generator=torch.manual_seed(0))
+    assert torch.equal(sequence_loss(logits, labels.to(dtype)), sequence_loss(logits, labels))
+    assert sequence_denominator(labels.to(dtype)).item() == 2
+    batch = nopad.PackedBatch.from_sequences([[1], [2]])
+    wanted = token_loss(logits[None], labels[None], batch)
+    assert torch.equal(token_loss(logits[None], labels[None].to(dtype), batch), wanted)
+    places = torch.zeros(2, dtype=dtype)
+    assert torch.isfinite(span_loss(logits, logits, places, places, batch))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint64, torch.bool])
+def test_labels_that_int64_does_not_hold_are_refused_by_losses_and_denominators(dtype):
+    labels = torch.ones(2, dtype=dtype)
+    for refused in (lambda: sequence_loss(torch.zeros(2, 3), labels), lambda: sequence_denominator(labels)):
+        with pytest.raises(BatchError, match=f"labels are {dtype}; expected numbers of classes, integers up to int64"):
+            refused()
+
+
+def test_labels_of_a_regression_whose_logits_are_one_number():
+    with pytest.raises(BatchError, match=r"logits have the shape \[\]; expected \[S, C\], a row for each sequence"):
+        sequence_loss(torch.tensor(1.0), torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("odd", "kind"),
+    [
+        (lambda one: one.to_sparse(), "torch.sparse_coo"),
+        (lambda one: one.to(torch.complex64), "torch.complex64"),
+        (lambda one: torch.quantize_per_tensor(one.float(), 1.0, 0, torch.qint8), "torch.qint8"),
+        (lambda one: torch.nested.nested_tensor([one]), "nested"),
+    ],
+)
+@pytest.mark.parametrize("name", ["logits", "labels", "weights", "denominator"])
+@pytest.mark.filterwarnings("ignore")  # torch's own, on kinds of tensors that it will change
+def test_tensors_that_arithmetic_cannot_take_whole_are_refused(odd, kind, name):
+    given = {"logits": torch.ones(2, 3), "labels": torch.ones(2).long(), "weights": torch.ones(2)}
+    given |= {"denominator": torch.ones(1)}
+    given[name] = odd(given[name])
+    says = f"{name} are {kind}; expected a dense tensor of real numbers"
+    if name == "denominator":
+        says = "the denominator is a Tensor, not dense or not of real numbers; expected one number"
+    with pytest.raises(BatchError, match=says):
+        sequence_loss(given["logits"], given["labels"], weights=given["weights"], denominator=given["denominator"])

@@ -150,3 +150,17 @@ def test_answers_of_whole_numbers_and_classes_of_text():
         Confusion(2).f1("a")
     with pytest.raises(OptionError, match="label is True"):
         Confusion(2).f1(True)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int32])
+def test_metrics_of_any_integers_are_those_of_int64(dtype):
+    """In uint8, -100 is class 156, and an answer that ends before it begins had 254 tokens."""
+    labels, guesses = torch.tensor([156, 3]), torch.tensor([156, 4])
+    confusion = Confusion(200)
+    confusion.add(torch.nn.functional.one_hot(guesses, 200).float(), labels.to(dtype))
+    assert confusion.counts[156, 156] == 1
+    assert confusion.counts.sum() == 2
+    spans = Spans()
+    spans.add(*(torch.tensor(side, dtype=dtype) for side in ([5, 3], [2, 4], [1, 3], [2, 5])))
+    assert spans.exact == 0
+    assert spans.f1 == pytest.approx((0 + 2 * 2 / 5) / 2)

@@ -85,13 +85,16 @@ def test_changes_are_toml_or_texts(read):
         "task.labels=['a', 'b=c']",
         "model.config.hidden_dropout_prob=0.0",
         "model.config.note=a.b",
+        "model.config.deep=5",
+        "model.config.deep.er=5",
+        "model.config.deep.er.est=6",
         init_from="other",
     )
     assert made.trainer == {"seed": 1, "learning_rate": 3e-5, "run_name": "5", "bf16": True}
     assert made.data.train == ("x.jsonl", "y.jsonl")
     assert made.data.eval == ("z.jsonl",)
     assert made.task.options["labels"] == ["a", "b=c"]
-    assert made.model.config == {"hidden_dropout_prob": 0.0, "note": "a.b"}
+    assert made.model.config == {"hidden_dropout_prob": 0.0, "note": "a.b", "deep": {"er": {"est": 6}}}
     assert made.model.init_from == "other"
 
 

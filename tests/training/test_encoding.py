@@ -134,6 +134,8 @@ def test_what_was_encoded_is_used_again(tmp_path, monkeypatch):
     (place,) = [path for path in tmp_path.iterdir() if path.is_dir()]
     found = open_tokens(str(place))
     assert len(found) == len(records)
+    facts = json.loads((place / "examples.json").read_text())
+    lacking = json.dumps({name: facts[name] for name in facts.keys() - {"group"}})
 
     def never(*_, **__):
         raise AssertionError
@@ -148,7 +150,10 @@ def test_what_was_encoded_is_used_again(tmp_path, monkeypatch):
     (place / "labels.npy").write_bytes((place / "labels.npy").read_bytes()[:-8])  # damaged
     with pytest.raises(AssertionError):
         encoded(other, records, tmp_path, {})
-    for damaged in ("[", "[" * 60_000, "[]", '{"columns": []}'):
+    (place / "ids.npy").write_bytes(b"")
+    with pytest.raises(AssertionError):
+        encoded(other, records, tmp_path, {})
+    for damaged in ("[", "[" * 60_000, "[]", '{"columns": []}', '{"columns": {}}', lacking):
         place.mkdir(exist_ok=True)
         (place / "examples.json").write_text(damaged)
         with pytest.raises(AssertionError):

@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
+import contextlib
 import copy
 from dataclasses import replace
 
@@ -344,6 +345,25 @@ def test_a_file_with_other_facts_is_no_batch(tmp_path, facts):
     save_file({"a": np.zeros(1)}, tmp_path / "a.safetensors", {"nopad": facts})
     with pytest.raises(FormatError, match="is no batch that nopad kept"):
         load_batch(tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("form", [nopad.Flat(), nopad.Rows(4)])
+def test_a_kept_batch_that_was_damaged_is_refused(tmp_path, form):
+    """Wherever a bit is flipped: some damaged layouts are sound ones of other sequences."""
+    path = tmp_path / "a.safetensors"
+    batch = nopad.PackedBatch.from_sequences([[7, 8], [5], [6, 6]], form, columns={"x": [[1.5, 2], [3.5], [4, 5]]})
+    save_batch(path, batch)
+    assert torch.equal(load_batch(path)["x"], batch["x"])
+    sound = path.read_bytes()
+    for at in range(8, len(sound), 13):
+        changed = bytearray(sound)
+        changed[at] ^= 1 << at % 8
+        path.write_bytes(changed)
+        with contextlib.suppress(FormatError):
+            kept = load_batch(path)
+            assert kept.keys() == batch.keys(), at
+            assert all(torch.equal(kept[name], batch[name]) for name in ("input_ids", "x")), at
+            assert kept.layout.same_places(batch.layout), at
 
 
 def test_a_kept_batch_knows_which_columns_are_per_sequence(tmp_path):

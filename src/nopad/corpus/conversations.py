@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from nopad.corpus.records import columns_in, listed
 from nopad.errors import OptionError, RecordError
 from nopad.notation import from_json
+from nopad.options import shown
 
 __all__ = ["ROLES", "Conversation", "Passage", "conversation_of", "pair_of", "roles_of"]
 
@@ -84,7 +86,7 @@ def roles_of(further: Mapping[str, str] | None) -> Mapping[str, str]:
     if not isinstance(further, Mapping) or not all(
         isinstance(name, str) and isinstance(role, str) and role in KNOWN for name, role in further.items()
     ):
-        raise OptionError(f"roles are {further!r}; give a dict of a data set's names to {_listed(sorted(KNOWN))}")
+        raise OptionError(f"roles are {shown(further)}; give a dict of a data set's names to {_listed(sorted(KNOWN))}")
     return {**ROLES, **further}
 
 
@@ -115,7 +117,7 @@ def conversation_of(record: Mapping[str, Any], number: int, roles: Mapping[str, 
         return _conversation([], messages_of(record[chats[0]], chats[0], number, roles), record, number)
     if len(sides) < 2:
         raise RecordError(
-            f"record {number} has {_listed(map(str, record)) or 'nothing'}; a chat is 'messages', 'conversations', or "
+            f"record {number} has {columns_in(record)}; a chat is 'messages', 'conversations', or "
             "'prompt' and 'completion'"
         )
     return _answered(record, "completion", number, roles)
@@ -149,7 +151,7 @@ def pair_of(
     missing = [name for name in ("chosen", "rejected") if record.get(name) is None]
     if missing:
         raise RecordError(
-            f"record {number} has no {_listed(missing)}, only {_listed(map(str, record)) or 'nothing'}; a pair is "
+            f"record {number} has no {_listed(missing)}, only {columns_in(record)}; a pair is "
             "'chosen' and 'rejected', both strings or both lists of messages, with or without a 'prompt'"
         )
     if isinstance(record["chosen"], str) != isinstance(record["rejected"], str):
@@ -184,11 +186,12 @@ def messages_of(value: Any, name: str, number: int, roles: Mapping[str, str]) ->
         RecordError: `value` is no list or is empty; or a message is not a dict, lacks its role or content, has an
             unknown role, has a content that is not a string, or has an invalid ``weight`` or ``train``.
     """
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence | np.ndarray):
+    entries = listed(value)
+    if entries is None:
         raise RecordError(f"record {number}: {name} is a {type(value).__name__}; expected a list of messages")
-    if not len(value):
+    if not entries:
         raise RecordError(f"record {number}: {name} has no message; leave empty chats out")
-    return [_message(one, f"record {number}: message {at} of {name}", roles) for at, one in enumerate(value)]
+    return [_message(one, f"record {number}: message {at} of {name}", roles) for at, one in enumerate(entries)]
 
 
 def _message(given: Any, what: str, roles: Mapping[str, str]) -> dict[str, Any]:
@@ -207,7 +210,7 @@ def _message(given: Any, what: str, roles: Mapping[str, str]) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or role not in roles:
         raise RecordError(
-            f"{what} has the role {role!r}; known are {_listed(roles)}; say what others stand for, such as "
+            f"{what} has the role {shown(role)}; known are {_listed(roles)}; say what others stand for, such as "
             "roles={'bot': 'assistant'}"
         )
     message["role"] = roles[role]
@@ -235,7 +238,9 @@ def _weighted(message: dict[str, Any], what: str) -> dict[str, Any]:
     given = {name: message.pop(name) for name in _WEIGHTS if name in message}
     for name, value in given.items():
         if not isinstance(value, bool | int | float | np.bool_ | np.number) or value not in (0, 1):
-            raise RecordError(f"{what} has the {name} {value!r}; a message is learned or not: 0 or 1, false or true")
+            raise RecordError(
+                f"{what} has the {name} {shown(value)}; a message is learned or not: 0 or 1, false or true"
+            )
         if value and message["role"] != "assistant":
             raise RecordError(
                 f"{what} ({message['role']}) has the {name} {value!r}, and only what the assistant says is learned; "
@@ -277,7 +282,8 @@ def _conversation(
             tools = from_json(tools) if tools.strip() else None
         except ValueError as error:
             raise RecordError(f"record {number}: tools are no JSON ({error}); give a list, or its JSON") from error
-    if tools is not None and (isinstance(tools, Mapping | str) or not isinstance(tools, Sequence | np.ndarray)):
+    functions = listed(tools)
+    if tools is not None and functions is None:
         raise RecordError(f"record {number}: tools are a {type(tools).__name__}; expected a list of functions")
     if options is not None and not isinstance(options, Mapping):
         raise RecordError(f"record {number}: chat_template_kwargs is a {type(options).__name__}; expected a dict")
@@ -287,7 +293,7 @@ def _conversation(
         messages=[{name: entry for name, entry in one.items() if name != _SILENT} for one in messages],
         begin=len(before),
         silent=frozenset(at for at, one in enumerate(messages) if _SILENT in one),
-        tools=list(tools) if tools is not None and len(tools) else None,
+        tools=functions or None,
         options=given,
     )
 

@@ -34,8 +34,10 @@ __all__ = [
     "Record",
     "Records",
     "check_text",
+    "columns_in",
     "good_and_bad",
     "ids_record",
+    "listed",
     "run_of",
     "shown",
     "text_record",
@@ -346,6 +348,18 @@ def shown(value: object, limit: int = 40) -> str:
     except ValueError:
         return shown_as_python(value)
     return text if len(text) <= limit else text[:limit] + "..."
+
+
+def columns_in(record: Mapping[Any, Any]) -> str:
+    """Return the names of a record's columns for a message, in its order; "nothing" if it has none."""
+    return ", ".join(name if isinstance(name, str) else shown_as_python(name) for name in record) or "nothing"
+
+
+def listed(value: Any) -> list[Any] | None:
+    """Return a sequence, or an array or tensor of one dimension, as a list; None for all else, such as a text."""
+    if isinstance(value, str | bytes) or not (isinstance(value, Sequence) or getattr(value, "ndim", 0) == 1):
+        return None
+    return list(value)
 
 
 def check_text(text: str, where: str) -> None:

@@ -13,32 +13,46 @@ from torch import Tensor
 
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError, OptionError
-from nopad.options import check_number
+from nopad.options import check_number, shown
 from nopad.sequences import IGNORED
 
 __all__ = [
     "check_batch",
     "check_classes",
     "check_floating",
+    "check_integers",
     "check_per",
     "check_places",
     "check_smoothing",
     "check_tensors",
+    "is_plain",
 ]
+
+_INTEGERS = {torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.int64}
 
 
 def check_tensors(**given: Any) -> None:
-    """Refuse arguments that are not tensors, or not all on one device; they are given by name, for the message.
+    """Refuse arguments that are not dense tensors of real numbers on one device; they are given by name, for messages.
 
     Raises:
-        BatchError: an argument is not a tensor, or is on another device than the others.
+        BatchError: an argument is not a tensor, is sparse, nested, quantised or complex, or is on another device than
+            the others.
     """
     for name, value in given.items():
         if not isinstance(value, Tensor):
             raise BatchError(f"{name} are of type {type(value).__name__}; expected a torch tensor")
+        if not is_plain(value):
+            kind = "nested" if value.is_nested else value.layout if value.layout != torch.strided else value.dtype
+            raise BatchError(f"{name} are {kind}; expected a dense tensor of real numbers")
     if len({value.device for value in given.values()}) > 1:
         places = ", ".join(f"{name} on {value.device}" for name, value in given.items())
         raise BatchError(f"there are {places}; expected one device")
+
+
+def is_plain(value: Tensor) -> bool:
+    """Return whether a tensor is dense and holds real numbers; with others, arithmetic fails or drops a part."""
+    odd = value.is_nested or value.is_quantized or value.is_complex()
+    return value.layout == torch.strided and not odd
 
 
 def check_floating(**given: Tensor) -> None:
@@ -76,7 +90,7 @@ def check_per(per: str) -> None:
         OptionError: `per` has another value.
     """
     if per not in ("token", "sequence"):
-        raise OptionError(f"unknown per {per!r}; it is 'token' or 'sequence'")
+        raise OptionError(f"unknown per {shown(per)}; it is 'token' or 'sequence'")
 
 
 def check_smoothing(smoothing: Any, dynamic: bool) -> float:
@@ -91,8 +105,22 @@ def check_smoothing(smoothing: Any, dynamic: bool) -> float:
     return share
 
 
-def check_classes(labels: Tensor, classes: int, name: str = "labels", *, anywhere: bool = False) -> None:
-    """Refuse labels that are not classes from 0 to ``classes - 1``; -100, which losses ignore, is allowed.
+def check_integers(expected: str, **given: Tensor) -> list[Tensor]:
+    """Return tensors of integers as int64, in which -100 and differences are what they are: in uint8, -100 is 156.
+
+    The tensors are given by name; for the message, `expected` says what the integers are.
+
+    Raises:
+        BatchError: an argument does not hold integers, or holds uint64, whose numbers may be beyond int64.
+    """
+    for name, value in given.items():
+        if value.dtype not in _INTEGERS:
+            raise BatchError(f"{name} are {value.dtype}; expected {expected}, integers up to int64")
+    return [value.long() for value in given.values()]
+
+
+def check_classes(labels: Tensor, classes: int, name: str = "labels", *, anywhere: bool = False) -> Tensor:
+    """Return labels as int64, after checking that they are classes from 0 to ``classes - 1``, or -100 (ignored).
 
     On an accelerator, only the dtype is checked; with `anywhere` the values are checked too, which waits for the
     device. Error messages call the labels `name`.
@@ -100,13 +128,12 @@ def check_classes(labels: Tensor, classes: int, name: str = "labels", *, anywher
     Raises:
         BatchError: the labels are not integers; or a value that is checked is neither -100 nor a class.
     """
-    if labels.is_floating_point() or labels.dtype == torch.bool:
-        raise BatchError(f"{name} are {labels.dtype}; expected numbers of classes, integers")
+    (labels,) = check_integers("numbers of classes", **{name: labels})
     if not labels.numel() or (labels.device.type != "cpu" and not anywhere):
-        return
+        return labels
     low, high = (int(side) for side in labels.aminmax())
     if high < classes and (low >= 0 or not bool(((labels < 0) & (labels != IGNORED)).any())):
-        return
+        return labels
     wrong = ((labels < 0) & (labels != IGNORED)) | (labels >= classes)
     at = wrong.nonzero()[0].tolist()
     raise BatchError(
@@ -115,12 +142,10 @@ def check_classes(labels: Tensor, classes: int, name: str = "labels", *, anywher
     )
 
 
-def check_places(**given: Tensor) -> None:
-    """Refuse tensors of token positions that do not hold integers; they are given by name, for the message.
+def check_places(**given: Tensor) -> list[Tensor]:
+    """Return tensors of token positions as int64; they are given by name, for the message.
 
     Raises:
-        BatchError: an argument does not hold integers.
+        BatchError: an argument does not hold integers, or holds uint64.
     """
-    for name, value in given.items():
-        if value.is_floating_point() or value.dtype == torch.bool:
-            raise BatchError(f"{name} are {value.dtype}; expected places in the sequence, integers")
+    return check_integers("places in the sequence", **given)

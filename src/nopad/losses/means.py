@@ -27,7 +27,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError
-from nopad.losses.checks import check_batch, check_classes, check_places, check_smoothing, check_tensors
+from nopad.losses.checks import check_batch, check_classes, check_integers, check_places, check_smoothing, check_tensors
 from nopad.losses.slots import check_logits, divided, labelled, slot_weights, sparse, wide
 from nopad.sequences import IGNORED
 
@@ -168,12 +168,10 @@ def sequence_loss(
     1.3863
     """
     check_tensors(logits=logits, labels=labels)
-    if labels.is_floating_point() and tuple(labels.shape) == (*logits.shape[:1], 1):
-        labels = labels[:, 0]
-    _check_sequences(logits, labels)
+    labels = _sequence_labels(logits, labels)
     logits = wide(logits)
     if not labels.is_floating_point():
-        each = cross_entropy(logits, labels.long(), ignore_index=IGNORED, reduction="none")
+        each = cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
     elif labels.dim() == 2:
         each = binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none").mean(1)
     else:
@@ -188,8 +186,8 @@ def sequence_denominator(labels: Tensor, *, weights: Tensor | None = None) -> Te
     With `weights`, ``[S]``, each sequence counts as its weight instead of 1.
 
     Raises:
-        BatchError: `labels` are not a tensor, or have another shape than integers ``[S]`` or floats ``[S]`` or
-            ``[S, C]``; or `weights` do not fit them.
+        BatchError: `labels` are not a tensor of integers up to int64 or of floats, or have another shape than integers
+            ``[S]`` or floats ``[S]`` or ``[S, C]``; or `weights` do not fit them.
 
     >>> import torch
     >>> from nopad.losses import sequence_denominator
@@ -197,6 +195,8 @@ def sequence_denominator(labels: Tensor, *, weights: Tensor | None = None) -> Te
     2.0
     """
     check_tensors(labels=labels)
+    if not labels.is_floating_point():
+        (labels,) = check_integers("numbers of classes", labels=labels)
     if labels.dim() not in ((1, 2) if labels.is_floating_point() else (1,)):
         kind = "floats [S] or [S, C]" if labels.is_floating_point() else "integers [S]"
         raise BatchError(f"labels have the shape {list(labels.shape)}; expected {kind}, one entry for each sequence")
@@ -243,13 +243,13 @@ def span_loss(
     1.0986
     """
     check_tensors(start_logits=start_logits, end_logits=end_logits, starts=starts, ends=ends)
-    known = _spans(starts, ends, batch)
+    starts, ends, known = _spans(starts, ends, batch)
     for name, value in (("start_logits", start_logits), ("end_logits", end_logits)):
         wanted = (batch.layout.sequences, batch.layout.max_seqlen)
         if value.dim() != 2 or value.shape[0] != wanted[0] or value.shape[1] < wanted[1]:
             raise BatchError(f"{name} have the shape {list(value.shape)}; expected {list(wanted)}")
     first, last = (
-        cross_entropy(wide(logits), places.long().masked_fill(~known, IGNORED), ignore_index=IGNORED, reduction="none")
+        cross_entropy(wide(logits), places.masked_fill(~known, IGNORED), ignore_index=IGNORED, reduction="none")
         for logits, places in ((start_logits, starts), (end_logits, ends))
     )
     return _mean((first + last) / 2, _weighted(known.double(), weights), denominator)
@@ -270,7 +270,7 @@ def span_denominator(starts: Tensor, ends: Tensor, batch: PackedBatch, *, weight
     >>> span_denominator(torch.tensor([1, 5]), torch.tensor([2, 6]), batch).item()  # the second lies outside
     1.0
     """
-    return _weighted(_spans(starts, ends, batch).double(), weights).sum()
+    return _weighted(_spans(starts, ends, batch)[2].double(), weights).sum()
 
 
 def over_ranks(count: Tensor) -> Tensor:
@@ -310,6 +310,8 @@ def _mean(each: Tensor, scale: Tensor, denominator: float | Tensor | None) -> Te
 def _sequence_scale(labels: Tensor, weights: Tensor | None) -> Tensor:
     """Return the weight of each sequence's loss, float64 ``[S]``: its entry in `weights` (None: 1), 0 without a label.
 
+    `labels` are floats, or int64.
+
     Raises:
         BatchError: `weights` are not a tensor ``[S]`` on the labels' device.
     """
@@ -329,8 +331,8 @@ def _weighted(counts: Tensor, weights: Tensor | None) -> Tensor:
     return counts * weights.double()
 
 
-def _spans(starts: Tensor, ends: Tensor, batch: PackedBatch) -> Tensor:
-    """Return which sequences contain the start and the end of their answer; bool ``[S]``.
+def _spans(starts: Tensor, ends: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
+    """Return `starts` and `ends` as int64, and which sequences contain both; ``[S]`` each.
 
     Raises:
         BatchError: `batch` is not a `PackedBatch`, or has sources and targets; or `starts` and `ends` are not integer
@@ -338,17 +340,24 @@ def _spans(starts: Tensor, ends: Tensor, batch: PackedBatch) -> Tensor:
     """
     check_batch(batch)
     check_tensors(starts=starts, ends=ends)
-    check_places(starts=starts, ends=ends)
+    starts, ends = check_places(starts=starts, ends=ends)
     for name, value in (("starts", starts), ("ends", ends)):
         if tuple(value.shape) != (batch.layout.sequences,):
             raise BatchError(f"{name} have the shape {list(value.shape)}; expected [{batch.layout.sequences}]")
     lens = torch.from_numpy(batch.layout.seq_lengths).to(starts.device)
-    return (starts >= 0) & (starts < lens) & (ends >= 0) & (ends < lens)
+    return starts, ends, (starts >= 0) & (starts < lens) & (ends >= 0) & (ends < lens)
 
 
-def _check_sequences(logits: Tensor, labels: Tensor) -> None:
+def _sequence_labels(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the labels of sequences as the loss reads them: int64 ``[S]``, floats ``[S, C]``, or floats ``[S]``.
+
+    Raises:
+        BatchError: shapes do not fit each other; or labels are neither floats nor classes.
+    """
     if logits.dim() != 2:
         raise BatchError(f"logits have the shape {list(logits.shape)}; expected [S, C], a row for each sequence")
+    if labels.is_floating_point() and tuple(labels.shape) == (len(logits), 1):
+        labels = labels[:, 0]
     several = labels.is_floating_point() and labels.dim() == 2
     wanted = tuple(logits.shape) if several else (len(logits),)
     if tuple(labels.shape) != wanted:
@@ -360,5 +369,4 @@ def _check_sequences(logits: Tensor, labels: Tensor) -> None:
             f"labels are {labels.dtype}, which is regression, and there are {logits.shape[1]} logits per sequence; "
             "give integers for one class, floats [S, C] for several"
         )
-    if not labels.is_floating_point():
-        check_classes(labels, logits.shape[1])
+    return labels if labels.is_floating_point() else check_classes(labels, logits.shape[1])

@@ -15,7 +15,7 @@ from nopad.errors import BatchError, OptionError
 from nopad.losses.checks import check_classes, check_floating, check_per, check_places, check_tensors
 from nopad.losses.means import Per, over_ranks
 from nopad.losses.slots import check_logits, labelled, slot_weights
-from nopad.options import Option
+from nopad.options import Option, shown
 from nopad.sequences import IGNORED
 
 __all__ = ["Accuracy", "Confusion", "Spans", "best_spans", "span_scores"]
@@ -121,9 +121,9 @@ class Confusion(_Counts):
         classes = len(self.counts)
         if tuple(logits.shape) != (*labels.shape, classes):
             raise BatchError(f"logits have the shape {list(logits.shape)}; expected {[*labels.shape, classes]}")
-        check_classes(labels, classes, anywhere=True)  # counting waits for the accelerator anyway
+        labels = check_classes(labels, classes, anywhere=True)  # counting waits for the accelerator anyway
         known = labels != IGNORED
-        wanted, guess = labels[known].long(), logits.argmax(-1)[known]
+        wanted, guess = labels[known], logits.argmax(-1)[known]
         self._add(torch.bincount(wanted * classes + guess, minlength=classes**2).reshape(classes, classes))
 
     @property
@@ -153,7 +153,7 @@ class Confusion(_Counts):
             OptionError: `label` is neither None nor a Python integer that is the number of a class.
         """
         if label is not None and not (type(label) is int and 0 <= label < len(self.counts)):
-            raise OptionError(f"label is {label!r}; there are {len(self.counts)} classes, from 0")
+            raise OptionError(f"label is {shown(label)}; there are {len(self.counts)} classes, from 0")
         right = self.counts.diagonal()
         given = self.counts.sum(0) + self.counts.sum(1)
         each = torch.where(given > 0, 2 * right / given.clamp(min=1), 0)
@@ -193,9 +193,9 @@ class Spans(_Counts):
         shapes = [list(side.shape) for side in given.values()]
         if any(shape != shapes[0] for shape in shapes):
             raise BatchError(f"starts, ends and the true ones have the shapes {shapes}; expected one shape")
-        check_places(**given)
+        starts, ends, true_starts, true_ends = check_places(**given)
         known = (true_starts >= 0) & (true_ends >= 0)
-        starts, ends, true_starts, true_ends = (side[known] for side in given.values())
+        starts, ends, true_starts, true_ends = (side[known] for side in (starts, ends, true_starts, true_ends))
         common = (torch.minimum(ends, true_ends) - torch.maximum(starts, true_starts) + 1).clamp(min=0)
         tokens = (ends - starts + 1).clamp(min=0) + (true_ends - true_starts + 1).clamp(min=0)
         exact = (starts == true_starts) & (ends == true_ends)

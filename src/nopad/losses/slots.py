@@ -10,7 +10,15 @@ from torch import Tensor
 
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError
-from nopad.losses.checks import check_batch, check_classes, check_floating, check_per, check_tensors
+from nopad.losses.checks import (
+    check_batch,
+    check_classes,
+    check_floating,
+    check_integers,
+    check_per,
+    check_tensors,
+    is_plain,
+)
 from nopad.options import is_number
 from nopad.sequences import IGNORED
 
@@ -36,9 +44,8 @@ def labelled(labels: Tensor, batch: PackedBatch, causal: bool) -> tuple[Tensor, 
     if tuple(labels.shape) != at.shape:
         raise BatchError(f"labels have the shape {list(labels.shape)}; expected {list(at.shape)}, one per slot")
     number = torch.from_numpy(at.sequence_ids).to(labels.device).reshape(-1).long()
-    if labels.is_floating_point() or labels.dtype == torch.bool:
-        raise BatchError(f"labels are {labels.dtype}; expected numbers of classes, integers")
-    wanted = labels.reshape(-1).long().masked_fill(number == 0, IGNORED)
+    (labels,) = check_integers("numbers of classes", labels=labels)
+    wanted = labels.reshape(-1).masked_fill(number == 0, IGNORED)
     if causal:
         first = torch.from_numpy(at.index[at.cu_seqlens[:-1]]).to(labels.device)
         # Logits stay where they are, since a copy of them is as large as the vocabulary.
@@ -115,13 +122,19 @@ def divided(total: Tensor, denominator: float | Tensor | None, usual: float | Te
     """Return `total`, a scalar, divided by `denominator`, or by `usual` if that is None; in the dtype of `total`.
 
     Raises:
-        BatchError: `denominator` is not one number.
+        BatchError: `denominator` is not one real number.
     """
     if denominator is None:
         denominator = usual
-    elif isinstance(denominator, Tensor) and denominator.numel() == 1:
+    elif isinstance(denominator, Tensor) and is_plain(denominator) and denominator.numel() == 1:
         denominator = denominator.reshape(())
     elif not is_number(denominator):
-        shape = f" of shape {list(denominator.shape)}" if isinstance(denominator, Tensor) else ""
-        raise BatchError(f"the denominator is a {type(denominator).__name__}{shape}; expected one number")
+        of = ""
+        if isinstance(denominator, Tensor):
+            of = (
+                f" of shape {list(denominator.shape)}"
+                if is_plain(denominator)
+                else ", not dense or not of real numbers"
+            )
+        raise BatchError(f"the denominator is a {type(denominator).__name__}{of}; expected one number")
     return (total / denominator).to(total.dtype)

@@ -20,7 +20,7 @@ from nopad.batch import PackedBatch
 from nopad.corpus.options import OverLong
 from nopad.errors import BatchError, OptionError, RecordError
 from nopad.losses.metrics import span_scores
-from nopad.options import Option, check_choice, is_number
+from nopad.options import Option, check_choice, is_number, shown
 from nopad.sequences import IGNORED
 from nopad.tasks.examples import Examples, field_of, numbered, paired, stacked
 from nopad.tasks.objectives import OfSpans
@@ -117,7 +117,7 @@ class Answers(Task):
         self.absent: Absent = check_choice("absent", absent, Absent)
         if threshold is not None and not is_number(threshold):
             raise OptionError(
-                f"threshold is {threshold!r}; it is a finite number, or None: every question has an answer"
+                f"threshold is {shown(threshold)}; it is a finite number, or None: every question has an answer"
             )
         self.threshold = None if threshold is None else float(threshold)
         self.max_answer, self.n_best = _LONGEST.check("max_answer", max_answer), _BEST.check("n_best", n_best)

@@ -9,6 +9,7 @@ import numpy as np
 
 from nopad.corpus.records import check_text
 from nopad.errors import LengthError, OptionError, RecordError
+from nopad.options import shown
 from nopad.tasks.examples import placed, readable
 from nopad.tasks.registry import options_of
 from nopad.tasks.task import Task
@@ -99,8 +100,8 @@ def _add(label: Any, number: int, names: set[str], numbers: set[int]) -> None:
         numbers.add(int(label))
     else:
         raise RecordError(
-            f"record {number} has the label {label!r}; the name of a class is a text, and its number is an integer "
-            'from 0. The task "regress" learns other numbers'
+            f"record {number} has the label {shown(label)}; the name of a class is a text, and its number is an "
+            'integer from 0. The task "regress" learns other numbers'
         )
 
 

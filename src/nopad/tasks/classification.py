@@ -17,9 +17,10 @@ import torch
 from nopad.batch import PackedBatch
 from nopad.corpus.framing import tokenised
 from nopad.corpus.glue import GLUE
+from nopad.corpus.records import columns_in, listed
 from nopad.errors import OptionError, RecordError
-from nopad.options import check_choice, check_integer, is_number
-from nopad.tasks.examples import Examples, field_of, numbered, stacked
+from nopad.options import check_choice, check_integer, shown
+from nopad.tasks.examples import Examples, field_of, float_of, numbered, stacked
 from nopad.tasks.objectives import OfSequences
 from nopad.tasks.texts import OfTexts
 
@@ -205,9 +206,10 @@ class SeveralLabels(_Judged):
             RecordError: the record has no label, or it is not a list.
         """
         value = _label(record, options["label"], number)
-        if not isinstance(value, list | tuple | np.ndarray):
-            raise RecordError(f"record {number}: {options['label']} is {value!r}; it is a list of classes")
-        return range(len(value)) if options["labels_as"] == "flags" else list(value)
+        entries = listed(value)
+        if entries is None:
+            raise RecordError(f"record {number}: {options['label']} is {shown(value)}; it is a list of classes")
+        return range(len(entries)) if options["labels_as"] == "flags" else entries
 
     def target(self, value: Any, number: int) -> list[float]:
         """Return a list with a 1 for each class that applies, and a 0 for each other class.
@@ -217,24 +219,23 @@ class SeveralLabels(_Judged):
                 `number_of` refuses, such as a class that does not exist; or, with two classes and `labels_as` None, is
                 ``[0, 1]`` or ``[1, 0]``. The message gives the record's `number`.
         """
-        where = f"record {number}: {self.label}"
-        if not isinstance(value, list | tuple | np.ndarray):
-            raise RecordError(f"{where} is {value!r}; it is a list of classes, by name or number")
+        where, entries = f"record {number}: {self.label}", listed(value)
+        if entries is None:
+            raise RecordError(f"{where} is {shown(value)}; it is a list of classes, by name or number")
         if self.labels_as == "flags":
-            return self._flags(list(value), where)
-        both = len(self.names) == 2 and [str(one) for one in value] in (["0", "1"], ["1", "0"])
-        if self.labels_as is None and both and not all(isinstance(one, str) for one in value):
+            return self._flags(entries, where)
+        if self.labels_as is None and len(self.names) == 2 and _either(entries):
             raise RecordError(
-                f"{where} is {list(value)!r}, which with two classes is either both of them by number, or a 0 or 1 for "
-                "each; say which: labels_as='classes' or 'flags'"
+                f"{where} is {shown(entries)}, which with two classes is either both of them by number, or a 0 or 1 "
+                "for each; say which: labels_as='classes' or 'flags'"
             )
         found = [0.0] * len(self.names)
-        for place, one in enumerate(value):
-            at = number_of(one, self.names, f"{where} is {value!r}: entry {place}")
+        for place, one in enumerate(entries):
+            at = number_of(one, self.names, f"{where} is {shown(value)}: entry {place}")
             if found[at]:
                 raise RecordError(
-                    f"{where} is {value!r}, which has the class {self.names[at]} twice; it is a list of the classes "
-                    "that apply, by name or number, and not a 0 or 1 for each class (labels_as='flags')"
+                    f"{where} is {shown(value)}, which has the class {self.names[at]} twice; it is a list of the "
+                    "classes that apply, by name or number, and not a 0 or 1 for each class (labels_as='flags')"
                 )
             found[at] = 1.0
         return found
@@ -243,9 +244,9 @@ class SeveralLabels(_Judged):
         if len(value) != len(self.names) or not all(
             isinstance(one, int | float | np.number | np.bool_) for one in value
         ):
-            raise RecordError(f"{where} is {value!r}; it is {len(self.names)} flags, a 0 or 1 for each class")
+            raise RecordError(f"{where} is {shown(value)}; it is {len(self.names)} flags, a 0 or 1 for each class")
         if not all(one in (0, 1) for one in value):
-            raise RecordError(f"{where} is {value!r}; each flag is 0 or 1")
+            raise RecordError(f"{where} is {shown(value)}; each flag is 0 or 1")
         return [float(one) for one in value]
 
     def model_options(self) -> dict[str, Any]:
@@ -294,11 +295,9 @@ class Regression(_Judged):
         """Return the number that a record has as its label.
 
         Raises:
-            RecordError: `value` is not a finite number; the message gives the record's `number`.
+            RecordError: `value` is not a number that is finite in float32; the message gives the record's `number`.
         """
-        if not is_number(value):
-            raise RecordError(f"record {number}: {self.label} is {value!r}; it is a finite number")
-        return float(value)
+        return float_of(value, f"record {number}: {self.label}")
 
     def model_options(self) -> dict[str, Any]:
         """Return settings of the model's configuration: ``num_labels``, which is 1, and ``problem_type``."""
@@ -317,9 +316,17 @@ def _label(record: Mapping[str, Any], column: str, number: int) -> Any:
     """
     if column not in record:
         raise RecordError(
-            f'record {number} has no {column!r}; its columns are {", ".join(record)}. Name the label\'s: label="..."'
+            f'record {number} has no {column!r}; its columns are {columns_in(record)}. Name the label\'s: label="..."'
         )
     return record[column]
+
+
+def _either(entries: Sequence[Any]) -> bool:
+    """Return whether a list of two could be the numbers of two classes, or a 0 or 1 for each of them."""
+    known = [one for one in entries if isinstance(one, str | int | np.integer) and one in (0, 1, "0", "1")]
+    if not len(known) == len(entries) == 2 or all(isinstance(one, str) for one in known):
+        return False
+    return int(known[0]) != int(known[1])
 
 
 def names_of(labels: Sequence[str] | int) -> list[str]:
@@ -339,7 +346,8 @@ def names_of(labels: Sequence[str] | int) -> list[str]:
         names = []
     if len(names) < 2 or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise OptionError(
-            f"labels are {str(labels)[:200]}; give a list of the different names of at least 2 classes, or their number"
+            f"labels are {shown(labels)[:200]}; give a list of the different names of at least 2 classes, or their "
+            "number"
         )
     return list(map(str, names))
 
@@ -368,7 +376,7 @@ def number_of(value: Any, names: Sequence[str], where: str) -> int:
         if isinstance(value, str) and unnamed
         else ""
     )
-    raise RecordError(f"{where} is {value!r}; it is a number from 0 to {len(names) - 1}{known}{way}")
+    raise RecordError(f"{where} is {shown(value)}; it is a number from 0 to {len(names) - 1}{known}{way}")
 
 
 def _named(names: Sequence[str], problem: str) -> dict[str, Any]:
@@ -389,7 +397,7 @@ def glue(name: str, tokenizer: Any, **options: Any) -> Classification | Regressi
     ['not_equivalent', 'equivalent']
     """
     if name not in GLUE:
-        raise OptionError(f"there is no set {name!r} in GLUE; it has {', '.join(GLUE)}")
+        raise OptionError(f"there is no set {shown(name)} in GLUE; it has {', '.join(GLUE)}")
     text, pair, names = GLUE[name]
     columns = {"text": text, "pair": pair, **options}
     return Classification(tokenizer, names, **columns) if names else Regression(tokenizer, **columns)

@@ -27,6 +27,7 @@ from nopad.model.linear import fast_linear, is_worth_it
 from nopad.model.modes import to_evaluation
 from nopad.model.precision import Precision, lowered
 from nopad.model.safety import bare, facts_of, is_packed
+from nopad.options import shown
 from nopad.sequences import Sequences
 from nopad.tasks.lanes import Lanes
 
@@ -82,7 +83,7 @@ class Core(ABC):
 
     def __init__(self, model: Any, fast: bool | None = None, precision: Precision | None = None) -> None:
         if fast is not None and not isinstance(fast, bool):
-            raise OptionError(f"fast is {fast!r}; it is True, False or None")
+            raise OptionError(f"fast is {shown(fast)}; it is True, False or None")
         self.precision = precision
         if precision is not None:
             model = lowered(model, precision)

@@ -26,7 +26,7 @@ from nopad.model.embedded import input_embeddings
 from nopad.model.modes import evaluated
 from nopad.model.precision import Precision
 from nopad.model.safety import bare, facts_of
-from nopad.options import Option
+from nopad.options import Option, shown
 from nopad.sequences import Sequences
 from nopad.tasks.core import Core, Prepared, by_length, odd_rows
 from nopad.tasks.encoding import Shown, check_encoding, given_as, progress
@@ -252,7 +252,9 @@ class Embedder(Core):
                 prompt that is not pooled.
         """
         if odd := how.keys() - {"prompt", "prompt_name", "over_long"}:
-            raise OptionError(f"there is no option {min(odd)!r} of a text; there are prompt, prompt_name and over_long")
+            raise OptionError(
+                f"there is no option {shown(min(odd))} of a text; there are prompt, prompt_name and over_long"
+            )
         sequences, skip, cut = self._tokenised(requests, **how)
         column = {SKIP: np.array([skip])}
         made = [
@@ -309,7 +311,7 @@ class Embedder(Core):
             if not isinstance(text, str):
                 raise OptionError(f"text {number} is of type {type(text).__name__}; expected a str")
         if not isinstance(over_long, str) or over_long not in ("error", "truncate"):
-            raise OptionError(f"over_long is {over_long!r}; it must be 'error' or 'truncate'")
+            raise OptionError(f"over_long is {shown(over_long)}; it must be 'error' or 'truncate'")
         before = self.texts.prompt(prompt, prompt_name)
         ready = [self.texts.ready(before + text) for text in texts]
         around, room, sequences = (self.tokenizer.prefix, self.tokenizer.suffix), self.content_capacity, []

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from nopad.errors import OptionError
-from nopad.options import BOOLEAN, MAX_LENGTH, Option
+from nopad.options import BOOLEAN, MAX_LENGTH, Option, shown
 
 __all__ = ["As", "Shown", "check_encoding", "given_as", "progress"]
 
@@ -42,7 +42,7 @@ def check_encoding(batch_size: int | None, precision: str, **flags: Any) -> As:
         option.check(name, flags[name])
     if not isinstance(precision, str) or precision != "float32":
         raise OptionError(
-            f"precision is {precision!r}, and encode returns float32 vectors only; quantise them afterwards, as "
+            f"precision is {shown(precision)}, and encode returns float32 vectors only; quantise them afterwards, as "
             "sentence_transformers.util.quantize_embeddings does, or compute in lower precision, with "
             "Embedder(precision=...)"
         )

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from nopad import wording
 from nopad.corpus.record_stream import RecordStream
-from nopad.corpus.records import check_text
+from nopad.corpus.records import check_text, columns_in
 from nopad.corpus.runs import Bad
 from nopad.errors import InputError, LengthError, OptionError, RecordError
+from nopad.options import is_number, shown
 from nopad.sequences import Sequences
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "encoded_after",
     "encoded_part",
     "field_of",
+    "float_of",
     "numbered",
     "paired",
     "parts_of",
@@ -327,16 +329,27 @@ def field_of(
     """
     if name not in record:
         raise RecordError(
-            f"record {number} has no {name!r}, only {', '.join(map(str, record)) or 'nothing'}; name the column that "
-            f'holds it: {option}="..."'
+            f'record {number} has no {name!r}, only {columns_in(record)}; name the column that holds it: {option}="..."'
         )
     value = record[name]
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         kinds = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
-        raise RecordError(f"record {number}: {name} is a {type(value).__name__}, expected {kinds}: {str(value)[:60]!r}")
+        raise RecordError(f"record {number}: {name} is a {type(value).__name__}, expected {kinds}: {shown(value)[:60]}")
     if isinstance(value, str):
         check_text(value, f"record {number}: {name}")
     return value
+
+
+def float_of(value: Any, where: str) -> float:
+    """Return a number as a float, after checking that it is finite in float32, in which losses are computed.
+
+    Raises:
+        RecordError: `value` is no number, or is not finite in float32; the message begins with `where`.
+    """
+    with np.errstate(over="ignore"):
+        if not (is_number(value) and np.isfinite(np.float32(float(value)))):
+            raise RecordError(f"{where} is {shown(value)}; it is a finite number, up to 3.4e38 (float32)")
+    return float(value)
 
 
 def paired(

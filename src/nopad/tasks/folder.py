@@ -16,6 +16,7 @@ from typing import Any, Literal
 from nopad.corpus.tokenizer import DEFAULT_PACKAGE
 from nopad.errors import FormatError, MissingExtraError, OptionError
 from nopad.notation import from_json
+from nopad.options import shown
 
 __all__ = ["Pooling", "Texts", "default_folder", "quiet", "read_folder"]
 
@@ -52,7 +53,7 @@ class Texts:
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompts, Mapping) or not all(isinstance(text, str) for text in self.prompts.values()):
-            raise OptionError(f"prompts are {self.prompts!r}; expected texts by name")
+            raise OptionError(f"prompts are {shown(self.prompts)}; expected texts by name")
         if self.default_prompt_name is not None:
             self.prompt(prompt_name=self.default_prompt_name)
 
@@ -69,11 +70,11 @@ class Texts:
         name = self.default_prompt_name if prompt_name is None else prompt_name
         for what, given in (("prompt", prompt), ("prompt_name", name)):
             if given is not None and not isinstance(given, str):
-                raise OptionError(f"{what} is {given!r}; expected a text")
+                raise OptionError(f"{what} is {shown(given)}; expected a text")
         if prompt is not None or name is None:
             return prompt or ""
         if name not in self.prompts:
-            raise OptionError(f"there is no prompt named {name!r}; there are {', '.join(self.prompts) or 'none'}")
+            raise OptionError(f"there is no prompt named {shown(name)}; there are {', '.join(self.prompts) or 'none'}")
         return self.prompts[name]
 
     def ready(self, text: str) -> str:

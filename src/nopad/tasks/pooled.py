@@ -17,6 +17,7 @@ from nopad.losses.checks import check_batch
 from nopad.losses.slots import wide
 from nopad.model.pooling import pool
 from nopad.model.safety import bare, state_of
+from nopad.options import shown
 from nopad.tasks.folder import Pooling
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def check_pooling(pooling: str) -> None:
         OptionError: it is not.
     """
     if pooling not in get_args(Pooling):
-        raise OptionError(f"unknown pooling {pooling!r}; it is 'mean', 'first' or 'last'")
+        raise OptionError(f"unknown pooling {shown(pooling)}; it is 'mean', 'first' or 'last'")
 
 
 def embed(
@@ -75,7 +76,7 @@ def embed(
     check_batch(batch)
     skipped = skip if isinstance(skip, np.ndarray) else np.array(skip if type(skip) is int else -1)
     if (skipped < 0).any() or skipped.shape not in ((), (batch.layout.sequences,)):
-        raise OptionError(f"skip is {skip!r}; it is a number of tokens, from 0, or one for each sequence")
+        raise OptionError(f"skip is {shown(skip)}; it is a number of tokens, from 0, or one for each sequence")
     leaves_out = bool(skipped.any())
     if leaves_out and pooling != "mean":
         raise OptionError(f"first tokens are left out of means only, and this is pooling {pooling!r}")

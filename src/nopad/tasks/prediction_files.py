@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 import torch
 
 from nopad.corpus.record_stream import RecordStream, open_records
+from nopad.corpus.records import columns_in
 from nopad.corpus.runs import Bad
 from nopad.errors import (
     CorruptError,
@@ -385,8 +386,9 @@ def _kept(chunk: Chunk, column: str) -> list[Any]:
     """
     for number, record in chunk.records.items():
         if column not in record:
-            has = ", ".join(map(str, record)) or "nothing"
-            raise RecordError(f"record {number} has no {column!r}, only {has}; do not keep it, or add it")
+            raise RecordError(
+                f"record {number} has no {column!r}, only {columns_in(record)}; do not keep it, or add it"
+            )
     return [chunk.records.get(number, {}).get(column) for number in range(chunk.first, chunk.first + chunk.size)]
 
 

@@ -22,7 +22,7 @@ from nopad.errors import LengthError, OptionError, RecordError, RequestError
 from nopad.model.admission import device_of, positions_of
 from nopad.model.precision import Precision
 from nopad.model.safety import bare, state_of
-from nopad.options import MAX_LENGTH, Option
+from nopad.options import MAX_LENGTH, Option, shown
 from nopad.sequences import Sequences
 from nopad.tasks.core import Core, Prepared, by_length
 from nopad.tasks.examples import Examples, check_examples
@@ -286,7 +286,7 @@ class Predictor(Core):
         if not many or not columns or len(texts) != len(columns):
             what = f"{', '.join(columns)}" if columns else "columns"
             raise RecordError(
-                f"record {number} is {str(given)[:60]!r}; the task {self.task.name} takes a dict of {what}"
+                f"record {number} is {shown(given)[:60]}; the task {self.task.name} takes a dict of {what}"
                 + (f", or {len(columns)} texts" if columns else "")
             )
         return dict(zip(columns, texts, strict=True))

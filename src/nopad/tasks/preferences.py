@@ -20,9 +20,8 @@ from nopad.corpus.chats import Answered, ChatEncoder, EndOfTurn, fitted
 from nopad.corpus.conversations import Conversation, Passage, conversation_of, pair_of, roles_of
 from nopad.errors import RecordError
 from nopad.losses import PreferenceLoss
-from nopad.options import is_number
 from nopad.tasks.causal import Likely, answered
-from nopad.tasks.examples import Examples, field_of, numbered
+from nopad.tasks.examples import Examples, field_of, float_of, numbered
 from nopad.tasks.pairing import REFERENCE, OfPreferences, OfRewards
 from nopad.tasks.task import Task
 
@@ -305,6 +304,4 @@ def _margin(record: Mapping[str, Any], number: int) -> float:
     value = record.get("margin")
     if value is None:
         return 0.0
-    if not is_number(value):
-        raise RecordError(f"record {number}: margin is {value!r}; it is a finite number")
-    return float(value)
+    return float_of(value, f"record {number}: margin")

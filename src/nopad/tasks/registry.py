@@ -20,6 +20,7 @@ from nopad.errors import FormatError, NopadError, OptionError
 from nopad.files import is_model_folder
 from nopad.model.admission import positions_of
 from nopad.model.families import family_of
+from nopad.options import shown
 from nopad.tasks.fit import UNNAMED
 from nopad.tasks.folder import quiet
 from nopad.tasks.task import Task
@@ -75,7 +76,7 @@ def task_named(name: str, tokenizer: Any, options: Mapping[str, Any]) -> Task:
     for option in options:
         if option not in known:
             near = "".join(f"; did you mean {one}?" for one in get_close_matches(option, known, 1))
-            raise OptionError(f"the task {name} has no option {option!r}{near}; it has {', '.join(known)}")
+            raise OptionError(f"the task {name} has no option {shown(option)}{near}; it has {', '.join(known)}")
     missing = [one for one, value in known.items() if value.default is value.empty and one not in options]
     if missing:
         raise OptionError(f"the task {name} needs {', '.join(missing)}")
@@ -149,7 +150,7 @@ def task_class(name: str) -> type[Task]:
     """
     known = tasks_by_name()
     if name not in known:
-        raise OptionError(f"there is no task {name!r}; there are {', '.join(known)}")
+        raise OptionError(f"there is no task {shown(name)}; there are {', '.join(known)}")
     return known[name]
 
 

@@ -10,11 +10,14 @@ import re
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from operator import index
 from typing import Any
 
 import numpy as np
 
+from nopad.corpus.records import listed
 from nopad.errors import RecordError
+from nopad.options import shown
 
 __all__ = ["best_thresholds", "exact_and_f1", "normalised", "squad_scores"]
 
@@ -35,7 +38,7 @@ def answers_of(record: Mapping[str, Any], name: str, number: int, context: str) 
     """
     given = record.get(name)
     if isinstance(given, Mapping) and {"text", "answer_start"} <= given.keys():
-        sides = [_listed(given[side]) for side in _SIDES]
+        sides = [listed(given[side]) for side in _SIDES]
     elif isinstance(given, list | tuple) and all(isinstance(one, Mapping) for one in given):
         sides = [[one.get(side) for one in given] for side in _SIDES]
     else:
@@ -43,7 +46,7 @@ def answers_of(record: Mapping[str, Any], name: str, number: int, context: str) 
     texts, starts = sides
     if texts is None or starts is None or isinstance(given, str) or len(texts) != len(starts):
         raise RecordError(
-            f"record {number}: {name} is {str(given)[:80]}; expected {{'text': [...], 'answer_start': [...]}} of one "
+            f"record {number}: {name} is {shown(given)[:80]}; expected {{'text': [...], 'answer_start': [...]}} of one "
             "length, both empty where there is no answer"
         )
     return [
@@ -51,22 +54,21 @@ def answers_of(record: Mapping[str, Any], name: str, number: int, context: str) 
     ]
 
 
-def _listed(value: Any) -> list[Any] | None:
-    """Return a list, tuple, array or tensor of one dimension as a list; None for all else, such as a text."""
-    sized = hasattr(value, "__len__") and not isinstance(value, str | bytes | Mapping)
-    return list(value) if sized and getattr(value, "ndim", 1) == 1 else None
-
-
 def _start(text: Any, at: Any, context: str, where: str) -> int:
-    if not isinstance(text, str) or isinstance(at, bool) or not hasattr(at, "__index__"):
-        raise RecordError(f"{where} has the text {text!r} at {at!r}; expected a text, and the number of a character")
-    start = int(at)
+    try:
+        start = None if isinstance(at, bool) else index(at)
+    except TypeError:
+        start = None
+    if not isinstance(text, str) or start is None:
+        raise RecordError(
+            f"{where} has the text {shown(text)} at {shown(at)}; expected a text, and the number of a character"
+        )
     if not text.strip():
         raise RecordError(f"{where} has the text {text!r}, which is empty; where there is no answer, give no text")
     if start < 0 or start + len(text) > len(context):
         raise RecordError(
-            f"{where} has {text!r} at characters {start} to {start + len(text)}, and the context has the characters 0 "
-            f"to {len(context)}"
+            f"{where} has {text!r} at characters {shown(start)} to {shown(start + len(text))}, and the context has "
+            f"the characters 0 to {len(context)}"
         )
     found = context[start : start + len(text)]
     if found != text:

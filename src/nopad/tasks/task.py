@@ -21,7 +21,7 @@ from nopad.corpus.record_stream import RecordStream
 from nopad.errors import LengthError, OptionError
 from nopad.loading import PackedLoader
 from nopad.loading.supply import Collate
-from nopad.options import BOOLEAN, Option
+from nopad.options import BOOLEAN, Option, shown
 from nopad.tasks.examples import Examples, encoded_part, placed, readable
 from nopad.tasks.objective import Objective
 
@@ -71,7 +71,7 @@ def _check_kind(name: str, value: Any, annotation: Any) -> None:
     if annotation in _BOOLEANS:
         _BOOLEAN.check(name, value)
     elif annotation in _TEXTS and not isinstance(value, str | None):
-        raise OptionError(f"{name} is {value!r}; it is a text")
+        raise OptionError(f"{name} is {shown(value)}; it is a text")
 
 
 # As annotations are: texts, where a module has `from __future__ import annotations`
@@ -177,10 +177,10 @@ class Task(ABC):
         self.max_length = _LONGEST.check("max_length", max_length)
         if not isinstance(over_long, str) or over_long not in self.policies:
             raise OptionError(
-                f"over_long is {over_long!r}; for {self.name} it is {' or '.join(map(repr, self.policies))}"
+                f"over_long is {shown(over_long)}; for {self.name} it is {' or '.join(map(repr, self.policies))}"
             )
         if over_long != "error" and max_length is None:
-            raise OptionError(f"over_long is {over_long!r}, and without max_length nothing is too long; give both")
+            raise OptionError(f"over_long is {shown(over_long)}, and without max_length nothing is too long; give both")
         self.over_long = over_long
 
     @abstractmethod

@@ -19,7 +19,7 @@ from nopad.batch import PackedBatch
 from nopad.corpus.options import OverLong
 from nopad.corpus.records import check_text
 from nopad.errors import OptionError, RecordError
-from nopad.options import BOOLEAN, Option
+from nopad.options import BOOLEAN, Option, shown
 from nopad.sequences import IGNORED
 from nopad.tasks.classification import names_of, number_of
 from nopad.tasks.entities import OfTags, entities, f1_of, has_entities
@@ -208,7 +208,7 @@ class TokenClassification(Task):
         words = _listed(record, self.words, number, "words")
         for at, word in enumerate(words):
             if not isinstance(word, str):
-                raise RecordError(f"record {number}: {self.words}[{at}] is {word!r}; expected a text")
+                raise RecordError(f"record {number}: {self.words}[{at}] is {shown(word)}; expected a text")
             check_text(word, f"record {number}: {self.words}[{at}]")
         text, begin, places = " ".join(words), 0, []
         for word in words:
@@ -246,8 +246,8 @@ class TokenClassification(Task):
                 if owner[word] is not None:
                     begin, end = words[word]
                     raise RecordError(
-                        f"{where} is {span!r}, and {text[begin:end]!r} is in {owner[word]!r} too; a word has one tag: "
-                        "leave out all but one of them"
+                        f"{where} is {shown(span)}, and {text[begin:end]!r} is in {shown(owner[word])} too; a word has "
+                        "one tag: leave out all but one of them"
                     )
                 owner[word] = span
             tags[first:last] = self._tags_of(label, last - first, where)
@@ -262,12 +262,12 @@ class TokenClassification(Task):
         """
         begin, end, label = _parts(span, where)
         if not 0 <= begin < end <= len(text):
-            raise RecordError(f"{where} is {span!r}, and the text has the characters 0 to {len(text)}")
+            raise RecordError(f"{where} is {shown(span)}, and the text has the characters 0 to {len(text)}")
         touched = [n for n, (a, b) in enumerate(words) if a < end and b > begin]
         partly = [text[words[n][0] : words[n][1]] for n in touched if words[n][0] < begin or words[n][1] > end]
         if partly or not touched:
             what = f"a part of the word {partly[0]!r}" if partly else "no word"
-            raise RecordError(f"{where} is {span!r}, which is {text[begin:end]!r}: {what}; a span has whole words")
+            raise RecordError(f"{where} is {shown(span)}, which is {text[begin:end]!r}: {what}; a span has whole words")
         return touched[0], touched[-1] + 1, label
 
     def _tags_of(self, label: str, count: int, where: str) -> list[int]:
@@ -384,12 +384,12 @@ def _parts(span: Any, where: str) -> list[Any]:
     """
     fields = [span.get(one) for one in ("start", "end", "label")] if isinstance(span, Mapping) else span
     if not isinstance(fields, list | tuple) or len(fields) != 3:
-        raise RecordError(f"{where} is {span!r}; expected a dict with start, end and label")
+        raise RecordError(f"{where} is {shown(span)}; expected a dict with start, end and label")
     for value in fields[:2]:
         if not isinstance(value, int | np.integer) or isinstance(value, bool):
-            raise RecordError(f"{where} is {span!r}; start and end are numbers of characters")
+            raise RecordError(f"{where} is {shown(span)}; start and end are numbers of characters")
     if not isinstance(fields[2], str):
-        raise RecordError(f"{where} is {span!r}; its label is a name, such as 'PER'")
+        raise RecordError(f"{where} is {shown(span)}; its label is a name, such as 'PER'")
     return list(fields)
 
 

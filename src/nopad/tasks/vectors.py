@@ -17,7 +17,7 @@ from torch import Tensor
 from nopad.batch import PackedBatch
 from nopad.corpus.framing import leave_out
 from nopad.errors import OptionError
-from nopad.options import check_choice
+from nopad.options import check_choice, shown
 from nopad.tasks.examples import Examples, field_of, numbered
 from nopad.tasks.folder import Pooling, Texts, read_folder
 from nopad.tasks.objective import Objective
@@ -206,7 +206,7 @@ def _texts(given: Texts | Mapping[str, Any] | None) -> Texts:
         return given or Texts()
     names = [field.name for field in fields(Texts)]
     if not isinstance(given, Mapping) or set(given) - set(names):
-        raise OptionError(f"texts are {given!r}; expected nopad.tasks.Texts, or a dict with {', '.join(names)}")
+        raise OptionError(f"texts are {shown(given)}; expected nopad.tasks.Texts, or a dict with {', '.join(names)}")
     return Texts(**given)
 
 

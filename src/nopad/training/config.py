@@ -134,7 +134,8 @@ def _override(made: dict[str, dict[str, Any]], text: str) -> None:
             given = dict(there) if isinstance(there, Mapping) else {}
             inner = given
             for one in names[2:-1]:
-                inner[one] = dict(inner.get(one) or {})
+                below = inner.get(one)
+                inner[one] = dict(below) if isinstance(below, Mapping) else {}
                 inner = inner[one]
             inner[names[-1]] = _toml_value(value.strip())
         made[names[0]].update(_table(names[0], {names[1]: given}, None, made["task"].get("name")))

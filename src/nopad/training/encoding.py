@@ -242,15 +242,15 @@ def _read(place: Path) -> Examples:
         arrays = {name: np.load(place / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in facts["columns"]}
         if any(len(arrays[name]) != size for name, size in facts["columns"].items()):
             raise FormatError(f"{place} is damaged")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        offsets, record = arrays.pop("offsets"), arrays.pop(_RECORD)
+        tokens = {name: arrays.pop("ids" if name == "input_ids" else name) for name in facts["tokens"]}
+        lengths = np.diff(offsets).astype(np.int32)
+        return Examples(
+            sequences=Sequences(seq_lengths=lengths, tokens=tokens, values=arrays),
+            record=record,
+            records=facts["records"],
+            group=facts["group"],
+            counts=facts["counts"],
+        )
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{place} is not there, or damaged") from error
-    offsets, record = arrays.pop("offsets"), arrays.pop(_RECORD)
-    tokens = {name: arrays.pop("ids" if name == "input_ids" else name) for name in facts["tokens"]}
-    lengths = np.diff(offsets).astype(np.int32)
-    return Examples(
-        sequences=Sequences(seq_lengths=lengths, tokens=tokens, values=arrays),
-        record=record,
-        records=facts["records"],
-        group=facts["group"],
-        counts=facts["counts"],
-    )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -161,14 +162,16 @@ def save_batch(path: Path, batch: PackedBatch) -> None:
         facts[mask]["not_per_token"] = sorted(at.not_per_token)
         facts[mask]["row_tokens"] = None if at.row_tokens is None else at.row_tokens.tolist()
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path, metadata={"nopad": json.dumps(facts)})
+    told = json.dumps(facts)
+    read = {name: (str(one.dtype).removeprefix("torch."), one.shape, _bytes(one)) for name, one in tensors.items()}
+    save_file(tensors, path, metadata={"nopad": told, "sha256": _digest(told, read)})
 
 
 def load_batch(path: str | Path) -> PackedBatch:
     """Load a batch that training saved because its loss was not finite; return it with its targets, on the CPU.
 
     Raises:
-        FormatError: the file cannot be read, or does not hold such a batch.
+        FormatError: the file cannot be read, does not hold such a batch, or is damaged.
 
     >>> import nopad, pathlib, tempfile
     >>> from nopad.training import load_batch
@@ -182,8 +185,12 @@ def load_batch(path: str | Path) -> PackedBatch:
 
     try:
         with safe_open(path, framework="numpy") as file:
-            facts = from_json((file.metadata() or {})["nopad"])
+            metadata = file.metadata() or {}
+            facts = from_json(metadata["nopad"])
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        read = {name: (one.dtype.name, one.shape, one.tobytes()) for name, one in found.items()}
+        if metadata["sha256"] != _digest(metadata["nopad"], read):
+            raise ValueError("its content is not what was written")
         items = _beginning("item.", found)
         for mask, told in facts.items():
             tokens = None if told["row_tokens"] is None else np.array(told["row_tokens"], np.int64)
@@ -201,6 +208,22 @@ def load_batch(path: str | Path) -> PackedBatch:
         return PackedBatch(items)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise FormatError(f"{path} is no batch that nopad kept: {error}") from error
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _digest(told: str, tensors: Mapping[str, tuple[str, Sequence[int], bytes]]) -> str:
+    """Return the SHA-256 of a batch: what is `told` about it, and the dtype, shape and bytes of its tensors by name.
+
+    A layout that is damaged may still be one of other sequences, so its arrays are not checked one by one.
+    """
+    found = hashlib.sha256(told.encode())
+    for name, (dtype, shape, content) in sorted(tensors.items()):
+        found.update(f"{name} {dtype} {list(shape)} ".encode())
+        found.update(content)
+    return found.hexdigest()
 
 
 def _beginning(start: str, found: Mapping[str, Any]) -> dict[str, Any]:
