@@ -83,6 +83,19 @@ def test_one_column_of_a_table(library):
     assert sequences_of(nopad.pack_dataset(column, 40)) == {i: [(one,)] for i, one in enumerate(ids)}
 
 
+def test_named_inputs_are_data_in_memory():
+    import pyarrow as pa
+
+    words = nopad.load_tokenizer(tokenizer())
+    texts = ["yes", "why not"]
+    dataset = nopad.pack_dataset({"a": texts, "b": pa.array(texts)}, 16, tokenizer=words)
+    assert [(part["name"], part["records"]) for part in dataset.manifest.sources] == [("a", 2), ("b", 2)]
+    ids = nopad.pack_dataset({"a": as_pandas(ROWS), "b": nopad.open_source(ROWS)}, 32)
+    found = sequences_of(ids, "label")
+    assert [found[n] for n in range(len(ROWS))] == [[(row["input_ids"], row["label"])] for row in ROWS]
+    assert nopad.verify(ids.path) == []
+
+
 @pytest.mark.parametrize(
     ("note", "said"),
     [

@@ -12,21 +12,18 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import fields, replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
-from nopad.arrow import is_deep
 from nopad.assignment import Order
-from nopad.corpus import CorpusOptions, IterableSource, ReaderOptions, Source, Tokenizer, load_tokenizer, open_source
+from nopad.corpus import CorpusOptions, ReaderOptions, Source, Tokenizer, load_tokenizer, open_source
 from nopad.corpus.content import Content
+from nopad.corpus.held import held_in_memory
 from nopad.corpus.options import Empty, OnBadRecord, OverLong
 from nopad.corpus.transformers_tokenizer import load_transformers_tokenizer
-from nopad.errors import InterruptedJobError, LengthError, MissingExtraError, OptionError, SourceError
+from nopad.errors import InterruptedJobError, LengthError, OptionError, SourceError
 from nopad.options import names_in
 from nopad.store import PackedDataset, PackOptions, pack_corpus
 
@@ -75,8 +72,8 @@ def pack_dataset(
             * a list of dicts, an iterator of dicts, or a function that returns such an iterator
             * a list of lists of token ids, or a list of texts
             * a table of pandas, polars or pyarrow, or one column of it, with texts or lists of token ids
-            * a dict with several of these by name; their records are counted by name; not allowed with a task
             * a source from `nopad.open_source`
+            * a dict with several of these by name; their records are counted by name; not allowed with a task
 
             Records have ``input_ids``, a ``text``, or a chat: ``messages``, ``conversations``, or ``prompt`` and
             ``completion``.
@@ -114,7 +111,8 @@ def pack_dataset(
 
     Raises:
         SourceError: the data are of a kind that cannot be read, have no record, lack a column that is needed, or are
-            named inputs beside a task, or of which some hold texts and others ready-made ids.
+            named inputs beside a task, or of which some hold texts and others ready-made ids; or your function or
+            iterator fails.
         RecordError: a record is bad, or longer than `capacity`, and the message says which; or no record gives a
             sequence.
         LengthError: a task reads the records and refuses one, for example because it is longer than the task's
@@ -227,25 +225,24 @@ def _source(
 
     Raises:
         OptionError: an option does not apply to these data, or they are texts and there is no tokenizer.
-        SourceError: the data are a path, hold no record, or are of another kind that cannot be read.
+        SourceError: the data are a path, hold no record, or are of another kind that cannot be read; or named inputs
+            are not all of one kind.
         FormatError: the tokenizer cannot be read.
         MissingExtraError: a package that the data or the tokenizer need is not installed.
     """
-    data, first = _seen(data)
+    data, first = held_in_memory(data, reading)
     if task is not None:
         return (
             _of_task(data, first, corpus, reading, tokenizer, task, content),
             CorpusOptions(capacity=corpus.capacity),
             None,
         )
-    if isinstance(data, Source):
+    if any(isinstance(one, Source) for one in (data.values() if isinstance(data, Mapping) else [data])):
         _refuse(replace(reading, find_labels=False), set(), "for nopad.open_source, which opened these data")
         if content != Content():
             raise OptionError("text_field=, text_pair= and chat= are for records; give them to nopad.open_source")
-        source = data
-    else:
-        encoder = content.encoder(lambda: first, lambda: _of_transformers(tokenizer), corpus, "memory")
-        source = open_source(data, reading, encoder=encoder)
+    encoder = content.encoder(lambda: first, lambda: _of_transformers(tokenizer), corpus, "memory")
+    source = open_source(data, reading, encoder=encoder)
     if source.kind == "text" and tokenizer is None:
         raise OptionError("these are texts, and there is no tokenizer; give tokenizer=, that of the model")
     return source, corpus, None if source.kind == "ids" or tokenizer is None else load_tokenizer(tokenizer)
@@ -268,93 +265,6 @@ def _of_transformers(tokenizer: Any) -> Any:
     from nopad.tasks.task import check_tokenizer
 
     return check_tokenizer(tokenizer)
-
-
-def _seen(data: Any) -> tuple[Any, Mapping[str, Any] | None]:
-    """Return ``(data, first)``: the data in a form that can be read as records, and the first record.
-
-    The first record is None if it is not a dict, or if it is not known before the data are read. If the data are a
-    function, it is called once to see the first record. If the data are an iterator, its first record is read; the
-    iterator that is returned yields this record again. A list or iterator of texts becomes an `IterableSource`.
-
-    Raises:
-        SourceError: the data are a path; a dataset, list or iterator has no record, or its first record is a number; or
-            a function returned nothing that can be iterated over.
-        MissingExtraError: the data are a table, and `datasets` is not installed.
-    """
-    if isinstance(data, Source):
-        return data, None
-    if isinstance(data, str | os.PathLike):
-        raise SourceError(
-            f"{os.fspath(data)!r} is a path, and pack_dataset takes data in memory; give nopad.open_source(path)"
-        )
-    data = _as_dataset(data)
-    if callable(data):
-        made = data()
-        if not isinstance(made, Iterable):
-            raise SourceError(f"this function returned a {type(made).__name__}; it returns an iterator of dicts")
-        return data, _record(next(iter(made), None))
-    if isinstance(data, Mapping):  # splits, columns or named inputs: `open_source` knows which
-        one = next(iter(data.values()), None)
-        ahead = isinstance(one, Sequence) or hasattr(one, "with_format")
-        return data, _record(next(iter(one), None)) if ahead and one is not None else None
-    if hasattr(data, "with_format"):
-        first = next(iter(data), None)
-    elif isinstance(data, Iterator):
-        first = next(data, None)
-        data = chain([] if first is None else [first], data)
-    elif isinstance(data, Sequence):
-        first = data[0] if len(data) else None
-    else:
-        return data, None
-    if first is None:
-        raise SourceError("there is no record, so there is nothing to pack")
-    if isinstance(first, str):
-        return IterableSource(data), None
-    if isinstance(first, int | float | np.number):
-        raise SourceError("these are numbers, and a list of ids is one sequence; give a list of such lists")
-    return data, _record(first)
-
-
-def _record(first: Any) -> Mapping[str, Any] | None:
-    return first if isinstance(first, Mapping) else None
-
-
-def _as_dataset(data: Any) -> Any:
-    """Return a table of pandas, polars or pyarrow as a `datasets.Dataset`, and one column as the list of its values.
-
-    Other data are returned as they are.
-
-    Raises:
-        MissingExtraError: the data are a table, and `datasets` is not installed.
-        SourceError: a column of the table has values of no common type, or a value that is nested too deeply.
-    """
-    module = type(data).__module__.partition(".")[0]
-    if module not in ("pandas", "polars", "pyarrow"):
-        return data
-    if hasattr(data, column := "to_pylist" if module == "pyarrow" else "to_list") and not hasattr(data, "columns"):
-        return getattr(data, column)()
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingExtraError(f"a table of {module} is read as a dataset: pip install datasets") from error
-    import pyarrow as pa
-
-    if module == "pyarrow":
-        return datasets.Dataset(pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else data)
-    for at, name in enumerate(data.columns if module == "pandas" else ()):
-        if is_deep(data.iloc[:, at].tolist()):
-            raise SourceError(f"a value of the column {name!r} is nested too deeply; leave the column out")
-    try:
-        if module == "pandas":
-            return datasets.Dataset.from_pandas(data, preserve_index=False)
-        return datasets.Dataset.from_polars(data)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        reason = "; ".join(map(str, error.args))
-        raise SourceError(
-            f"this table of {module} cannot be read as a dataset ({reason}); leave the column out, or make its values "
-            "alike"
-        ) from error
 
 
 def _of_task(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ from nopad.corpus.runs import dataset_runs
 from nopad.corpus.source import BLOCK_BYTES, Source
 from nopad.corpus.tables import ArrowFile, ParquetFile
 from nopad.corpus.text import TextFile
-from nopad.errors import SourceError
+from nopad.errors import OptionError, SourceError
 
 CORPORA = Suffixes(
     read=TEXT_SUFFIXES + JSONL_SUFFIXES + TABLE_SUFFIXES + DELIMITED, others=OTHERS, named_only=(".json",)
@@ -105,8 +106,9 @@ def open_source(
 
     Args:
         inputs: a path, URL or ``hf:NAME``, or a list of these, which are read in this order; a `datasets.Dataset` or
-            `IterableDataset`; dicts, as a list, as an iterator, or as a function that returns a new iterator; or a list
-            of lists of ids. A dict of names to such inputs is a mixture: each named source is counted separately.
+            `IterableDataset`; dicts, as a list, as an iterator, or as a function that returns a new iterator; a list of
+            lists of ids; or a source, which is returned as it is. A dict of names to such inputs is a mixture: each
+            named source is counted separately.
         options: which columns or fields are read, and how; None: the defaults of `ReaderOptions`.
         encoder: turns each record into token ids or a text, such as `nopad.corpus.encoders.Chats`; None: records have a
             field of text or ids.
@@ -120,8 +122,9 @@ def open_source(
             columns that are packed along, or in the column that marks padding. The message says what to do.
         RecordError: a CSV, TSV or JSON file is broken in its first records, which are read to find the columns.
         FormatError: a file that begins as SQuAD's files do is broken.
-        OptionError: an option has no effect beside `encoder`; a column to carry is one that the encoder makes; or the
-            encoder cannot encode the first records (`Encoder.check`).
+        OptionError: an option has no effect beside `encoder`; a column to carry is one that the encoder makes; the
+            encoder cannot encode the first records (`Encoder.check`); or `options` or an `encoder` are given for what
+            is a source already.
         MissingExtraError: an ``hf:NAME`` or a URL needs a package that is not installed.
 
     >>> import pathlib, tempfile
@@ -132,13 +135,20 @@ def open_source(
     [[7, 8, 9], [5]]
     """
     options = options or ReaderOptions()
+    if isinstance(inputs, Source):
+        if encoder is not None or replace(options, find_labels=False) != ReaderOptions():
+            raise OptionError(
+                f"this {type(inputs).__name__} is a source already, and is read as it was made; give options and the "
+                "encoder where it is made"
+            )
+        return inputs
     if isinstance(inputs, Mapping):
         if hasattr(inputs, "with_format"):
             splits = ", ".join(map(str, inputs))
             raise SourceError(f"this DatasetDict holds several splits ({splits}); give one of them, or a dict of those")
         if not inputs:
             raise SourceError("the mapping of named inputs is empty; give at least one NAME: INPUT")
-        _refuse_columns(inputs, options)
+        refuse_columns(inputs, options)
         sources = {
             name: open_source(given, options, encoder=encoder, block_bytes=block_bytes)
             for name, given in inputs.items()
@@ -320,18 +330,19 @@ def _check_used(source: Source, options: ReaderOptions) -> None:
         raise SourceError(f"the column {gone[0]!r} cannot be carried: these files are text, without columns")
 
 
-def _refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:
+def refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:
     """Refuse a dict of columns, such as ``{"input_ids": [...], "label": [...]}``; it would be read as a mixture.
 
-    In a mixture, a key is the name of a source. A value that is a path is allowed under any name.
+    In a mixture, a key is the name of a source. A value that is a path or a source is allowed under any name.
 
     Raises:
-        SourceError: a key is the name of a column that nopad knows or `options` name, and its value is no path.
+        SourceError: a key is the name of a column that nopad knows or `options` name, and its value is no path and no
+            source.
     """
     mask = None if options.mask_field == "auto" else options.mask_field  # "auto" is no name
     columns = {*COLUMNS, options.ids_field, options.text_field, mask} - {None}
     for name, given in inputs.items():
-        if name in columns and not isinstance(given, str | os.PathLike):
+        if name in columns and not isinstance(given, str | os.PathLike | Source):
             raise SourceError(
                 f"{name!r} is a column, and a mapping names whole inputs: give the columns as a dataset, "
                 "datasets.Dataset.from_dict(columns), or name the input otherwise"

@@ -128,12 +128,12 @@ def refuse_tables(inputs: Any) -> None:
     """
     module, name = type(inputs).__module__.partition(".")[0], type(inputs).__name__
     if module == "pandas":
-        raise SourceError("a DataFrame is read as a dataset: give datasets.Dataset.from_pandas(frame)")
+        raise SourceError(f"a pandas {name} is read as a dataset: give datasets.Dataset.from_pandas(frame)")
     if module == "polars":
         raise SourceError(f"a polars {name} is read as a dataset: give datasets.Dataset.from_polars(frame)")
     if module == "pyarrow":
         raise SourceError(f"a pyarrow {name} is read as a dataset: give datasets.Dataset(table), table a pyarrow.Table")
-    if hasattr(inputs, "__array__"):
+    if hasattr(type(inputs), "__array__"):
         raise SourceError(
             f"{name} of shape {tuple(getattr(inputs, 'shape', ()))} is no corpus: give a list of one-dimensional "
             "arrays, one per sequence (of padded rows: list(array) with pad_id)"

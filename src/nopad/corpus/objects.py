@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from nopad.arrow import array_of
+from nopad.corpus.columns import is_name, untyped
 from nopad.corpus.options import ReaderOptions
-from nopad.corpus.records import BadRecord, Records, shown
+from nopad.corpus.records import BadRecord, Records, lone_surrogate, shown
 from nopad.corpus.rows import decode_rows
 from nopad.corpus.selection import Selection, is_list, is_string
 from nopad.corpus.source import Block
@@ -227,11 +228,15 @@ def guarded(items: Iterable[Any] | Callable[[], Iterable[Any]], name: str) -> It
     `name` is the input's name, for messages.
 
     Raises:
-        SourceError: the user's function or iterator fails; but a `NopadError` passes unchanged.
+        SourceError: the user's function or iterator fails, or what the function returns cannot be iterated over; but a
+            `NopadError` passes unchanged.
     """
     row = 1
     try:
-        for item in items() if callable(items) else items:
+        made: Any = items() if callable(items) else items
+        if callable(items) and not isinstance(made, Iterable):
+            raise TypeError(f"this function returned a {type(made).__name__}, not an iterator of dicts")
+        for item in made:
             yield item
             row += 1
     except NopadError:
@@ -258,15 +263,17 @@ def schema_of(items: Sequence[Mapping[str, Any]]) -> pa.Schema:
 
     The type of a column is the common Arrow type of the key's values; None does not count. It is float if integers and
     floats are mixed. If there is no common type, it is that of the first value for which Arrow has a type; if there is
-    no such value, it is null. If it is a list type whose values have no type, as of lists that are empty or hold only
-    None, it becomes a list of int64.
+    no such value, it is null, and the field says why (`nopad.corpus.columns.type_of`). If it is a list type whose
+    values have no type, as of lists that are empty or hold only None, it becomes a list of int64. A key that cannot
+    name a column (`is_name`) becomes a column without a type too, called as messages show the key.
 
     >>> [str(field.type) for field in schema_of([{"a": 1, "b": [2]}, {"a": 0.5, "b": []}])]
     ['double', 'list<item: int64>']
     """
-    return pa.schema(
-        [pa.field(str(key), _type_of(items, key)) for key in dict.fromkeys(k for item in items for k in item)]
-    )
+    keys = dict.fromkeys(key for item in items for key in item)
+    found = {key: _field(items, key) for key in keys if is_name(key)}
+    odd = {shown(key): untyped(shown(key), "its name is no text of UTF-8") for key in keys if not is_name(key)}
+    return pa.schema([*found.values(), *(field for name, field in odd.items() if name not in found)])
 
 
 def _plain(value: Any) -> Any:
@@ -279,38 +286,47 @@ def _plain(value: Any) -> Any:
         return value
     try:
         array = np.asanyarray(value)
-    except (TypeError, ValueError, RuntimeError):  # on another device, with a gradient, of a type NumPy lacks
+    except Exception:  # on another device, with a gradient, of a type NumPy lacks, or from the user's own `__array__`
         return value
     if not array.ndim:
         return array[()]
     return array if array.size or array.ndim > 1 else []  # NumPy makes an empty list an array of floats
 
 
-def _corner(value: Any) -> Any:
-    """Return an array of two or more dimensions cut to its first element, as nested lists such as ``[[7]]``.
+def _sample(value: Any) -> Any:
+    """Return a value for which Arrow finds the type that a column of values like `value` has.
 
-    Arrow finds no type for such arrays, but it finds the right type for the nested lists. Other values, empty arrays
-    and arrays with one dimension are returned unchanged.
+    An array of two or more dimensions is cut to its first element, as nested lists such as ``[[7]]``, and a text
+    becomes "", since Arrow refuses one with a lone surrogate. Other values, empty arrays and arrays with one dimension
+    are returned unchanged.
     """
+    if isinstance(value, str):
+        return ""
     if not isinstance(value, np.ndarray) or value.ndim < 2 or not value.size:
         return value
     return value[(slice(1),) * value.ndim].tolist()
 
 
-def _type_of(items: Sequence[Mapping[str, Any]], key: str) -> pa.DataType:
-    values = [_corner(_plain(item[key])) for item in items if item.get(key) is not None]
+def _field(items: Sequence[Mapping[str, Any]], key: str) -> pa.Field:
+    values = [_sample(_plain(item[key])) for item in items if item.get(key) is not None]
     found = _common_type(values)
-    if found is None:  # no common type: take that of the first value that has one
-        found = next((kind for value in values if (kind := _common_type([value])) is not None), pa.null())
-    return pa.list_(pa.int64()) if is_list(found) and pa.types.is_null(found.value_type) else found
+    if isinstance(found, str):  # no common type: take that of the first value that has one
+        each = map(_common_type, ([value] for value in values))
+        reason = next(each)
+        kinds = (kind for kind in chain([reason], each) if not isinstance(kind, str))
+        if (first := next(kinds, None)) is None:
+            return untyped(key, str(reason))
+        found = first
+    empty = is_list(found) and pa.types.is_null(found.value_type)
+    return pa.field(key, pa.list_(pa.int64()) if empty else found)
 
 
-def _common_type(values: Sequence[Any]) -> pa.DataType | None:
-    """Return the Arrow type that holds all of these values; None if there is none."""
+def _common_type(values: Sequence[Any]) -> pa.DataType | str:
+    """Return the Arrow type that holds all of these values; if there is none, return why."""
     try:
         return array_of(values).type
-    except _MISFITS:
-        return None
+    except _MISFITS as error:
+        return first_line(error)
 
 
 def to_batch(
@@ -348,6 +364,9 @@ def to_batch(
                     if not _fit([value], field.type):
                         raise TypeError
                     array_of([value], field.type)
+                except UnicodeEncodeError as error:
+                    bad.setdefault(row, lone_surrogate(error, repr(field.name)))
+                    values[row] = None
                 except _MISFITS:
                     bad.setdefault(row, f"{field.name!r} is {shown(value)}, not {field.type}")
                     values[row] = None

@@ -51,9 +51,10 @@ class RecordFile(Source):
         block_bytes: about how many bytes a block of lines has.
 
     Raises:
-        SourceError: a column that is needed is in none of the records that were looked at, the type of a column cannot
-            be packed, the column of labels is null in the first thousand records, the columns are refused for another
-            reason (`nopad.corpus.selection.select`), or the input cannot be read.
+        SourceError: a column that is needed is in none of the records that were looked at, there is no encoder and no
+            record that can be read, the type of a column cannot be packed, the column of labels is null in the first
+            thousand records, the columns are refused for another reason (`nopad.corpus.selection.select`), or the input
+            cannot be read.
         RecordError: the input is broken in its first thousand records, so that nothing after that point can be read.
         FormatError: the input is a broken SQuAD file.
         OptionError: an option is given that has no effect together with the encoder, a column to carry is one that the
@@ -86,12 +87,15 @@ class RecordFile(Source):
         if encoder is not None and first:
             _check_columns(encoder, first, iter(()) if table else typical, self._path)
             encoder.check(first)
-        schema, chosen = _chosen(schema_of(first), options, encoder, self._path)
+        elif encoder is None and not first:
+            raise _no_record(runs(), self._path)
+        found = schema_of(first)
+        schema, chosen = _chosen(found, options, encoder, self._path)
         self.selection = select(schema, chosen, self._path)
         self._schema = pa.schema([schema.field(column) for column in self.selection.columns])
         self.kind, self.carried = self.selection.kind, self.selection.carried
         used = {*self.selection.columns, *(encoder.reads if encoder else ())}
-        self.left_out = tuple(key for key in dict.fromkeys(key for one in first for key in one) if key not in used)
+        self.left_out = tuple(name for name in found.names if name not in used)
         self.divisible = encoder is None or encoder.divisible
         self.made_here = encoder is not None
         self._ways = WAYS if encoder is None else encoder.ways
@@ -131,6 +135,14 @@ class RecordFile(Source):
     def settings(self) -> dict[str, Any]:
         """Return the options and the encoder's settings, by name, as JSON values."""
         return {**self._options.settings(), **(self._encoder.settings() if self._encoder else {})}
+
+
+def _no_record(runs: Iterator[Run], place: str) -> SourceError:
+    """Return the error for an input without a good record; `place` names it. The message names the first bad record."""
+    bad = next((one for run in runs for one in run.each() if isinstance(one, Bad)), None)
+    if bad is None:
+        return SourceError(f"{place}: there is no record in it; leave it out")
+    return SourceError(f"{place}: none of its records can be read, and the first cannot because of this: {bad.error()}")
 
 
 def _check_columns(

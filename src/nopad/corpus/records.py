@@ -38,6 +38,7 @@ __all__ = [
     "good_and_bad",
     "ids_record",
     "listed",
+    "lone_surrogate",
     "run_of",
     "shown",
     "text_record",
@@ -314,9 +315,14 @@ def text_record(text: str, line: int, label: str) -> Record | BadRecord:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            code = f"\\u{ord(text[error.start]):04x}"
-            return BadRecord(line=line, reason=f"{label} holds a lone surrogate, {code}, at character {error.start}")
+            return BadRecord(line=line, reason=lone_surrogate(error, label))
     return Record(line=line, text=text)
+
+
+def lone_surrogate(error: UnicodeEncodeError, label: str) -> str:
+    """Return the reason why a record is bad whose text raised `error`; `label` is what messages call the text."""
+    code = f"\\u{ord(error.object[error.start]):04x}"
+    return f"{label} holds a lone surrogate, {code}, at character {error.start}"
 
 
 def ids_record(values: list[Any], line: int, label: str) -> Record | BadRecord:

@@ -180,8 +180,8 @@ def arrow_runs(file: InputFile) -> Iterator[Run]:
     return _rows(arrow_batches(file), arrow_schema(file), str(file.path))
 
 
-def dataset_runs(dataset: Any, name: str) -> Iterator[Run]:
-    """Yield runs of a `datasets.Dataset` or `datasets.IterableDataset`.
+def dataset_runs(dataset: Any, name: str, rows: int = ROWS) -> Iterator[Run]:
+    """Yield runs of at most `rows` rows of a `datasets.Dataset` or `datasets.IterableDataset`.
 
     `name` is for messages.
 
@@ -189,8 +189,8 @@ def dataset_runs(dataset: Any, name: str) -> Iterator[Run]:
         SourceError: the dataset has a transform, which would not be applied; or reading it fails.
     """
     if dataset.features is None:
-        return object_runs(dataset.with_format(None), name)
-    return _rows(dataset_batches(as_arrow(dataset, name), ROWS, name), dataset_schema(dataset), name)
+        return object_runs(dataset.with_format(None), name, rows)
+    return _rows(dataset_batches(as_arrow(dataset, name), rows, name), dataset_schema(dataset), name)
 
 
 def _rows(batches: Iterator[pa.RecordBatch], schema: pa.Schema, place: str) -> Iterator[Run]:
@@ -232,8 +232,8 @@ def _row_places(count: int, first_row: int, place: str) -> Iterator[str]:
     return (f"{place}, row {row}" for row in range(first_row, first_row + count))
 
 
-def object_runs(items: Iterable[Any] | Callable[[], Iterable[Any]], name: str) -> Iterator[Run]:
-    """Yield runs of dicts from Python; `name` is the input's name, for messages.
+def object_runs(items: Iterable[Any] | Callable[[], Iterable[Any]], name: str, rows: int = ROWS) -> Iterator[Run]:
+    """Yield runs of at most `rows` dicts from Python; `name` is the input's name, for messages.
 
     `items` is an iterable of dicts, or a function that returns such an iterable.
 
@@ -241,7 +241,7 @@ def object_runs(items: Iterable[Any] | Callable[[], Iterable[Any]], name: str) -
         SourceError: the user's function or iterator fails; or, when a run is decoded, an item is not a dict.
     """
     source, row = guarded(items, name), 1
-    while part := list(islice(source, ROWS)):
+    while part := list(islice(source, rows)):
         yield Run(len(part), partial(_dicts, part, row, name))
         row += len(part)
 

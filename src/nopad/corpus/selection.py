@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from nopad.corpus.columns import listed_columns, no_column
+from nopad.corpus.columns import is_name, listed_columns, no_column, type_of
 from nopad.corpus.options import ReaderOptions
 from nopad.corpus.records import Carried, Kind
 from nopad.errors import SourceError
@@ -67,7 +67,7 @@ class Selection:
         if self.new == "mask":
             odd = [MASK] if MASK in record and MASK not in self.known else []
         else:
-            odd = [name for name in record if name not in self.known and _can_be_carried(record[name])]
+            odd = [n for n in record if n not in self.known and is_name(n) and _can_be_carried(record[n])]
         if not odd:
             return None
         way, none = ("mask_field=", "None") if odd[0] == MASK else ("carry=", "[]")
@@ -162,7 +162,8 @@ def _learned(schema: pa.Schema, place: str) -> str | None:
     _check_once(schema, ASSISTANT, place)
     kind = schema.field(ASSISTANT).type
     if not _holds_marks(kind):
-        raise SourceError(f"{place}: {ASSISTANT!r} is {kind}, not lists of 0 and 1; convert it, or remove it")
+        found = type_of(schema.field(ASSISTANT))
+        raise SourceError(f"{place}: {ASSISTANT!r} is {found}, not lists of 0 and 1; convert it, or remove it")
     return ASSISTANT
 
 
@@ -188,13 +189,12 @@ def refuse_empty_labels(schema: pa.Schema, names: Sequence[str], wanted: bool, p
     Raises:
         SourceError: there is such a column.
     """
-    null = {field.name for field in schema if pa.types.is_null(field.type)}
+    null = {field.name: field for field in schema if pa.types.is_null(field.type)}
     empty = [name for name in names if wanted and name in LABELS and name in null]
     if empty:
-        raise SourceError(
-            f"{place}: the column {empty[0]!r} is null in every record that was looked at; fill it, or leave it out "
-            "with carry=[]"
-        )
+        found = type_of(null[empty[0]])
+        how = "null in every record that was looked at; fill it" if found == "null" else f"{found}; convert it"
+        raise SourceError(f"{place}: the column {empty[0]!r} is {how}, or leave it out with carry=[]")
 
 
 def _check_distinct(content: str, mask: str | None, carried: Sequence[str], place: str) -> None:
@@ -242,7 +242,8 @@ def _content(schema: pa.Schema, options: ReaderOptions, place: str) -> tuple[str
     if not fits:
         wanted = "strings" if kind == "text" else "lists of integers"
         raise SourceError(
-            f"{place}: the column {name!r} is {found}, not {wanted}; choose another column, or convert it"
+            f"{place}: the column {name!r} is {type_of(schema.field(name))}, not {wanted}; choose another column, or "
+            "convert it"
         )
     return name, kind
 
@@ -263,7 +264,7 @@ def _mask(schema: pa.Schema, field: str, place: str) -> str | None:
     _check_once(schema, field, place)
     kind = schema.field(field).type
     if not _holds_marks(kind):
-        raise SourceError(f"{place}: the mask column {field!r} is {kind}, not lists of 0 and 1")
+        raise SourceError(f"{place}: the mask column {field!r} is {type_of(schema.field(field))}, not lists of 0 and 1")
     return field
 
 
@@ -283,7 +284,7 @@ def _asked(schema: pa.Schema, name: str, kind: Kind, content: str, place: str) -
     if found is None:
         beside = "" if kind == "ids" else ", and lists are beside text, whose tokens are not yet known"
         raise SourceError(
-            f"{place}: the column {name!r} is {schema.field(name).type}, which cannot be carried{beside}; "
+            f"{place}: the column {name!r} is {type_of(schema.field(name))}, which cannot be carried{beside}; "
             "numbers, booleans and strings can be, and beside ready-made ids lists of numbers of the same lengths"
         )
     return found
