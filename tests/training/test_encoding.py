@@ -20,6 +20,7 @@ from tests.tasks.tiny import tokenizer
 
 from nopad.errors import FormatError, LengthError, RecordError, StorageError
 from nopad.loading.sources import open_tokens
+from nopad.seal import sealed, unsealed
 from nopad.tasks import DPO, Classification, Contrastive, MaskedLM, Pairs, SeveralLabels
 from nopad.training import encoding
 from nopad.training.encoding import Part, encoded
@@ -134,8 +135,8 @@ def test_what_was_encoded_is_used_again(tmp_path, monkeypatch):
     (place,) = [path for path in tmp_path.iterdir() if path.is_dir()]
     found = open_tokens(str(place))
     assert len(found) == len(records)
-    facts = json.loads((place / "examples.json").read_text())
-    lacking = json.dumps({name: facts[name] for name in facts.keys() - {"group"}})
+    facts = unsealed(json.loads((place / "examples.json").read_text()))["examples"]
+    lacking = json.dumps(sealed({"examples": {name: facts[name] for name in facts.keys() - {"group"}}}))
 
     def never(*_, **__):
         raise AssertionError
@@ -159,6 +160,16 @@ def test_what_was_encoded_is_used_again(tmp_path, monkeypatch):
         with pytest.raises(AssertionError):
             encoded(other, records, tmp_path, {})
     same(encoded(task(), records, tmp_path, {}), task().encode(records))
+    kept = {path: path.read_bytes() for path in place.iterdir()}
+    assert len(kept) > 4
+    for path, content in kept.items():
+        for at in (0, len(content) // 2, len(content) - 1):
+            place.mkdir(exist_ok=True)
+            for other_path, whole in kept.items():
+                other_path.write_bytes(whole)
+            path.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
+            with pytest.raises(AssertionError):
+                encoded(other, records, tmp_path, {})
 
 
 def test_a_bad_record_has_its_number_among_all(tmp_path):

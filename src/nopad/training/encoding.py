@@ -21,10 +21,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.errors import FormatError, LengthError, RecordError
-from nopad.files import fsync_path, locked, storage_errors, write_atomic
+from nopad.errors import FormatError, LengthError, RecordError, StorageError
+from nopad.files import fsync_path, locked, sha256_file, storage_errors, write_atomic
 from nopad.notation import from_json
 from nopad.random import MASK, key
+from nopad.seal import sealed, unsealed
 from nopad.sequences import Sequences
 from nopad.tasks import Examples, Task
 from nopad.tasks.examples import counted, encoded_after, parts_of, placed, readable
@@ -33,7 +34,7 @@ __all__ = ["AT_ONCE", "Part", "Stored", "encoded"]
 
 AT_ONCE = 4096  # records that are encoded at a time
 _FACTS = "examples.json"
-_VERSION = 2
+_VERSION = 3
 _HEADER = 128  # bytes
 
 
@@ -121,7 +122,9 @@ def encoded(
             facts = _write(task, records, part, place, at_once)
         with storage_errors("writing", place):
             fsync_path(place)
-        write_atomic(place / _FACTS, json.dumps(facts).encode())  # last: a folder with this file is complete
+        facts["sha256"] = {name: sha256_file(place / f"{name}.npy") for name in facts["columns"]}
+        content = json.dumps(sealed({"examples": facts})).encode()
+        write_atomic(place / _FACTS, content)  # last: a folder with this file is complete
         return _read(place)
 
 
@@ -238,10 +241,10 @@ def _read(place: Path) -> Examples:
         FormatError: a file is missing or damaged.
     """
     try:
-        facts = from_json((place / _FACTS).read_text(encoding="utf-8"))
-        arrays = {name: np.load(place / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in facts["columns"]}
-        if any(len(arrays[name]) != size for name, size in facts["columns"].items()):
+        facts = unsealed(from_json((place / _FACTS).read_text(encoding="utf-8")))["examples"]
+        if any(sha256_file(place / f"{name}.npy") != said for name, said in facts["sha256"].items()):
             raise FormatError(f"{place} is damaged")
+        arrays = {name: np.load(place / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in facts["columns"]}
         offsets, record = arrays.pop("offsets"), arrays.pop(_RECORD)
         tokens = {name: arrays.pop("ids" if name == "input_ids" else name) for name in facts["tokens"]}
         lengths = np.diff(offsets).astype(np.int32)
@@ -252,5 +255,5 @@ def _read(place: Path) -> Examples:
             group=facts["group"],
             counts=facts["counts"],
         )
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, StorageError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{place} is not there, or damaged") from error
