@@ -385,3 +385,8 @@ def test_no_warning_where_nothing_is_left_out():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         nopad.pack_dataset(ROWS, 32)
+
+
+def test_an_output_that_no_file_system_has():
+    with pytest.raises(nopad.errors.OptionError, match="this name has a character NUL"):
+        nopad.pack_dataset([[1, 2]], 8, output="a\0b")

@@ -44,7 +44,8 @@ def local_path(given: str | os.PathLike[str]) -> Path:
 
     Raises:
         OptionError: the path is a URL such as ``s3://...`` (results are written to local folders only), and there is no
-            folder called ``s3:``; or the path cannot be written in UTF-8, which Parquet readers require.
+            folder called ``s3:``; or the path cannot be written in UTF-8, which Parquet readers require, or has a
+            character NUL, which no file's name has.
 
     A name with a colon is not a URL unless a slash follows the colon:
 
@@ -62,6 +63,8 @@ def local_path(given: str | os.PathLike[str]) -> Path:
     except UnicodeEncodeError:
         shown = text.encode("utf-8", "backslashreplace").decode()
         raise OptionError(f"{shown}: this name is not UTF-8; choose another") from None
+    if "\0" in text:
+        raise OptionError(f"{text!r}: this name has a character NUL; choose another")
     return Path(text)
 
 

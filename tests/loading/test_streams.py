@@ -742,6 +742,9 @@ def edited(state, path, value):
         (["held", "tokens", "input_ids", "data"], "AAAA"),
         (["held", "tokens", "input_ids", "data"], "no base64"),
         (["held", "tokens", "input_ids", "stored"], "O"),
+        (["held", "tokens", "input_ids", "stored"], "08"),  # NumPy ends in a SyntaxError
+        (["held", "tokens", "input_ids", "stored"], ["i8"]),
+        (["held", "values", "seq_index", "type"], "b1"),
         (["held", "values", "seq_index", "type"], "f8"),
         (["held", "values", "seq_index", "type"], "x9"),
         (["drawn"], -1),

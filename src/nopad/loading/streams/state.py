@@ -28,6 +28,7 @@ from nopad.sequences import Sequences
 __all__ = ["read_state", "written"]
 
 _FORMAT, _VERSION = "nopad.loader.stream", 2
+_TYPES = {"b1", *(f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)), "f2", "f4", "f8", "f16"}  # of columns
 _INTEGERS = (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.uint64, np.int64)  # narrow ones first
 _NUMBERS = (
     "arrived",
@@ -201,13 +202,19 @@ def _read_columns(given: Mapping[str, Any]) -> Sequences:
 
 
 def _unpacked(column: Mapping[str, str], name: str, size: int) -> NDArray[Any]:
+    if not all(
+        str(column[key]) in _TYPES for key in ("stored", "type")
+    ):  # NumPy's dtype also reads other texts, and fails in many ways
+        raise FormatError(f"this state is damaged: its column {name!r} has a type that no column has")
     stored, wanted = np.dtype(column["stored"]).newbyteorder("<"), np.dtype(column["type"])
     data = base64.b64decode(column["data"], validate=True)
-    if stored.kind not in "biuf" or wanted.kind not in "biuf" or len(data) != size * stored.itemsize:
+    if len(data) != size * stored.itemsize:
         raise FormatError(f"this state is damaged: its column {name!r} has {len(data)} bytes for {size} values")
-    if (stored.kind == "f") != (wanted.kind == "f"):
-        raise FormatError(f"this state is damaged: its column {name!r} is {wanted}, and is stored as {stored}")
-    return np.frombuffer(data, dtype=stored).astype(wanted)
+    values = np.frombuffer(data, dtype=stored)
+    found = values.astype(wanted)
+    if (stored.kind == "f") != (wanted.kind == "f") or not ((found == values) | (values != values)).all():
+        raise FormatError(f"this state is damaged: its column {name!r} is {wanted}, and is stored as other values")
+    return found
 
 
 def _count(given: Mapping[str, Any], name: str) -> int:
