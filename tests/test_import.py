@@ -48,6 +48,7 @@ def test_only_the_packages_of_planning_are_opened():
         "errors",
         "files",
         "histogram",
+        "notation",
         "options",
         "packs",
         "properties",

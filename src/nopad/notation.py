@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +42,8 @@ def from_toml(text: str) -> dict[str, Any]:
     >>> from_toml("[data]\nseed = 3")
     {'data': {'seed': 3}}
     """
+    import tomllib  # here, since `import nopad` needs JSON only
+
     try:
         return tomllib.loads(text)
     except RecursionError:
