@@ -122,7 +122,7 @@ def test_results_of_another_study_are_refused(done):
         (b'{"tuned": "packed"}', "line 2 is no result"),
         (b"{}", "line 2 is no result"),
         (b'"\xff"', "is not of this study: 'utf-8' codec"),
-        pytest.param(b"[" * 60_000, "is not of this study: maximum recursion depth", id="deep"),
+        pytest.param(b"[" * 60_000, "is not of this study: nested too deeply", id="deep"),
     ],
 )
 def test_results_that_are_damaged_are_refused(done, tmp_path, line, message):
