@@ -49,8 +49,10 @@ def new_lock() -> Any:
     return lock
 
 
-def check_free(lock: Any, what: str) -> None:
-    """Check that this thread does not hold `lock`, a re-entrant lock; `what` says what it is about to do.
+def check_free(lock: Any, what: str, way: str = "do that in another thread") -> None:
+    """Check that this thread does not hold `lock`, a re-entrant lock.
+
+    For the message, `what` says what the thread is about to do, and `way` what to do instead.
 
     Raises:
         ServingError: the thread holds the lock: a signal handler or a finaliser interrupts a call that does the same.
@@ -58,7 +60,7 @@ def check_free(lock: Any, what: str) -> None:
     if lock._is_owned():
         raise ServingError(
             f"a signal handler or a finaliser (__del__) {what} while it interrupts a call that does the same in the "
-            "same thread; do that in another thread"
+            f"same thread; {way}"
         )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from nopad.errors import RunnerClosedError, ServingError
 from nopad.tasks.lanes import runs_here
-from nopad.threads import acting
+from nopad.threads import acting, check_free
 
 __all__ = ["Answer", "Answerer", "check_process", "check_whole", "frames_from", "holds_answer"]
 
@@ -210,11 +210,7 @@ def check_whole(lock: Any) -> None:
     Raises:
         ServingError: the thread holds the lock.
     """
-    if lock._is_owned():
-        raise ServingError(
-            "a signal handler or a finaliser (__del__) uses the runner while it interrupts another call of it in the "
-            "same thread; cancel or close there, and do all else in another thread"
-        )
+    check_free(lock, "uses the runner", "cancel or close there, and do all else in another thread")
 
 
 def check_process(process: int) -> None:

@@ -122,17 +122,17 @@ def encoded(
             facts = _write(task, records, part, place, at_once)
         with storage_errors("writing", place):
             fsync_path(place)
-        facts["sha256"] = {name: sha256_file(place / f"{name}.npy") for name in facts["columns"]}
+        facts["columns"] = {name: sha256_file(place / f"{name}.npy") for name in facts["columns"]}
         content = json.dumps(sealed({"examples": facts})).encode()
         write_atomic(place / _FACTS, content)  # last: a folder with this file is complete
         return _read(place)
 
 
 def _write(task: Task, records: Stored, of: Part, place: Path, at_once: int) -> dict[str, Any]:
-    """Encode the records in the part `of` into files in `place`, and return what ``examples.json`` holds.
+    """Encode the records in the part `of` into files in `place`, and return facts about them, for ``examples.json``.
 
-    This is the number of records, the number of sequences that stay together (``group``), the counts of records cut or
-    left out, the names of the columns per token, and the length of each array. `at_once` records are encoded at a time.
+    These are the number of records, the number of sequences that stay together (``group``), the counts of records cut
+    or left out, the names of the columns per token, and those of all arrays. `at_once` records are encoded at a time.
 
     Raises:
         RecordError, LengthError, OptionError, SourceError, FormatError, StorageError: as for `encoded`.
@@ -186,8 +186,7 @@ def _write(task: Task, records: Stored, of: Part, place: Path, at_once: int) -> 
             if of.held_out:
                 none = f"no record was drawn at a share of {of.share}; hold out more, or give others as data.eval"
             raise LengthError(said if seen or bad else none)
-        facts = {name: column.size for name, column in columns.items()}
-    return {"records": seen, "group": group, "counts": dict(counts), "tokens": tokens, "columns": facts}
+    return {"records": seen, "group": group, "counts": dict(counts), "tokens": tokens, "columns": list(columns)}
 
 
 _RECORD = "nopad_record"
@@ -242,7 +241,7 @@ def _read(place: Path) -> Examples:
     """
     try:
         facts = unsealed(from_json((place / _FACTS).read_text(encoding="utf-8")))["examples"]
-        if any(sha256_file(place / f"{name}.npy") != said for name, said in facts["sha256"].items()):
+        if any(sha256_file(place / f"{name}.npy") != said for name, said in facts["columns"].items()):
             raise FormatError(f"{place} is damaged")
         arrays = {name: np.load(place / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in facts["columns"]}
         offsets, record = arrays.pop("offsets"), arrays.pop(_RECORD)

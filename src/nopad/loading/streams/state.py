@@ -202,9 +202,8 @@ def _read_columns(given: Mapping[str, Any]) -> Sequences:
 
 
 def _unpacked(column: Mapping[str, str], name: str, size: int) -> NDArray[Any]:
-    if not all(
-        str(column[key]) in _TYPES for key in ("stored", "type")
-    ):  # NumPy's dtype also reads other texts, and fails in many ways
+    # NumPy's dtype reads other texts too, and fails at some in ways of its own, such as a SyntaxError.
+    if not all(str(column[key]) in _TYPES for key in ("stored", "type")):
         raise FormatError(f"this state is damaged: its column {name!r} has a type that no column has")
     stored, wanted = np.dtype(column["stored"]).newbyteorder("<"), np.dtype(column["type"])
     data = base64.b64decode(column["data"], validate=True)
