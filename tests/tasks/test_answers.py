@@ -349,7 +349,7 @@ def test_other_policies_for_long_contexts():
         ({"question": "why", "context": "cat", "answers": {"text": "ca", "answer_start": [0, 1]}}, "of one length"),
         ({"question": "why", "context": "cat", "answers": {"text": ["c"], "answer_start": np.array(0)}}, "of one len"),
         ({"question": 3, "context": "cat"}, "question is a int"),
-        (record("why", "a cat\udc00"), r"context holds a lone surrogate, '\\udc00', at character 5"),
+        (record("why", "a cat\udc00"), r"context holds a lone surrogate, \\udc00, at character 5"),
     ],
 )
 def test_bad_records_are_refused(bad, message):

@@ -292,7 +292,7 @@ def test_bad_records_are_refused():
         ({"words": ["cat", 3], "tags": [0, 0]}, r"words\[1\] is 3"),
         ({"words": "cat", "tags": [0]}, "words is a str"),
         ({"words": np.array("ok"), "tags": [0]}, r"words is an array of shape \[\], expected \[n\]"),
-        ({"words": ["ok", "a\ud800"], "tags": [0, 0]}, r"words\[1\] holds a lone surrogate, '\\ud800', at character 1"),
+        ({"words": ["ok", "a\ud800"], "tags": [0, 0]}, r"words\[1\] holds a lone surrogate, \\ud800, at character 1"),
         ({"words": ["cat"]}, "record 0 has no 'tags'"),
         ({"words": ["cat"], "tags": [5]}, r"tags\[0\] is 5; it is a number from 0 to 4"),
         ({"words": ["cat"], "tags": [-100]}, r"tags\[0\] is -100"),

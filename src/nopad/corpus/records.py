@@ -377,6 +377,4 @@ def check_text(text: str, where: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise RecordError(
-            f"{where} holds a lone surrogate, {text[error.start]!a}, at character {error.start}; repair the text"
-        ) from error
+        raise RecordError(f"{lone_surrogate(error, where)}; repair the text") from error
