@@ -15,6 +15,7 @@ def test_the_public_names():
     assert nopad.__all__ == [
         "ALGORITHMS",
         "CorpusOptions",
+        "Embedder",
         "Flat",
         "Histogram",
         "NopadError",

@@ -30,11 +30,13 @@ if TYPE_CHECKING:
     from nopad.planning.several import SeveralPlan, pack_several, plan_several
     from nopad.serving.runner import PackRunner
     from nopad.store import PackedDataset, PackOptions, open_packed, pack_corpus, verify
+    from nopad.tasks import Embedder
 
 __version__ = "0.1.0"
 __all__ = [
     "ALGORITHMS",
     "CorpusOptions",
+    "Embedder",
     "Flat",
     "Histogram",
     "NopadError",
@@ -94,6 +96,7 @@ _LAZY = {
     "SeveralPlan": "nopad.planning.several",
     "pack_several": "nopad.planning.several",
     "plan_several": "nopad.planning.several",
+    "Embedder": "nopad.tasks",
     "StreamPacker": "nopad.online",
     "stream_pack": "nopad.online",
 }

@@ -6,7 +6,7 @@ import os
 import random
 import threading
 import time
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -178,29 +178,6 @@ def test_one_poisoned_request_among_a_thousand(how):
         assert (runner.statistics.answered, runner.statistics.failed) == (999, 1)
 
 
-def test_a_flood_is_bounded_and_passes():
-    model = nopad.packed(a_model(dtype=torch.float32))
-    gate, most = Gate(model), []
-    batching = Batching(capacity=64, max_waiting_tokens=200)
-    with nopad.PackRunner(model, batching, warm_up=False) as runner:
-
-        def caller(n):
-            future = runner.submit({"input_ids": [20 + n % 90] * 10})
-            most.append(runner.statistics.packer.waiting_tokens)
-            return future
-
-        with ThreadPoolExecutor(8) as pool:
-            futures = [pool.submit(caller, n) for n in range(200)]
-            assert gate.entered.wait(WAIT)
-            gate.open.set()
-            results = [future.result(WAIT).result(WAIT) for future in futures]
-        assert len(results) == 200
-        assert max(most) <= 200
-        begin = time.monotonic()
-        runner({"input_ids": [20]})
-        assert time.monotonic() - begin < 1
-
-
 def test_a_full_queue_raises_if_told_so():
     model = nopad.packed(a_model())
     gate = Gate(model)
@@ -232,29 +209,6 @@ def test_a_list_that_does_not_fit_leaves_nothing_in_the_queue():
         assert runner.drain(WAIT)
         seen = runner.statistics
     assert (seen.answered, seen.failed, seen.packer.cancelled) == (1, 0, 2)
-
-
-def test_callers_that_cancel_at_random():
-    plain, model = a_model(), nopad.packed(a_model())
-    sequences, draw = some_ids(1000, longest=8), random.Random(1)
-    with nopad.PackRunner(model, Batching(capacity=64)) as runner:
-        futures = [runner.submit({"input_ids": ids}) for ids in sequences]
-        for future in draw.sample(futures, 500):
-            future.cancel()
-        cancelled = 0
-        for n, future in enumerate(futures):
-            try:
-                result = future.result(WAIT)
-            except CancelledError:
-                cancelled += 1
-            else:
-                if n % 20 == 0:
-                    close(result, alone(plain, sequences[n]))
-        assert runner.drain(WAIT)
-        seen = runner.statistics
-    assert 0 < cancelled <= 500
-    assert seen.answered + cancelled == 1000
-    assert seen.packer.waiting == seen.packer.waiting_tokens == 0
 
 
 def test_deadlines():

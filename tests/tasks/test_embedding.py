@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 import sys
@@ -272,7 +273,7 @@ def test_what_is_no_text_and_no_option(embedder):
         embed(embedder.model, nopad.PackedBatch.from_sequences([[5, 6]]), skip=-1)
 
 
-def test_encode_drops_in_for_that_of_sentence_transformers(embedder, capsys):
+def test_what_encode_returns(embedder, capsys):
     vectors = embedder.encode(TEXTS)
     tensor = embedder.encode(TEXTS, batch_size=64, convert_to_tensor=True, show_progress_bar=False)
     assert torch.equal(tensor, torch.from_numpy(vectors))
@@ -288,6 +289,57 @@ def test_encode_drops_in_for_that_of_sentence_transformers(embedder, capsys):
     assert (type(single), single.shape) == (np.ndarray, (384,))
     np.testing.assert_allclose(single, vectors[1], atol=1e-6)
     assert embedder.encode(TEXTS[1], convert_to_numpy=False).shape == (384,)
+    assert embedder.encode("", truncate_dim=384).shape == (384,)  # [CLS] and [SEP] are tokens too
+
+
+CALLS = {
+    "plain": ((TEXTS,), {}),
+    "one text": ((TEXTS[1],), {}),
+    "no text": (([],), {"convert_to_tensor": True}),
+    "by position": ((TEXTS, "query", None, 2, False, "sentence_embedding", "float32", False), {}),
+    "by name": (
+        (),
+        {"inputs": TEXTS, "prompt": "find: ", "batch_size": 3, "convert_to_tensor": True, "device": "cpu"},
+    ),
+    "shortened": ((TEXTS,), {"truncate_dim": 100}),
+    "shortened, normalised": ((TEXTS,), {"truncate_dim": 100, "normalize_embeddings": True}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of what sentence-transformers imports
+def test_encode_drops_in_for_that_of_sentence_transformers(folder):
+    """The same calls of both give the same types, shapes and values."""
+    peers = pytest.importorskip("sentence_transformers")
+    ours = prompted(folder, prompts={"query": "query: ", "document": "a text: "}, default_prompt_name="document")
+    theirs = peers.SentenceTransformer(str(folder), device="cpu")
+    assert list(inspect.signature(ours.encode).parameters)[:12] == [
+        name for name in inspect.signature(theirs.encode).parameters if name not in ("pool", "chunk_size", "kwargs")
+    ]
+    for call, (given, how) in CALLS.items():
+        for method in ("encode", "encode_query", "encode_document"):
+            wanted = getattr(theirs, method)(*given, **how)
+            found = getattr(ours, method)(*given, **how)
+            assert type(found) is type(wanted), call
+            if isinstance(wanted, list):
+                found, wanted = torch.stack(found), torch.stack(wanted)
+            if len(wanted):
+                assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape), call
+                np.testing.assert_allclose(np.asarray(found), np.asarray(wanted), rtol=0, atol=1e-6, err_msg=call)
+
+
+def test_prompts_of_queries_and_documents(folder):
+    named = {"passage": "a passage: ", "corpus": "a corpus: ", "other": "other: "}
+    embedder = prompted(folder, prompts=named, default_prompt_name="other")
+    texts = TEXTS[:2]
+    for found, before in (
+        (embedder.encode(texts), "other: "),
+        (embedder.encode_query(texts), ""),
+        (embedder.encode_query(texts, "corpus"), "a corpus: "),
+        (embedder.encode_document(texts), "a passage: "),
+        (embedder.encode_document(texts, prompt="x: ", batch_size=1), "x: "),
+    ):
+        np.testing.assert_allclose(found, by_hand([before + text for text in texts]), atol=1e-6)
 
 
 def test_how_many_texts_run_at_a_time(embedder):
@@ -318,6 +370,10 @@ def test_normalised_where_the_model_is_not(embedder):
             {"precision": "int8"},
             "precision is 'int8', and encode returns float32 vectors only; quantise them afterwards",
         ),
+        ({"output_value": "token_embeddings"}, "output_value is 'token_embeddings', and encode returns one vector per"),
+        ({"device": "cuda"}, "device is 'cuda', and the model is on cpu; move it there before"),
+        ({"truncate_dim": 0}, "truncate_dim must be an integer from 1"),
+        ({"truncate_dim": 385}, "truncate_dim is 385, and vectors of this model have 384 dimensions"),
         ({"batch_size": 0}, "batch_size must be an integer from 1"),
         ({"batch_size": "32"}, "batch_size must be an integer from 1"),
         ({"convert_to_tensor": 1}, "convert_to_tensor must be one of True, False"),
@@ -354,8 +410,8 @@ def test_a_model_in_training_drops_nothing_out(embedder):
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda it: it.encode({"a": 1}), "texts are of type dict; expected a list of texts"),
-        (lambda it: it.encode({"a", "b"}), "texts are of type set; expected a list of texts"),
+        (lambda it: it.encode({"a": 1}), "inputs are of type dict; expected a list of texts"),
+        (lambda it: it.encode({"a", "b"}), "inputs are of type set; expected a list of texts"),
         (lambda it: it.encode_ids(5), "sequences are of type int; expected a list of lists of ids"),
         (lambda it: it.encode_ids("ab"), "sequences are of type str"),
         (lambda it: Embedder(it.model, it.tokenizer, texts={"prompts": {}}), "texts are of type dict; expected nopad"),

@@ -29,7 +29,7 @@ from nopad.model.safety import bare, facts_of
 from nopad.options import Option, shown
 from nopad.sequences import Sequences
 from nopad.tasks.core import Core, Prepared, by_length, odd_rows
-from nopad.tasks.encoding import Shown, check_encoding, given_as, progress
+from nopad.tasks.encoding import Shown, check_encoding, given_as, progress, shortened
 from nopad.tasks.folder import Pooling, Texts, default_folder, quiet, read_folder
 from nopad.tasks.pooled import check_pooling, embed
 from nopad.threads import new_lock
@@ -168,44 +168,51 @@ class Embedder(Core):
 
     def encode(
         self,
-        texts: Iterable[str],
-        *,
-        prompt: str | None = None,
+        inputs: Iterable[str],
         prompt_name: str | None = None,
-        over_long: OverLong = "error",
+        prompt: str | None = None,
         batch_size: int | None = None,
-        normalize_embeddings: bool = False,
+        show_progress_bar: bool | None = None,
+        output_value: str = "sentence_embedding",
+        precision: str = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
-        show_progress_bar: bool | None = None,
-        precision: str = "float32",
+        device: Any = None,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        *,
+        over_long: OverLong = "error",
     ) -> Any:
         """Return one vector per text, in order; float32 ``[n, H]``. For a single text, return its vector; ``[H]``.
 
-        The options have the names and meanings of sentence-transformers' `encode`, except where `batch_size` and
-        `over_long` say otherwise.
+        The arguments have the names, the order and the meanings of sentence-transformers' `encode`, except where
+        `batch_size` and `over_long` say otherwise.
 
         Args:
-            texts: n texts, or one text.
-            prompt: text to put before each text; "": no prompt.
+            inputs: n texts, or one text.
             prompt_name: name of one of the model's own prompts (``Embedder.texts.prompts``). Without `prompt` and
                 `prompt_name`, the default prompt of the model's folder is used, if it has one.
-            over_long: what to do with texts above `max_tokens`: "error" refuses them, "truncate" cuts and counts them
-                (`truncated`). sentence-transformers cuts them, and neither warns nor counts.
+            prompt: text to put before each text; "": no prompt.
             batch_size: most texts run at a time; None, which is faster: any number. In both cases, texts run at a time
                 have about `budget` tokens at most. Except for rounding, the vectors do not depend on it.
-            normalize_embeddings: True: scale vectors to length 1, even if `normalize` of this embedder is False.
+            show_progress_bar: True: draw a progress bar on standard error.
+            output_value: "sentence_embedding". Other values are refused.
+            precision: "float32". Vectors in other precisions are refused; the argument of the class with this name says
+                in which precision the model computes.
             convert_to_numpy: False: return a list of n tensors ``[H]`` instead of an array.
             convert_to_tensor: True: return one tensor ``[n, H]`` instead, whatever `convert_to_numpy` is. Tensors are
                 on the model's device.
-            show_progress_bar: True: draw a progress bar on standard error.
-            precision: "float32". Vectors in other precisions are refused; the argument of the class with this name says
-                in which precision the model computes.
+            device: None, or the device on which the model is. Other devices are refused.
+            normalize_embeddings: True: scale vectors to length 1, even if `normalize` of this embedder is False.
+            truncate_dim: return only the first `truncate_dim` dimensions of each vector. They are scaled to length 1
+                again only if `normalize_embeddings` is True. None: all dimensions.
+            over_long: what to do with texts above `max_tokens`: "error" refuses them, "truncate" cuts and counts them
+                (`truncated`). sentence-transformers cuts them, and neither warns nor counts.
 
         Raises:
             LengthError: a text is too long and `over_long` is "error"; or a text has no token, or no token after a
                 prompt that is not pooled.
-            OptionError: there is no prompt named `prompt_name`, both `prompt` and `prompt_name` are given, `texts` are
+            OptionError: there is no prompt named `prompt_name`, both `prompt` and `prompt_name` are given, `inputs` are
                 not strings, or another option has a value that is not allowed; or there is a prompt that must not be
                 pooled (`Texts.include_prompt`), and the pooling is "first".
             RecordError: the model gives NaN for a text.
@@ -220,22 +227,61 @@ class Embedder(Core):
         (16,)
         """
         form = check_encoding(
-            batch_size,
-            precision,
+            self.model,
+            batch_size=batch_size,
+            precision=precision,
+            output_value=output_value,
+            device=device,
+            truncate_dim=truncate_dim,
             normalize_embeddings=normalize_embeddings,
             convert_to_numpy=convert_to_numpy,
             convert_to_tensor=convert_to_tensor,
             show_progress_bar=show_progress_bar,
         )
-        several = isinstance(texts, Iterable) and getattr(texts, "ndim", 1) != 0  # an array may be a single number
-        if not several or isinstance(texts, Mapping | Set):
-            raise OptionError(f"texts are of type {type(texts).__name__}; expected a list of texts")
-        given = [texts] if isinstance(texts, str) else list(texts)
+        several = isinstance(inputs, Iterable) and getattr(inputs, "ndim", 1) != 0  # an array may be a single number
+        if not several or isinstance(inputs, Mapping | Set):
+            raise OptionError(f"inputs are of type {type(inputs).__name__}; expected a list of texts")
+        given = [inputs] if isinstance(inputs, str) else list(inputs)
         sequences, skip, _ = self._tokenised(given, prompt, prompt_name, over_long)
         normalize = self.normalize or normalize_embeddings
         with progress(show_progress_bar, len(sequences)) as done:
             vectors = self._vectors(sequences, skip, most=batch_size, normalize=normalize, done=done)
-        return given_as(vectors, form, isinstance(texts, str), device_of(self.model))
+        if truncate_dim is not None:
+            vectors = shortened(vectors, truncate_dim, normalize=normalize_embeddings)
+        return given_as(vectors, form, isinstance(inputs, str), device_of(self.model))
+
+    def encode_query(
+        self, inputs: Iterable[str], prompt_name: str | None = None, prompt: str | None = None, *args: Any, **how: Any
+    ) -> Any:
+        """Return the vectors of queries, as `encode` does, with the model's prompt named "query".
+
+        If the model has no such prompt, its default prompt is not used either. `prompt_name` or `prompt` choose another
+        prompt. All arguments and errors are those of `encode`.
+        """
+        return self.encode(inputs, *self._either(prompt_name, prompt, "query"), *args, **how)
+
+    def encode_document(
+        self, inputs: Iterable[str], prompt_name: str | None = None, prompt: str | None = None, *args: Any, **how: Any
+    ) -> Any:
+        """Return the vectors of documents, as `encode` does, with the model's own prompt for documents.
+
+        That is the prompt named "document", else "passage", else "corpus". If the model has none of them, its default
+        prompt is not used either. `prompt_name` or `prompt` choose another prompt. All arguments and errors are those
+        of `encode`.
+        """
+        return self.encode(inputs, *self._either(prompt_name, prompt, "document", "passage", "corpus"), *args, **how)
+
+    def _either(self, prompt_name: str | None, prompt: str | None, *names: str) -> tuple[str | None, str | None]:
+        """Return `prompt_name` and `prompt`; if both are None, the first of `names` that has a prompt, else no prompt.
+
+        Its result are the arguments `prompt_name` and `prompt` of `encode`.
+        """
+        if prompt_name is not None or prompt is not None:
+            return prompt_name, prompt
+        for name in names:
+            if name in self.texts.prompts:
+                return name, None
+        return None, ""
 
     def is_one(self, given: Any) -> bool:
         """Return whether `given` is a single text."""

@@ -11,14 +11,16 @@ import torch
 from numpy.typing import NDArray
 
 from nopad.errors import OptionError
+from nopad.model.admission import device_of
 from nopad.options import BOOLEAN, MAX_LENGTH, Option, shown
 
-__all__ = ["As", "Shown", "check_encoding", "given_as", "progress"]
+__all__ = ["As", "Shown", "check_encoding", "given_as", "progress", "shortened"]
 
 As = Literal["array", "tensor", "list"]
 Shown = Any  # a function of the number of texts that are done
 
 _TEXTS = Option(default=None, none=True, high=MAX_LENGTH, help="texts run at a time, at most")
+_DIM = Option(default=None, none=True, high=MAX_LENGTH, help="first dimensions of each vector that are returned")
 _FLAGS = {
     "normalize_embeddings": Option(default=False, choices=BOOLEAN, help="scale vectors to length 1"),
     "convert_to_numpy": Option(default=True, choices=BOOLEAN, help="return an array"),
@@ -27,7 +29,16 @@ _FLAGS = {
 }
 
 
-def check_encoding(batch_size: int | None, precision: str, **flags: Any) -> As:
+def check_encoding(
+    model: Any,
+    *,
+    batch_size: int | None,
+    precision: str,
+    output_value: str,
+    device: Any,
+    truncate_dim: int | None,
+    **flags: Any,
+) -> As:
     """Check options of `Embedder.encode`, and return the form of its result: "array", "tensor" or "list" (of tensors).
 
     `flags` are `normalize_embeddings`, `convert_to_numpy`, `convert_to_tensor` and `show_progress_bar`. The form is
@@ -35,7 +46,9 @@ def check_encoding(batch_size: int | None, precision: str, **flags: Any) -> As:
 
     Raises:
         OptionError: a flag is neither True nor False (`show_progress_bar` may be None), `batch_size` is neither None
-            nor an integer of at least 1, or `precision` is not "float32".
+            nor an integer of at least 1, `precision` is not "float32", `output_value` is not "sentence_embedding",
+            `device` is neither None nor the device of `model`, or `truncate_dim` is neither None nor an integer from 1
+            to the number of dimensions that vectors of `model` have.
     """
     _TEXTS.check("batch_size", batch_size)
     for name, option in _FLAGS.items():
@@ -46,9 +59,28 @@ def check_encoding(batch_size: int | None, precision: str, **flags: Any) -> As:
             "sentence_transformers.util.quantize_embeddings does, or compute in lower precision, with "
             "Embedder(precision=...)"
         )
+    if not isinstance(output_value, str) or output_value != "sentence_embedding":
+        raise OptionError(
+            f"output_value is {shown(output_value)}, and encode returns one vector per text; a PackRunner of the model "
+            "itself, nopad.PackRunner(embedder.model), gives the states of tokens"
+        )
+    own = device_of(model)
+    if device is not None and str(device) not in (str(own), own.type):
+        raise OptionError(f"device is {shown(device)}, and the model is on {own}; move it there before, with model.to")
+    most = model.config.hidden_size
+    if _DIM.check("truncate_dim", truncate_dim) is not None and truncate_dim > most:
+        raise OptionError(f"truncate_dim is {truncate_dim}, and vectors of this model have {most} dimensions")
     if flags["convert_to_tensor"]:
         return "tensor"
     return "array" if flags["convert_to_numpy"] else "list"
+
+
+def shortened(vectors: NDArray[np.float32], most: int, *, normalize: bool) -> NDArray[np.float32]:
+    """Return the first `most` dimensions of vectors ``[n, H]``; if `normalize`, scaled to length 1 again."""
+    found = np.ascontiguousarray(vectors[:, :most])
+    if normalize:
+        found /= np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
+    return found
 
 
 def given_as(vectors: NDArray[np.float32], form: As, one: bool, device: torch.device) -> Any:
