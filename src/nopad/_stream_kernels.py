@@ -8,9 +8,9 @@
   sequences that ever arrived (`ARRIVED`), and the rows in ``slots`` of the oldest and the newest held sequence
   (`OLDEST`, `NEWEST`; -1: none)
 * ``slots`` int64 ``[buffer, 5]``: one row for each held sequence. It has the sequence's number and length (`NUMBER`,
-  `LENGTH`), the row of the next held sequence of the same length (`NEXT`), and the rows of the held sequences that
-  arrived last before it and first after it (`BEFORE`, `AFTER`); -1: none. Unused rows form a stack linked by `NEXT`.
-  The number of its top row is in the last row of ``queues``, in column `FIRST`
+  `LENGTH`), the row of the next held sequence of the same length (`NEXT`), and the rows of the held sequences just
+  before and just after it in the order of arrival (`BEFORE`, `AFTER`); -1: none. Unused rows form a stack linked by
+  `NEXT`. The number of the stack's top row is in the last row of ``queues``, in column `FIRST`
 * ``queues`` int32 ``[capacity + 2, 3]``: row l is for length l. It has the number of held sequences of this length
   (`COUNT`), and the rows in ``slots`` of the first and the last of them (`FIRST`, `LAST`)
 * ``words`` uint64: the set of the held lengths, in levels as in `nopad._bit_kernels`, the lowest level first; and one
@@ -208,10 +208,10 @@ def padding(queues: NDArray[Any], words: NDArray[Any], room: int, places: int) -
 def anchor(queues: NDArray[Any], words: NDArray[Any], mirror: NDArray[Any], capacity: int, depth: int) -> int:
     """Return the length with which the next pack, of at most `depth` sequences, begins; -1 if no sequence is held.
 
-    The `ANCHORS` longest held lengths are tried, the longest first, as far as they are at least a third of the
-    capacity. The result is the first of these for which one or two other held sequences fill the rest of the pack
-    exactly (one, if `depth` is 2). If there is none, it is the length whose pack would have the least padding by the
-    estimate of `padding`. If all held lengths are below a third of the capacity, the result is the longest.
+    Only held lengths of at least a third of the capacity are tried, at most `ANCHORS` of them, the longest first. The
+    result is the first of these for which one or two other held sequences fill the rest of the pack exactly (one, if
+    `depth` is 2). If there is none, it is the one of these whose pack would have the least padding by the estimate of
+    `padding`. If all held lengths are below a third of the capacity, the result is the longest.
     """
     length, best, least = capacity, -1, capacity + 1
     for _ in range(ANCHORS):

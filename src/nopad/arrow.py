@@ -34,8 +34,8 @@ _FLAT = (str, bytes, bytearray, memoryview, range)
 def array_of(values: Sequence[Any], kind: pa.DataType | None = None) -> pa.Array:
     """Return an array of these values, of the type `kind`; None: of the type that Arrow finds for them.
 
-    This is `pa.array`, which goes from container to container without a limit: a value that holds itself, or is nested
-    some 10,000 levels deep, ends the process.
+    This is `pa.array` with a limit on how deep values are nested. Without it, a value that holds itself, or is nested
+    some 10,000 levels deep, would end the process.
 
     Raises:
         pa.ArrowException, TypeError, ValueError, OverflowError: the values have no common type or do not fit `kind`,

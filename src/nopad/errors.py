@@ -100,7 +100,8 @@ _PACKAGES = {"torch": ("torch", "transformers"), "train": ("torch", "transformer
 def check_extra(what: str, extra: str, *others: str) -> None:
     """Check that the packages of an extra are installed, without importing them.
 
-    `extra` is "torch" or "train"; `others` are packages that belong to no extra. `what` needs them, in the message.
+    `extra` is "torch" or "train"; `others` are further packages to check, which belong to no extra. `what` is the word
+    in the message for that which needs the packages.
 
     Raises:
         MissingExtraError: a package is not installed; the message names it, and the command that installs it.
@@ -111,7 +112,7 @@ def check_extra(what: str, extra: str, *others: str) -> None:
 
 
 def load_torch(what: str) -> Any:
-    """Return the module torch; `what` needs it, in the message.
+    """Return the module torch; `what` is the word in the message for that which needs it.
 
     Raises:
         MissingExtraError: torch is not installed, or a package that it needs.

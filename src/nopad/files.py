@@ -95,7 +95,8 @@ def storage_errors(doing: str, path: Path) -> Iterator[None]:
     `doing` is the action in words, such as "writing".
 
     Raises:
-        StorageError: the block raised an OSError. If the disk is full, the message also says what to do.
+        StorageError: the block raised an OSError. If no space is left, or a quota or the limit on a file's size is
+            reached, the message also says what to do.
     """
     try:
         yield

@@ -273,7 +273,7 @@ def integers(lengths: ArrayLike, name: str = "lengths") -> NDArray[Any]:
 
     Raises:
         LengthError: the dtype is not an integer type (floats are refused even if they are whole numbers), the array is
-            not one-dimensional, or a value is masked.
+            not one-dimensional, a value is masked, or NumPy cannot read the values, such as a tensor on a GPU.
     """
     # NumPy would return the values under a mask
     if isinstance(lengths, np.ma.MaskedArray) and np.ma.is_masked(lengths):

@@ -110,9 +110,9 @@ def pack_dataset(
         pad_id: id of padding tokens, which are removed at both ends of a record; None: no id is padding.
 
     Raises:
-        SourceError: the data are of a kind that cannot be read, have no record, lack a column that is needed, or are
-            named inputs beside a task, or of which some hold texts and others ready-made ids; or your function or
-            iterator fails.
+        SourceError: the data are of a kind that cannot be read, have no record, or lack a column that is needed; they
+            are a dict of inputs by name, and there is a task; some of these inputs hold texts and others ready-made
+            ids; or your function or iterator fails.
         RecordError: a record is bad, or longer than `capacity`, and the message says which; or no record gives a
             sequence.
         LengthError: a task reads the records and refuses one, for example because it is longer than the task's
@@ -285,7 +285,7 @@ def _of_task(
     Raises:
         OptionError: an option is for texts and ready-made ids only, or contradicts the task.
         SourceError: the records are not dicts of columns, or the first one cannot be seen before the data are read; or
-            the data are a dict of named inputs.
+            the data are a `Source`, or a dict of named inputs.
     """
     from nopad.tasks.source import TaskSource
 

@@ -14,7 +14,7 @@ _DEEP = "nested too deeply"
 def from_json(text: str | bytes, **how: Any) -> Any:
     """Return the value that a JSON text holds; `how` are further options of `json.loads`.
 
-    `json.loads` raises RecursionError for values nested too deeply, about 1,000 levels.
+    For values nested too deeply, about 1,000 levels, `json.loads` itself raises RecursionError; this function does not.
 
     Raises:
         ValueError: the text is not JSON (`json.JSONDecodeError`) or not UTF-8 (UnicodeDecodeError), is nested too

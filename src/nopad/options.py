@@ -1,7 +1,7 @@
 """Describe options that a user gives, and check their values before any work begins.
 
-`Option` describes an option of any part of nopad. The functions check one value; `check_sizes` checks the options that
-every plan has.
+`Option` describes an option of any part of nopad. `check_integer`, `check_number` and `check_choice` check one value
+each; `check_sizes` checks the options that every plan has.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def check_integer(name: str, value: Any, low: int = 1, high: int = MAX_LENGTH, a
 def parse_integer(text: str, low: int = 1, high: int = MAX_LENGTH) -> int | None:
     """Return the integer from `low` to `high` that is written as `text`, in decimal digits; None if it is no such text.
 
-    Python's `int` refuses texts of thousands of digits; this returns None for them. `low` is at least 0.
+    Zeros may come first. A text of thousands of digits, for which Python's `int` raises an error, may be given too.
+    `low` is at least 0.
 
     >>> parse_integer("16"), parse_integer("0"), parse_integer("-1"), parse_integer("1" * 5000)
     (16, None, None, None)
@@ -103,10 +104,10 @@ def parse_integer(text: str, low: int = 1, high: int = MAX_LENGTH) -> int | None
 
 
 def shown(value: Any) -> str:
-    """Return ``repr(value)`` for an error message; a value that has none is described by its type.
+    """Return ``repr(value)`` for an error message; if `repr` raises an error, a description that has the value's type.
 
-    These are integers of thousands of digits, values that are nested too deeply, and objects whose ``__repr__`` fails.
-    Whatever it raises, the message that is about to be given matters more.
+    `repr` raises an error for integers of thousands of digits, for values that are nested too deeply, and for objects
+    whose ``__repr__`` fails. None of these errors is passed on, since the message itself matters more.
     """
     try:
         return repr(value)

@@ -21,7 +21,7 @@ _here = threading.local()
 
 
 def acting() -> threading.Thread:
-    """Return the thread for which the current thread works (`acting_for`), which is often the current thread itself."""
+    """Return the thread for which the current thread works: that of `acting_for`, or else the current thread itself."""
     found: threading.Thread = getattr(_here, "works_for", None) or threading.current_thread()
     return found
 
@@ -39,10 +39,11 @@ def acting_for(thread: threading.Thread) -> Iterator[None]:
 def new_lock() -> Any:
     """Return a new `threading.RLock`, which is free in each process that is forked later.
 
-    If another thread holds an ordinary lock when the process is forked, nobody releases it in the child. The lock is
-    re-entrant, since a signal handler, or a finaliser (``__del__``) that the garbage collector calls, may interrupt
-    whoever holds it in the same thread: with another lock, it would wait for itself. `check_free` refuses that where it
-    must not be.
+    If another thread holds an ordinary lock when the process is forked, nobody releases it in the child.
+
+    The lock is re-entrant. A signal handler, or a finaliser (``__del__``) that the garbage collector calls, may
+    interrupt the thread that holds the lock, and take the lock again in this thread. With a lock that is not
+    re-entrant, the thread would then wait for itself. Code that must not be interrupted in this way calls `check_free`.
     """
     lock: Any = threading.RLock()
     _locks.add(lock)

@@ -205,8 +205,8 @@ def _kept(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield what the user's own modules hold, as pairs (name, value).
 
     There is a pair for each buffer of a module, and for each attribute that a plain `nn.Module` does not have.
-    Attributes that nopad or loading a model sets are left out. One more pair has the module's class as its value, since
-    a hash of the class (`mark_of`) covers the code and the globals that it uses.
+    Attributes that nopad or loading a model sets are left out. Each module has one more pair, whose value is the
+    module's class: a hash of the class (`mark_of`) covers its code and the globals that this code uses.
     """
     for name, kind, held in settings_of(model):
         yield f"what the code of {kind.__name__} reaches", kind

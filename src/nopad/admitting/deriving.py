@@ -282,10 +282,12 @@ def _is_causal(model: Any, tokens: list[int], close: float) -> bool:
 
 
 def _with_counts(line: Family, config: Any, probed: Probed) -> tuple[Family, dict[str, list[int]]]:
-    """Return (`line` with the number of times that one call of the model mixes tokens, the dict for `Derived.each`).
+    """Return `line` with the number of mixing calls set, and the dict for `Derived.each`, as a tuple.
 
-    `line` has the facts about a model type. If the number is above 0 and a multiple of the number of layers, `attends`
-    is set to the number per layer. Otherwise `mixes` is set to the number for the whole model.
+    `line` has the facts about a model type. The number says how often modules mix tokens (move information between
+    them) while the copy runs once, by the calls recorded in `probed`. If it is above 0 and a multiple of the number of
+    layers that `config` states, the field `attends` is set to the number per layer. Otherwise the field `mixes` is set
+    to the number for the whole model.
     """
     each: dict[str, list[int]] = {}
     runs = probed.attended + Counter({module: probed.seen[module].calls for module in probed.mixing})

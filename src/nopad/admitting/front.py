@@ -53,9 +53,10 @@ def packed(
         backend: how attention keeps sequences apart. "segments": one SDPA call per sequence; "varlen": PyTorch's
             variable-length flash kernel; "mask": a dense mask over whole rows; "repack": one padded row per sequence;
             "flex": FlexAttention with a block mask; "auto": `segments` on a CPU. On other devices, "auto" is
-            `varlen` for flat batches in half precision on a CUDA GPU that the kernel supports. Otherwise it is `repack`
-            if sequences may go on in the next row (rows filled end to end), else `mask`. Models with attention of their
-            own (DeBERTa) never use `varlen`, and use `mask` if their layers are compiled.
+            `varlen` for flat batches in half precision on a CUDA GPU that the kernel supports, with `segments` in
+            layers that the kernel does not support. Otherwise it is `repack` if sequences may go on in the next row
+            (rows filled end to end), else `mask`. For models with attention of their own (DeBERTa), "auto" is never
+            `varlen`; if their layers are compiled, it is `mask` on all devices.
         max_sequences: the most sequences that a batch may have; a batch with more is refused. None: unlimited. Heads
             that give a result per sequence need this limit for calls with static shapes (`nopad.model.static_inputs`).
         head: the kind of head, if the model's class is your own. "tokens": one result per token; "causal": the same,
@@ -73,8 +74,8 @@ def packed(
             reason, such as the first layer that differs.
         OptionError: `backend`, `head` or `prove` has an unknown value; the class is known to have another head, or the
             proof of your own module around a model found another; `max_sequences` is not an integer of at least 1; the
-            model, or a part of it, is already pack-safe; it is not a transformers model; or it has attention of its
-            own, which cannot use this backend.
+            model, or a part of it, is already pack-safe; it is not a transformers model; or it has attention of its own
+            that runs sequence by sequence, and `backend` is neither "auto" nor "segments".
         MemoryError, torch.OutOfMemoryError: a trial run of a model with hooks or forward methods of your own needs too
             much memory.
 

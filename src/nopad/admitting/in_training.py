@@ -1,4 +1,4 @@
-"""Refuse models in which a layer adds a loss of its own or keeps statistics in training, which outputs do not show.
+"""Refuse models in which a layer, in training, adds a loss of its own or keeps statistics; outputs show neither.
 
 Some mixtures of experts do both: an autograd function adds the gradient of a loss that balances experts, and a buffer
 counts the tokens that each expert got. Both are computed from all slots of a batch, padding included.

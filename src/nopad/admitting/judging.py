@@ -114,8 +114,8 @@ class Judge:
         """Return a sentence on how results on packs differ from those of the stock model; "" if they do not.
 
         The packs run through a copy of the small model, made pack-safe with the facts `line` and this kind of `head`
-        ("causal", for example; None: it is known). If the model raises an error on packs, or nopad refuses the model,
-        the result is the error's message.
+        ("causal", for example; None: nopad knows the head of the model's class). If nopad refuses the model, or the
+        model raises an error on packs, the result has the error's message.
         """
         model = copy.deepcopy(self.model)
         try:
@@ -131,8 +131,8 @@ class Judge:
         """Return how `model`, a pack-safe copy, differs on packs from the stock model; "": it does not.
 
         The result is a sentence for messages. If the copy raises an error, the sentence has the error's message. With
-        `narrow`, no row is longer than the number of positions that the configuration states. Without `narrow`, one row
-        that is longer than this is tried, unless it would hold each sequence more than 10 times.
+        `narrow`, no row is longer than the number of positions that the configuration states. Without `narrow`, if
+        there is such a number, one longer row is tried, unless it would hold each sequence more than 10 times.
         """
         try:
             for training, wanted in self.alone.items():

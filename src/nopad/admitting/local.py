@@ -88,7 +88,7 @@ class Run:
         """Run the module on `rows` rows of `wide` tokens, which repeat the tokens of the recorded call.
 
         Returns (the names of the PyTorch functions that the module called, in order; its output; the number of elements
-        of the largest tensor that one of these functions returned).
+        of the largest tensor that a function, or reading an attribute of a tensor, returned).
         """
         size = partial(_sized, length=self.length, rows=rows, wide=wide, table=self.places)
         given, held = tree_map(size, self.given), {module: tree_map(size, made) for module, made in self.held.items()}
@@ -194,7 +194,7 @@ def _backward(run: Run, rows: int, wide: int) -> tuple[str, int]:
 
 
 def _is_own_hook(name: str, args: Sequence[Any], found: list[str]) -> None:
-    """Add `name` to `found` if a call of the PyTorch function `name` hooks code of the user's to a gradient.
+    """Add `name` to `found` if a call of the PyTorch function `name` attaches code of the user's own to a gradient.
 
     `args` are the arguments of the call.
     """

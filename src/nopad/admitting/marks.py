@@ -82,8 +82,8 @@ def settings_of(model: nn.Module) -> Iterator[tuple[str, type, dict[str, Any]]]:
 def is_library(name: str) -> bool:
     """Return whether the Python module called `name` is of the standard library or an installed package.
 
-    A loaded module that has no source file (``.py``), such as a compiled one, counts as installed. If the result is
-    False, the module is the user's own, or not loaded.
+    An imported module that has no source file (``.py``), such as a compiled one, counts as installed. If the result is
+    False, the module is the user's own (such as ``__main__`` in a notebook), or not loaded.
     """
     top = name.partition(".")[0]
     if top in sys.stdlib_module_names or top in ("torch", "transformers", "nopad"):

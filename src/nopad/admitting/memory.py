@@ -218,7 +218,7 @@ def _hash_code(code: CodeType, found: Any) -> None:
 
 
 def _sources(module: ModuleType | None, files: dict[str, str]) -> bool:
-    """Add to `files` the SHA-256, by name, of a Python module and of the modules that it uses.
+    """Add the SHA-256 of a Python module's source file, and of those of the modules that it uses, to `files`, by name.
 
     The standard library, torch, transformers and nopad are left out, since their versions are in the fingerprint. Of
     another installed package's module, only its own file is added. The result is False if one of the user's own modules

@@ -53,7 +53,7 @@ class Proof:
         each: for each class of modules that mix tokens (move information between them), by the class's name: the list
             ``[modules, calls]``, the number of these modules in the copy and of their calls when the copy runs once.
         head: the kind of head, as `nopad.packed` takes it; None: the class is transformers' own, and nopad knows its
-            head.
+            head; or the model is refused.
         reason: why the model is refused; "": it is admitted.
         how: how the small copy was made, in words.
         checks: number of checks of the audits.

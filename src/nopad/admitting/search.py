@@ -54,7 +54,8 @@ class Probed:
         tokens: the token ids of the sequence.
         seen: the first call of each module.
         attended: how often each module called registered attention, the function chosen by ``attn_implementation``.
-        mixing: the innermost modules that mix tokens by themselves, and not by registered attention.
+        mixing: the innermost modules that mix tokens by themselves, and not by registered attention. In the result of
+            `nopad.admitting.probing.probe`, also the other modules of their classes.
         close: differences of at most this, relative to an output's largest value, are rounding.
         unsplit: the model or its base model, if it mixes tokens outside of the modules inside it; None: it does not.
         alone: the modules in `mixing` that must run on one sequence at a time, since the rest of a row or batch may

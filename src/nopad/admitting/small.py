@@ -97,8 +97,8 @@ def deep_copy(model: Any) -> Any:
     """Return a copy of a model, to look into the user's own code; None: no copy can be built and run.
 
     Such code may do something else in a later layer, or from some width on. So the copy of a model with up to 20
-    million parameters has all layers and the true sizes. The copy of a larger model is narrow, and has the first 32
-    layers. A copy is in float32 and in evaluation mode. Its weights are random, and its dropout rates are 0.
+    million parameters has all layers and the true sizes. The copy of a larger model is narrow, and has at most the
+    first 32 layers. A copy is in float32 and in evaluation mode. Its weights are random, and its dropout rates are 0.
     """
     config = model.config
     rates = {name: 0.0 for name, value in values_of(config).items() if isinstance(value, float) and "drop" in name}

@@ -119,7 +119,8 @@ class Losses:
         pack-safe copy of the wrapper, and `kind` the kind of loss that the method `kind` returned.
 
         Raises:
-            UnsupportedModelError: a loss or a gradient differs, or labels change another output.
+            UnsupportedModelError: a loss or a gradient differs, labels change another output, or there is not exactly
+                one loss.
         """
         ids = [one.tolist() for one in self.sequences]
         for form in (Flat(), Rows(max(LENGTHS) + 1)):
@@ -205,7 +206,8 @@ def _check_always(runs: Callable[[str, int], Run], kind: str) -> None:
     in which all labels are `label`. `kind` is the kind of loss: "tokens", "causal" or "classification".
 
     Raises:
-        UnsupportedModelError: code takes Python numbers out of tensors, calls other functions, or gives other values.
+        UnsupportedModelError: code takes Python numbers out of tensors; or, for some number of tokens or sequences, it
+            calls other functions of PyTorch, gives other values, or raises an error.
     """
     for fill in (0, 1):
         run = runs(kind, fill)

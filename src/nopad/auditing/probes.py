@@ -40,7 +40,8 @@ class Places:
     Attributes:
         shape: (R, L) of the batch.
         of: for each sequence, in the order given, the positions of its tokens; int64 ``[length]``.
-        batch: the packed batch, which is used to split values per sequence; None: nopad did not build the batch.
+        batch: the packed batch, which is used to split values per sequence; None: nopad did not build the batch, or
+            these are the places of targets.
         target: the places of the targets, the sequences that the decoder reads; None: there is no decoder.
     """
 
@@ -52,7 +53,8 @@ class Places:
     def split(self, values: Tensor, kind: str | None = None) -> list[Tensor] | None:
         """Split an output of the batch, `values`, into one tensor per sequence; None if its shape does not allow this.
 
-        `kind` says what the values belong to; None: the shape decides.
+        `kind` says what the values belong to; None: the shape decides. If the kind is "token" or "target", but the
+        shape does not fit it, the values are split as values per sequence if possible.
 
         * Values per token ("token", or "target" for the tokens of targets) have the shape ``[R, L, ...]`` of rows.
         * Values per sequence ("sequence") of a batch that nopad built have one entry per sequence in the first
@@ -74,7 +76,10 @@ class Places:
         return None
 
     def alike(self, other: Places) -> bool:
-        """Return whether another batch has the same shape, and its sequences and targets lie at the same positions."""
+        """Return whether another batch has the same shape, and its sequences lie at the same positions.
+
+        If both batches have targets, the shape and the positions of these must be the same too.
+        """
         sides = [(self, other)]
         if self.target is not None and other.target is not None:
             sides.append((self.target, other.target))

@@ -86,9 +86,9 @@ def audit(
             reason.
         BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens.
         OptionError: an option is not valid (an unknown backend, a capacity below 4, `layers` below 1 or more than the
-            model has); the model is not one of transformers, is already pack-safe with another backend, has no
-            vocabulary to draw from, or is random even in evaluation mode; or it takes images, and `capacity` is given;
-            or it makes its tokens from images (ViT), and `collator` is given.
+            model has); the model is not one of transformers, is already pack-safe with another backend, has a part that
+            is pack-safe by itself, has no vocabulary to draw from, or is random even in evaluation mode; or it takes
+            images, and `capacity` is given; or it makes its tokens from images (ViT), and `collator` is given.
 
     nopad keeps the sequences apart. With the collator of transformers, they see each other in the first attention
     layer, since the default attention of this model ignores where sequences begin:

@@ -55,11 +55,11 @@ def audit_samples(
 ) -> Verdict:
     """Check that samples of any kind get the same results in a pack as alone.
 
-    The model is copied in float64 and in its own dtype, both in evaluation mode. Through each copy the samples are run
-    alone, and packed in the given order and in reverse. Then the float values of the middle sample are replaced in
-    three ways: by random values, by themselves times 1e6 (1e3 in float16), and by NaN (left out if the backend of a
-    pack-safe model lets NaN spread). On a CPU, not a single bit may change in the results of the other samples in the
-    pack; on other devices, they may change by rounding only.
+    The model is copied in float64 and in its own dtype, both in evaluation mode. Each copy runs the samples alone, and
+    packed in the given order and in reverse. Then the float values of the middle sample are replaced in three ways: by
+    random values, by themselves times 1e6 (1e3 in float16), and by NaN (left out if the backend of a pack-safe model
+    lets NaN spread). On a CPU, not a single bit may change in the results of the other samples in the pack; on other
+    devices, they may change by rounding only.
 
     Args:
         model: any torch module, pack-safe or not. It is copied, never changed.
@@ -126,7 +126,7 @@ def compared(
             replace the floats of the middle sample.
         how: text that says what keeps samples apart, for the verdict.
         other: one more sample that replaces the middle one, to see whether the results of the others change. Its
-            integers may differ too, such as its tokens. None: there is none.
+            integers, such as its tokens, may differ from those of the middle one. None: there is none.
 
     Raises:
         OptionError: the results alone differ from one run to the next.
@@ -163,8 +163,8 @@ class _Task:
         worst: largest absolute difference of an output between packed and alone so far, in float64; infinite if the
             model or a function failed.
         partly: whether the model computes some results in float32, even in float64.
-        truth: gradients of the samples, each run alone; None: not computed yet. They are computed in float64, or in the
-            model's own dtype if packed outputs differ from those alone in float64.
+        truth: gradients of the samples, each run alone; None: not computed yet. They are computed in float64 or, if no
+            gradients could be compared in float64, in the model's own dtype.
     """
 
     model: nn.Module
@@ -346,10 +346,11 @@ class _Task:
         return found
 
     def _together(self, model: nn.Module, samples: list[Any], doing: str, single: Parts, order: list[int]) -> Parts:
-        """Run samples packed, and return the result of each, which must have the same output names as its result alone.
+        """Run samples packed, and return the result of each sample.
 
-        `single` has the results of all samples alone, and `order` says which of them belongs to each entry of
-        `samples`, by index. `doing` begins the message of an error.
+        A sample must have the same output names packed and alone. `single` has the results of all samples alone. For
+        each entry of `samples`, `order` has the index of its result in `single`. `doing` begins the message of an
+        error.
 
         Raises:
             ModelFailedError: the user's function or the model fails, or the results are not as expected.

@@ -46,9 +46,9 @@ def shortened(model: Any, layers: int) -> Any:
 
     Raises:
         OptionError: `layers` is below 1, or above the model's number of layers.
-        UnsupportedModelError: a module has forward hooks or a replaced `forward`, which a copy would not have; or a
-            model built from the changed configuration has a weight that this one lacks or has in another shape, for
-            example because PEFT wraps it.
+        UnsupportedModelError: a module has a replaced `forward`, or forward hooks that are neither nopad's nor
+            transformers'; a copy would not have these. Or a model built from the changed configuration has a weight
+            that this model lacks or has in another shape, for example because PEFT wraps this model.
     """
     inner = bare(model)
     there = layer_count(inner.config)

@@ -270,7 +270,10 @@ class Patches:
         return cls(images, torch.cat(states), numbers[: len(SIZES)], numbers[len(SIZES) :])
 
     def alone(self, sequence: Sequence[int]) -> dict[str, Any]:
-        """Return the model's arguments for running one image alone: `sequence`, one of `sequences` or `others`."""
+        """Return the model's arguments for running one image alone.
+
+        `sequence` holds the image's ids, and is an entry of `sequences` or `others`.
+        """
         number = [*self.sequences, *self.others].index(list(sequence))
         return {PICTURES.pixels: self.images[number], "interpolate_pos_encoding": True}
 

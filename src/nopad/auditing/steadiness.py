@@ -60,7 +60,8 @@ def looked_for(trial: Trial, tokens: Tokens) -> dict[str, int]:
 
     The results of such a model depend on where these tokens are. Embeddings do not show which tokens are special, so
     the model gives other results for the embeddings of these tokens than for their ids. This is how they are found. The
-    dict is empty if the model does not accept embeddings, or if the results differ even without special tokens.
+    dict is empty if the model does not accept embeddings or does not say which module makes them, or if the results
+    differ even without special tokens.
     """
     length = min(6, max(map(len, trial.sequences)))
 

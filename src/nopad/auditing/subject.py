@@ -33,6 +33,7 @@ def subject_of(model: Any, dtype: torch.dtype, safe: bool, backend: str = "auto"
 
     Raises:
         UnsupportedModelError: nopad refuses the model.
+        OptionError: a part of the model is pack-safe by itself, or the model does not run with this backend.
         ModelFailedError: the model cannot be copied, converted or made pack-safe.
     """
     with inside_model(f"{type(bare(model)).__name__} cannot be copied in {dtype}"):

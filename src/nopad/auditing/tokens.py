@@ -1,4 +1,4 @@
-"""Draw the token ids of an audit: ordinary tokens, and special tokens that are asked for, but never the mask token."""
+"""Draw the token ids of an audit: ordinary tokens and, if `Tokens` names some, special tokens; never the mask token."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Tokens:
     Attributes:
         vocabulary: number of ids in the vocabulary.
         special: those ids of pad, bos, eos, cls and sep that the configuration has, by name; a second eos is "eos 1".
-            In a model that takes images, also the ids that stand for them.
+            In a model that takes images, also the ids that stand for images or mark their borders.
         mask: id of the mask token, which is never drawn; -1: there is none.
         inside: special ids that are drawn among the ordinary ids.
         begins: first id of every sequence of 3 tokens or more; None: any id.

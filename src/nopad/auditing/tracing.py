@@ -24,9 +24,9 @@ def first_difference(trial: Trial, form: str, limit: float) -> str | None:
     """Return the name of the first module whose output differs between the sequences alone and a batch of this `form`.
 
     `form` is one of the trial's forms. An output differs if, for some sequence, the largest difference is above
-    ``max(limit, 1e-9)`` times the largest value that the module gives when this sequence runs alone. Modules whose
-    outputs cannot be split into sequences are passed over, and so are those that work on images. The result is None if
-    no module's output differs, or if the model fails in this run.
+    ``max(limit, 1e-9)`` times the largest value that the module gives when this sequence runs alone. Modules are passed
+    over if they work on images, or if their outputs cannot be split into sequences or have other shapes alone. The
+    result is None if no module's output differs, or if the model fails.
 
     Raises:
         BatchError: the collator fails, or cuts, drops, changes or adds tokens.

@@ -39,9 +39,10 @@ class Trial:
         collator: the function that builds batches; None: nopad builds them.
         sequences: token ids of each sequence.
         others: sequences of the same lengths with other ids.
-        targets: target ids for an encoder-decoder model, one target per sequence, of other lengths; None: no decoder.
+        targets: target ids for an encoder-decoder model: one target per sequence, mostly of another length. None: there
+            is no decoder, or a collator builds the batches.
         capacity: capacity of the packs.
-        seed: random seed of the token ids and of the weights of outputs.
+        seed: random seed of the token ids, and of the weights with which outputs are summed for gradients.
         start: first id of a decoder's input.
         partly: whether the model computes some of its results in float32, even in float64.
         shown: what the ids of sequences stand for, in a model that takes images; None: ids are tokens.
@@ -64,9 +65,10 @@ class Trial:
     ) -> Trial:
         """Return a trial with up to `most` random sequences; `tokens` says which ids are drawn.
 
-        Sequences of text are no longer than `capacity`, or than the model's positions allow. If nopad builds the
-        batches, all of them also fit into one row of a model that takes no row longer than its number of positions
-        (`Family.narrow`). If nopad builds the batches and the model has a decoder, targets are drawn too.
+        Sequences of text are no longer than `capacity`, and no longer than the model's positions allow. Some models
+        take no row longer than their number of positions (`Family.narrow`). For these, sequences are short enough that
+        one row holds all of them, if nopad builds the batches. If nopad builds the batches and the model has a decoder,
+        targets are drawn too.
 
         A model that takes images gets sequences of fixed sizes instead, and `capacity` is not used: the capacity of the
         trial is the length of the longest sequence.
@@ -231,16 +233,18 @@ def per_sequence(output: Mapping[str, Tensor], places: Places, kinds: Kinds) -> 
 def longest_of(config: Any, capacity: int) -> int:
     """Return the longest length to try: `capacity`, or the model's number of positions minus 2 if that is less.
 
-    Some models, such as RoBERTa, never use the first two positions. The result is at least 1.
+    Some models, such as RoBERTa, never use the first two positions. If `config` does not state the number of positions,
+    it is taken to be `capacity`; if the number is negative, the result is `capacity`. The result is at least 1.
     """
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or capacity
     return min(capacity, max(int(limit) - 2, 1)) if limit > 0 else capacity
 
 
 def _longest_of_row(model: Any) -> int:
-    """Return the longest length whose trial fits into one row, for a pack-safe model whose rows are limited.
+    """Return how long the longest sequence of a trial may be, so that all its sequences fit into one row.
 
-    The result is at least 1; for other models, it is `MAX_LENGTH`.
+    This is for pack-safe models whose rows are limited (`Family.narrow`), and is at least 1. For other models, the
+    result is `MAX_LENGTH`.
     """
     inner = bare(model)
     state = getattr(inner, STATE, None)

@@ -183,7 +183,7 @@ def deal_step_under_cap(
     Args:
         costs: cost of each unit, integers; ``[n]``.
         tokens: number of tokens of each unit; ``[n]``.
-        shape: the ranks that share the step.
+        shape: the ranks and micro-steps that share the step.
         balance: the method of balance.
         cap: most tokens per rank and micro-step.
 

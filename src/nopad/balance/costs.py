@@ -192,8 +192,8 @@ def _feed_forward(config: Any, hidden: int) -> int:
 def _is_causal(outer: Any, text: Any) -> bool:
     """Return whether tokens attend only to those before them; `text` is the text config of `outer`, or `outer` itself.
 
-    A model with a text config is one of images or sound too. What such a model generates with is a causal language
-    model, unless it has an encoder; its text config mostly has no architectures.
+    A model with a text config also takes images or sound. It generates text with a causal language model, unless it has
+    an encoder. Its text config mostly has no `architectures`, so those of `outer` count too.
     """
     both = (outer, text)
     ends = ["CausalLM", "LMHeadModel"]
@@ -280,7 +280,7 @@ class Measured(CostModel):
 def fingerprint(model: CostModel, longest: int) -> str:
     """Return a text: the class name of a cost model, and a digest of its costs at up to 1,024 lengths.
 
-    The lengths are spread from 1 to `longest`, in equal ratios.
+    The lengths go from 1 to `longest`, and each is about the same multiple of the one before.
 
     Models of the same class name with equal costs at these lengths have equal fingerprints, in every process.
 

@@ -55,8 +55,8 @@ class Balance:
             * "stratified": costs are divided into ranges, the strata; every rank gets a fixed number of units from each
               stratum, its quota.
             * "quantile": units are sorted by cost and cut into equally large strata. `within` says who takes one unit
-              from each stratum per step: each rank, each node, or all ranks together. There are as many strata as such
-              a taker has units per step.
+              from each stratum per step: each rank, each node, or all ranks together. The number of strata is the
+              number of units that one of these takes per step.
         deal: how the units of a step are given to ranks:
 
             * "none": in the order drawn.

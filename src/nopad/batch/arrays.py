@@ -122,8 +122,8 @@ def single_values(given: Sequence[Any], name: str) -> NDArray[Any]:
     and holds the values as they are.
 
     Raises:
-        BatchError: a value is None or is not a single value; numbers are mixed with other objects than strings; or a
-            number does not fit into int64 or float32.
+        BatchError: a value is None or is not a single value; the first value is a number, and another one is neither a
+            number nor a string; or a number does not fit into int64 or float32.
     """
     try:
         entries = [entry.item() if hasattr(entry, "item") else entry for entry in given]
@@ -202,11 +202,10 @@ def signed(array: NDArray[Any], name: str, n: int) -> NDArray[np.int64]:
 
 
 def common(arrays: Sequence[NDArray[Any]]) -> np.dtype[Any] | None:
-    """Return the dtype for joining arrays: the widest float dtype among them, or None, with which NumPy chooses.
+    """Return the dtype for joining arrays: the widest float dtype among them, or None, which lets NumPy choose.
 
     The result is None if no array holds floats, or if one holds something other than numbers. Empty float arrays do not
-    count. NumPy alone would join float32 and int64 to float64; with the result, integer arrays do not change the float
-    dtype.
+    count. NumPy alone would join float32 and int64 to float64; this dtype depends on the float arrays only.
     """
     floats = {array.dtype for array in arrays if array.dtype.kind == "f" and array.size}
     return np.result_type(*floats) if floats and all(array.dtype.kind in "biuf" for array in arrays) else None

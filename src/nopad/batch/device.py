@@ -155,9 +155,10 @@ class Placement:
         return empty.index_copy(0, self.padded_index, stream).reshape(shape)
 
     def from_padded(self, padded: Tensor) -> Tensor:
-        """Return the real tokens of one sequence per row, ``[T, ...]`` in stream order; the inverse of `to_padded`.
+        """Return one entry per real token, ``[T, ...]``, from ``[S, longest, ...]``; the inverse of `to_padded`.
 
-        `padded` is ``[S, longest, ...]``.
+        `padded` has one row per sequence, in the order in which the caller passed the sequences. The result is in
+        stream order.
         """
         return padded.reshape(-1, *padded.shape[2:])[self.padded_index]
 

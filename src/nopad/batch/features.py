@@ -47,8 +47,8 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Rec
             * a list is not as long as its ``input_ids``, the ``seq_lengths`` of a row do not add up to its tokens, or a
               column has values that cannot be used
             * ``position_ids`` do not count from 0 in each sequence
-            * images are in tiles or with a mask; or images or videos have wrong shapes, do not fit their grid, or
-              cannot be concatenated
+            * images are in tiles, with a mask, or in a row of a packed dataset; or images or videos have wrong shapes,
+              do not fit their grid, or cannot be concatenated
     """
     features = listed(features, "features")
     if not len(features):

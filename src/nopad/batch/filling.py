@@ -47,8 +47,8 @@ def filled(
     """Return the items of a `PackedBatch` by name.
 
     They are the columns per token, ``[R, L]``; the columns per sequence, ``[S, ...]``; ``position_ids``; the columns of
-    images and videos; and the guard (`PackedMask`) as ``attention_mask``. A column per token of booleans that is padded
-    with -100 becomes int64.
+    images and videos; and the guard (`PackedMask`) as ``attention_mask``. If a column per token holds booleans, and its
+    padding value is the default -100, it becomes int64.
 
     Args:
         stacked: the sequences, with columns per token and per sequence.
@@ -60,7 +60,8 @@ def filled(
         images: the images of all sequences as one `Pictured`, and their videos as another, each only if there are some.
 
     Raises:
-        OptionError: `fill` names a column that is not per token, or a column cannot hold its padding value.
+        OptionError: `fill` is not a dict, or names a column that is not per token; or a column cannot hold its padding
+            value.
         BatchError: a per-token column does not have one value per token.
     """
     fills = {"input_ids": pad_id, **named("fill", fill)}

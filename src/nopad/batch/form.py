@@ -1,8 +1,8 @@
 """The two forms of a batch: `Flat`, one stream, with no padding unless asked for, and `Rows`, padded rows of one width.
 
-If `Rows.align` is 1, up to 256 sequences, as in one request or one training step, are packed into rows without compiled
-code. Otherwise, sequences are packed by ``nopad.pack(..., algorithm="bfd", order="source")``. With `Rows.align` 1, both
-ways give the same packs.
+`Rows` packs sequences by best-fit decreasing, unless it has `packs` or `end_to_end`. If `align` is 1, up to 256
+sequences, as in one request or one training step, are packed without compiled code. Otherwise,
+``nopad.pack(..., algorithm="bfd", order="source")`` packs them. With `align` 1, both ways give the same packs.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Flat:
         """Return the layout of sequences of these lengths.
 
         Raises:
-            LengthError: a length is not an integer from 1 to 2^31 - 1.
+            LengthError: a length is not an integer from 1 to 2^31 - 1, or the row has more than 2^31 - 1 slots.
         """
         flat = Layout.flat(seq_lengths)
         missing = -flat.shape[1] % self.pad_to_multiple_of
@@ -78,7 +78,7 @@ class Flat:
         `per_row`, the number of sequences in each row, is not read.
 
         Raises:
-            LengthError: a length is not an integer from 1 to 2^31 - 1.
+            LengthError: a length is not an integer from 1 to 2^31 - 1, or the stream has more than 2^31 - 1 slots.
         """
         return self.layout(seq_lengths)
 
@@ -91,11 +91,11 @@ class Rows:
         capacity: slots per row (a slot holds one token or padding); None: the capacity of `packs`.
         depth: most sequences per row; None: unlimited.
         packs: packs of the sequences, as `nopad.pack` returns them: each becomes a row. None: best-fit decreasing
-            decides which sequences share a row.
+            decides which sequences share a row, unless `end_to_end` is True.
         rows: number of rows; empty rows are added at the end to reach it. None: as many rows as the sequences take.
-        align: every sequence takes a multiple of this many slots, padded at its end; must divide the capacity. Context
-            parallelism needs 2 x its number of ranks; FP8 kernels need a multiple too. `Layout.cu_seqlens_padded` says
-            where each sequence begins.
+        align: every sequence takes a multiple of this many slots, padded at its end; must divide the capacity. It is
+            for context parallelism, which needs 2 x its number of ranks, and for FP8 kernels.
+            `Layout.cu_seqlens_padded` says where each sequence begins.
         end_to_end: whether every row is filled to its end, so that a sequence may go on in the next row (PopRT's fixed
             grid).
 
@@ -152,8 +152,9 @@ class Rows:
             LengthError: one of these:
 
                 * a length is not an integer from 1 to 2^31 - 1
-                * without `end_to_end`: a sequence, or a pack of `packs`, is longer than the capacity
+                * without `end_to_end`: a sequence, or a pack of `packs`, takes more slots than the capacity
                 * with `end_to_end`: the tokens take more rows than `rows`
+                * the rows have more than 2^31 - 1 slots in all
             OptionError: without `end_to_end`, the sequences take more rows than `rows`; or `packs` hold another number
                 of sequences.
         """
@@ -186,8 +187,8 @@ class Rows:
         `per_row` is the number of sequences in each row, int64 ``[rows]``.
 
         Raises:
-            LengthError: the sequences of a row take more slots than the capacity, or a length is not an integer of at
-                least 1.
+            LengthError: the sequences of a row take more slots than the capacity, a length is not an integer of at
+                least 1, or the rows have more than 2^31 - 1 slots in all.
             OptionError: `depth`, `packs` or `end_to_end` is given, which would move sequences to other rows; there are
                 more rows than `rows`; or `per_row` does not add up to the number of sequences.
         """

@@ -280,7 +280,7 @@ def _of(kind: Kind, feature: Mapping[str, Any], n: int) -> tuple[int, dict[str, 
 
 
 def _check_grids(kind: Kind, pixels: Any, grids: Any, n: int) -> int:
-    """Check the grids of feature `n`, and return the number of its images (or videos), which is that of the grids.
+    """Check the grids of feature `n`, and return how many there are: one for each of its images (or videos).
 
     A grid is the number of patches in time, height and width. `pixels` are the feature's pixel values.
 

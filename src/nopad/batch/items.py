@@ -154,8 +154,8 @@ class Items(MutableMapping[str, Any]):
     def images(self) -> NDArray[np.int64]:
         """Number of images of each sequence, in the order given; int64 ``[S]``, on the host; 0 without images.
 
-        The images themselves are the items ``pixel_values`` and ``image_grid_thw``, in the order in which sequences lie
-        in the rows.
+        The images themselves are the items ``pixel_values`` and, if it was given, ``image_grid_thw``, in the order in
+        which sequences lie in the rows.
         """
         found = self.layout.images
         return np.zeros(self.layout.sequences, dtype=np.int64) if found is None else found

@@ -80,7 +80,7 @@ class Layout:
         """Return the layout of one row without padding, with sequences of these lengths in the order given.
 
         Raises:
-            LengthError: a length is not an integer from 1 to 2^31 - 1, or all together are above.
+            LengthError: a length is not an integer from 1 to 2^31 - 1, or the sum of all lengths is above this.
 
         >>> Layout.flat(np.array([3, 1])).position_ids.tolist()
         [[0, 1, 2, 0]]
@@ -109,8 +109,8 @@ class Layout:
             align: every sequence takes a multiple of this many slots, padded at its end.
 
         Raises:
-            LengthError: a row takes more than `width` slots, a length is not an integer from 1 to 2^31 - 1, or `order`
-                does not hold integers.
+            LengthError: a row takes more than `width` slots, a length is not an integer from 1 to 2^31 - 1, `order`
+                does not hold integers, or the rows have more than 2^31 - 1 slots in all.
             OptionError: `per_row` does not add up to the number of sequences, or has a negative number; or `order` does
                 not have each sequence once.
 
@@ -149,7 +149,8 @@ class Layout:
             rows: number of rows; None: as many as the tokens take.
 
         Raises:
-            LengthError: the tokens take more than `rows` rows, or a length is not an integer from 1 to 2^31 - 1.
+            LengthError: the tokens take more than `rows` rows, a length is not an integer from 1 to 2^31 - 1, or the
+                rows have more than 2^31 - 1 slots in all.
 
         >>> Layout.end_to_end(np.array([3, 2]), 4).sequence_ids.tolist()
         [[1, 1, 1, 2], [2, 0, 0, 0]]
@@ -273,9 +274,9 @@ class Layout:
         return self.scatter(numbers.repeat(self.seq_lengths), 0)
 
     def same_places(self, other: Layout) -> bool:
-        """Return whether in both layouts, the sequences have the same lengths and begin at the same indices.
+        """Return whether this layout and `other` have sequences of the same lengths, which begin at the same places.
 
-        The indices are those in the concatenated rows.
+        The place is the index in the concatenated rows.
         """
         return np.array_equal(self.starts, other.starts) and np.array_equal(self.seq_lengths, other.seq_lengths)
 
@@ -316,6 +317,8 @@ class Layout:
 
 def _each_once(order: NDArray[Any], sequences: int) -> NDArray[np.int64]:
     """Return `order` as int64 ``[S]``, after checking that it has each index from 0 to S - 1 once.
+
+    `sequences` is S.
 
     Raises:
         OptionError: an index is missing, repeated or out of range.

@@ -44,6 +44,7 @@ class PackedBatch(Items):
 
     * ``input_ids`` and ``position_ids``, ``[R, L]``
     * every column that was given: ``[R, L]`` with a value per token, or ``[S, ...]`` with a value per sequence
+    * the columns of images and videos, if there are some (`from_features`)
     * a guard as ``attention_mask``: a model that is not pack-safe raises an error when it uses the mask
 
     Reading a column of numbers gives a torch tensor. Values per sequence are in the order in which the sequences were
@@ -85,9 +86,11 @@ class PackedBatch(Items):
                 ``labels``, 0 for other names.
 
         Raises:
-            LengthError: a sequence is empty, or the sequences do not fit into the rows of `form`.
-            OptionError: an option is invalid, `form` does not fit these sequences, `fill` names a column that is not
-                per token, or a column cannot hold its padding value (`pad_id` or `fill`).
+            LengthError: a sequence is empty; with `Rows`, a sequence or pack is longer than the capacity, or rows
+                filled end to end are too few for the tokens.
+            OptionError: an option is invalid; the sequences take more rows than `form` has; the `packs` of `form` hold
+                another number of sequences; `fill` names a column that is not per token; or a column cannot hold its
+                padding value (`pad_id` or `fill`).
             BatchError: there is no sequence, or ids are not integers; a column has wrong lengths or unusable values; or
                 a column is one that the batch provides itself (input_ids, attention_mask, position_ids).
         """
@@ -179,8 +182,10 @@ class PackedBatch(Items):
                 0 for other names.
 
         Raises:
-            LengthError: a sequence is empty, or the sequences do not fit into the rows of `form`.
-            OptionError: `form` is invalid or does not fit these sequences, or `pad_id` or `fill` is invalid.
+            LengthError: a sequence is empty; with `Rows`, a sequence or pack is longer than the capacity, or rows
+                filled end to end are too few for the tokens.
+            OptionError: `form`, `pad_id` or `fill` is invalid; the sequences take more rows than `form` has; or the
+                `packs` of `form` hold another number of sequences.
             BatchError: one of these:
 
                 * `features` are not dicts, or there are none
@@ -189,8 +194,8 @@ class PackedBatch(Items):
                 * a list is not as long as its ``input_ids``, the ``seq_lengths`` of a row do not add up to its tokens,
                   or a column has values that cannot be used
                 * ``position_ids`` do not count from 0 in each sequence
-                * images are in tiles or with a mask; or images or videos have wrong shapes, do not fit their grid, or
-                  cannot be concatenated
+                * images are in tiles, with a mask, or in a row of a packed dataset; or images or videos have wrong
+                  shapes, do not fit their grid, or cannot be concatenated
         """
         form = check_form(form)
         stacked, records, images = from_features(features)
@@ -229,9 +234,13 @@ class PackedBatch(Items):
         Raises:
             LengthError: with `Rows`, a row or a sequence takes more slots than the capacity, or rows filled end to end
                 are too few for the tokens.
-            OptionError: `form` is invalid or does not fit these sequences; with `per_row`, `form` has fewer rows, or
-                has `depth`, `packs` or `end_to_end`, which would move sequences to other rows; `per_row` does not add
-                up to the number of sequences; or `pad_id` or `fill` is invalid.
+            OptionError: one of these:
+
+                * `form`, `pad_id` or `fill` is invalid
+                * the sequences take more rows than `form` has
+                * without `per_row`: the `packs` of `form` hold another number of sequences
+                * with `per_row`: it does not add up to the number of sequences; or `form` has `depth`, `packs` or
+                  `end_to_end`, which would move sequences to other rows
             BatchError: one of these:
 
                 * `sequences` are not `Sequences`, hold no sequence, or have no ``input_ids``
@@ -279,8 +288,11 @@ class PackedBatch(Items):
                 0 for other names.
 
         Raises:
-            LengthError: a sequence is empty, or the sequences do not fit into the rows of `form`.
-            OptionError: `form` is invalid or does not fit these sequences, or `fill` is invalid.
+            LengthError: a sequence is empty; with `Rows`, a sequence or pack is longer than the capacity, or rows
+                filled end to end are too few for the tokens.
+            OptionError: `form` or `fill` is invalid; the sequences take more rows than `form` has; or the `packs` of
+                `form` hold another number of sequences.
+            MissingExtraError: torch is not installed.
             BatchError: there are no embeddings; they are not all float tensors ``[length, H]`` with the same H, dtype
                 and device; or a column has wrong lengths or unusable values, or is one that the batch provides itself
                 (input_ids, inputs_embeds, attention_mask, position_ids).
@@ -423,9 +435,12 @@ class PackedBatch(Items):
         Raises:
             BatchError: there is not one target per sequence, or a target is not a list of ids or holds a negative id,
                 such as -100.
-            LengthError: a target is empty, or the targets do not fit into the rows of `form`.
-            OptionError: `start_id` is not an integer from 0 to 2^31 - 1, `pad_id` is not an integer that int64 holds,
-                or `form` is invalid or does not fit these targets.
+            LengthError: a target is empty; with `Rows`, a target or pack is longer than the capacity, or rows filled
+                end to end are too few for the targets.
+            OptionError: `start_id` is not an integer from 0 to 2^31 - 1; `pad_id` is not an integer that int64 holds;
+                `form` is invalid; the targets take more rows than `form` has; or its `packs` hold another number of
+                sequences.
+            MissingExtraError: torch is not installed.
         """
         stacked = shifted(targets, self.layout.sequences, start_id)
         decoder = PackedBatch(filled(stacked, check_form(form).layout(stacked.seq_lengths), pad_id, None))
@@ -447,6 +462,7 @@ class PackedBatch(Items):
         Raises:
             BatchError: the batch is in rows or has padding; or it has images or videos (a model may then compute the
                 positions of tokens itself, along whole rows, as with M-RoPE).
+            MissingExtraError: torch is not installed.
         """
         return flash_kwargs(self, seq_idx=seq_idx)
 

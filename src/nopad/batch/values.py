@@ -65,7 +65,8 @@ def check_fill(name: str, value: Any, dtype: np.dtype[Any]) -> None:
     """Check that column `name`, which has this `dtype`, can hold the padding value `value`.
 
     Raises:
-        OptionError: `value` is not a number, or `dtype` is an integer or boolean dtype that cannot hold it.
+        OptionError: `value` is not a number; `dtype` is an integer or boolean dtype that cannot hold it exactly; or
+            `dtype` is a float dtype for which it is too large.
     """
     if type(value) is int and value == 0:
         return
@@ -82,7 +83,7 @@ def check_fill(name: str, value: Any, dtype: np.dtype[Any]) -> None:
 
 
 def _is_float(value: Any, dtype: np.dtype[Any]) -> bool:
-    """Return whether a number, rounded to a float dtype, is finite in it, or is infinite or NaN itself."""
+    """Return whether a float dtype can hold a number, rounded; it cannot if a finite number becomes infinite."""
     try:
         number = float(value)
     except OverflowError:

@@ -198,8 +198,8 @@ def chosen(given: Given) -> str:
 def left_out(given: Given, options: str) -> str:
     """Return a sentence on the sequences above the capacity, which the plan leaves out; "" if there are none.
 
-    The sentence ends with what can be done about these sequences. `options` is the part of the sentence that says what
-    `nopad pack` can do; in this part, ``{it}`` is replaced by "it" or "them".
+    The sentence ends with what can be done about these sequences: first `options`, which is a part of a sentence, then
+    a larger capacity. In `options`, ``{it}`` is replaced by "it" or "them".
     """
     if not given.over_long:
         return ""
@@ -241,7 +241,7 @@ def facts(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> d
     """Return the facts of the answer as JSON values by name.
 
     Among them are the numbers of sequences, tokens and packs; "slots" and "padding", each a dict with a value for each
-    way of padding; "advice", the lines on ``--depth``; and "plans", the dicts in `rows`.
+    way of padding and one for packs; "advice", the lines on ``--depth``; and "plans", the dicts in `rows`.
     """
     best = best_of(rows)
     slots = {

@@ -95,7 +95,7 @@ def content_of(
 
     Raises:
         OptionError: options contradict each other, a field is named twice, or a value in `chat_options` is not
-            NAME=VALUE.
+            NAME=VALUE or repeats a name.
     """
     return Content(
         fields=tuple(fields or ()),

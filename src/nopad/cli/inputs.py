@@ -20,7 +20,7 @@ _DEFAULTS = {f.name: f.default for f in fields(CorpusOptions) if f.default is no
 
 
 def called(inputs: Sequence[str]) -> str:
-    """Return what a message calls the inputs: the input itself if it is the only one, otherwise such as "3 inputs"."""
+    """Return what a message calls the inputs: the input itself if it is the only one, else a text like "3 inputs"."""
     return inputs[0] if len(inputs) == 1 else f"{len(inputs)} inputs"
 
 

@@ -22,10 +22,11 @@ Ladder = tuple[tuple[tuple[int, ...], ...], tuple[int | float, ...] | None]
 
 
 def parse_ladder(text: str) -> Ladder:
-    """Parse a text such as ``2048:1,8192:4.3`` or ``2048,8192``; return the limits of each capacity, and the prices.
+    """Parse the value of ``--ladder``; return the limits of each capacity, and the prices.
 
-    If no price is given, the prices are None. With limits on two kinds of size, the text is like
-    ``2048x16:1,8192x32:4.3``; then a single capacity without a price costs 1, and several need prices.
+    With one kind of size, the text is like ``2048:1,8192:4.3`` or, without prices, ``2048,8192``; the prices are then
+    None. With two kinds of size, it is like ``2048x16:1,8192x32:4.3``. Only a single capacity may then be without a
+    price, and it costs 1.
 
     Raises:
         OptionError: the text has another form, or a capacity or a price is not allowed.

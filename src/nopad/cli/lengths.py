@@ -226,7 +226,8 @@ def read_pairs(
         keep: must be None.
 
     Raises:
-        OptionError: an input is no ``.npy`` file, corpus options or `keep` are given, or `validation` is not 0.
+        OptionError: an input is no ``.npy`` file, is a URL or on the hub, or has a name (NAME=INPUT); corpus options or
+            `keep` are given; or `validation` is not 0.
         FormatError: a file holds an array whose shape is not ``[n, 2]``.
         SourceError: a file is missing or damaged, or the files hold no sequences.
     """

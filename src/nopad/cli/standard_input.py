@@ -1,8 +1,8 @@
 """Read ``-`` as standard input: it becomes a temporary file, in the format that the user names or its first bytes show.
 
 Nothing is guessed silently. Input that begins like JSON, Parquet or Arrow is read as that, and raises an error if it is
-not. Some input may be a CSV or TSV file, or plain text with the same number of commas or tabs in each line. It is
-refused until ``--stdin-format`` says which it is. Any other input is plain text.
+not. Input that looks like a CSV or TSV file may also be plain text, so it is refused until ``--stdin-format`` says
+which it is. Any other input is plain text.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ Plot = Annotated[
 
 
 def read_filled(file: Path) -> tuple[Histogram, int | None]:
-    """Read a histogram with at least one sequence, and the capacity that its file states; None: it states none.
+    """Return the histogram in `file`, and the capacity that the file states (None if it states none).
 
     Raises:
         FormatError: there is no such file, it cannot be read, or it is no histogram.
@@ -51,6 +51,6 @@ def print_notes(notes: Iterable[str]) -> None:
 
 
 def print_saved(plot: Path | None) -> None:
-    """Say which picture was saved, if any."""
+    """Print that the picture `plot` was saved; print nothing if `plot` is None."""
     if plot is not None:
         console().print(f"saved {plot}", markup=False, soft_wrap=True)

@@ -99,7 +99,7 @@ def serving(
 
 
 def _runs() -> dict[str, list[RealRow]]:
-    """Run the requests of each of `GRIDS`, the settings of PopRT's examples, through a model; return the measurements.
+    """Run some requests of each of `GRIDS`, the settings of PopRT's examples, through a model; return the measurements.
 
     The result is a dict by the name of the setting.
 

@@ -83,8 +83,8 @@ def verify(
 def _problems(path: Path, inputs: list[str], tokenizer: str | None) -> list[str]:
     """Return the problems of the plan file or dataset `path`, as messages; an empty list if there are none.
 
-    If there are `inputs`, from which a dataset was packed, its tokens are compared with them. An input or tokenizer
-    that cannot be opened raises an error.
+    `inputs` are what the dataset was packed from. If there are any, every token of the dataset (of an index, every
+    length) is compared with them. An input or tokenizer that cannot be opened raises an error.
     """
     against: dict[str, Any] = {}
     try:
@@ -109,7 +109,7 @@ def _problems(path: Path, inputs: list[str], tokenizer: str | None) -> list[str]
 def _proven(path: Path, compared: bool) -> str:
     """Return a text that says what was verified of the plan file or dataset `path`.
 
-    `compared` says whether its tokens were compared with a source.
+    `compared` says whether the dataset was compared with its source.
     """
     if not path.is_dir():
         made = load_plan(path)

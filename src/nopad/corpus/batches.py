@@ -26,7 +26,7 @@ BATCH_ROWS = 1 << 16  # at most; fewer where rows are long
 
 
 def checked(batch: pa.RecordBatch, schema: pa.Schema, place: str, row: int) -> pa.RecordBatch:
-    """Validate the columns of a batch that `schema` names, and return a batch of these columns only.
+    """Validate those columns of a batch that `schema` names, and return a batch of these columns only.
 
     In the result, dictionaries and string views are decoded.
 

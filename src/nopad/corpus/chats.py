@@ -147,6 +147,7 @@ class ChatEncoder:
                 * no message is left to learn from
                 * the template refuses the chat, or leaves out a part of it
                 * the chat has an argument for the template that nopad sets itself
+                * the template writes a turn differently once other turns follow, and `rewriting` is "error"
                 * the learned tokens cannot be determined for certain
                 * a learned turn does not end as `end_of_turn` says
                 * a text has a lone surrogate
@@ -221,9 +222,9 @@ class ChatEncoder:
         `number` is the record's number, for messages.
 
         Raises:
-            RecordError: the template refuses the chat, leaves out a part of it, or rewrites the turn or a message
-                before it; the learned tokens of the turn cannot be determined for certain; or the turn does not end as
-                `end_of_turn` says.
+            RecordError: the template refuses the chat, leaves out a part of it, or writes a message before the turn
+                differently once the turn follows; the learned tokens of the turn cannot be determined for certain; or
+                the turn does not end as `end_of_turn` says.
             OptionError: the tokenizer has no chat template.
         """
         try:
@@ -276,6 +277,8 @@ class ChatEncoder:
     def _prefixed(self, chat: Conversation, whole: str, ends: Mapping[int, str], number: int) -> Answered:
         """Return a chat as one example; the learned tokens are those that each turn in `ends` adds to its prompt.
 
+        White space after the last special token of a turn is not learned.
+
         `whole` is the text of the chat. `ends` maps the number of each learned turn to the text of the chat up to the
         turn's end. `number` is the record's number, for messages.
 
@@ -283,7 +286,7 @@ class ChatEncoder:
             RecordError: one of these:
 
                 * a turn is the first message, or its text in `ends` does not begin with the prompt that asks for it
-                * a turn shares a token with what stands before or after it
+                * a turn shares a token with what stands before or after it, or has no token
                 * a turn is not written completely, or does not end as `end_of_turn` says
                 * the template refuses the messages before a turn
         """

@@ -33,9 +33,9 @@ _Cells = list[str]
 def delimited_runs(file: InputFile, strings: Collection[str] = ()) -> Iterator[Run]:
     """Yield the rows of a CSV or TSV file in runs (`Run`: consecutive records); it is TSV if its suffix is ``.tsv``.
 
-    The columns that `strings` names are read as text. A row is a `Bad` record of its run in three cases: it is not
-    UTF-8; it has more or fewer cells than there are columns; or one of its cells is not a number, and the cell's column
-    holds numbers.
+    The columns that `strings` names are read as text. Empty lines are skipped. Any other row is a `Bad` record of its
+    run in three cases: it is not UTF-8; it has more or fewer cells than there are columns; or one of its cells is not a
+    number, and the cell's column holds numbers.
 
     Nothing can be read after a broken row: one with a broken quote, with a carriage return alone outside of quotes, or
     with a cell of more than 8,388,608 characters. A broken row counts as the last record of the last run.

@@ -112,7 +112,7 @@ def open_source(
         options: which columns or fields are read, and how; None: the defaults of `ReaderOptions`.
         encoder: turns each record into token ids or a text, such as `nopad.corpus.encoders.Chats`; None: records have a
             field of text or ids.
-        block_bytes: about how many bytes a block has, the part of a source that is read at once.
+        block_bytes: about how many bytes are read at once, as one block.
 
     Raises:
         SourceError: a path is missing, unreadable, given twice or has nothing to read; `inputs` is of another type; a
@@ -336,8 +336,8 @@ def refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:
     In a mixture, a key is the name of a source. A value that is a path or a source is allowed under any name.
 
     Raises:
-        SourceError: a key is the name of a column that nopad knows or `options` name, and its value is no path and no
-            source.
+        SourceError: a key is the name of a column that nopad knows, or of the column of ids, text or padding marks
+            that `options` name; and its value is no path and no source.
     """
     mask = None if options.mask_field == "auto" else options.mask_field  # "auto" is no name
     columns = {*COLUMNS, options.ids_field, options.text_field, mask} - {None}
@@ -352,9 +352,9 @@ def refuse_columns(inputs: Mapping[Any, Any], options: ReaderOptions) -> None:
 def _check_alike(files: Sequence[Source], paths: Sequence[str]) -> None:
     """Refuse the last of `files` if its content or its columns differ from those of an earlier file.
 
-    Content: it must hold text, or ready-made ids, as the first file does whose content is known. A file's content is
-    not known (`Source.kind` is None) if only its records could tell, and it has none. If the last file's content is not
-    known, nothing is refused.
+    Content: the last file and the first file whose content is known must both hold text, or both ready-made ids. A
+    file's content is not known (`Source.kind` is None) if only its records could tell, and it has none. If the last
+    file's content is not known, nothing is refused.
 
     Columns: they are compared only if the last file's columns are known (`Source.columns_known`), and then with the
     first file whose content and columns are both known. The two files must agree in the columns that are packed along,

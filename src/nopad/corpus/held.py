@@ -1,7 +1,8 @@
 """Data in memory, in the form in which `nopad.open_source` and tasks read them, and their first record.
 
-Tables of pandas, polars and pyarrow become datasets, their columns lists, and texts a source. Errors of these libraries
-and of the user's own functions become a `SourceError`, from the first record on.
+A table of pandas, polars or pyarrow becomes a dataset, and a single column of one becomes a list. A list or iterator of
+texts becomes a source. Errors of these libraries and of the user's own functions become a `SourceError`, from the first
+record on.
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ def _check_first(first: Any) -> None:
 def _first_row(dataset: Any) -> Mapping[str, Any]:
     """Return the first good row of a dataset; an empty dict if all rows are bad.
 
-    It is read as Arrow data, as later all rows are: for example, Python has no date for the year 12000.
+    The row is read as Arrow data, as all rows are later. Python cannot hold every value, such as a date in the year
+    12000.
 
     Raises:
         SourceError: the dataset has no row, has a transform, or cannot be read.

@@ -26,8 +26,8 @@ def hub_dataset(spec: str, online: bool | None = None) -> Any:
 
     Raises:
         MissingExtraError: `datasets` is not installed.
-        SourceError: there is no such dataset, configuration or split, it cannot be loaded, or the hub cannot be
-            reached.
+        SourceError: there is no such dataset, configuration or split, it cannot be loaded, or it is not cached and the
+            hub cannot be reached.
     """
     if spec == HUB:
         raise SourceError("hf: names no dataset; write hf:NAME, hf:NAME:SPLIT or hf:NAME@CONFIG:SPLIT")

@@ -52,7 +52,7 @@ class JsonlFile(Source):
     Args:
         file: the file.
         options: which field and columns are read; None: the defaults of `ReaderOptions`.
-        block_bytes: about how many bytes a block has, a part of whole lines that is read at once.
+        block_bytes: about how many bytes are read at once, as one block of whole lines.
 
     Raises:
         SourceError: `options` name no field, and the first object has neither ``input_ids`` nor ``text``; `options`

@@ -1,12 +1,13 @@
 """Draw masks for masked language models: which tokens to predict, and what replaces them, in NumPy without torch.
 
-As in BERT, 15 % of the tokens are chosen by default (`rate`). Of these, 80 % become ``[MASK]``, 10 % become a random
-token from `ordinary`, and 10 % stay unchanged. Special tokens are never chosen. Without `max_predictions`, each token
-(or whole word) is chosen independently, with probability `rate`. With `max_predictions`, the number of tokens to choose
-in a sequence has a limit, as in BERT. It is `rate` times the number of tokens in the sequence (special ones included),
-rounded, but at least 1 and at most `max_predictions`. Tokens (or whole words) are chosen in random order until the
-limit is reached; a word with which it would be exceeded is skipped. The random draws depend only on the seed, the
-epoch, the integers that name a sequence, and the index of a token in its sequence.
+`rate`, `ordinary` and `max_predictions` are attributes of `Masks`. As in BERT, 15 % of the tokens are chosen by default
+(`rate`). Of these, 80 % become ``[MASK]``, 10 % become a random token from `ordinary`, and 10 % stay unchanged. Special
+tokens are never chosen. Without `max_predictions`, each token (or whole word) is chosen independently, with probability
+`rate`. With `max_predictions`, the number of tokens to choose in a sequence has a limit, as in BERT. It is `rate` times
+the number of tokens in the sequence (special ones included), rounded, but at least 1 and at most `max_predictions`.
+Tokens (or whole words) are chosen in random order until the limit is reached; a word with which it would be exceeded is
+skipped. The random draws depend only on the seed, the epoch, the integers that name a sequence, and the index of a
+token in its sequence.
 
 Source: Devlin et al., BERT, 2019, section 3.1, and ``create_pretraining_data.py`` of its repository.
 """
@@ -130,7 +131,7 @@ class Masks:
         return ids, labels
 
     def _counts(self, lengths: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Return the most tokens that are to be predicted in each of n sequences of these `lengths`; int64 ``[n]``.
+        """Return the maximum number of tokens to predict in each of n sequences of these `lengths`; int64 ``[n]``.
 
         All values are -1 if `max_predictions` is None: each token or word is then chosen independently.
         """

@@ -81,8 +81,8 @@ class PairOptions:
             A random side B is drawn from these documents.
 
     Raises:
-        OptionError: an option other than `rate` has an invalid value, or `rate` or `max_predictions` is given without
-            `static`. Whether `rate` is valid is only checked by `Vocabulary.of`.
+        OptionError: an option has an invalid value, or `rate` or `max_predictions` is given without `static`. Whether
+            `rate` is above 0 and at most 1 is only checked by `Vocabulary.of`.
 
     >>> from nopad.corpus import PairOptions
     >>> options = PairOptions(max_length=64, copies=2)

@@ -149,8 +149,8 @@ class Records:
         padding: number of padding tokens removed from each record; int64 ``[n]``; None if no mask or id marks padding.
         counts: further counts to add to those of the source, by the field names of `Counts`, such as the number of
             documents from which these records were made. `part` and `take` do not copy them.
-        origin: for sequences that a task or an `Encoder` made, the record of each; None: these are records of the
-            source itself. `part` and `take` do not copy it.
+        origin: for sequences that a task or an `Encoder` made, the record of each; None: each of these records counts
+            as a record of its own. `part` and `take` do not copy it.
 
     >>> import nopad
     >>> [block] = nopad.open_source([[7, 8, 9], [5]]).blocks()

@@ -310,7 +310,7 @@ def _broken_text(value: Any, kind: pa.DataType, path: str) -> str | None:
 
 
 def _find_bad_sequences(batch: pa.RecordBatch, selection: Selection, bad: dict[int, str]) -> None:
-    """Find the rows that are null in a column packed along with one value per row, and add them to `bad`.
+    """Find the rows that have a null in a column that is packed along and has one value per row; add them to `bad`.
 
     `bad` has the reason for each bad row, by the row's index. A row that is in `bad` already keeps its reason.
     """

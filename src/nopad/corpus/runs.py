@@ -165,7 +165,7 @@ def _text_places(records: list[Any], file: InputFile, unit: TextUnit) -> Iterato
 def parquet_runs(file: InputFile) -> Iterator[Run]:
     """Yield the rows of a Parquet file in runs of about 4 MiB, and at most 65,536 rows, from each row group.
 
-    The footer is read by the call itself, not only when the runs are asked for.
+    The call itself reads the footer; the rows are read only when the runs are asked for.
     """
     metadata, schema = parquet_footer(file)
     return _rows(parquet_batches(file, metadata, BLOCK_BYTES), schema, str(file.path))
@@ -174,8 +174,8 @@ def parquet_runs(file: InputFile) -> Iterator[Run]:
 def arrow_runs(file: InputFile) -> Iterator[Run]:
     """Yield the rows of an Arrow file (or of a stream, as `datasets` saves it) in runs.
 
-    A run is one record batch of the file, or a slice of about 4 MiB and at most 65,536 rows of a larger batch. The
-    schema is read by the call itself, not only when the runs are asked for.
+    A run is one record batch of the file, or a slice of about 4 MiB and at most 65,536 rows of a larger batch. The call
+    itself reads the schema; the rows are read only when the runs are asked for.
     """
     return _rows(arrow_batches(file), arrow_schema(file), str(file.path))
 
@@ -217,8 +217,8 @@ def _decoded(batch: pa.RecordBatch, first_row: int, place: str) -> Iterator[dict
 def _values(column: pa.Array) -> list[Any]:
     """Return the values of a column as Python objects, or as Arrow scalars if Python cannot hold all of them.
 
-    Python cannot hold nanoseconds, or the year 12000, for example. Nulls are None either way, and `pyarrow.array` with
-    the column's type makes the same column from the returned values.
+    Python cannot hold the year 12000, for example. Times of day in nanoseconds are always returned as scalars. Nulls
+    are None either way, and `pyarrow.array` with the column's type makes the same column from the returned values.
     """
     if not (pa.types.is_time64(column.type) and column.type.unit == "ns"):  # Python would cut the nanoseconds off
         try:

@@ -95,8 +95,8 @@ def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
     Raises:
         SourceError: a wanted column is missing, occurs twice, is used in two roles, has the name of a column that nopad
             writes, or has a type that cannot be read; or the table is a packed dataset. If `options.carry` is "auto",
-            also: the labels that would be packed along are all null, or there are labels beside ``assistant_masks``,
-            from which labels would be made.
+            also: labels would be packed along, but a column of labels holds only null or values that Arrow has no type
+            for; or there are labels beside ``assistant_masks``, from which labels would be made.
 
     >>> ids = pa.list_(pa.int64())
     >>> schema = pa.schema({"input_ids": ids, "attention_mask": ids, "label": pa.int64()})
@@ -171,7 +171,7 @@ def label_column(schema: pa.Schema) -> list[str]:
     """Return a list with the name of the column that has one label per text; an empty list if there is none.
 
     Of "labels", "label" and "label_ids" (`LABELS`), it is the first name that exactly one column has, if this column
-    holds numbers.
+    holds numbers or booleans.
 
     >>> label_column(pa.schema({"text": pa.string(), "label": pa.int64()}))
     ['label']
@@ -181,10 +181,11 @@ def label_column(schema: pa.Schema) -> list[str]:
 
 
 def refuse_empty_labels(schema: pa.Schema, names: Sequence[str], wanted: bool, place: str) -> None:
-    """Refuse a column of labels that holds nothing but null, since labels would then be missing without a message.
+    """Refuse a column of labels of Arrow's null type, since labels would then be missing without a message.
 
-    A column among `names` holds labels if it is called "labels", "label" or "label_ids". Nothing is refused if `wanted`
-    is False. `place` names the table in messages.
+    A column has this type if all its values are null, or if Arrow has no type for its values. A column among `names`
+    holds labels if it is called "labels", "label" or "label_ids". Nothing is refused if `wanted` is False. `place`
+    names the table in messages.
 
     Raises:
         SourceError: there is such a column.

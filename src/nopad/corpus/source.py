@@ -190,7 +190,7 @@ class Source(ABC):
 
         Raises:
             SourceError: reading fails, or the input is an iterator that was read before.
-            RecordError: a CSV, TSV or JSON file is broken, so that nothing after that place can be read.
+            RecordError: a CSV, TSV or JSON file is broken at some place, and nothing after this place can be read.
             RecordError, LengthError: a task that encodes the records (`nopad.tasks.source.TaskSource`) refuses one.
         """
 
@@ -255,7 +255,7 @@ class IterableSource(Source):
 
     Raises:
         SourceError: texts and ids are mixed, an item is neither, or `items` is itself a text, bytes or a dict.
-        OptionError: `block_records` is not an integer of at least 1.
+        OptionError: `block_records` is not an integer from 1 to 2^31 - 1.
 
     >>> from nopad.corpus import IterableSource
     >>> source = IterableSource(["one text", "another"])
@@ -300,8 +300,8 @@ def located(sources: Sequence[Source], at: tuple[int, ...] = (0,)) -> Iterator[B
     source's `blocks_from` begins at the block. The argument `at` names, in the same form, the first block to yield. If
     it is only ``(number,)``, this is the first block of that source.
 
-    A block without `Block.read` gets one if its source counts its `read_bytes`: the number of bytes that were read
-    since the previous block of this source.
+    If the `read_bytes` of a source is not None, each of its blocks without `Block.read` gets one: the number of bytes
+    that were read since the previous block of this source.
     """
     for number in range(at[0], len(sources)):
         inside = at[1:] if number == at[0] else ()
@@ -359,10 +359,10 @@ def _dumped(items: Sequence[Any]) -> bytes:
 
 
 def _writable(item: Any) -> Any:
-    """Return an item as JSON can hold it: a text as it is, and a list of ids with texts for messages in it.
+    """Return an item in a form that JSON can hold: a text as it is, or a copy of a list of ids.
 
-    A text takes the place of an integer of thousands of digits, and of a list or another object, which may be nested
-    too deeply.
+    In the copy, short texts (for messages) replace the values that JSON may be unable to hold: integers of thousands of
+    digits, and lists and other objects, which may be nested too deeply.
     """
     if isinstance(item, str):
         return item

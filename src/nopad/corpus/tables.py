@@ -111,7 +111,7 @@ class TableSource(Source):
 
 
 def _part(size: int, first: int, rows: int, of: int) -> int:
-    """Return how many bytes a part of a table (or batch) takes: `rows` rows, from row number `first` (from 0) on.
+    """Return how many bytes a part of a table (or batch) takes: `rows` rows, the first of which has the index `first`.
 
     The whole table has `of` rows and takes `size` bytes. Rows are assumed to be of equal size. The results for adjacent
     parts that make up the whole table add up to `size`.

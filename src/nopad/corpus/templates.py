@@ -215,9 +215,9 @@ class Template:
         """Return whether the template reads a part of a chat, which `what` names, such as "tools".
 
         `changed` is the chat without the part. If the part is the tools, `changed` is the whole chat, and `tools` is
-        False. The template reads the part if it refuses this chat, or writes another text than `whole` for it.
-        `number` is the record's number, for messages of errors. If the answer is True, it is remembered, and the same
-        `what` is not tried again.
+        False. `whole` is the text of the complete chat. The template reads the part if it refuses `changed`, or writes
+        another text than `whole` for it. `number` is the record's number, for messages of errors. If the answer is
+        True, it is remembered, and the same `what` is not tried again.
         """
         if what not in self._read:
             try:

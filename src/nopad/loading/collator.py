@@ -78,7 +78,7 @@ class PackCollator:
         `set_epoch`, masks are drawn anew for each batch, by torch's random generator, as in transformers' collators.
 
         Raises:
-            OptionError: `epoch` is not an integer of at least 0.
+            OptionError: `epoch` is not an integer from 0 to 2^63 - 1.
         """
         self.epoch = _EPOCH.check("epoch", epoch)
 
@@ -93,7 +93,7 @@ class PackCollator:
                 the attention mask of a row is all 0.
             OptionError: the form has `depth`, `packs` or `end_to_end`, which would move sequences to other rows; or it
                 has fewer rows than `features`.
-            MissingExtraError: there is `masking` without an epoch, and torch is not installed.
+            MissingExtraError: there is `masking`, and torch is not installed.
         """
         sequences, per_row = self._sequences(features)
         return self._collate()(sequences, self.form, per_row)

@@ -49,7 +49,10 @@ class Cursor:
         self._agreed = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a worker process or a copy gets: all attributes but those of the current iteration."""
+        """Return what a worker process or a copy gets: the supply, the ranks and the position.
+
+        The current iteration is left out, and so is the mark that the ranks were found to agree.
+        """
         private = {"_running", "_agreed"}
         return {name: value for name, value in vars(self).items() if name not in private}
 

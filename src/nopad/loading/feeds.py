@@ -72,7 +72,10 @@ class Feed(ABC):
 
     @abstractmethod
     def units(self, epoch: int) -> Units:
-        """Return the units (packs, rows, sequences or groups) of epoch `epoch`, from 0; the same on every rank."""
+        """Return the units (packs, rows, sequences or groups) of epoch number `epoch`; they are the same on every rank.
+
+        Epochs are numbered from 0.
+        """
 
     def notes(self, epoch: int) -> tuple[str, ...]:
         """Return further lines for the summary of epoch number `epoch`; () if there are none."""
@@ -309,7 +312,7 @@ class StoredRows(Feed):
         return {"unit": "row", "seed": self.seed, "data": _of_shards(self._dataset)}
 
     def units(self, epoch: int) -> Units:
-        """Return the rows of an epoch: the row groups in random order, and the rows within each row group too."""
+        """Return the rows of an epoch: row groups in random order, and the rows of each row group in random order."""
         return Units(seq_lengths=self._lengths, indptr=self._indptr, order=self._dataset.order(self.seed, epoch))
 
     def gather(self, taken: Taken) -> Sequences:

@@ -202,7 +202,7 @@ class Course:
 
         Args:
             costs: the cost of each unit of the step or, with `Units.apart`, of each sequence.
-            taken: the units and sequences of the step, in the same order.
+            taken: the units and sequences of the step, in the order of `costs`.
         """
         shape, size = self._dealing, costs.size
         if self.token_cap is not None:

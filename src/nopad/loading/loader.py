@@ -300,8 +300,9 @@ class PackedLoader:
         to count its steps, which takes O(sequences).
 
         Raises:
-            OptionError: `epoch` is not an integer of at least 0; or `last` is "refuse", and the units of that epoch do
-                not make whole steps.
+            OptionError: `epoch` is not an integer from 0 to 2^31 - 1; the units of that epoch do not make a single
+                step; or they do not make whole steps, and `last` is "refuse".
+            BalanceError: the balance cannot draw the units of that epoch, or `cost` gives an invalid cost.
             TypeError: the data are a stream, whose length is not known.
         """
         return self._supply.steps_in(self._cursor.at, _NUMBER.check("epoch", epoch))
@@ -327,8 +328,8 @@ class PackedLoader:
         """Go to the beginning of epoch number `epoch`; if `epoch` is the current epoch, nothing changes.
 
         Raises:
-            OptionError: `epoch` is not an integer of at least 0; or the data are a stream that never ends, and `epoch`
-                is not the current epoch.
+            OptionError: `epoch` is not an integer from 0 to 2^31 - 1; or the data are a stream that never ends, and
+                `epoch` is not the current epoch.
         """
         if _NUMBER.check("epoch", epoch) != self._cursor.at.epoch:
             self._cursor.go(self._supply.epoch_begin(self._cursor.at, epoch))
@@ -351,8 +352,8 @@ class PackedLoader:
         After the last batch of an epoch, the loader is at the beginning of the next epoch.
 
         Raises:
-            OptionError: `batches` is not an integer of at least 0; this epoch has fewer batches left; or the data are a
-                stream, and `batches` is not 0.
+            OptionError: `batches` is not an integer from 0 to 2^31 - 1; this epoch has fewer batches left; or the data
+                are a stream, and `batches` is not 0.
         """
         return self._supply.state(self._cursor.at, _NUMBER.check("batches", batches))
 
@@ -381,11 +382,16 @@ class PackedLoader:
         """Iterate over the remaining batches of this epoch.
 
         Raises:
-            OptionError: the ranks have different data, options or positions (checked at the first iteration, and again
-                after the position was set, if torch.distributed is in use); another iteration of this loader began
-                meanwhile, or the loader was set to another position; a stream ended in the middle of a step, and `last`
-                is "refuse"; a stream holds text, and no `tokenizer` was given; or `collate` did not return a
-                `PackedBatch` of at most `token_cap` tokens.
+            OptionError: one of these:
+
+                * the ranks have different data, options or positions (checked at the first iteration, and again after
+                  the position was set, if torch.distributed is in use)
+                * another iteration of this loader began meanwhile, the loader was set to another position, or this
+                  process is a fork of the one in which the iteration began
+                * the units of an epoch do not make a single step; or they do not make whole steps, or a stream ended in
+                  the middle of a step, and `last` is "refuse"
+                * a stream holds text, and no `tokenizer` was given
+                * `collate` did not return a `PackedBatch` of at most `token_cap` tokens
             CorruptError, SourceError: the data changed since the loader was made, or a stream cannot be read.
             RecordError: a record of a stream is bad, too long or empty, and the options do not allow it.
             FormatError: the tokenizer cannot encode a text of a stream; or the folder of a packed dataset holds none
@@ -436,6 +442,6 @@ class PackedLoader:
 
         Raises:
             OptionError: the other processes gave too few batches; another iteration of this loader began meanwhile, or
-                the loader was set to another position; or the ranks have different data or options.
+                the loader was set to another position; or the ranks have different data, options or positions.
         """
         return self._cursor.follow(batches)

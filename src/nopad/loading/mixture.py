@@ -237,7 +237,7 @@ class Mixture:
         )
 
     def _parts(self, numbers: NDArray[np.int64], of: NDArray[np.int64]) -> Iterator[Sequences]:
-        """Yield one `Sequences` for each source that has some of the sequences with these numbers, with ``seq_index``.
+        """Yield one `Sequences`, with ``seq_index``, for each source that has some of the sequences in `numbers`.
 
         `of` is the index of each sequence's source. The sequences of a source are in the order of `numbers`.
         """

@@ -1,4 +1,4 @@
-"""`Step`: what each rank takes in an optimiser step, and how its batches are built, by arguments of `PackedLoader`."""
+"""`Step`: what each rank takes in an optimiser step, and how its batches are built, from `PackedLoader`'s arguments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PREFETCH = Option(default=2, low=0, high=1024, help="batches built ahead")
 class Step:
     """What a rank takes in a step, and how its batches are built. `Step.of` makes it.
 
-    Attributes not listed here are the arguments of `PackedLoader` with these names, after their check.
+    Attributes not listed here are the arguments of `PackedLoader` of the same names, after their check.
 
     Attributes:
         per_rank: number of rows or sequences per rank and micro-step; 1 with `tokens`.

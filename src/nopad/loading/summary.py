@@ -144,6 +144,9 @@ def summarise(
         cost: the cost model by which ranks are balanced.
         capacity: slots per row, if the loader was given `rows`; else None.
         notes: further lines for the text of the summary, such as what each source of a mixture gives.
+
+    Raises:
+        BalanceError: the cost model gives an invalid cost, or costs whose sum does not fit into 64 bits.
     """
     shape, places = course.shape, course.units_at(0, course.units_left)
     taken = places[: course.bounds(course.steps)[0]]

@@ -49,7 +49,7 @@ class TorchDataset(IterableDataset[PackedBatch]):
         Raises:
             OptionError: a DataLoader would put several batches into one; this is a worker process of a DataLoader
                 that `PackedLoader.dataloader` did not make; or accelerate would share the batches out among ranks
-                again.
+                again. Reading the data may raise further errors, which `PackedLoader.__iter__` lists.
         """
         reader = sys._getframe(1).f_locals.get("self")
         if get_worker_info() is None:
@@ -127,8 +127,8 @@ class TorchLoader(DataLoader[PackedBatch]):
 
         Raises:
             OptionError: the worker processes gave too few batches; another iteration of the `PackedLoader` began
-                meanwhile, or the `PackedLoader` was set to another position; or the ranks have different data or
-                options. Reading the data may raise further errors, which `PackedLoader.__iter__` lists.
+                meanwhile, or the `PackedLoader` was set to another position; or the ranks have different data, options
+                or positions. Reading the data may raise further errors, which `PackedLoader.__iter__` lists.
         """
         if not self.num_workers:
             return super().__iter__()

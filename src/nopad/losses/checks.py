@@ -106,7 +106,7 @@ def check_smoothing(smoothing: Any, dynamic: bool) -> float:
 
 
 def check_integers(expected: str, **given: Tensor) -> list[Tensor]:
-    """Return tensors of integers as int64, in which -100 and differences are what they are: in uint8, -100 is 156.
+    """Return tensors of integers as int64, since other dtypes may not hold -100 or differences: in uint8, -100 is 156.
 
     The tensors are given by name; for the message, `expected` says what the integers are.
 

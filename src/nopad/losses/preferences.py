@@ -134,7 +134,7 @@ def preference_loss(
         chosen: the model's log-probability of each chosen answer minus the reference model's, ``[P]``.
         rejected: the same for the rejected answers, ``[P]``.
         counts: numbers of labelled tokens of the chosen and of the rejected answers, floats ``[P]`` each; "ipo" divides
-            by these numbers.
+            by these numbers (by 1 where they are less).
         beta: how strongly the model is held to the reference model, above 0, as in TRL.
         kind: "sigmoid", "ipo" or "robust".
         label_smoothing: share of pairs whose answers are assumed to be swapped, from 0 to below 0.5; 0 with "ipo".

@@ -119,7 +119,7 @@ def wide(logits: Tensor) -> Tensor:
 
 
 def divided(total: Tensor, denominator: float | Tensor | None, usual: float | Tensor) -> Tensor:
-    """Return `total`, a scalar, divided by `denominator`, or by `usual` if that is None; in the dtype of `total`.
+    """Return the scalar `total`, divided by `denominator` (None: by `usual`), in the dtype of `total`.
 
     Raises:
         BatchError: `denominator` is not one real number.

@@ -43,7 +43,7 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
     A model with one result per sequence needs a limit, ``nopad.packed(model, max_sequences=K)``. Its results have the
     shape ``[K, ...]``. For a batch of S sequences, the first S are real (``logits[:batch.layout.sequences]``). Labels
     per sequence are left out: compute the loss from the results with `nopad.losses`. A base model needs no limit, but
-    without one its ``pooler_output`` is left out.
+    without one its ``pooler_output`` is None. The ``pooler_output`` of CLIP's text model is always None.
 
     Raises:
         BatchError: the batch is not a `PackedBatch`, has targets or is flat; a sequence may go on in the next row (rows
@@ -183,6 +183,7 @@ class CompiledRows(nn.Module):
             BatchError: the batch is flat, has targets or does not fit the model, or a sequence may go on in the next
                 row.
             UnsupportedModelError: the model was changed after it was made pack-safe.
+            ServingError: a signal handler or finaliser calls this while it interrupts such a call in the same thread.
         """
         packed = PackedBatch(batch)
         # Copies, since a graph is for tensors made in inference mode, or for others: a batch has some of both.

@@ -31,7 +31,7 @@ AROUND = "nopad_around"
 
 @dataclass(frozen=True)
 class _Around:
-    """An object that is attached to the mask for the hooks around attention modules.
+    """What hooks around attention modules read from the mask, besides the batch's layout.
 
     Attributes:
         encoder: the model's encoder.
@@ -108,7 +108,8 @@ def _pieces(named: dict[str, Any], placed: Placement, groups: Groups, around: _A
     """Return an attention module's arguments, by name, for each group of sequences.
 
     `named` are the module's arguments by name. Each group gets its own states ``[n, l, H]`` (n sequences, padded to l
-    tokens), mask, and relative positions or position bias. `around` holds the encoder that computes these two.
+    tokens) and its own mask. If the module got relative positions or a position bias, each group gets its own of these,
+    computed by the encoder in `around`.
     """
     method, bias = around.family.bias
     found = []

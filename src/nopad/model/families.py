@@ -256,7 +256,7 @@ def _hybrids_too(config: Any) -> int:
 
 
 def _but_experts(config: Any) -> int:
-    """Return how often tokens are mixed if each layer is a mixing module, except layers of experts ("moe") and MLPs."""
+    """Return how often tokens are mixed: once in each layer, except layers of experts ("moe") and of an MLP ("mlp")."""
     return sum(kind not in ("moe", "mlp") for kind in config.layers_block_type)
 
 

@@ -119,7 +119,7 @@ def blank(config: Any, like: Tensor) -> Tensor:
 def refuse_static_front(model: Any, family: Family) -> None:
     """Refuse a call with static shapes (`nopad.model.static_inputs`) to a model with a front end or with images.
 
-    Such calls are compiled whole, and the front end or the images would be in the compiled graph.
+    The model of such a call is compiled as one graph, and the front end or the images would be part of it.
 
     Raises:
         UnsupportedModelError: the model has a front end, or takes images.

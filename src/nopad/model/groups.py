@@ -61,7 +61,7 @@ class Pending:
         placed: the batch's layout on the model's device.
         groups: how the batch is cut into groups.
         others: one dict for each of the other groups, in order: the module's arguments for this group, by name.
-        number: the number of the group that the module has run on.
+        number: the index of the group on which the module has run, among all groups.
     """
 
     placed: Placement

@@ -76,7 +76,7 @@ class HookedModel:
         watch: looks for code of the user's own that is added later.
         proven: the code of the classes in `own`, and the values that this code reads, when the model was made
             pack-safe; None if `own` is empty.
-        roles: roles of the hooks that must run once in a call.
+        roles: roles of the hooks whose runs are checked at the end of a packed call (`nopad.model.postconditions`).
         lock: held while hooks are attached anew.
     """
 

@@ -2,9 +2,8 @@
 
 A hook refers to the model's `Cell` and to no module, so modules may be copied, replaced and wrapped after
 `nopad.packed`: before each packed call, `State.renew` puts hooks on the modules that the model uses now. Runs are
-counted by role. A packed call raises an error if a counted hook (`State.roles`) did not run as often as it must. In
-most cases this is once; an encoder's hook must not run if the caller gave the encoder's states
-(`nopad.model.postconditions`).
+counted by role. A packed call raises an error if a counted hook (`State.roles`) did not run as often as it must: once,
+with two exceptions (`nopad.model.postconditions`).
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ def take_off(module: nn.Module, cell: Cell) -> None:
 
 @dataclass(eq=False)
 class Swap(Hook):
-    """Replaces the mask that the base model (or its encoder or decoder) gets by one that carries the batch's layout.
+    """Gives the base model (or its encoder or decoder) a mask that carries the batch's layout, in place of its own.
 
     A base model that must get no mask (`Family.masked` is False) gets None. A decoder gets a second mask, for its cross
     attention.

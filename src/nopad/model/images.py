@@ -219,8 +219,8 @@ def _grids(kind: Kind, model: Any, named: Mapping[str, Any], count: int) -> NDAr
 
     Raises:
         BatchError: grids are missing; there is not one grid per image; a height or width is not a multiple of the
-            patches that the model merges to a token; a number is below 1; or the pixel values do not have as many
-            patches as the grids say, each of the size that the model takes.
+            configuration's `spatial_merge_size`; a number is below 1; or the pixel values do not have as many patches
+            as the grids say, each of the size that the model takes.
     """
     config, pixels, given = model.config.vision_config, named[kind.pixels], named.get(kind.grids)
     if given is None:

@@ -75,8 +75,8 @@ def is_stock(kind: type) -> bool:
 def head_name(model: Any, family: Family, given: str | None) -> str:
     """Return the name of a model's head; `given` is the name that the user gives, or None.
 
-    The names are those in `NAMES`, such as "causal". nopad knows the heads of transformers' own classes; for another
-    class, `given` is returned.
+    The names are those in `NAMES`, such as "causal". nopad knows the heads of the classes in transformers' tables of
+    Auto classes (`TABLES`); for another class, `given` is returned.
 
     Raises:
         OptionError: no head is called `given`, or nopad knows that the class has another head.

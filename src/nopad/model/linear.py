@@ -113,8 +113,9 @@ def is_worth_it(model: nn.Module) -> bool:
 class _FastLinear(TorchFunctionMode):
     """The mode of a `fast_linear` block: a model's float32 linear layers run on weights reordered for oneDNN.
 
-    They run on PyTorch's own kernel in these cases: gradients or autocast are enabled, the code is compiled, `is_alone`
-    returns False, or the weight is not an ordinary parameter that the model had when the block began.
+    They run on PyTorch's own kernel in these cases: gradients or autocast are enabled; the code is compiled; `is_alone`
+    returns False; the weight is not an ordinary parameter that the model had when the block began; the states are not
+    in float32; or `torch.nn.functional.linear` gets an argument by name.
     """
 
     def __init__(self, model: nn.Module, other: _FastLinear | None = None) -> None:

@@ -97,7 +97,8 @@ class Cut(Hook):
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Return the module's arguments for one group of sequences, ``(args, kwargs)``.
 
-        Outside of packed calls and while compiling, the result is None: the arguments stay as they are.
+        If the module runs neither in a packed call nor in a layer of one that gradient checkpointing computes again,
+        the result is None: the arguments stay as they are.
 
         Raises:
             UnsupportedModelError: one of these:

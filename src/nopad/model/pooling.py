@@ -30,8 +30,8 @@ def pooled(states: Tensor, batch: PackedBatch, how: str = "mean") -> Tensor:
         ``[S, ...]`` for S sequences, in the order in which they were given; same dtype and device.
 
     Raises:
-        BatchError: the states are not a tensor, their shape does not begin with ``[R, L]``, or the batch has targets or
-            is not a `PackedBatch`.
+        BatchError: the states are not a dense tensor of real numbers, their shape does not begin with ``[R, L]``, or
+            the batch has targets or is not a `PackedBatch`.
         OptionError: `how` is not "first", "last" or "mean".
 
     >>> import nopad, torch

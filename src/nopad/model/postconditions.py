@@ -161,8 +161,9 @@ def _widths(config: Any) -> set[Any]:
 def check_static(model: Any, head: Head, most: int | None, shape: tuple[int, int], output: Any) -> None:
     """Check the shapes of outputs, except scalars and those in `FREE`, in a call with static shapes.
 
-    Results per token must begin with `shape`, which is ``(R, L)``. Results per sequence must have `most` entries; None:
-    they are not checked. `output` is what the model returned.
+    The shape of results per token must begin with `shape`, which is ``(R, L)``. Results per sequence must have `most`
+    entries; in question answering, they must begin with ``(most, L)``. If `most` is None, results per sequence are not
+    checked. `output` is what the model returned.
 
     Raises:
         UnsupportedModelError: an output has another shape.

@@ -176,7 +176,7 @@ def facts_of(model: Any) -> Family:
     Raises:
         UnsupportedModelError: the model is not pack-safe, and `family_of` refuses its type; or PEFT adds tokens to its
             input (prompt or prefix tuning).
-        OptionError: there is no transformers model inside.
+        OptionError: there is no transformers model inside, or `model` is a module of your own around one and pack-safe.
     """
     packs = getattr(bare(model), STATE, None) is not None
     return state_of(model).family if packs else family_of(bare(model).config)

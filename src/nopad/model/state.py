@@ -138,7 +138,8 @@ class State(HookedModel):
 
         Raises:
             UnsupportedModelError, BatchError: a check at the end fails (`nopad.model.postconditions`,
-                `nopad.model.routers`), or a hook that was added later changed the model's arguments.
+                `nopad.model.routers`); a hook that was added later changed the model's arguments; or a compiler traces
+                this during a packed call.
         """
         if is_static(bound(module, args, kwargs).get("attention_mask")):
             return leave_static(module, self.cell, self.head, output)

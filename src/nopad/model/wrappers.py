@@ -3,8 +3,8 @@
 A wrapper is the user's own module around one transformers model, its base, which is made pack-safe by itself
 (`nopad.model.state`). In a packed call, the wrapper gets an ordinary mask (1 for a token, 0 for padding) in place of
 the batch's own. Where it calls its base, the base gets the batch's own mask. An error is raised if the wrapper gives
-its base another mask, calls it twice, or gets arguments that the proof did not cover. At the end of a call, the shapes
-of its outputs are checked.
+its base another mask, calls its base twice, or gets arguments that the proof did not cover. At the end of a call, the
+shapes of the wrapper's outputs are checked.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class StreamPacker:
 
     @property
     def held(self) -> int:
-        """Number of sequences held back now; always below `buffer`."""
+        """Number of sequences held back now; below `buffer`, since a pack is made as soon as `buffer` are held."""
         return int(self._held[0][0])
 
     @property

@@ -91,9 +91,9 @@ def _big_lengths(histogram: Histogram, capacity: int) -> int:
     The bound for one t is the sum of three numbers of packs:
 
     * one pack for each sequence longer than capacity - t, since no length >= t fits beside it
-    * one pack for each other sequence longer than half the capacity, with free room beside that sequence
+    * one pack for each other sequence longer than half the capacity
     * the packs needed for the tokens of all sequences from length t to half the capacity, less the tokens that fit into
-      that free room
+      the free room of the packs that the second number counts
     """
     # int64 if no product below can overflow; otherwise Python integers in object arrays
     exact: Any = np.int64 if histogram.sequences < 2**62 // (2 * capacity) else object

@@ -2,8 +2,9 @@
 
 This is like `nopad.planning.Certificate`, but a pack has two limits: `capacity` for its tokens, and `squares` for the
 sum of its squared lengths. The check finds `best`, an upper bound on the value of any pack. The number of packs is at
-least the total value of all sequences, divided by `best`. The check handles packs together if their longest lengths are
-of the same step. It computes up to two upper bounds on the value of such packs, and the lower one counts:
+least the total value of all sequences, divided by `best`. Lengths of equal value form a step. The check handles all
+packs together whose longest lengths are of the same step. It computes up to two upper bounds on the value of such
+packs, and the lower one counts:
 
 * *By rates*: the longest sequence counts exactly, and all others as if they could be divided. A rate is a value per
   token, per square or per sequence. At suitable rates, each length that fits beside the longest one is worth at most
@@ -67,7 +68,7 @@ _SURE, _SURE_PER_TOKEN = 1e-9, 1e-14
 class CostCertificate:
     """Values of lengths that prove a lower bound on the number of packs, under limits on tokens and squared lengths.
 
-    The methods take the limits of a pack. It holds at most `capacity` tokens, where each length is rounded up to a
+    The methods take the limits of a pack. A pack holds at most `capacity` tokens, where each length is rounded up to a
     multiple of `align`, and at most `depth` sequences (None: unlimited). Its squared lengths add up to at most
     `squares`.
 
@@ -128,8 +129,8 @@ class CostCertificate:
         step. `units` and `by_depth` are those of the class.
 
         Raises:
-            ValueError: a number is not an integer or is out of range, `by_depth` is not a boolean, or the lengths of
-                the steps do not rise.
+            ValueError: a number is not an integer or is out of range, `units` is no pair, `by_depth` is not a boolean,
+                or the lengths of the steps do not rise.
         """
         steps: list[tuple[int, int]] = []
         for length, value in values:

@@ -32,8 +32,8 @@ def read_json(text: str) -> Any:
     """Return the value that a JSON text holds.
 
     Raises:
-        ValueError: the text is not JSON or is nested too deeply, an object has a key twice, or a number is NaN or
-            infinite.
+        ValueError: the text is not JSON or is nested too deeply, an object has a key twice, a number is NaN or
+            infinite, or an integer has thousands of digits.
     """
     return from_json(text, object_pairs_hook=once_each, parse_constant=_no_number, parse_float=_finite)
 

@@ -15,9 +15,9 @@ def causes_of_padding(plan: Plan) -> list[str]:
 
     All slots are packs x capacity. The padding has up to four causes:
 
-    * the lengths: the padding in as many packs as the lower bound without a depth limit
-    * the depth: all slots of the packs that the lower bound at the plan's depth adds
-    * the conditions on packs: all slots of the packs that `Plan.lower_bound` adds to that
+    * the lengths: the padding that there would be in as many packs as the lower bound without a depth limit
+    * the depth: all slots of the packs by which the lower bound at the plan's depth is above that without a depth limit
+    * the conditions on packs: all slots of the packs by which `Plan.lower_bound` is above that at the plan's depth
     * the algorithm: all slots of the packs that the plan has beyond `Plan.lower_bound`
 
     For a plan without packs, the list is empty.

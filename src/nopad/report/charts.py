@@ -1,6 +1,7 @@
 """The charts of the report: each public function but `charts_of` takes a `Subject` and returns an altair chart.
 
-Each public function raises `MissingExtraError` if altair or vl-convert is not installed.
+`slots_chart` takes `Settings` besides. Each public function raises `MissingExtraError` if altair or vl-convert is not
+installed.
 """
 
 from __future__ import annotations

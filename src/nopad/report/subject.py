@@ -94,7 +94,7 @@ class Subject:
 
     @property
     def comparison_notes(self) -> list[str]:
-        """The notes of the plans in `comparison`."""
+        """The notes of the plans in `comparison`, each once for each algorithm, after the algorithm's name."""
         return notes_of(self.comparison)
 
     @property

@@ -7,7 +7,7 @@ As in `nopad._kernels`, arguments are plain arrays, and callers validate them. R
 below and in `nopad.serving._placing_kernels`.
 
 The row of a request that has left is a gap (length `GONE`, never due) until gaps are closed. Many are closed at once,
-since moving thousands of requests takes longer than choosing a batch. The first row is never a gap. Times are in
+since moving thousands of requests takes longer than choosing a batch. Row ``state[HEAD]`` is never a gap. Times are in
 nanoseconds; `NEVER` is later than any of them.
 """
 
@@ -69,13 +69,15 @@ def waiting_of(state: NDArray[Any]) -> int:
 def candidates(state: NDArray[Any], table: NDArray[Any], limits: NDArray[Any], now: int) -> NDArray[Any]:
     """Return the rows of the table from which the next batch is chosen, in order of arrival.
 
+    There are three cases:
+
     * With `KEEP_ORDER` (requests must leave in order of arrival), these are the first requests, as many as have more
       tokens in total than a batch has slots.
-    * Without `KEEP_ORDER`, these are the first `WINDOW` requests, and further ones until all have more tokens in total
-      than two batches have slots.
     * Without `KEEP_ORDER`, with `LOOK_AHEAD`, and if some request has a priority or a deadline, these are the most
-      urgent requests: at least as many as in the case before, and with more tokens than two batches have slots. The
+      urgent requests: at least as many as in the next case, and with more tokens than two batches have slots. The
       request that has waited longest is always among them.
+    * Otherwise, these are the first `WINDOW` requests, and further ones until all have more tokens in total than two
+      batches have slots.
 
     If fewer requests wait, all of them are returned. `now` is the time in nanoseconds.
     """
@@ -247,13 +249,13 @@ def ahead(
 ) -> tuple[int, int]:
     """Return how many batches run until a new request has run completely, and the number of tokens in these batches.
 
-    `mine` has the lengths of the request's sequences, int64 ``[k]``, and `deadline` is its deadline. Each batch begins
-    with the request that has waited longest. Then come those with the new request's `deadline` or an earlier one, the
-    new request itself, and at last all others; of each kind in order of arrival. What does not fit is passed over, up
-    to `MISSES` in a row.
+    `mine` has the lengths of the request's sequences, int64 ``[k]``, and `deadline` is its deadline. All rows of a
+    batch are taken as one row with the slots of all, and separators are not counted.
 
-    Without `LOOK_AHEAD`, or with `KEEP_ORDER`, all waiting requests come before the new one, and the first that does
-    not fit ends a batch. All rows are taken as one row with the slots of all, and separators are not counted.
+    Each batch begins with the request that has waited longest. Then come those with the new request's `deadline` or an
+    earlier one, the new request itself, and at last all others; of each kind in order of arrival. What does not fit is
+    passed over, up to `MISSES` in a row. But without `LOOK_AHEAD`, or with `KEEP_ORDER`, all waiting requests come
+    before the new one, and the first that does not fit ends a batch.
     """
     head, n, k = state[HEAD], state[TAIL] - state[HEAD], mine.size
     in_order = limits[POLICY] != LOOK_AHEAD or limits[KEEP_ORDER] != 0
@@ -338,11 +340,11 @@ def top_up_later(
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], int, int]:
     """Place waiting requests that are no candidates, in order of arrival, until no more of them fit.
 
-    `index` has the candidates' rows of the table; `row` and `start` say where `top_up` placed each candidate in the
-    batch. Return (index, row, start, reason, widest). The first three are `index`, `row` and `start` with the placed
-    requests added, in order of arrival. The reason is why the batch takes no more (`COUNT` or `FULL`), or 0; widest is
-    the length of the longest request that still fits. The scan ends as soon as nothing more can fit. So it is long
-    only while the requests that wait are too long for the slots that are left.
+    `index` has the candidates' rows of the table. `row` and `start` say where in the batch each candidate is placed so
+    far (`row` -1: it is not). Return (index, row, start, reason, widest). The first three are `index`, `row` and
+    `start` with the requests added that are placed now, in order of arrival. The reason is why the batch takes no more
+    (`COUNT` or `FULL`), or 0; widest is the length of the longest request that still fits. The scan ends as soon as
+    nothing more can fit. So it is long only while the requests that wait are too long for the slots that are left.
     """
     waiting = waiting_of(state)
     fill, placed = filled(table[index, LENGTH], limits, row, start)

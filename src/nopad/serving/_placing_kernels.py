@@ -234,15 +234,19 @@ def best_fit_decreasing(
 def look_ahead(
     lengths: NDArray[Any], levels: NDArray[Any], limits: NDArray[Any], row: NDArray[Any], start: NDArray[Any]
 ) -> None:
-    """Pack all candidates into rows; the most urgent rows leave, and of equally urgent rows the fullest.
+    """Choose candidates for the next batch by urgency, and place them; write their `row` and `start`.
 
-    Candidates are packed in order of urgency. Of equally urgent ones, the longest comes first; in a flat batch, the one
-    that arrived first. A flat batch takes the candidates that fit in this order; what follows is about rows. A row is
-    as urgent as its first candidate. The first of all candidates has waited longest: it is placed first, and its row
-    always leaves. If the rows that leave hold more than `MOST` requests, only the `MOST` that were packed first leave.
+    `levels` has the urgency of each candidate; a higher number is more urgent. The first candidate has waited longest:
+    it is placed first, and always leaves. The others are placed in order of urgency. Those that do not leave get no
+    row (-1).
 
-    `levels` has the urgency of each candidate; a higher number is more urgent. The results are written to `row` and
-    `start`.
+    In a flat batch, of equally urgent candidates, the one that arrived first comes first. Those that fit in this order
+    leave.
+
+    Otherwise, of equally urgent candidates, the longest comes first, and all are packed into rows by best fit, also
+    into more rows than a batch has. A row is as urgent as its first candidate. The row of the first of all candidates
+    leaves, then the most urgent rows, and of equally urgent rows the fullest. If the rows that leave hold more than
+    `MOST` requests, only the `MOST` that were packed first leave.
     """
     n = lengths.size
     if limits[FLAT] != 0:

@@ -60,7 +60,7 @@ class Answerer:
         """Whether the answers need the current thread, which therefore must not wait for one.
 
         It is so in a callback, which the worker calls; within a run of the model; and within a method of an `Answer`
-        that holds the answer's lock, which its worker needs.
+        that holds the answer's lock, which the worker needs.
         """
         if acting() is self.worker:
             return True
@@ -72,7 +72,7 @@ class Answerer:
 
         Raises:
             RunnerClosedError: the runner was started in another process.
-            ServingError: the answer needs this thread, or a call that this one interrupts holds the queue's lock.
+            ServingError: the answer needs this thread; or this call interrupts another one that holds the queue's lock.
         """
         check_process(self.process)
         check_whole(self.lock)
@@ -89,14 +89,15 @@ class Answer(Future[Any]):
 
     The callbacks of a future are called in the runner's worker, between two batches, so they should be short. They are
     called when the request has run, when its deadline has passed, or when the runner was closed before it ran. If the
-    request is cancelled, they are called in the thread that cancels it. A callback that is added after the answer is
-    called at once. A callback may submit requests.
+    request is cancelled, they are called in the thread that cancels it. A callback that is added when the answer is
+    there already is called at once. A callback may submit requests.
 
     `result`, `exception` and ``await`` raise an error at once in four cases in which no answer could come:
 
     * a callback waits for another answer of its own runner, which would come only after the callback
     * a hook, signal handler or finaliser (``__del__``) waits within a run of the same model, which would have to end
-    * a signal handler or a finaliser waits while the call that it interrupts holds the runner's queue, or an answer
+    * a signal handler or a finaliser waits, and the call that it interrupts holds the lock of the runner's queue, or of
+      an answer
     * this process was forked while the request had no answer yet
 
     Whatever exception a callback raises, the other callbacks are called.
@@ -111,8 +112,8 @@ class Answer(Future[Any]):
     def _invoke_callbacks(self) -> None:
         """Call all callbacks, whatever they raise; `set_result`, `set_exception` and `cancel` of `Future` call this.
 
-        Exceptions are logged. One that is no `Exception`, such as KeyboardInterrupt, is raised after the last callback,
-        but not in the worker, where it would end the runner for all callers.
+        An `Exception` is logged. Any other error, such as KeyboardInterrupt, is raised after the last callback. In the
+        worker, it is logged instead, since it would end the runner for all callers.
         """
         raised: BaseException | None = None
         for callback in self._done_callbacks:  # type: ignore[attr-defined]
@@ -160,7 +161,7 @@ class Answer(Future[Any]):
 
         Raises:
             TimeoutError: the answer is not there in time.
-            ServingError: no answer could come, since a callback, signal handler or finaliser calls this (see the
+            ServingError: no answer could come, since a callback, hook, signal handler or finaliser calls this (see the
                 class).
             RunnerClosedError: this process was forked while the request had no answer yet.
             CancelledError: the request was cancelled.
@@ -193,7 +194,7 @@ def frames_from(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def holds_answer(frame: FrameType) -> bool:
-    """Return whether `frame` is in a function of `concurrent.futures` for which this thread holds an answer's lock."""
+    """Return whether `frame` is in a function of `concurrent.futures` on an `Answer` whose lock this thread holds."""
     if frame.f_globals.get("__name__") != Future.__module__:
         return False
     of, several = frame.f_locals.get("self"), frame.f_locals.get("fs")
@@ -204,8 +205,8 @@ def holds_answer(frame: FrameType) -> bool:
 def check_whole(lock: Any) -> None:
     """Check that this thread is not within another call that holds `lock`, the lock of a runner's queue (an RLock).
 
-    It is so in a signal handler, or in a finaliser (``__del__``) that the garbage collector calls, if it interrupts
-    such a call in its own thread. Waiting would then never end, and the queue may be half changed.
+    A signal handler is within such a call if it interrupts one in its own thread; so is a finaliser (``__del__``) that
+    the garbage collector calls. Waiting would then never end, and the queue may be half changed.
 
     Raises:
         ServingError: the thread holds the lock.

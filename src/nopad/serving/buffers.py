@@ -97,7 +97,7 @@ def _check_memory(name: str, tensor: Tensor) -> None:
 
 
 def _tensor(name: str, buffer: Any) -> Tensor:
-    """Return a view of a buffer as a tensor.
+    """Return a buffer as a tensor that shares its memory; a tensor is returned itself.
 
     Raises:
         OptionError: the buffer is neither a plain tensor nor an array; or it is an array that cannot be written to, is

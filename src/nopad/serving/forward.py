@@ -59,8 +59,8 @@ class Request:
         """Check the input of one sequence, and return it as a `Request`, without its padding.
 
         Raises:
-            BatchError: a value is not an array of integers ``[width]``, token types are not as many as ids, or the mask
-                has a gap between tokens.
+            BatchError: a value is not an array of integers ``[width]``; token types or the mask are not as long as the
+                ids; or the mask has a value other than 0 and 1, or a gap between tokens.
             LengthError: no token is left after the padding is removed, or there are more tokens than the model has
                 positions.
             OptionError: a token id or token type is out of the model's range.
@@ -333,9 +333,9 @@ def answers(placed: Sequence[Placed], run: Callable[[Sequence[Placed]], list[Any
     that fails is split in halves, so f failing sequences among n take about 2 f log2(n) more runs; if all n fail, there
     are 2 n - 1 runs in total.
 
-    If two or more results are errors (NaN), these sequences run again without the others. If all results of a run of
-    several sequences are errors, these are split in halves. The reason: a dense mask, as compiled models and GPUs have
-    it, multiplies values of other sequences by 0, and 0 x NaN is NaN.
+    If two or more results of a run are errors (NaN), but not all, these sequences run again without the others. If all
+    results of several sequences are errors, the sequences are split in halves. The reason: a dense mask, as compiled
+    models and GPUs have it, multiplies values of other sequences by 0, and 0 x NaN is NaN.
     """
     try:
         found = run(placed)
@@ -366,7 +366,8 @@ def _rows_of(given: Mapping[str, Any], model: Tensors) -> list[Request]:
     `given` has the arrays by name, such as "input_ids".
 
     Raises:
-        BatchError: the arrays have different shapes, a row does not hold integers, or its mask has a gap.
+        BatchError: an array cannot be read, the arrays have different shapes, a row does not hold integers, or its mask
+            has a value other than 0 and 1, or a gap.
         LengthError: there is no row, a row has no token, or it has more tokens than the model has positions.
         OptionError: a token id or token type is out of the model's range.
     """

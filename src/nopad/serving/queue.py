@@ -11,8 +11,8 @@ Callers that find the queue full wait in a line, and enter in the order in which
 kept out by later, short ones that would fit into less room.
 
 Methods may be called from any thread, except `take` and `ran`, which only the worker calls. No method of a future is
-called while the lock is held: who waits for the future may be interrupted while it holds the future's own lock, and
-then need the queue's.
+called while the queue's lock is held. Otherwise a thread that waits for the future could be interrupted while it holds
+the future's own lock. If the interrupting code then needed the queue's lock, both threads would wait for ever.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class RequestQueue:
         batching: which sequences share a batch, and when it leaves.
         when_full: what `add` does when the queue is full: "block" or "raise".
         clock: function that returns the time in nanoseconds; it may be set back (`now`).
-        needs_me: function that returns whether the answers need the calling thread, which must not wait for them
-            then (`Answerer.needs_me`).
+        needs_me: function that returns whether the answers need the calling thread (`Answerer.needs_me`). If so, this
+            thread must not wait for them.
     """
 
     def __init__(
@@ -107,8 +107,8 @@ class RequestQueue:
         Raises:
             LengthError: a sequence is too long for a batch, or a request for the queue.
             OptionError: the priority is not valid.
-            QueueFullError: the queue is full, and either `when_full` is "raise" or the answers need this thread; or
-                they need it, and other callers wait for room.
+            QueueFullError: the queue is full, and `when_full` is "raise"; or the answers need this thread, and the
+                queue is full or other callers wait for room.
             DeadlineError: the deadline has passed; or it cannot be met at the speed of recent batches, and other
                 requests wait or run.
             RunnerClosedError: the runner is closed, its worker has died, or the runner was started in another process.
@@ -216,7 +216,7 @@ class RequestQueue:
                 self._counts[name] = self._counts.get(name, 0) + number
 
     def _lead(self, lengths: list[int], deadline: int | None) -> int:
-        """Return how many ns before its deadline a request must leave; 0: no deadline.
+        """Return how many ns before its deadline a request must leave the queue; 0: no deadline.
 
         Raises:
             DeadlineError: the deadline has passed; or it cannot be met at the speed of recent batches, and other
@@ -240,12 +240,15 @@ class RequestQueue:
         return min(round(full + max(work, full)), left)  # a full batch may have begun when it must leave
 
     def _work(self, lengths: list[int], deadline: int) -> float:
-        """Return how many ns it takes to run a request with sequences of these lengths, and all that runs before it."""
+        """Estimate how many ns it takes to run a request with sequences of these lengths, and what leaves before it.
+
+        The batch that runs now is not included (`_until_idle`).
+        """
         batches, tokens = self._packer.ahead(lengths, deadline)
         return batches * self._pace.estimate(tokens / batches)
 
     def _until_idle(self) -> float:
-        """Return how many ns the batch that runs now still takes; 0: none runs, or it takes longer than estimated."""
+        """Estimate how many ns the running batch still takes; 0: no batch runs, or its estimated time is over."""
         if not self._running:
             return 0.0
         tokens = sum(part.request.prepared.lengths[part.at] for part in self._running)
@@ -376,7 +379,11 @@ class RequestQueue:
     # What follows is called by the worker.
 
     def take(self) -> list[Part] | None:
-        """Wait for a batch; return its sequences, sorted by row, without cancelled ones. None: no batch will follow."""
+        """Wait for a batch, and return its sequences, sorted by row; None: no batch will follow.
+
+        Sequences of requests that were cancelled or have failed are left out. Requests whose deadline has passed are
+        removed from the queue, and get a DeadlineError.
+        """
         while True:
             with self.lock:
                 if self._abandoned:
@@ -479,7 +486,10 @@ class RequestQueue:
 
 
 def _begins(request: Waiting) -> bool:
-    """Return whether a request runs; from its first sequence on, it cannot be cancelled any more."""
+    """Mark a request as running, unless it is over or was cancelled; return whether it runs.
+
+    From then on, its future cannot be cancelled any more.
+    """
     if not request.over and not request.started:
         request.started = request.future.set_running_or_notify_cancel()
         request.over = not request.started

@@ -93,8 +93,8 @@ class PackRunner:
             needs `Batching.rows`. True, or torch.compile's mode: "default", "reduce-overhead" or "max-autotune" (both
             use CUDA graphs on a GPU), or "max-autotune-no-cudagraphs". False: the model runs as it is, whether or not
             you have compiled it yourself. Heads with a result per sequence need
-            ``nopad.packed(model, max_sequences=...)``. With "end_to_end", rows become one row of all slots, whose
-            attention takes longer.
+            ``nopad.packed(model, max_sequences=...)``. If the policy of `Batching` is "end_to_end", rows become one row
+            of all slots, whose attention takes longer.
         warm_up: run some batches before the constructor returns. Without this, `submit` refuses `out` until a batch has
             run.
         clock: function that returns the current time as an integer in nanoseconds. If it is set back, time goes on from
@@ -315,10 +315,10 @@ class PackRunner:
         """Accept no more requests, and wait until the worker has ended.
 
         Requests that still wait are answered first; with ``drain=False``, their futures raise RunnerClosedError
-        instead. In two cases, it returns at once without waiting: on the worker's own thread, as in the callback of a
-        future; and in a signal handler or a ``__del__`` that interrupts a call which may hold a lock that the worker
-        needs: one of nopad's own, or one that starts a thread, gives work to a thread pool, or logs. In a process that
-        was forked after the runner was started, this does nothing.
+        instead. In two cases, `close` returns at once without waiting. The first is on the worker's own thread, as in
+        the callback of a future. The second is in a signal handler or a ``__del__`` that interrupts a call which may
+        hold a lock that the worker needs: one of nopad's own, or one that starts a thread, gives work to a thread pool,
+        or logs. In a process that was forked after the runner was started, `close` does nothing.
         """
         self._close(drain, sys._getframe(1))
 
@@ -344,8 +344,8 @@ class PackRunner:
 def _interrupts(frame: FrameType | None) -> bool:
     """Return whether `frame` is in a call that may hold a lock which a worker needs to run a batch, or to end.
 
-    These are all calls of nopad's modules and of logging (`_LOCKING`), those that hold an answer, and those of Python's
-    threads and pools, except where they run other code or wait (`_OPEN`).
+    These are all calls of the modules in `_LOCKING` (some of nopad's, and logging), those that hold an answer, and
+    those of Python's threads and pools, except where they run other code or wait (`_OPEN`).
     """
     for one in frames_from(frame):
         name = str(one.f_globals.get("__name__", ""))

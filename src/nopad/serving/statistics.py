@@ -22,10 +22,11 @@ class RunnerStatistics:
         late: number of requests refused because their deadline could not be met; `packer.arrived` leaves them out.
         filler_tokens: number of slots that flat batches had beyond their tokens, since kernels are made for some widths
             only (`Core.flat`); `packer.slots` does not count them.
-        padded_tokens: number of tokens, padding included, that the same batches would have had if the sequences of each
-            batch had been padded to its longest one.
+        padded_tokens: number of tokens, padding included, that the batches would have had if each had been padded to
+            its longest sequence.
         counts: number of requests that were truncated or left out by the task, by reason.
-        us_per_token: running average of the time per token in recent batches, in microseconds; None: no batch has run.
+        us_per_token: running average of the time per token in recent batches, those of the warm-up included, in
+            microseconds; batches in which a sequence failed are not counted. None: there was no such batch.
         p50_ms, p99_ms: half, and 99 %, of the last 1,000 answered requests took at most this time from `submit` to the
             answer, in milliseconds; None: no request was answered.
     """
@@ -43,7 +44,7 @@ class RunnerStatistics:
 
     @property
     def padding_saved(self) -> float:
-        """Share of padding that nopad saved: ``1 - packer.tokens / padded_tokens``; 0.0 before the first batch.
+        """Share of `padded_tokens` that nopad saved: ``1 - packer.tokens / padded_tokens``; 0.0 before the first batch.
 
         The empty slots of batches with rows, ``packer.slots - packer.tokens``, do not lower this share.
         """

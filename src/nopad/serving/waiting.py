@@ -80,9 +80,9 @@ class Place:
 
 
 def fail(left: Iterable[Waiting], make: Callable[[], Exception]) -> None:
-    """Set an error that `make` returns in the future of each of these requests, except those that are done.
+    """Call `make` for each of these requests that is not done, and set the error that it returns as the answer.
 
-    Each gets an error of its own: whoever raises it adds to its traceback.
+    Each request gets an error of its own, since whoever raises an error adds to its traceback.
     """
     for one in left:
         if not one.future.done() and (one.future.running() or one.future.set_running_or_notify_cancel()):

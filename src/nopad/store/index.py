@@ -7,7 +7,7 @@ without these changes.
 ``sequences.arrow`` has one row per sequence, with these columns:
 
 * ``seq_lengths``: number of tokens, in the narrowest unsigned type that suffices
-* ``seq_index``: number of the sequence's record; missing if each sequence i is the whole record i
+* ``seq_index``: number of the sequence's record; missing if sequence i was made of record i, for every i
 * ``seq_start``: index of the sequence's first token in its record; only if some record was split into sequences
 * ``seq_source``: number of the source; only if sources are named
 * ``seq_hash``: hash of the sequence's tokens, by which other tokens are refused when the index is applied to records;

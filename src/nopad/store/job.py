@@ -78,8 +78,9 @@ def pack_corpus(
             file of lengths has an invalid length, or one above the capacity. The unfinished job is removed.
         SourceError: the source cannot be read, was changed meanwhile, or mixes text and ready-made ids.
         FormatError: the tokenizer cannot encode a text, or the dataset in `out` has another format version.
-        OptionError: an option has an invalid value; `out` is a URL, or lies in a folder of the source; there is text
-            and no tokenizer; or records of this source cannot be held out.
+        OptionError: an argument has the wrong type, or an option an invalid value; `out` is a URL, or lies in a folder
+            of the source; there is text and no tokenizer; `source` is a file of lengths and `index_only` is False; or
+            records of this source cannot be held out.
         OutputExistsError: `out` has other content, or a dataset made with other settings or from another source.
         ResumeError: the unfinished job in `out` was started with other inputs or settings, its source has changed
             since, or its own files are damaged.
@@ -197,7 +198,7 @@ class _Job:
     def settings(self, split: str | None = None) -> dict[str, Any]:
         """Return the manifest fields that are known before the source is read, by name, as JSON values.
 
-        `split` names the dataset whose manifest it is, "train" or "validation"; None: the job makes a single dataset.
+        `split` is the name of the dataset, "train" or "validation"; None: the job makes a single dataset.
         Besides the content of the source, the dataset depends on these fields only.
         """
         tokenizer = self.tokenizer and {
@@ -269,9 +270,8 @@ class _Job:
         """Write one dataset of the job, and return its manifest.
 
         `split` is "train" or "validation"; None: the job makes a single dataset. If an interrupted run has finished
-        this dataset, it is checked and reused. `columns` are the dataset's sequences, `by_source` has the `Counts` of
-        each source, by name, and `progress` is that of the spool: the fingerprint of the source, and how many bytes
-        were read.
+        this dataset, it is checked and reused. `columns` are the dataset's sequences, and `by_source` has the `Counts`
+        of each source, by name. `progress` has the fingerprint of the source, and how many of its bytes were read.
         """
         workspace = self.workspace.half(split)
         if split and workspace.has_manifest():

@@ -23,7 +23,8 @@ class PackOptions:
     Attributes:
         depth: most sequences a pack may hold; None: unlimited.
         algorithm: one of `nopad.ALGORITHMS`.
-        seed: random seed of the held-out records, and of the assignment of sequences to packs if `order` is "random".
+        seed: random seed for choosing the held-out records. If `order` is "random", it also decides the order of the
+            packs and, unless `algorithm` packs in order of arrival, which sequence is in which pack.
         order: order of the packs: "random" (by `seed`) or "source" (close to the order of the source).
         options: options of the algorithm, and conditions on the packs, by name.
         shard_tokens: about how many tokens a shard holds (`nopad.store.shards`), at least 1.

@@ -142,8 +142,8 @@ class PackedDataset:
         Args:
             causal: True: ``labels`` are for a causal language model: those of the dataset, or a copy of ``input_ids``
                 if it has none, with -100 for the first token of each sequence, which no token predicts. False: labels
-                are left as they are, and none are added. None: True if there are labels per token, or neither labels
-                nor a column ``maskable`` (of pre-training pairs that are masked later); otherwise False.
+                are left as they are, and none are added. None: as with True if there are labels per token, or neither
+                labels nor a column ``maskable`` (of pre-training pairs that are masked later); otherwise as with False.
 
         Raises:
             OptionError: the dataset is an index without tokens; its labels are per sequence and `causal` is True; or

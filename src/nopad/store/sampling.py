@@ -37,9 +37,9 @@ class Reads:
     def count_row(self) -> None:
         """Count one row that is read by number.
 
-        Once 64 row groups have been decoded, the counts of rows and row groups begin anew. The warning is given if
-        fewer than two rows were read per decoded row group. It is given only once, and never if row groups have at most
-        two packs.
+        Once 64 row groups have been decoded, the warning is given if fewer than two rows were read per decoded row
+        group. Then both counts begin anew. The warning is given only once, and never if row groups have at most two
+        packs.
         """
         self._rows += 1
         if self._decoded < _LOOK_EVERY:

@@ -60,8 +60,9 @@ def replaced(out: Path, names: re.Pattern[str], make: Callable[[Path], Made]) ->
 
     Args:
         out: the folder.
-        names: a pattern for the names that nopad writes there: `DATASET` or `PREDICTIONS`. With `DATASET`, the
-            folder of a job with a held-out share may also hold its two datasets' folders, ``train`` and ``validation``.
+        names: a pattern for the names that nopad writes there: `DATASET` or `PREDICTIONS`. With `DATASET`, `out` may
+            also hold the two datasets of a job with a held-out share, ``train`` and ``validation``, if both are
+            finished.
         make: writes the output to the folder that it gets, and goes on with its own job if one was interrupted there.
             It raises OutputExistsError, ResumeError or CorruptError if the folder holds other or damaged work. Its
             other errors are passed on.
@@ -210,8 +211,8 @@ def _remove(path: Path) -> None:
 def check_made(out: Path, names: re.Pattern[str]) -> None:
     """Check that `out` is a folder with output or a job of nopad, and nothing else.
 
-    `names` is a pattern for the names that nopad writes there: `DATASET` or `PREDICTIONS`. With `DATASET`, the folders
-    ``train`` and ``validation`` of a job with a held-out share are allowed too.
+    `names` is a pattern for the names that nopad writes there: `DATASET` or `PREDICTIONS`. With `DATASET`, `out` may
+    also hold the two datasets of a job with a held-out share, ``train`` and ``validation``, if both are finished.
 
     Raises:
         OutputExistsError: `out` is a file, holds an entry that nopad does not write there, or holds no trace of a job.

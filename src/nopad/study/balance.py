@@ -356,9 +356,9 @@ def order_effect(histogram: Histogram, cost: CostModel | None = None, steps: int
 
     The result is a dict with the keys "random", "sorted" (by cost) and "sorted in windows of 64 steps". With many
     steps, all three values are near 0, since steps that are drawn by cost come in random order too. With few steps,
-    chance alone gives larger values; with two, each value is 1 or -1. A value is 0 if all steps cost the same. One
-    epoch is simulated, with up to `steps` steps of 128 sequences each; with fewer if the histogram holds too few
-    sequences.
+    chance alone gives larger values; with two, each value is 1 or -1, unless both cost the same. A value is 0 if all
+    steps cost the same. One epoch is simulated, with up to `steps` steps of 128 sequences each; with fewer if the
+    histogram holds too few sequences.
 
     Args:
         histogram: lengths to draw from.

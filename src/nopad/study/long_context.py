@@ -120,7 +120,7 @@ class LongRow(BalanceRow):
 class _Packed:
     """For each pack, its number of tokens, its cost, and the cost of its costliest sequence; int64 ``[packs]`` each.
 
-    Some methods deal the packs in this order; others first draw a new order.
+    Some methods deal the packs in the order of these arrays; others first draw a new order.
     """
 
     tokens: NDArray[np.int64]
@@ -211,6 +211,9 @@ def too_long(
         cost: cost model; None: tokens and attention of a model with hidden size 4,096.
         ranks: number of ranks.
         steps: number of steps.
+
+    Raises:
+        OptionError: `ranks` is below 1.
     """
     cost = cost or Attention(hidden_size=HIDDEN_SIZE)
     lengths = _corpus(workload, Shape(ranks, 1, ACCUMULATION, 1), steps)

@@ -47,7 +47,7 @@ class Redone:
         name: name of the algorithm as printed.
         reached: most sequences in any of our packs; None: we made no packs for this row.
         published: figure as printed, by column; empty for rows that the paper does not have.
-        ours: our figure, by column, with as many decimals as the printed one.
+        ours: our figure, by column, with as many decimals as the printed one; 0 or 3 decimals if none is printed.
         difference: ours minus published, by column, with as many decimals; "=" if there is no difference.
         note: why a difference is expected, or another remark.
     """
@@ -104,8 +104,9 @@ def redo(table: Table, row: Row, histogram: Histogram) -> Redone:
 def _what_it_took(made: Plan) -> list[str]:
     """Return the notes on a plan that are shown in its row.
 
-    These are the plan's own notes. If the plan is by least squares (`nnlshp`), a note on how many packs the exact cover
-    needs comes first. If it is by `greedy`, there is only a note on how many sequences the deepest pack holds.
+    For a plan by `greedy`, there is one note: how many sequences the deepest pack holds. For a plan by any other
+    algorithm, these are the plan's own notes. If it is by least squares (`nnlshp`), a note on how many packs the exact
+    cover needs comes before them.
     """
     if made.algorithm == "greedy":
         return [f"the deepest pack holds {made.max_depth_used}"]  # instead of the seed that drew its order

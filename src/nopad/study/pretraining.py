@@ -95,7 +95,8 @@ def pairs_at(
     Raises:
         SourceError: the source holds ready-made ids, has columns to pack along, has fewer than two documents that are
             not empty, or cannot be read.
-        OptionError: the vocabulary lacks what pairs need, or an option of the pairs is invalid.
+        OptionError: the vocabulary lacks what pairs need, an option of the pairs is invalid, or the source has no
+            document.
         RecordError: no pairs can be made of the documents, a text contains a special token, or a CSV, TSV or JSON file
             is broken.
     """

@@ -41,8 +41,8 @@ class Residuals:
         weight: weight of lengths up to 8; longer lengths have weight 1.
         packs: number of packs of the rounded solution.
         strategies: number of strategies of the rounded solution.
-        strategies_with_leftovers: number of strategies after this addition: for each length with a left-over sequence,
-            the strategy of this length and the length that fills the rest of the pack.
+        strategies_with_leftovers: number of strategies if one is added for each length with a left-over sequence: this
+            length and the length that fills the rest of the pack. A strategy that is there already counts once.
     """
 
     values: NDArray[np.int64]

@@ -1,7 +1,7 @@
 """Causal language models on texts, and on chats, where only the assistant's turns are learned.
 
-`CausalLM` turns each text into one sequence, or into several (``over_long="split"``), with the tokenizer's special
-tokens before it and its end-of-sequence token behind it. `Chat` takes the formats of `nopad.corpus.conversations`;
+`CausalLM` puts the tokenizer's special tokens before each text and the end-of-sequence token behind it. The result is
+one sequence, or several (``over_long="split"``). `Chat` takes the formats of `nopad.corpus.conversations`;
 `nopad.corpus.chats` decides which tokens are learned. A prediction is the log-probability of those tokens of a record
 that training would learn.
 """
@@ -154,9 +154,9 @@ class Chat(Likely):
         tokenizer: the model's tokenizer; with a chat template, unless all records are a prompt with a completion, both
             as strings.
         last_only: learn only the last of the assistant's turns.
-        rewriting: what happens if the chat template writes a turn differently once other turns follow, as Qwen3's,
-            which drops the reasoning of earlier turns. "error" refuses such a chat; "expand" makes one sequence for
-            each learned turn of the assistant, which ends with that turn.
+        rewriting: what happens if the chat template writes a turn differently once other turns follow. (Qwen3's drops
+            the reasoning of earlier turns.) "error" refuses such a chat; "expand" makes one sequence for each learned
+            turn of the assistant, which ends with that turn.
         end_of_turn: "require" refuses a learned turn that does not end with a special or added token; "any" accepts
             every end.
         template: arguments of the chat template, such as ``{"enable_thinking": False}``.

@@ -24,9 +24,9 @@ def classes_found(
 ) -> list[str] | int:
     """Return the classes that occur in the labels of records, in the form that the option ``labels`` of a task takes.
 
-    If labels are names, the names are returned, sorted; a tag ``O`` comes first. If they are exactly the names in
-    `known`, they are returned in the order of `known`. If labels are numbers, the number of classes is returned; then
-    every number from 0 to the largest one must occur. This reads all records once.
+    If labels are names, the names are returned: in the order of `known` if they are exactly the names in `known`, else
+    sorted, but a tag ``O`` comes first. If labels are numbers, the number of classes is returned; then every number
+    from 0 to the largest one must occur. This reads all records once.
 
     Args:
         kind: the type of the task, a subclass of `Task`.

@@ -179,7 +179,8 @@ class Core(ABC):
         1,024 tokens, and of 8 to 32 in between. This leaves 112 widths up to 4,096 tokens. The reason: oneDNN makes and
         keeps code for each new width and each size of layer, which takes 1 to 3 ms and 0.2 to 6 MB.
 
-        `total` is the number of tokens with which `kernels` was called for this batch; None: it is not known.
+        `total` is the number of tokens with which `kernels` was called for this batch; None: it is not known, and
+        counts as large.
         """
         fast = self.fast and (total is None or total >= WORTH_TOKENS)
         if self._narrow or not (fast or self.lowered):

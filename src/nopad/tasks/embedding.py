@@ -1,9 +1,9 @@
 """Embed texts: run an encoder on flat batches (all texts in one row), and pool its hidden states to vectors.
 
-`Embedder.from_folder` loads a model, and pools and normalises as its folder says.
-`Embedder.encode` runs texts about `budget` tokens (an argument of `Embedder`) at a time, the shortest texts first, and
-returns the vectors in the order of the texts. `nopad.PackRunner` runs the same embedder on texts as they arrive.
-Prompts are prepended as in sentence-transformers (`nopad.tasks.folder`).
+`Embedder.from_folder` loads a model, and pools and normalises as its folder says. `Embedder.encode` runs the shortest
+texts first, about `budget` tokens at a time (an argument of `Embedder`), and returns the vectors in the order of the
+texts. `nopad.PackRunner` runs the same embedder on texts as they arrive. Prompts are prepended as in
+sentence-transformers (`nopad.tasks.folder`).
 """
 
 from __future__ import annotations
@@ -191,10 +191,10 @@ class Embedder(Core):
         Args:
             inputs: n texts, or one text.
             prompt_name: name of one of the model's own prompts (``Embedder.texts.prompts``). Without `prompt` and
-                `prompt_name`, the default prompt of the model's folder is used, if it has one.
+                `prompt_name`, the default prompt of ``Embedder.texts`` is used, if it has one.
             prompt: text to put before each text; "": no prompt.
-            batch_size: most texts run at a time; None, which is faster: any number. In both cases, texts run at a time
-                have about `budget` tokens at most. Except for rounding, the vectors do not depend on it.
+            batch_size: most texts run at a time; None: any number, which is faster. Whatever its value, texts run at a
+                time have about `budget` tokens at most, and the vectors differ only by rounding.
             show_progress_bar: True: draw a progress bar on standard error.
             output_value: "sentence_embedding". Other values are refused.
             precision: "float32". Vectors in other precisions are refused; the argument of the class with this name says

@@ -1,4 +1,4 @@
-"""`Examples`: the sequences that a task makes from records, in columns, with the number of each one's record."""
+"""`Examples`: the sequences that a task makes from records, in columns, and the number of each sequence's record."""
 
 from __future__ import annotations
 

@@ -98,7 +98,8 @@ def check_rows(model: Any, rows: int, tokenizer: Any = None) -> None:
         tokenizer: the tokenizer from which the model will get a pad id before it runs; None: it will not get one.
 
     Raises:
-        OptionError: the model classifies by a row's last token, and has no pad id.
+        OptionError: `rows` is above 1, the model classifies by a row's last token, and neither it nor `tokenizer` has a
+            pad id.
     """
     if rows < 2 or getattr(tokenizer, "pad_token_id", None) is not None:
         return

@@ -52,7 +52,7 @@ class Lanes:
 
     Each thread (a lane) runs some of the sequences as one batch. In these cases, the whole batch runs in one lane:
 
-    * the model is not on a CPU, or PyTorch has one thread
+    * the model is not on a CPU, PyTorch has one thread, or `most` is 1
     * the batch is small
     * another thread is already in `run` with a batch that could be divided
     * autocast, or a `TorchFunctionMode` or `TorchDispatchMode` of the user, is active

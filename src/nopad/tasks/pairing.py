@@ -148,7 +148,7 @@ class OfPreferences(_OfPairs):
         label_smoothing: share of pairs whose answers are assumed to be swapped; from 0 to below 0.5.
 
     Raises:
-        OptionError: an option has an invalid value, or "ipo" gets a `label_smoothing`.
+        OptionError: an option has an invalid value, or "ipo" gets a `label_smoothing` above 0.
 
     >>> from nopad.tasks import OfPreferences
     >>> objective = OfPreferences(beta=0.2, loss_type="ipo")

@@ -116,9 +116,9 @@ def cut(task: Task, text: Framed, number: int, counts: dict[str, int], stride: i
         stride: number of tokens that two consecutive parts share, with "split".
 
     Raises:
-        LengthError: the text is too long and `over_long` is "error"; the text has no token; or the text is to be cut,
-            and too little room is left for content: `max_length` minus the tokens around the content is below 1 or,
-            with "split", not above `stride`.
+        LengthError: the text is too long and `over_long` is "error"; the text has no token, not even a special one; or
+            the text is to be cut, and too little room is left for content: `max_length` minus the tokens around the
+            content is below 1 or, with "split", not above `stride`.
     """
     size, max_length, over_long = len(text.offsets), task.max_length, task.over_long
     if not text.ids:

@@ -129,7 +129,7 @@ def predict_files(
         OutputExistsError: `out` holds something else, or predictions of another input or with other settings.
         CorruptError: `out` holds finished predictions, and a file of them is missing or damaged.
         ResumeError: the unfinished job in `out` was started with other inputs, model or settings, or its ``job.json``
-            is missing or damaged; the message says how.
+            is missing or damaged; the message says which.
         OutputBusyError: another process is writing to `out`.
         StorageError: the disk is full or a write failed; call again to resume.
         InterruptedJobError: SIGINT was received; call again to resume.
@@ -181,7 +181,7 @@ class _Job:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """All on which predictions depend besides the records: options, model, tokenizer, how files are read, versions.
+        """What predictions depend on besides the records: options, model, tokenizer, how files are read, and versions.
 
         The keys are ``options``, ``model``, ``tokenizer``, ``input`` and ``tool_versions``; all values are JSON.
         """

@@ -31,9 +31,9 @@ __all__ = ["DPO", "Pairs"]
 class Pairs(Task):
     """Training a reward model on pairs; the model gives a number per text or chat, larger for the chosen answer.
 
-    Strings get the tokenizer's special tokens; if it puts none after a text, its end-of-sequence token, if it has one,
-    ends the text. A ``prompt`` is put before both answers. An optional column ``margin`` says by how much the rewards
-    should differ.
+    Strings get the tokenizer's special tokens. If none of these comes after a text, the tokenizer's end-of-sequence
+    token is added there, if it has one. A ``prompt`` is put before both answers. An optional column ``margin`` says by
+    how much the rewards should differ.
 
     For predictions (``encode(records, labels=False)``), a record may be a pair, a chat, a ``prompt`` with a
     ``completion``, or a text.

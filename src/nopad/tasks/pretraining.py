@@ -48,8 +48,8 @@ class Pretraining(Task):
         sentences: how documents are split into sentences: by "rules" (`nopad.corpus.sentences`), or with "line" at line
             ends.
         copies: how many times pairs are made from each document, with other random choices each time.
-        short: share of the documents, from 0 to 1, that give shorter pairs: of about a random number of tokens instead
-            of `max_length`.
+        short: share of the documents, from 0 to 1, that give shorter pairs: the length they should have is drawn at
+            random, instead of being `max_length`.
         random_next: share of the pairs of several sentences, from 0 to 1, whose second text comes from another
             document. A pair for which only one sentence was taken always gets such a text (`nopad.corpus.pairs`).
         static: draw masks once and keep them; if False, they are drawn anew in every epoch.

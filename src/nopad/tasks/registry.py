@@ -87,9 +87,9 @@ def load_task(name: str, spec: str | Path, options: Mapping[str, Any], **how: An
     """Load a task and its model from a folder, or from the hub by name.
 
     Some options that are not in `options` are taken from the model. Names of labels come from the model's
-    configuration, also if `options` have only the number of labels. `max_length` is the model's number of positions, or
-    the task's own default length if that is smaller. Further options are read from the model's folder by
-    `Task.found_options`.
+    configuration, also if `options` have only the number of labels. `max_length` becomes the least of the model's
+    number of positions, a length that the folder states, and the task's default length, as far as there are such
+    limits. `Task.found_options` reads further options from a folder, but not from the hub.
 
     Args:
         name: the task's name.

@@ -45,8 +45,9 @@ class TaskSource(Source):
 
     Raises:
         OptionError: the task makes groups of sequences that must stay together, or a column has several numbers per
-            sequence; a packed dataset can hold neither.
-        RecordError, LengthError: the task cannot encode one of the first records, or one lacks a column of `carry`.
+            sequence (a packed dataset can hold neither); or the task or its tokenizer lacks what `Task.encode` needs.
+        RecordError, LengthError: the task cannot encode one of the first records, or one of them lacks a column of
+            `carry`.
 
     >>> import nopad
     >>> from nopad.tasks.source import TaskSource
@@ -117,12 +118,13 @@ class TaskSource(Source):
     def _made(self, part: list[Mapping[str, Any]], first: int, before: int) -> _Made:
         """Encode the records `part`, and return their sequences.
 
-        `first` is the number in the input of the first of these records; `before` is the number of sequences made from
-        all earlier records. If `first` is 0, this also sets `left_out` to the columns of the first record that the task
-        does not read.
+        `first` is the number of the first of these records in the input; `before` is the number of sequences made from
+        all earlier records. If `first` is 0, this also sets `left_out`: the columns of the input's first record that
+        nothing has read, neither the task nor `_carried`, which reads only records that became sequences.
 
         Raises:
-            OptionError: the task makes groups, or a column has several numbers per sequence.
+            OptionError: the task makes groups; a column has several numbers per sequence; or the task or its tokenizer
+                lacks what `Task.encode` needs.
             RecordError, LengthError: the task cannot encode a record, or a record lacks a column of `carry`.
         """
         if not first:  # columns of the first record that the task does not read are reported to the user
@@ -158,10 +160,11 @@ class TaskSource(Source):
     def _carried(self, part: list[Mapping[str, Any]], made: Examples, first: int) -> dict[str, pa.Array]:
         """Return the columns named by `carry`, with a value per sequence: that of the sequence's record.
 
-        `made` are the examples of the records `part`, and `first` is the number of the first of these in the input.
+        `made` are the examples of the records `part`. `first` is the number of the first of these records in the input.
 
         Raises:
-            RecordError: a record lacks such a column or has None there, or the values of a column have no common type.
+            RecordError: a record with a sequence lacks such a column or has None there, or the values of a column have
+                no common type.
         """
         found = {}
         for name in self._carry:
@@ -258,8 +261,8 @@ def _told(schema: pa.Schema) -> str:
 def _decode(data: pa.RecordBatch, first_line: int, *, of: int, truncated: int, empty: int) -> Iterator[Records]:
     """Yield the sequences of a block, the rows of `data`, as one `Records`.
 
-    They come from `of` records, of which `truncated` were truncated, and `empty` left out since they have no token. The
-    first of these records has the line number `first_line`.
+    The block is made from `of` records. Of these, `truncated` were truncated, and `empty` were left out since they had
+    no token. The first of these records has the line number `first_line`.
     """
     record = data.column(_NUMBER).to_numpy()
     lists = {field.name: list_parts(data.column(field.name)) for field in data.schema if is_list(field.type)}

@@ -30,7 +30,7 @@ def answers_of(record: Mapping[str, Any], name: str, number: int, context: str) 
     """Return (text, index of its first character) of each answer in a record, after checking them against the context.
 
     The column `name` holds a dict with two lists of one length, ``text`` and ``answer_start``, or a list of dicts with
-    these two keys. Without an answer, the lists are empty. `number` is the record's number, for messages.
+    these two keys. Without an answer, each of these lists is empty. `number` is the record's number, for messages.
 
     Raises:
         RecordError: the record has no column `name`, the column has another form, or an answer's text is blank or not

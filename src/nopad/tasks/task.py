@@ -63,7 +63,7 @@ def _noting(constructor: Callable[..., None]) -> Callable[..., None]:
 def _check_kind(name: str, value: Any, annotation: Any) -> None:
     """Check an argument that is annotated as a boolean or a text (which may be None); ignore any other argument.
 
-    So a task need not check such arguments itself. For example, "no" would count as true where a boolean is needed.
+    So a task need not check such arguments itself. Without a check, "no" would count as true where a boolean is needed.
 
     Raises:
         OptionError: the value is no boolean, or no text.
@@ -120,7 +120,7 @@ class Task(ABC):
         max_length: most tokens of a sequence; None: unlimited.
         over_long: what happens to sequences longer than `max_length`: "error", "truncate" or "drop"; some tasks also
             have "split".
-        objective: computes the loss and its metrics.
+        objective: computes the loss and the metrics.
         policies: values of `over_long` that the task accepts.
         texts_by: names of the task's attributes that hold names of text columns, such as "text".
         columns_by: names of the options that hold names of further columns, such as "label".

@@ -150,8 +150,8 @@ class Embedding(OfTexts):
         Raises:
             RecordError: a record lacks the column, or the column holds no text.
             LengthError: a text is longer than `max_length`, and `over_long` is "error"; a text has no token to pool,
-                and `empty` is "error"; special tokens leave no room for a text that is to be cut; or there is no
-                record.
+                and `empty` is "error"; a text is to be cut, and has more than `max_length` special tokens; or there is
+                no record.
         """
         texts = [
             self.texts.ready(self.prompt + field_of(record, self.text, number)) for number, record in numbered(records)

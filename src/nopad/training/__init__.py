@@ -1,8 +1,8 @@
 """Training on packs, with transformers' and TRL's trainers. The trainers need the extra ``train``.
 
 `PackedTrainer` is transformers' Trainer, and `PackedSFTTrainer` and `PackedRewardTrainer` are TRL's, each extended by
-`PackedMixin`. All public names are imported on first use. Lightning, or a training loop of your own, needs none
-of these classes: give it ``loader.dataloader()``, or the loader, and an objective of `nopad.tasks`. Packing changes the
+`PackedMixin`. All public names are imported on first use. Lightning, or a training loop of your own, needs none of
+these trainers: give it ``loader.dataloader()``, or the loader, and an objective of `nopad.tasks`. Packing changes the
 meaning of hyper-parameters: `Lamb`, `Schedule` and `scale_for_packing` help to adapt them.
 """
 

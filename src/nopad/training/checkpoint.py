@@ -23,8 +23,9 @@ _PASSING |= {"bos_token_id", "eos_token_id", "pad_token_id"}
 def check_same_model(folder: Path, model: Any) -> None:
     """Refuse a checkpoint whose configuration differs from the model's in a field that both have.
 
-    Dropout, the ids of bos, eos and pad, dtype, and fields that say nothing about the weights may differ. A checkpoint
-    without a configuration, such as one of PEFT's adapters, is not checked.
+    Dropout, the ids of bos, eos and pad, dtype, and fields that say nothing about the weights may differ. A nested
+    configuration, such as ``text_config``, counts as one field: nothing in it may differ. A checkpoint without a
+    configuration, such as one of PEFT's adapters, is not checked.
 
     Raises:
         OptionError: a field of the configuration differs; the message names it.

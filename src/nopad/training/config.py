@@ -158,7 +158,7 @@ def _table(name: str, given: Mapping[str, Any], path: str | None, task: str | No
 
     Raises:
         OptionError: a field is unknown, has a value of a wrong type, or must be set elsewhere (``task.empty``, for
-            example, as ``data.empty``); or ``[task]`` has options, and no name.
+            example, as ``data.empty``); there is no such task; or ``[task]`` has options, and no name.
         MissingExtraError: a package that the fields of ``[trainer]`` or ``[task]`` need is not installed.
     """
     made = {}

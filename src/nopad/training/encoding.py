@@ -96,8 +96,8 @@ def encoded(
         at_once: number of records that are encoded at a time.
 
     Raises:
-        RecordError: the task cannot encode a record; the message gives its number among all records, from 0. Or records
-            become different numbers of sequences that stay together.
+        RecordError: the task cannot encode a record; the message gives its number among all records, from 0. Or later
+            records give other columns, or another number of sequences that stay together, than those before.
         LengthError: a sequence is too long and `over_long` is "error"; a sequence has no token; or `part` has no record
             that becomes a sequence.
         OptionError: the tokenizer or the task lacks what `Task.encode` needs.
@@ -132,7 +132,8 @@ def _write(task: Task, records: Stored, of: Part, place: Path, at_once: int) -> 
     """Encode the records in the part `of` into files in `place`, and return facts about them, for ``examples.json``.
 
     These are the number of records, the number of sequences that stay together (``group``), the counts of records cut
-    or left out, the names of the columns per token, and those of all arrays. `at_once` records are encoded at a time.
+    or left out, the names of the columns per token, and the names of all arrays. `at_once` records are encoded at a
+    time.
 
     Raises:
         RecordError, LengthError, OptionError, SourceError, FormatError, StorageError: as for `encoded`.

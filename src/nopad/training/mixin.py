@@ -66,8 +66,8 @@ class PackedMixin(EvaluatingMixin):
         objective: computes the loss, if there is no task; None: the objective that fits the model's head.
         capacity: most tokens per pack. None: the rows of a packed dataset are used as stored, and other data are packed
             with the capacity of `train_dataset`, if that is a loader or a packed dataset. If there is no capacity at
-            all, records of a task and `Examples` are refused, and other datasets are not packed, unless they are
-            loaders. The number of rows per rank and micro-step is ``per_device_train_batch_size``.
+            all, records of a task and `Examples` are refused, and other data are not packed, unless they are loaders or
+            packed datasets. The number of rows per rank and micro-step is ``per_device_train_batch_size``.
         loading: further options of `nopad.PackedLoader`: balance, cost, depth, ...
         schedule: the learning rate by sequences, tokens or steps seen (`nopad.training.Schedule`), in place of the
             Trainer's own schedule.

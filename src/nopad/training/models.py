@@ -41,9 +41,9 @@ _UNNAMED = "LABEL_"  # how transformers calls classes that nobody named
 
 
 def of_hub(table: Model) -> AbstractContextManager[bool]:
-    """Return `hub_in_reach` if the table ``[model]`` names a model or a tokenizer that is no folder here.
+    """Return ``hub_in_reach()`` if ``model.name`` or ``model.tokenizer`` is no folder here, else a `nullcontext`.
 
-    In a ``with`` block that reads them several times, the hub is then asked only once. Otherwise, nothing is done.
+    In a ``with`` block that reads the model or the tokenizer several times, the hub is then asked only once.
     """
     names = [name for name in (table.name, table.tokenizer) if name is not None]
     return nullcontext(True) if all(Path(name).exists() for name in names) else hub_in_reach()
@@ -139,7 +139,7 @@ def check_positions(table: Model, shape: Any) -> None:
     Raises:
         OptionError: the checkpoint has fewer positions; or ``model.init_from`` has adapters, and ``model.lora`` asks
             for new ones.
-        FormatError: the checkpoint's configuration cannot be read.
+        FormatError: there is no checkpoint, or its configuration cannot be read.
     """
     mine = _table_of_positions(bare(shape))
     if table.init_from is None or table.name is None or mine is None:

@@ -31,11 +31,11 @@ class Logged:
         step, steps: number of optimiser steps taken, and of the whole run.
         values: the values that the Trainer logged, by name.
         sequences, tokens: sequences and tokens per second, on all ranks, since the previous log of a training loss.
-        padding: what share of the slots was padding since the previous log of a training loss; also None if batches
-            have no padding.
+        padding: what share of the slots was padding since the previous log of a training loss.
         left: estimate of the seconds until the last step ends.
 
-    The last four are None if they are not known, or if this log has no training loss.
+    The last four are None if they are not known, or if this log has no training loss. If batches have no padding,
+    `padding` is None, too.
     """
 
     step: int

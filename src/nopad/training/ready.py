@@ -61,7 +61,7 @@ class Prepared:
         task: the task; None: the data are tokens.
         tokenizer: the model's tokenizer; None: it has none.
         model_config: the model's configuration.
-        objective: computes the loss and its metrics.
+        objective: computes the loss and the metrics.
         auto: name of the Auto class with the head; None: the head that the model's configuration names.
         loaders: makes the loaders of the run, from encoded data.
         records: the training and evaluation data, by the names "train" and "eval", as `find_data` returns them.

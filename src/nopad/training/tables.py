@@ -70,9 +70,9 @@ class Data:
             folder of arrays, or another source that `nopad.loading.sources.open_tokens` reads.
         eval: the evaluation data, in one of the forms that `train` may have. Without it, the validation split of a
             packed dataset is used, if there is one.
-        empty: what happens to a record without a token: "skip" leaves it out and counts it, "error" stops; None: "skip"
-            if the task has the option `empty`, "error" for stored tokens. For other tasks, "error" is refused, and
-            "skip" has no effect.
+        empty: what happens to a record, or a stored sequence, without a token: "skip" leaves it out and counts it,
+            "error" stops. None: "skip" if the task has the option `empty`, "error" for stored tokens. For a task that
+            reads records and has no such option, `nopad train` refuses any value but None.
         on_bad_record: what happens to a record that cannot be decoded: "error" stops, "skip" leaves it out and counts
             it.
         text_unit: what a record of a text file is: each "line", each "paragraph" (between empty lines), or the whole
@@ -229,8 +229,9 @@ class TrainConfig:
     """The configuration of a run: one attribute for each table of the file. `read_config` reads one from a file.
 
     Raises:
-        OptionError: two tables contradict each other: ``[optimizer]`` and ``trainer.optim``; LAMB without
-            `adapt_undecayed` and a weight decay of 0; or ``[schedule]`` and the Trainer's own schedule.
+        OptionError: two tables contradict each other: ``[optimizer]`` and ``trainer.optim`` are both given;
+            ``trainer.weight_decay`` is 0, and ``[optimizer]`` does not set `adapt_undecayed`; or ``[schedule]`` is
+            given, and a field of ``[trainer]`` for the Trainer's own schedule.
     """
 
     model: Model

@@ -215,9 +215,10 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def _digest(told: str, tensors: Mapping[str, tuple[str, Sequence[int], bytes]]) -> str:
-    """Return the SHA-256 of a batch: what is `told` about it, and the dtype, shape and bytes of its tensors by name.
+    """Return the SHA-256 of a batch's file: of the text `told`, and of each tensor's name, dtype, shape and bytes.
 
-    A layout that is damaged may still be one of other sequences, so its arrays are not checked one by one.
+    `told` has the facts about the batch's layouts as JSON. A damaged layout may still be a valid layout of other
+    sequences, so a check of its arrays would not find all damage.
     """
     found = hashlib.sha256(told.encode())
     for name, (dtype, shape, content) in sorted(tensors.items()):

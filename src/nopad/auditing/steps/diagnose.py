@@ -52,7 +52,7 @@ class Case:
         wide: whether the step ran with casts to float32 and narrower dtypes replaced by casts to float64.
         limit: largest relative difference that counts as equal.
         drawn: names of the operations, other than dropout, that drew random numbers.
-        denominator: the number by which the sum of losses was divided; None: unknown.
+        denominator: the number by which the sum of losses was divided; None: unknown, or there is no single one.
         first: name of the first module whose output differs; None: no output differs, or modules were not compared.
     """
 
@@ -116,8 +116,8 @@ def _named(case: Case, single: Any) -> list[Finding]:
     """Find out which common mistake would give the step's loss; return findings on it, or a finding "unknown".
 
     The losses of the mistakes are computed for the sequences as given. If none matches, and the collator changed
-    sequences, they are computed again for the sequences as the collator left them. If the right loss is a sum of means,
-    no mistake is tried.
+    sequences or labels, these losses are computed again for the sequences as the collator left them. If the right loss
+    is a sum of means, no mistake is tried.
 
     The list is empty if what the collator did explains the whole difference. `single` is a plain float64 copy of the
     model, on which sequences run alone.
@@ -243,8 +243,8 @@ def _crossing(case: Case, single: Any, micro: Micro) -> list[float | None]:
     """Return, for each sequence, the loss of its first label if the sequence before it in the row predicts this label.
 
     An entry is None if there is no such label or sequence. All entries are None if labels are not predicted by the
-    token before, if a sequence is not in the batch, or if the losses cannot be computed. `single` is a plain float64
-    copy of the model, which computes the losses.
+    token before, if the batch has no ``input_ids`` or lacks a sequence, or if the losses cannot be computed. `single`
+    is a plain float64 copy of the model, which computes the losses.
     """
     none: list[float | None] = [None] * len(micro.examples)
     if not case.causal or micro.shape is None or any(one is None for one in micro.made):

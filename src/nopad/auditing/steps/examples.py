@@ -109,7 +109,7 @@ def examples_of(features: Sequence[Mapping[str, Any]]) -> list[Example]:
     ``seq_lengths``.
 
     Raises:
-        BatchError: an entry is not a dict, has no ``input_ids``, or has some that are not a list of integers.
+        BatchError: an entry is not a dict, has no ``input_ids``, or its ``input_ids`` are not a list of integers.
         LengthError: a sequence is empty, or ``seq_lengths`` do not add up to the number of tokens.
     """
     rows = [_tensors(number, feature) for number, feature in enumerate(features)]

@@ -370,7 +370,8 @@ def _sequence_labels(micro: Micro) -> None:
 def _relabelled(micro: Micro, causal: bool) -> None:
     """Add findings for labels per token that the collator dropped, added or changed.
 
-    If examples have no labels, but their sequences in the batch have, a note says that this cannot be checked.
+    With `causal`, the first label of each sequence is not compared. If examples have no labels, but their sequences in
+    the batch have, a note says that this cannot be checked.
     """
     kinds: dict[str, list[str]] = {"labels dropped": [], "labels added": [], "labels changed": []}
     counts = dict.fromkeys(kinds, 0)

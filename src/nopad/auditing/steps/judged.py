@@ -72,7 +72,8 @@ class Plan:
         """Run the sequences `examples` alone in `dtype` (None: the model's own); return their losses and gradients.
 
         If `dtype` is float64 and `wide` is true, casts to narrower floats give float64 too. If the model or the user's
-        function fails then, `wide` becomes False, a note is added, and the sequences run again without it.
+        function fails then, `wide` becomes False, and the sequences run again with ordinary casts. If this succeeds, a
+        note is added.
 
         Raises:
             ModelFailedError: the model or the user's function raised an exception.
@@ -308,7 +309,7 @@ def _wanted(micro: Micro, causal: bool) -> Iterator[Example]:
 def _notes(plan: Plan, truth: Truth) -> None:
     """Add notes to `plan`: on errors that this step cannot reveal, even if it passes, and on harmless oddities.
 
-    An example of such an error: if no micro-batch holds two sequences, it cannot show whether one sees another.
+    For example, a step in which no micro-batch holds two sequences cannot show whether one sees another.
     """
     if plan.causal:
         plan.notes += merged(plan.model, [one for micro in plan.micros for one in micro.examples], plan.ends)

@@ -1,7 +1,7 @@
-"""A training loop around the user's own functions: it deals examples to ranks and micro-batches, and runs these.
+"""A training loop around the user's own functions: it deals examples to micro-batches of ranks, and runs these batches.
 
-`Loop.take` runs one micro-batch forward and backward. `whole_step` runs those of all ranks; as in DDP, gradients are
-summed over micro-batches and averaged over ranks.
+`Loop.take` runs one micro-batch forward and backward. `whole_step` runs the micro-batches of all ranks; as in DDP,
+gradients are summed over micro-batches and averaged over ranks.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ def accepts_loss_kwargs(model: Any) -> bool:
 def dealt(count: int, ranks: int, accumulation: int) -> list[int]:
     """Return how many of `count` examples each micro-batch gets, rank by rank.
 
-    Each rank has `accumulation` micro-batches. The numbers ascend. Among several micro-batches, the last number is
-    larger than the first if there are more examples than micro-batches.
+    Each rank has `accumulation` micro-batches. No number is smaller than the one before it. Among several
+    micro-batches, the last number is larger than the first if there are more examples than micro-batches.
 
     Raises:
         OptionError: there are fewer examples than micro-batches.

@@ -76,8 +76,8 @@ class World:
     def open(self) -> Iterator[None]:
         """In a ``with`` block, let torch.distributed's functions work on these ranks; with one rank, change nothing.
 
-        These functions are `all_reduce`, `all_gather`, `all_gather_object`, `barrier`, and those that tell the rank,
-        the number of ranks and the backend. Other functions stay as they are.
+        These functions are `all_reduce`, `all_gather`, `all_gather_object`, `barrier`, `is_initialized`, and those that
+        tell the rank, the number of ranks and the backend. Other functions stay as they are.
         """
         if self.ranks == 1:
             yield

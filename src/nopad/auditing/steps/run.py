@@ -86,7 +86,8 @@ def audit_step(
             data have too few batches or do not say which sequence an image is of.
         BatchError: a sequence is not a dict with ``input_ids``, the model gives no loss for a sequence alone, or
             `alone` returns something other than losses.
-        LengthError: a sequence has no tokens.
+        LengthError: a sequence has no tokens, or the ``seq_lengths`` of a dict do not add up to its number of tokens.
+        UnsupportedModelError: PEFT adds tokens to the model's input (prompt or prefix tuning).
 
     >>> import nopad
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -163,7 +164,7 @@ def _of_parts(
             of the model is trained, or a copy of the model trains the model itself.
         BatchError: a sequence is not a dict with ``input_ids``, the model gives no loss for a sequence alone, or
             ``how.alone`` returns something other than losses.
-        LengthError: a sequence has no tokens.
+        LengthError: a sequence has no tokens, or the ``seq_lengths`` of a dict do not add up to its number of tokens.
     """
     examples = examples_of(features)
     if len(examples) != len(features):

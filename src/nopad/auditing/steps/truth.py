@@ -1,7 +1,7 @@
 """The right loss and gradients of a step.
 
 Every sequence runs alone, without padding. The right loss is the mean over all labelled items of the step or, with
-`per` "sequence", the mean of the sequences' own means. If the loss is a sum of several means, each is computed so.
+`per` "sequence", the mean of the sequences' own means. If the loss is a sum of means, each is computed like this.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Truth:
 
     @property
     def denominator(self) -> int:
-        """The number by which the sum of losses is divided.
+        """The number by which a sum is divided to give the right mean.
 
-        If `per` is "token", it is the number of all items; if `per` is "sequence", the number of sequences that have
-        items.
+        If `per` is "token", the sum of all losses is divided by the number of all items. If `per` is "sequence", the
+        sum of the sequences' means is divided by the number of sequences that have items.
         """
         return sum(self.items) if self.per == "token" else sum(count > 0 for count in self.items)
 

@@ -42,9 +42,10 @@ class Trace:
         source: number of columns that are tokens of the sequences; the later ones are tokens of their targets, which
             the decoder of an encoder–decoder reads.
         poisoned: the column of each poisoned token; int64 ``[P]``.
-        limit: largest change of another sequence that is not a leak, relative as in `influence`. It is a few roundings
-            per layer if the poisoned token changes which tokens are computed together (as in a mixture of experts) or
-            where a collator puts the sequences. Otherwise, it is 0 on a CPU, and a few roundings on other devices.
+        limit: largest change of another sequence that is not a leak, relative as in `influence`. It is 0 on a CPU, and
+            a few roundings on other devices. If another sequence changes by more, the limit becomes a few roundings per
+            layer in two cases: the poisoned token changes which tokens are computed together (as in a mixture of
+            experts), or where a collator puts the sequences.
         drawn: indices in `modules` of the entries that pictures show: embeddings, layers, the first module that leaks,
             and outputs; int64.
         outputs: number of the model's outputs, which come last in `modules`.
@@ -162,8 +163,8 @@ class Trace:
         A file that exists is replaced.
 
         Raises:
-            OptionError: the path has another suffix, is a URL or cannot be written in UTF-8, or there is no such
-                folder.
+            OptionError: the path has another suffix, is a URL or cannot be written in UTF-8, or its folder does not
+                exist.
             StorageError: the file cannot be written.
         """
         target = local_path(path)

@@ -79,8 +79,8 @@ def trace(
             then run unchanged, with batches of this collator.
         poisoned: the tokens to replace, one after the other, as pairs (sequence, token), both from 0. "each": one token
             of every sequence, chosen by nopad. None: one token of one sequence, both chosen by nopad.
-        capacity: length of the longest sequence, and most tokens of a row; None: 16. Models that take images have
-            sequences of fixed sizes, and no capacity.
+        capacity: length of the longest sequence, which is shorter if the model has too few positions; None: 16. Models
+            that take images have sequences of fixed sizes, and no capacity.
         backend: attention backend with which the copies are made pack-safe, as in `nopad.packed`.
         layers: trace a copy with only the first `layers` layers; None: all layers.
         seed: random seed of the tokens and images.
@@ -93,9 +93,9 @@ def trace(
             reason.
         BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens.
         OptionError: an option is not valid, or `poisoned` names a token that does not exist; the model is not one of
-            transformers, has no vocabulary to draw from, is pack-safe with another backend, is random in evaluation
-            mode, or raises an exception on the batch; or it takes images, and `capacity` is given; or it makes its
-            tokens from images (ViT), and there is a `collator`.
+            transformers, has no vocabulary to draw from, is pack-safe with another backend, has a part that is
+            pack-safe by itself, is random in evaluation mode, or raises an exception on the batch; or it takes images,
+            and `capacity` is given; or it makes its tokens from images (ViT), and there is a `collator`.
 
     With the collator of transformers, a token of sequence 2 changes all other sequences, from the first attention on:
 
@@ -255,12 +255,11 @@ class _Traced:
         return [(sequence, [token]) for sequence, token in pairs]
 
     def _open(self, number: int) -> tuple[list[int], float]:
-        """Return the tokens of sequence `number` that may be poisoned, and how much others change if all of them are.
+        """Return which tokens of sequence `number` may be poisoned, and the change of other sequences if all these are.
 
-        The change of the other sequences is 0 if it is within the limit of rounding. All tokens may be poisoned if the
-        collator's layout of the batch does not depend on them. Otherwise all but the last may be, if the layout does
-        not depend on these; and otherwise all but the first and the last. In this last case, a sequence of up to 3
-        tokens has none.
+        This change is 0 if it is within the limit of rounding. All tokens may be poisoned if the collator's layout of
+        the batch does not depend on them. Otherwise all but the last may be, if the layout does not depend on these;
+        and otherwise all but the first and the last. In this last case, a sequence of up to 3 tokens has none.
         """
         every = list(range(len(self.trial.sequences[number])))
         within = every[1:-1] if len(every) > 3 else []

@@ -61,6 +61,7 @@ class ArrayTokens(TokenSource):
         SourceError: there are no ids, ids are not integers, an offset is below the one before it, a sequence has more
             than 2^31 - 1 tokens, no sequence has a token, or a file cannot be read or has changed.
         LengthError: a sequence has no token, and `empty` is "refuse".
+        OptionError: `empty` is neither "refuse" nor "skip".
     """
 
     def __init__(

@@ -105,7 +105,7 @@ def _of_files(paths: Sequence[Path]) -> _Table:
 
 
 class ArrowTokens(TokenSource):
-    """The rows of a table, one sequence each. Columns of numbers or of lists of numbers are read.
+    """The rows of a table, one sequence each. Columns of numbers or booleans, or of lists of these, are read.
 
     Raises:
         SourceError: there is no column of ids; a wanted column is missing, is used twice or has a type that cannot be

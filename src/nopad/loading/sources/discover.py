@@ -71,8 +71,9 @@ def open_tokens(
     Raises:
         SourceError: the input is missing, damaged, or of a kind that cannot be read.
         FormatError, CorruptError: a Megatron pair, a packed dataset or another file has a wrong format or is damaged.
-        PlanMismatchError: an index-only dataset was not made for `source`: records or their lengths are others, or the
-            tokens of a sequence. Tokens that are not tried here are compared when they are gathered.
+        PlanMismatchError: an index-only dataset was made from other data than `source`: the number of records, a length
+            or the tokens of a sequence differ. Here, the tokens of some sequences are compared; those of the others are
+            compared when they are gathered.
         StorageError: a copy of the tokens cannot be written, or a packed dataset cannot be read.
         RecordError: a record is bad.
         LengthError: a sequence has no token, and `empty` is "refuse".

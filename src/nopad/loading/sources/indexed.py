@@ -3,8 +3,8 @@
 An index says which part of which record each sequence is. So each record must have the tokens that it had when it was
 packed: from the same column, and with padding cut off in the same way. Three checks refuse a source that differs:
 
-* `Reading` reads the source with the user's options, or else with those in the index's manifest. If ready-made ids were
-  packed, it refuses options that would choose other tokens than the manifest's options.
+* `Reading` chooses the options by which the source is read: the user's, if there are any. If columns of ready-made ids
+  were packed, options that would choose other tokens than those in the index's manifest are refused.
 * `IndexTokens` compares the number of records and their lengths when it is made.
 * The tokens of each sequence are compared with a hash in the index whenever the sequence is gathered, at 1 ns per
   token. So records that changed places are found before they are used. Some sequences are also compared when the source
@@ -96,8 +96,8 @@ class Reading:
         Other sources, such as a path or a dataset, are accepted without a check.
 
         Raises:
-            OptionError: `source` is an open `TokenSource`, and the index was not made of lengths alone; or it is a
-                source of `nopad.open_source`, and its options contradict those of the manifest.
+            OptionError: `source` is an open `TokenSource`, and the index was not made of lengths alone. Or `source` is
+                from `nopad.open_source`, columns of ids were packed, and its options contradict those of the manifest.
             PlanMismatchError: `source` consists of named sources, and the index was made of others.
         """
         if isinstance(source, TokenSource) and self.index.seq_hash is not None:
@@ -149,6 +149,7 @@ class IndexTokens(TokenSource):
     Raises:
         PlanMismatchError: the source has another number of records than the one that was packed, a record has another
             length, or a sequence has other tokens.
+        SourceError: a file of the source changed since it was opened, or is damaged.
     """
 
     def __init__(self, reading: Reading, source: TokenSource) -> None:
@@ -180,7 +181,8 @@ class IndexTokens(TokenSource):
 
         Raises:
             PlanMismatchError: the source has another number of records than the one that was packed, a record has
-                another length, or truncated records have another number of tokens beyond the capacity.
+                another length, or truncated records have another number of tokens beyond the capacity; or the index
+                names a record that does not exist.
         """
         index, held, records = self._index, self._source.stored_lengths(), self._manifest.counts["records"]
         if held.size != records:

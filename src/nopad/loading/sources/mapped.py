@@ -91,7 +91,7 @@ class MappedFile:
         The file that was opened is checked, even if the path names another one by now.
 
         Raises:
-            SourceError: its size or the time of its last write changed.
+            SourceError: its size or the time of its last write changed, or it cannot be opened.
         """
         file = self._file  # held, so that another thread that opens it at the same time does not close this one
         info = os.fstat(file.number)
@@ -104,7 +104,7 @@ class MappedFile:
         It takes a third of the time of `prove`.
 
         Raises:
-            SourceError: its size changed.
+            SourceError: its size changed, or it cannot be opened.
         """
         file = self._file
         if os.lseek(file.number, 0, os.SEEK_END) != self.size:

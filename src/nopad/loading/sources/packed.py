@@ -27,7 +27,8 @@ def packed_tokens(path: Path, *, spool: str | os.PathLike[str] | None = None) ->
 
     Raises:
         FormatError, CorruptError: the folder is not a packed dataset, is unfinished or damaged.
-        SourceError: the dataset is an index without tokens; `open_tokens` needs its `source` too.
+        SourceError: the dataset is an index without tokens, for which `open_tokens` needs `source`; or an earlier copy
+            of the tokens is damaged.
         StorageError: the copy of the tokens cannot be written, or a shard cannot be read.
     """
     dataset = open_packed(path)

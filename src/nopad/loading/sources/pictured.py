@@ -78,7 +78,7 @@ class PicturedTokens(TokenSource):
         """Return the flat columns, where these sequences begin in them, and their images as columns (`Located`).
 
         Raises:
-            SourceError: a record cannot be read, or has fewer or more pixel values than when it was opened.
+            SourceError: a record has fewer or more pixel values than when it was opened.
         """
         found = self._tokens.located(numbers)
         wanted = numbers.tolist()
@@ -150,7 +150,7 @@ def pictured_tokens(inputs: Any, *, empty: str = "refuse") -> PicturedTokens:
     Raises:
         SourceError: there is no record, records have different columns, or a record cannot be used. Records are checked
             in parts of 256; the message names the first record of the part, and counts from there.
-        OptionError: `empty` is "skip".
+        OptionError: `empty` is not "refuse".
     """
     if empty != EMPTY.default:
         raise OptionError(f"empty is {empty!r}, and records with images are taken as they are; leave empty ones out")

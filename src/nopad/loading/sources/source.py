@@ -78,13 +78,13 @@ class Located(NamedTuple):
     values: Mapping[str, NDArray[Any]]
 
     def gathered(self, name: str, *, wide: bool = False) -> Sequences:
-        """Return the sequences, with their tokens copied; `name` is the source in error messages.
+        """Return the sequences, with their tokens copied; `name` is the source's name in messages.
 
         With `wide`, per-token columns of integers become int64; else they keep the type in which they are stored.
 
         Raises:
             SourceError: a sequence lies outside of its column, or has an impossible length; an id is negative or above
-                2^31 - 1; or, with `wide`, another number does not fit into int64.
+                2^31 - 1; or, with `wide`, a number in another column does not fit into int64.
         """
         made: dict[str, NDArray[Any]] = {}
         lengths, total, checked = np.empty(self.lengths.size, np.int32), 0, (-1, -1)
@@ -185,9 +185,9 @@ class TokenSource(ABC):
         return held
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes that a worker process gets: all but the arrays with one value per sequence.
+        """Return the attributes that a worker process gets: all but lengths and the indices of sequences with tokens.
 
-        A worker process computes these arrays again when it needs them.
+        A worker process computes both again when it needs them.
         """
         return {**vars(self), "_held": None}
 
@@ -205,7 +205,7 @@ class TokenSource(ABC):
         return self._arrays()[1]
 
     def release(self) -> None:
-        """Free the arrays with one value per sequence; they are computed again at their next use."""
+        """Free the lengths of sequences and the indices of those with tokens; both are computed again when needed."""
         self._held = None
 
     @property
@@ -252,7 +252,7 @@ class TokenSource(ABC):
         Raises:
             OptionError: a number is not an integer or out of range.
             SourceError: a file changed since it was opened, or is damaged; an ``attention_mask`` is not all 1; an id is
-                not from 0 to 2^31 - 1; or, with `wide`, another number does not fit into int64.
+                not from 0 to 2^31 - 1; or, with `wide`, a number in another column does not fit into int64.
             BatchError: with `wide`, a finite float64 is too large for float32.
             PlanMismatchError: for an index-only dataset, a sequence has other tokens than those that were packed.
         """
@@ -300,7 +300,7 @@ class TokenSource(ABC):
     def _without_mask(self, found: Sequences, chosen: NDArray[np.int64]) -> Sequences:
         """Return the sequences without their ``attention_mask``, after checking that it marks no padding.
 
-        `chosen` are the numbers of these sequences, for the message.
+        `chosen` are the numbers of these sequences among all stored sequences, for the message.
 
         Raises:
             SourceError: the mask is not all 1.

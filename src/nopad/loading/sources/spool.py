@@ -246,7 +246,7 @@ def _described(
     or "skip".
 
     Raises:
-        SourceError: a file is missing or has another size than was written.
+        SourceError: a file is missing or has another size than was written, or no sequence has a token.
         LengthError: a sequence has no token, and `empty` is "refuse".
     """
     arrays: dict[str, dict[str, MappedArray]] = {"offsets": {}, "token": {}, "sequence": {}}

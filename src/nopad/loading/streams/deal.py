@@ -38,7 +38,7 @@ class Deal:
     Records go to the ranks in turn. A record that a former deal gave to a rank which had read it is skipped.
 
     Attributes:
-        world_size, rank: the number of ranks, and the one whose records `take` returns.
+        world_size, rank: the number of ranks, and the rank whose records `take` returns.
         count: the rank to which the next record goes.
         before: former deals in which some rank had already come past the next record, the oldest first.
 

@@ -100,8 +100,8 @@ class StreamPlace:
         cursor: where in the source reading goes on, and which records belong to this rank.
         buffer: the sequences that were read and wait for a random turn.
         held: the sequences in memory that have come to the packer; those marked `alive` are in no finished step yet.
-        ready: the packs that are complete, in the order in which batches take them. The other sequences marked `alive`
-            in `held` still wait in the packer.
+        ready: the units (packs or single sequences) that are complete, in the order in which batches take them. The
+            other sequences marked `alive` in `held` still wait in the packer.
         arrived: how many sequences have come to the packer since the packer began to number them from 0.
         accumulation, per_rank: number of micro-steps per step; number of units (packs or single sequences) per rank and
             micro-step.

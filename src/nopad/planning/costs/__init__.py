@@ -65,10 +65,10 @@ def within(
     1. `spread` opens all packs at the start. It ends when its plan is at most ``1 + bound // 10_000`` packs above the
        bound; with `exact`, when its plan meets the bound.
     2. `by_tokens` plans without the limit on squares. The limit is loose if it is at least 1.4 times the mean cost of a
-       pack. If it is loose and few sequences share a pack, this method comes second. Otherwise it comes after method 4
-       if the limit is loose, and after method 3 if it is not. It is used if the best plan is above the bound by more
-       than ``bound // 2_000`` packs with a loose limit, or by more than ``bound // 100`` otherwise, even if that plan
-       is good.
+       pack. With a loose limit, this method comes second if few sequences share a pack, and after method 4 otherwise.
+       With any other limit, it comes after method 3. It is used if the best plan is above the bound by more than
+       ``bound // 2_000`` packs with a loose limit, or by more than ``bound // 100`` otherwise, even if that plan is
+       good.
     3. A linear program gives each length a value, and often a certificate with a higher bound. If few sequences share a
        pack, its solution also gives a plan (`few`). Otherwise only the longest sequence of a pack is whole in this
        program (`liquid`), and if the bound rises, `spread` is tried again with the higher bound.

@@ -50,8 +50,8 @@ def price(
     n items in `chosen`. The items of a pack are not sorted: the last two may be longer than the others. ``worth[p]``
     gets their total value. `chosen` has item numbers, ascending.
 
-    Each item of `chosen` that is not longer than ``chosen[p]`` is tried as the second item of the pack. There are two
-    ways to go on, within `limits`. The one that makes the pack worth more is taken:
+    Each item of `chosen` that is not longer than ``chosen[p]`` is tried as the second item of the pack. The most
+    valuable of all packs tried is written. After the second item there are two ways to go on, within `limits`:
 
     * one more item: of all items, the longest that fits and is not longer than the second item
     * two more items of `chosen`, of any length, from a table of the pairs that take at most half of each limit; sizes
@@ -184,8 +184,8 @@ def fill(
     Pattern p has slots for the items ``slots[indptr[p]:indptr[p + 1]]``, longest first. A slot takes the available item
     that fits and is nearest in length. If this item is longer than planned, the next slot looks for a shorter one, and
     the other way round. The last two slots are filled otherwise: the last takes the longest available item that fits,
-    and the one before it takes the item with which both are worth most (`_last_two`, with `width`). No more packs are
-    made like a pattern once the next one would be empty or worth less than `least`.
+    and the one before it takes the item with which both are worth most (`_last_two`; `width` is its argument). No more
+    packs are made like a pattern once the next one would be empty or worth less than `least`.
 
     Pack n holds the items ``held[ends[n]:ends[n + 1]]``. ``left[i]`` is the number of sequences of item i that are
     left. The module describes the other arguments. The arrays `held`, `ends`, `left`, `below` and `above` are changed.

@@ -278,8 +278,9 @@ def _shake(s: State, tight: int, seed: int, most: int) -> int:
     The packs with free space often hold lengths of one kind, so that no exchange between them helps; afterwards other
     packs have the free space. A pack is tight if it is worth at least `tight`. In an exchange, a longer sequence of a
     random pack and a shorter one of a pack that is not tight change places. Of the possible exchanges between two
-    packs, one of the first four is made, at random. There are four attempts for each pack that is not tight at the
-    start, or fewer if `State.steps` reaches `most`. Packs that change stay out of the indices until the end.
+    packs, one of the first four is made, at random. The number of attempts is four times the number of packs that are
+    not tight at the start, or less if `State.steps` reaches `most`. Packs that change stay out of the indices until the
+    end.
     """
     loose = np.flatnonzero((s.worth < tight) & (s.first >= 0))
     if loose.size == 0:

@@ -122,7 +122,7 @@ def spread_out(
     weight: float,
     most: int,
 ) -> tuple[NDArray[Any], int, NDArray[Any], int, int]:
-    """Place the sequences of the last item, and so on down to those of item `first`, into the emptiest class of packs.
+    """Place sequences into the emptiest class of packs, item by item, from the last item down to item `first`.
 
     The emptiest class has the highest `score` for `kind` and `weight`. When a sequence does not fit into it, the
     remaining sequences of this item are not placed, even if another class has room; the next item follows. ``left[i]``

@@ -256,7 +256,8 @@ def broken_evenness(
     ``facts["even"]`` should have the facts of `even_out` and, as ``after``, the `spreads` of the plan. These are
     checked:
 
-    * The figures of the plan itself must equal those computed from its strategies and the lower bounds for `load`.
+    * ``after`` must be the `spreads` of `strategies`, and ``least_cap`` the result of `least_cap` for `load` and
+      ``most_packs``.
     * ``most_packs`` must follow from the number of packs before (`packs_allowed`), and the plan must not have more.
     * The plan from which `even_out` started is not stored. Its figures (``before``) must be possible, and must agree
       with each other.

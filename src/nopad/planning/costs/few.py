@@ -75,7 +75,7 @@ class _KnotMaster(Master):
         self.demand(knots.demand(load.lengths, load.counts))
 
     def column(self, pattern: Pattern) -> dict[int, float]:
-        """Return ``{knot: share}``: how much of each knot the lengths in a pattern count as (`Knots.shares`)."""
+        """Return ``{knot: amount}``: the shares of a knot (`Knots.shares`), summed over the lengths of `pattern`."""
         found: dict[int, float] = {}
         for item in pattern:
             at, share = self._shares[item]
@@ -86,11 +86,11 @@ class _KnotMaster(Master):
 
 
 def few(load: Load, align: int, budget: Budget) -> Few | None:
-    """Return a plan of all sequences of `load`, or None if the first linear program was not solved.
+    """Return a plan of all sequences of `load`; None if the first linear program was not solved.
 
-    That is because the budget ended before, or because the solver failed. If the solver failed, then or later,
-    `Budget.trouble` says why. `align` is the multiple to which lengths are rounded up in a pack. The operations are
-    charged to `budget`.
+    That program is not solved if the budget is too small, or if the solver fails. If the solver failed at this program
+    or at a later one, `Budget.trouble` says why. In a pack, lengths are rounded up to multiples of `align`. The
+    operations are charged to `budget`.
     """
     try:
         return _Search(load, align, budget).run()
@@ -187,9 +187,10 @@ class _Search:
     def _take(self, master: _KnotMaster, solved: Optimum) -> int:
         """Make packs of real lengths from the whole parts of a solution; return the number of packs made.
 
-        The whole part of ``solved.times[p]`` is the number of packs to make like pattern p. If all whole parts are 0,
-        or the program needs fewer than 300 packs, it is raised to at least 1 for the patterns with the largest
-        ``solved.times[p]``: a quarter of the patterns in use, and one more.
+        The whole part of ``solved.times[p]`` is the number of packs to make like pattern p. This number is raised to at
+        least 1 for some patterns if all whole parts are 0, or if the program needs fewer than 300 packs. These are the
+        patterns with the largest ``solved.times[p]``: a quarter of the patterns in use, and one more. No more packs are
+        made like a pattern once the next one would be empty or worth too little.
         """
         from nopad.planning.costs import _few_kernels
 

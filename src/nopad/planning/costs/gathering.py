@@ -32,8 +32,8 @@ def gather(strategies: Strategies, load: Load, values: NDArray[np.float64], goal
     """Return the same sequences in fewer packs if possible, otherwise `strategies`; the search ends at `goal` packs.
 
     `load` has the limits of a pack. A sequence of the length ``load.lengths[i]`` takes ``load.sizes[i]`` tokens, and is
-    worth ``values[i]``; float64 ``[k]``. The operations of the search are charged to
-    `budget`. Nothing is done if the budget does not allow it to begin, or for more than `MOST_GATHERED` sequences.
+    worth ``values[i]``; float64 ``[k]``. The operations of the search are charged to `budget`. Nothing is done if the
+    budget does not allow the search to begin, or for more than `MOST_GATHERED` sequences.
     """
     from nopad._bit_kernels import empty_set
     from nopad.planning.costs import _gather_kernels

@@ -39,7 +39,7 @@ class Knots:
 
     @classmethod
     def of(cls, load: Load, most: int, *, bends: bool = True) -> Knots:
-        """Return about `most` knots, or all lengths if they are fewer.
+        """Return about `most` knots; all lengths are knots if there are at most `most` of them.
 
         The shortest length and the two longest are always knots: many sequences may have been cut to the longest.
         Without `bends`, the other knots are spread evenly: from each knot to the next there is about the same share of

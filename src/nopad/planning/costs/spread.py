@@ -99,8 +99,8 @@ class Packed:
     """A plan as classes of equal packs, and links that say what each class holds.
 
     Attributes:
-        classes: int64 ``[classes, 5]``. The columns are the free tokens, free cost and free places of
-            each pack, the number of packs, and the row of their last link (-1: the packs are empty).
+        classes: int64 ``[classes, 5]``. The columns are the free tokens, free cost and free places of each pack, the
+            number of packs, and the row of their last link (-1: the packs are empty).
         links: int64 ``[links, 3]``. The columns are the row of the link before (-1: none), an item, and its number of
             copies. A pack holds the items of the links in one chain, from its last link back to one with -1.
     """

@@ -147,8 +147,8 @@ def fill_slots(
     largest first. Item u stands for the lengths from ``edges[u]`` up to ``edges[u + 1]`` (exclusive), its range, and is
     planned as ``middle[u]`` tokens, about the middle of the range. The planned sum of a pack is the sum of these
     numbers over its items so far. Each item but the last takes the length of its range that brings the pack nearest to
-    its planned sum. If the range has no available length, a length outside it is taken (`near`). The last item takes
-    the longest length that fits. An item for which no length fits is left out.
+    its planned sum. If the range has no available length that fits, a length outside it is taken (`near`). The last
+    item takes the longest length that fits. An item for which no length fits is left out.
 
     ``available[l]`` is the number of sequences of length l left. It is changed, and so are the links `below` and
     `above` (see the module). Pack k has the lengths ``out[packs[k]:packs[k + 1]]``.

@@ -31,8 +31,9 @@ MOST_LEFT = 64  # an item of which more are left sends no messages
 def weigh(patterns: Patterns, state: State, prior: NDArray[Any], i: int) -> None:
     """Set `State.odds` for the entries of item `i` in patterns that are not dead.
 
-    These odds are the prior of the pattern times the messages that its other items send to it, limited to 1e-12 up to
-    1e12. They are stored as a negative number if the copies of items that are left allow just one use of the pattern.
+    These odds are the prior of the pattern times the messages that its other items send to it. They are limited to
+    1e-12 up to 1e12, and stored as a negative number if the copies of items that are left allow just one use of the
+    pattern.
     """
     for q in range(patterns.first[i], patterns.first[i + 1]):
         entry = patterns.entries[q]

@@ -45,7 +45,7 @@ class Listed:
         """Return the packs that `nopad.planning.lpfhp.placed` makes for `histogram`.
 
         If `first` is -1, this is best-fit decreasing. Otherwise each of the `first` longest sequences opens a pack at
-        the start, and each later one goes into the emptiest open pack.
+        the start, and each later one goes into the emptiest open pack, or into a new one if it does not fit there.
         """
         flat, indptr, copies = placed(histogram.lengths, histogram.counts, capacity, depth, first)
         return cls(flat.astype(np.int32), indptr, copies)

@@ -86,9 +86,9 @@ def patterns_of(packing: Packing, before: Units, units: Units) -> Iterator[Patte
 def divide(histogram: Histogram) -> tuple[int, Histogram, Histogram]:
     """Divide a histogram into copies of a smaller one; return (number of copies, smaller histogram, remainder).
 
-    The number of copies is the smallest power of two for which a copy has at most 262,144 sequences: so many can be put
-    into slots one by one. If most counts are too small to be divided by this number, there are fewer copies, with more
-    sequences each.
+    Usually, the number of copies is the smallest power of two that is at least the number of sequences divided by
+    262,144. Then a copy has at most 262,144 sequences, few enough to be put into slots one by one. If most counts are
+    too small to be divided by this number, there are fewer copies, with more sequences each.
 
     With one copy, the remainder is empty. Otherwise the remainder has about one in ten sequences of each length, so
     that it packs as well as the full histogram. The remainder also has the sequences that are left when counts are

@@ -122,7 +122,7 @@ def follow(task: Task, classes: Classes, columns: list[Column], relaxed: Relaxed
     capacity, and the classes of the sequences in one pack. `relaxed` is the solution: it uses column c
     ``relaxed.times[c]`` times. The whole part of this number is the number of packs made like the column. Sequences are
     dealt out to the slots of these packs. If a pack is then above a limit, sequences are swapped or taken out.
-    Sequences without a slot are packed afterwards.
+    Sequences that were taken out, or had no slot, are packed afterwards.
     """
     whole = np.floor(relaxed.times + 1e-6).astype(np.int64)
     taken = [columns[at] for at in np.flatnonzero(whole).tolist()]

@@ -1,6 +1,6 @@
 """Lower bounds on the total price of all packs, in exact integers.
 
-* sizes: give a value to a unit of the first size, and one to a unit of the second; these are the two rates. If
+* sizes: a unit of the first size has a value, and so has a unit of the second size; these values are the rates. If
   ``rates . capacity <= price`` for every capacity, a plan costs at least ``rates . (sum of sizes)``. The best rates are
   at a corner of the region that these inequalities allow, and every corner is tried
 * big sequences: sequences that are above half of every capacity, in the same kind of size, never share a pack. So each

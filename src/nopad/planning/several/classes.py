@@ -46,7 +46,7 @@ class Classes:
             classes; the linear program may divide it among packs at will. For classes with mean sizes, only sequences
             below all classes are sand.
         units: the units in which the pricing table counts both sizes; int64 ``[2]``.
-        exact: whether every distinct size is a class, and the table has units of 1.
+        exact: whether the classes were made by `every`: each distinct size is a class, and the table has units of 1.
     """
 
     corners: NDArray[np.int64]

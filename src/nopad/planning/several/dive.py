@@ -144,9 +144,11 @@ def every_column(task: Task) -> list[Column] | None:
 def choose(task: Task, columns: list[Column], budget: Budget) -> Packing | None:
     """Return a cheap packing of all sequences, whose packs an integer program chose among `columns`.
 
-    If the possible packs are few enough for `every_column`, the program chooses among all of these instead. The result
-    is None if there are no columns, or if the program would be too large (columns, rows or sequences). It is also None
-    if the program finds no packing, or if the budget does not allow one node of its search.
+    If the possible packs are few enough for `every_column`, the program chooses among all of these instead. If it
+    chooses more places for a size than there are sequences, some packs hold fewer sequences than their columns.
+
+    The result is None if there are no columns, or if the program would be too large (columns, rows or sequences). It is
+    also None if the program finds no packing, or if the budget does not allow one node of its search.
     """
     if task.sequences > _MOST_CHOSEN or budget.spent():
         return None

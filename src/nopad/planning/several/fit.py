@@ -1,7 +1,7 @@
 """Best-fit decreasing into several capacities at once, for a few thousand sequences; `dive` uses it.
 
-One capacity is the preferred one. Sequences come largest first. Each goes to the fullest open pack that has room for
-both of its sizes. If there is none, the sequence opens a pack of the preferred capacity; if it is too large for that,
+One capacity is the preferred one. Sequences come largest first. Each goes to the fullest open pack in which both sizes
+of the sequence fit. If there is none, the sequence opens a pack of the preferred capacity; if it is too large for that,
 it opens a pack of the cheapest capacity that holds it. In the end, each pack gets the cheapest capacity that holds its
 sequences. All this is done once for each capacity that is worth using, as the preferred one, and the cheapest result is
 kept. For n sequences, each of these results takes O(n x packs) operations of NumPy.

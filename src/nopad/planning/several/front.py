@@ -60,8 +60,8 @@ def plan_several(
             size; K is at most 64.
         prices: what one pack of each capacity costs, such as seconds per step; numbers ``[K]`` from 1e-100 to 1e100, at
             most a factor of 10^9 apart. A float stands for the decimal that Python prints. None: a single capacity
-            costs 1; several capacities cost their number of tokens each, so that the plan has few slots (tokens and
-            padding) in total. With two kinds of size, several capacities need prices.
+            costs 1. With one kind of size, each of several capacities costs its number of tokens, so that the plan has
+            few slots (tokens and padding) in total. With two kinds of size, several capacities need prices.
         counts: number of sequences of each size in `sizes`; integers ``[n]``, >= 0. None: one of each. Not allowed with
             a `Histogram`.
         depth: most sequences that a pack may hold; None: unlimited. Only for one kind of size.
@@ -133,8 +133,8 @@ def pack_several(
             `Histogram` is not allowed.
         capacities: the most that a pack of each capacity may hold; integers ``[K]``, or ``[K, 2]`` for two kinds of
             size.
-        prices: what one pack of each capacity costs; numbers ``[K]``. None: a single capacity costs 1; several
-            capacities cost their number of tokens each. With two kinds of size, several capacities need prices.
+        prices: what one pack of each capacity costs; numbers ``[K]``. None: a single capacity costs 1. With one kind
+            of size, each of several capacities costs its number of tokens; with two kinds, they need prices.
         depth: most sequences that a pack may hold; None: unlimited. Only for one kind of size.
         effort: the budget of the search, in seconds of an ordinary core; an integer >= 0.
         seed: seed of the random choices of `SeveralPlan.assign`, from 0 to 2^64 - 1.

@@ -40,8 +40,8 @@ def lifted(task: Task, proof: PriceCertificate) -> PriceCertificate:
 
     It must be possible to check `proof`. If no size is picked to be raised (`_picked`), the result is `proof` itself.
     Otherwise the result has the extras of `proof`, perhaps raised, and further ones; but extras that fit into no
-    capacity are left out. If all second sizes are 0, an extra is also left out if a smaller size has one that is at
-    least as high.
+    capacity are left out. If all extras have a second size of 0, one is also left out if a smaller size has an extra
+    that is at least as high.
     """
     from nopad.planning.several import _kernels
 

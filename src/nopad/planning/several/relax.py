@@ -119,7 +119,7 @@ class Master:
         return found
 
     def demand(self, demand: NDArray[np.float64], sand: tuple[float, float]) -> None:
-        """Set the number of sequences of each class (float64 ``[m]``), and the total sand of both sizes."""
+        """Set the number of sequences of each class (float64 ``[m]``), and the total sand of each of the two sizes."""
         self._highs.setOptionValue("simplex_strategy", 1)  # the last solution stays dual feasible
         asked = np.append(demand, np.array(sand) / self._most)
         total = float(asked.sum())

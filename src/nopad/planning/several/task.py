@@ -69,7 +69,8 @@ class Task:
     def by_price(self) -> list[int]:
         """The indices of the capacities worth using, cheapest first.
 
-        A capacity is worth using unless another one holds as much and costs no more.
+        A capacity is worth using unless another one holds as much and costs no more. Of capacities with equal limits
+        and prices, the first is worth using.
         """
         held = self.capacities.tolist()
         order = sorted(range(len(held)), key=lambda j: (self.prices[j], [-limit for limit in held[j]], j))

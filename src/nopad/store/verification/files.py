@@ -17,9 +17,9 @@ __all__ = ["file_problems"]
 def file_problems(folder: Path, m: Manifest, monitor: Monitor) -> tuple[list[str], bool]:
     """Check the files of a dataset in `folder`; return ``(problems, readable)``.
 
-    `problems` has one sentence for each problem. `readable` says whether every file that the manifest lists is there,
-    undamaged and readable, and has the columns that the manifest states. `m` is the manifest of the dataset; `monitor`
-    receives the progress.
+    `problems` has one sentence for each problem. `readable` says whether every file that the manifest lists is there
+    and undamaged. Shards, but not the files of an index, must also open as Parquet and have the columns that the
+    manifest states. `m` is the manifest of the dataset; `monitor` receives the progress.
     """
     problems: list[str] = []
     listed = [shard.file for shard in m.shards]
@@ -73,7 +73,8 @@ def _total_problems(m: Manifest) -> list[str]:
 def _footer_problems(folder: Path, m: Manifest, shard: Shard) -> tuple[list[str], bool]:
     """Compare the footer of a shard's Parquet file with the manifest; return ``(problems, readable)``.
 
-    `problems` has one sentence for a difference in columns or row groups, and one for each total that differs.
+    `problems` has one sentence for a difference in columns or row groups, and one for each number (of packs, sequences
+    or tokens) that differs.
     `readable` is False if Parquet cannot open the file, or if its columns are not those of the manifest; then nothing
     further is compared.
     """

@@ -81,8 +81,8 @@ def _content_problems(
 
     At the first sequence that differs, the comparison stops. Otherwise the number of sequences and the source's
     fingerprint are compared; if these agree too, the counts. `content` has the sequences of the dataset, and `m` is its
-    manifest. `chosen` is new, and collects the sequences of the source.
-    `tokenizer` is None if the source holds ready-made ids.
+    manifest. `chosen` is new, and collects the sequences of the source. `tokenizer` is None if the source holds
+    ready-made ids.
     """
     problems: list[str] = []
     options = CorpusOptions(capacity=m.capacity, **{name: m.options[name] for name in POLICIES})

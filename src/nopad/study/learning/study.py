@@ -144,7 +144,7 @@ def prepare(size: Size, recipes: Sequence[Recipe], seeds: int, folder: Path | No
 
     Args:
         size: a value of the dict `SIZES`, or a `Size` of your own.
-        recipes: the recipes to run, such as the function `nopad.study.learning.recipes` returns.
+        recipes: the recipes to run, such as those that the function `nopad.study.learning.recipes` returns.
         seeds: number of seeds that each recipe runs with.
         folder: where results are kept, created if it does not exist; runs with a result there count as done. Nothing in
             it is changed, since another process may run a study there. None: results are not kept.
@@ -322,7 +322,7 @@ def _take(line: dict[str, Any], found: Learning, seeds: int) -> None:
     """Add the result in `line`, one line of the results file, to `found`, if a study of `seeds` seeds needs it.
 
     A curve is left out if `found` has it already, or if its seed is not below `seeds`. An accuracy after fine-tuning is
-    left out unless it is the next one of its recipe in order of seeds, from the weights that such a study would use.
+    added only if its seed is the next one of its recipe, and if its weights are those that such a study would use.
     """
     if "curve" in line:
         made = Curve(**{**line["curve"], "points": tuple(Point(**point) for point in line["curve"]["points"])})

@@ -3,7 +3,8 @@
 The task is to tell which package of the standard library a text comes from. In the paper, fine-tuning is not packed;
 here it is, since a packed step equals an unpacked one (docs/internals/equality.md).
 
-Source: arXiv 2107.02027, section 4.3 and Table 3: SQuAD after both ways of pre-training, median of ten seeds.
+Source: arXiv 2107.02027, section 4.3 and Table 3: SQuAD after packed and after ordinary pre-training, median of ten
+seeds.
 """
 
 from __future__ import annotations

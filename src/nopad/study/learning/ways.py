@@ -1,7 +1,7 @@
 """Feed a model with packs as in nopad, with one sequence per row, or wrongly, as in the papers' ablations.
 
-The way "packed" goes through `nopad.packed`. All others go through the bare model. Their attention mask and
-position_ids are computed here, so that a wrong way has no faults but those under study.
+The way "packed" goes through `nopad.packed`. All others go through the bare model. Their attention mask is computed
+here, and so are position_ids that are not reset. So a wrong way has no faults but those under study.
 
 Source: arXiv 2107.02027, section 3.2 (positions, masks, loss per sequence), section 4.2.1 (ablations), and section 5,
 which asks whether the two segments of a sequence should be kept apart.
