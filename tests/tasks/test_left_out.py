@@ -188,3 +188,11 @@ def test_a_message_with_a_number_that_no_record_has_is_left_alone():
 
     with pytest.raises(RecordError, match=r"^record 7 of my own counting$"):
         encoded_part(encode, [{}, {}], [3, 4])
+
+
+def test_a_column_that_is_carried_is_not_left_out_where_the_first_record_is():
+    records = [{"text": "is it red ?", "id": 3, "more": 1}, {"text": "yes", "id": 4, "more": 2}]
+    task = Classification(tokenizer(), max_length=3, over_long="drop")
+    source = TaskSource(task, records, carry=("id",), labels=False)
+    next(source.blocks())
+    assert source.left_out == ("more",)

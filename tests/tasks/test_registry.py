@@ -60,6 +60,9 @@ def test_labels_and_length_are_the_models(folder):
         load_task("classify", path, {"labels": ["good", "bad"]})
     with pytest.raises(OptionError, match=r"3 labels are given, and the model in .* has 2: bad, good"):
         load_task("classify", path, {"labels": 3})
+    for labels in (2.5, "no", True, {"no", "yes"}):
+        with pytest.raises(OptionError, match=r"^labels are .*; expected their names, or their number$"):
+            load_task("classify", path, {"labels": labels})
     with pytest.raises(OptionError, match=r"max_length is 300, and .* has 256 positions"):
         load_task("classify", path, {"max_length": 300})
 

@@ -164,6 +164,8 @@ def _labels(given: Any, config: Any, spec: Any) -> Any:
     names = [by_number[number] for number in sorted(by_number)]
     if given is None:
         return names
+    if type(given) is not int and not isinstance(given, list | tuple):
+        raise OptionError(f"labels are {shown(given)}; expected their names, or their number")
     count = given if isinstance(given, int) else len(given)
     if count != len(names):
         raise OptionError(

@@ -138,7 +138,7 @@ class TaskSource(Source):
             )
         columns = _columns(made) | self._carried(part, made, first) if len(made) else {}
         if not first:
-            self.left_out = tuple(name for name in looked if name not in looked.read)
+            self.left_out = tuple(name for name in looked if name not in {*looked.read, *self._carry})
         return _Made(columns, made.record, first, len(part), dict(made.counts))
 
     def _block(self, made: _Made) -> Block:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedConfig
 from transformers.trainer_callback import TrainerState
 
 from nopad.errors import FormatError, OptionError
@@ -23,9 +24,9 @@ _PASSING |= {"bos_token_id", "eos_token_id", "pad_token_id"}
 def check_same_model(folder: Path, model: Any) -> None:
     """Refuse a checkpoint whose configuration differs from the model's in a field that both have.
 
-    Dropout, the ids of bos, eos and pad, dtype, and fields that say nothing about the weights may differ. A nested
-    configuration, such as ``text_config``, counts as one field: nothing in it may differ. A checkpoint without a
-    configuration, such as one of PEFT's adapters, is not checked.
+    Dropout, the ids of bos, eos and pad, dtype, and fields that say nothing about the weights may differ. Nested
+    configurations, such as ``text_config``, are compared in the same way. A checkpoint without a configuration, such as
+    one of PEFT's adapters, is not checked.
 
     Raises:
         OptionError: a field of the configuration differs; the message names it.
@@ -35,15 +36,25 @@ def check_same_model(folder: Path, model: Any) -> None:
 
     if not (folder / _CONFIG).is_file():
         return
-    saved = _object(folder / _CONFIG)
-    mine = from_json(bare(model).config.to_json_string(use_diff=False))
-    odd = [
-        f"{name} is {saved[name]!r} there and {mine[name]!r} here"
-        for name in sorted(saved.keys() & mine.keys() - _PASSING)
-        if saved[name] != mine[name] and "drop" not in name  # dropout may change between runs
-    ]
+    config = bare(model).config
+    odd = _differences(_object(folder / _CONFIG), from_json(config.to_json_string(use_diff=False)), config)
     if odd:
         raise OptionError(f"{folder} is a checkpoint of another model: {'; '.join(odd[:5])}")
+
+
+def _differences(saved: dict[str, Any], mine: dict[str, Any], config: Any, within: str = "") -> list[str]:
+    """Return a text for each field that both configurations have, and in which they differ; sorted by names.
+
+    `mine` are the fields of `config`. `within` is the beginning of the names of nested fields, such as "text_config.".
+    """
+    found = []
+    for name in sorted(saved.keys() & mine.keys() - _PASSING):
+        there, here, nested = saved[name], mine[name], getattr(config, name, None)
+        if isinstance(nested, PreTrainedConfig) and isinstance(there, dict):  # a saved one lacks fields of its class
+            found += _differences(there, here, nested, f"{within}{name}.")
+        elif there != here and "drop" not in name:  # dropout may change between runs
+            found.append(f"{within}{name} is {there!r} there and {here!r} here")
+    return found
 
 
 def saved_state(folder: Path) -> Any:
