@@ -50,6 +50,6 @@ def test_what_may_differ(tmp_path):
     model.config.hidden_dropout_prob, model.config.pad_token_id, model.config.use_cache = 0.3, 5, False
     check_same_model(tmp_path, model)
     model.config.layer_norm_eps = 1e-3
-    with pytest.raises(OptionError, match="another model: layer_norm_eps is 1e-12 there and 0.001 here"):
+    with pytest.raises(OptionError, match=r"another model: layer_norm_eps is 1e-12 there and 0\.001 here"):
         check_same_model(tmp_path, model)
     assert not (tmp_path / checkpoint.STATE_FILE).exists()
