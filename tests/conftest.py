@@ -114,26 +114,15 @@ def _compiled_once(_shared_folder):
 
 
 @pytest.fixture(scope="session")
-def _solved_once(_shared_folder):
-    """Let SciPy solve each large least squares problem once: it takes up to half a minute, for up to four tests.
-
-    What it found is kept by the problem's bytes, where all workers of `pytest -n` see it.
-    """
+def _solved_before():
+    """Take the solutions of large least squares problems from `tests.solved`, each with a proof that it is optimal."""
     import scipy.optimize
+    from tests import solved
 
-    real, folder = scipy.optimize.nnls, _shared_folder
+    real = scipy.optimize.nnls
 
     def nnls(matrix, target, maxiter=None):
-        if matrix.shape[1] < 10_000:
-            return real(matrix, target, maxiter=maxiter)
-        problem = hashlib.sha256(matrix.tobytes() + target.tobytes() + str((matrix.shape, maxiter)).encode())
-        path = folder / f"nnls-{problem.hexdigest()}.npy"
-        if not path.exists():
-            own = folder / f"nnls-of-{os.getpid()}.npy"
-            np.save(own, np.append(*real(matrix, target, maxiter=maxiter)))
-            own.replace(path)
-        *mixture, residual = np.load(path)
-        return np.array(mixture), residual
+        return solved.stored(matrix, target) or real(matrix, target, maxiter=maxiter)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scipy.optimize, "nnls", nnls)
@@ -141,13 +130,13 @@ def _solved_once(_shared_folder):
 
 
 @pytest.fixture(scope="session")
-def wikipedia(_solved_once) -> Histogram:
+def wikipedia(_solved_before) -> Histogram:
     """Wikipedia for BERT, capacity 512; only for tests marked `shared`."""
     return Histogram.load(PUBLISHED / "wikipedia_bert_512.json")
 
 
 @pytest.fixture(scope="session")
-def squad(_solved_once) -> Histogram:
+def squad(_solved_before) -> Histogram:
     """SQuAD 1.1 for BERT, capacity 384; only for tests marked `shared`."""
     return Histogram.load(PUBLISHED / "squad_1_1_bert_384.json")
 

@@ -143,7 +143,7 @@ def packed(call, ids, tmp_path):
 
 
 @pytest.fixture
-def shared(_solved_once):
+def shared(_solved_before):
     """A function from a name to a published histogram; skips where the folder is not there."""
 
     def find(name: str) -> Path:
