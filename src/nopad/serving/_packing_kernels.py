@@ -19,6 +19,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from nopad._sort_kernels import ascending, gathered, smallest
 from nopad.serving._placing_kernels import (
     ACCUMULATE,
     AGE_STEP,
@@ -85,7 +86,7 @@ def candidates(state: NDArray[Any], table: NDArray[Any], limits: NDArray[Any], n
     slots = limits[ROWS] * limits[CAPACITY]
     enough = slots if limits[KEEP_ORDER] else 2 * slots
     first = np.empty(waiting, dtype=np.int64)
-    n, tokens = 0, 0
+    n, tokens = np.int64(0), np.int64(0)  # literal zeros would be types of their own: all that follows twice
     for at in range(head, tail):
         if tokens > enough and (limits[KEEP_ORDER] or n >= limits[WINDOW]):
             break
@@ -95,13 +96,19 @@ def candidates(state: NDArray[Any], table: NDArray[Any], limits: NDArray[Any], n
             tokens += table[at, LENGTH]
     if limits[POLICY] != LOOK_AHEAD or limits[KEEP_ORDER] or state[URGENT] == 0 or n == waiting:
         return first[:n]
-    levels = levels_of(table, np.arange(head, tail), limits, now)
+    every = np.empty(tail - head, dtype=np.int64)
+    for at in range(head, tail):
+        every[at - head] = at
+    levels = levels_of(table, every, limits, now)
     levels[0] = 2 * LEVELS
-    chosen: NDArray[Any] = head + most_urgent(levels, n)
-    while n < waiting and table[chosen, LENGTH].sum() <= enough:  # the most urgent ones are shorter than the oldest
-        n = min(2 * n, waiting)
-        chosen = head + most_urgent(levels, n)
-    return chosen
+    while True:
+        tokens, chosen = 0, most_urgent(levels, n)
+        for i in range(n):
+            chosen[i] += head
+            tokens += table[chosen[i], LENGTH]
+        if n == waiting or tokens > enough:
+            return chosen
+        n = min(2 * n, waiting)  # the most urgent ones are shorter than the oldest
 
 
 @njit(cache=True, nogil=True)
@@ -119,28 +126,30 @@ def most_urgent(levels: NDArray[Any], n: int) -> NDArray[Any]:
             kept[size] = i
             size += 1
             if size == kept.size:
-                kept[:n] = kept[highest(levels[kept], n)]
-                size, least = n, levels[kept[:n]].min()
-    chosen: NDArray[Any] = kept[highest(levels[kept[:size]], n)]
-    return chosen
+                size, least = n, keep_highest(levels, kept, n)
+    keep_highest(levels, kept[:size], n)
+    return kept[:n]
 
 
 @njit(cache=True, nogil=True)
-def highest(levels: NDArray[Any], n: int) -> NDArray[Any]:
-    """Return the indices of the `n` highest levels, ascending; of equal levels, the first ones.
+def keep_highest(levels: NDArray[Any], kept: NDArray[Any], n: int) -> int:
+    """Move those of the indices `kept` that have the `n` highest levels to its beginning; return the least of these.
 
-    They are found by one partition of all `levels`. Unlike in `most_urgent`, gaps are not left out.
+    `kept` has at least `n` indices, ascending; of equal levels, the first ones are taken. What is behind the first `n`
+    indices afterwards has no meaning.
     """
-    least = np.partition(levels, levels.size - n)[levels.size - n]
-    left = n - np.sum(levels > least)
-    chosen = np.empty(n, dtype=np.int64)
-    at = 0
-    for i in range(levels.size):
-        if levels[i] > least or (levels[i] == least and left > 0):
-            left -= levels[i] == least
-            chosen[at] = i
-            at += 1
-    return chosen
+    least = smallest(gathered(levels, kept), kept.size - n)
+    left = n  # how many of the least level are among them
+    for at in kept:
+        left -= levels[at] > least
+    to = 0
+    for at in kept:
+        level = levels[at]
+        if level > least or (level == least and left > 0):
+            left -= level == least
+            kept[to] = at
+            to += 1
+    return least
 
 
 @njit(cache=True, nogil=True)
@@ -153,19 +162,34 @@ def levels_of(table: NDArray[Any], index: NDArray[Any], limits: NDArray[Any], no
     nanoseconds.
     """
     levels = np.empty(index.size, dtype=np.int64)
-    deadlines = np.unique(table[index, DEADLINE][table[index, DUE] <= now])  # ascending
+    due, deadlines, n = np.empty(index.size, dtype=np.int64), np.empty(index.size, dtype=np.int64), 0
     waited, until = 0, -1  # those that arrived until then have waited so many steps, or more
     for i in range(index.size):
         at = index[i]
         if table[at, ARRIVED] > until:  # divisions would take most of the time
             waited = (now - table[at, ARRIVED]) // limits[AGE_STEP]
             until = now - waited * limits[AGE_STEP]
-        due = table[at, DUE] <= now
-        level = min(MIDDLE + table[at, PRIORITY] + waited, LEVELS - 1)
-        if due:
-            level = LEVELS + deadlines.size - 1 - np.searchsorted(deadlines, table[at, DEADLINE])
-        levels[i] = level if table[at, LENGTH] < GONE else GAP
+        levels[i] = min(MIDDLE + table[at, PRIORITY] + waited, LEVELS - 1) if table[at, LENGTH] < GONE else GAP
+        if table[at, DUE] <= now:
+            due[n], deadlines[n] = i, table[at, DEADLINE]
+            n += 1
+    if n > 0:
+        order = ascending(deadlines[:n])
+        level, last = LEVELS, deadlines[order[n - 1]]
+        for j in range(n - 1, -1, -1):
+            level += deadlines[order[j]] != last
+            last = deadlines[order[j]]
+            levels[due[order[j]]] = level
     return levels
+
+
+@njit(cache=True, nogil=True)
+def lengths_of(table: NDArray[Any], index: NDArray[Any]) -> NDArray[Any]:
+    """Return the lengths of the requests whose rows in the table are `index`; int64, same shape."""
+    found = np.empty(index.size, dtype=np.int64)
+    for i in range(index.size):
+        found[i] = table[index[i], LENGTH]
+    return found
 
 
 @njit(cache=True, nogil=True)
@@ -197,7 +221,7 @@ def close(state: NDArray[Any], table: NDArray[Any]) -> None:
         if table[at, LENGTH] < GONE:
             to -= 1
             if to != at:
-                table[to] = table[at]
+                copy(table, at, table, to)
     state[HEAD], state[GAPS] = to, 0
 
 
@@ -218,12 +242,19 @@ def arrive(state: NDArray[Any], table: NDArray[Any], requests: NDArray[Any]) -> 
             continue
         at = state[TAIL]
         state[NEXT] = requests[i, NUMBER] + 1
-        table[at] = requests[i]
+        copy(requests, i, table, at)
         state[TAIL] += 1
         state[TOKENS] += table[at, LENGTH]
         state[URGENT] += is_urgent(table, at)
         state[NEXT_DUE] = min(state[NEXT_DUE], table[at, DUE])
         state[NEXT_DEADLINE] = min(state[NEXT_DEADLINE], table[at, DEADLINE])
+
+
+@njit(cache=True, nogil=True)
+def copy(table: NDArray[Any], at: int, other: NDArray[Any], to: int) -> None:
+    """Copy row `at` of a table to row `to` of a table."""
+    for column in range(table.shape[1]):
+        other[to, column] = table[at, column]
 
 
 @njit(cache=True, nogil=True)
@@ -259,12 +290,14 @@ def ahead(
     """
     head, n, k = state[HEAD], state[TAIL] - state[HEAD], mine.size
     in_order = limits[POLICY] != LOOK_AHEAD or limits[KEEP_ORDER] != 0
-    lengths = np.concatenate((table[head : state[TAIL], LENGTH], mine))
-    before = np.ones(n + k, dtype=np.bool_)
-    if not in_order:
-        before[:n] = table[head : state[TAIL], DEADLINE] <= deadline
-    waits = lengths < GONE
-    least, left_of_mine, batches, tokens = lengths.min(), k, 0, 0
+    lengths = np.empty(n + k, dtype=np.int64)
+    before, waits = np.ones(n + k, dtype=np.bool_), np.ones(n + k, dtype=np.bool_)
+    least, left_of_mine, batches, tokens = GONE, k, 0, 0
+    for at in range(n + k):
+        lengths[at] = table[head + at, LENGTH] if at < n else mine[at - n]
+        waits[at] = lengths[at] < GONE
+        before[at] = in_order or at >= n or table[head + at, DEADLINE] <= deadline
+        least = min(least, lengths[at])
     begins = np.zeros(2, dtype=np.int64)  # of each kind (before: 1), what lies before has left
     oldest = 0
     while left_of_mine > 0:
@@ -347,7 +380,7 @@ def top_up_later(
     nothing more can fit. So it is long only while the requests that wait are too long for the slots that are left.
     """
     waiting = waiting_of(state)
-    fill, placed = filled(table[index, LENGTH], limits, row, start)
+    fill, placed = filled(lengths_of(table, index), limits, row, start)
     widest = widest_of(fill, limits)
     most = min(waiting, index.size + min(limits[MOST] - placed, limits[ROWS] * limits[CAPACITY]))
     found = np.empty((3, most), dtype=np.int64)
@@ -368,9 +401,9 @@ def top_up_later(
                 widest = widest_of(fill, limits)
             elif not fits and known == index.size:
                 break
-    left = index.size - known
-    found[0, n : n + left], found[1, n : n + left], found[2, n : n + left] = index[known:], row[known:], start[known:]
-    n += left
+    for at in range(known, index.size):
+        found[0, n], found[1, n], found[2, n] = index[at], row[at], start[at]
+        n += 1
     return found[0, :n], found[1, :n], found[2, :n], stopped(placed, waiting, widest, limits), widest
 
 
@@ -429,7 +462,7 @@ def decide(
     if why == 0 and little and state[TOKENS] + limits[SEPARATOR] * waiting < slots:
         return 0, 0, 0
     index = candidates(state, table, limits, now)
-    lengths = table[index, LENGTH]
+    lengths = lengths_of(table, index)
     row, start = np.empty(index.size, dtype=np.int64), np.empty(index.size, dtype=np.int64)
     if ahead:
         look_ahead(lengths, levels_of(table, index, limits, now), limits, row, start)

@@ -14,6 +14,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from nopad._sort_kernels import ascending, gathered
+
 POLICY, ROWS, CAPACITY, FLAT, MOST, SEPARATOR, KEEP_ORDER, WINDOW, WAIT, ACCUMULATE, AGE_STEP = range(11)  # limits
 END_TO_END, FIRST_FIT, NEXT_FIT, BEST_FIT, LOOK_AHEAD = range(5)  # policies
 FULL, COUNT = 1, 2  # why a batch takes no more requests; 0: it takes more
@@ -250,16 +252,17 @@ def look_ahead(
     """
     n = lengths.size
     if limits[FLAT] != 0:
-        order = np.argsort(urgency(levels, np.zeros(n, dtype=np.int64)), kind="mergesort")
-        row_of, start_of = row.copy(), start.copy()
-        place_in_order(lengths[order], limits, 0, row_of, start_of)
-        row[order], start[order] = row_of, start_of
+        order = ascending(urgency(levels, np.zeros(n, dtype=np.int64)))
+        row_of, start_of = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
+        place_in_order(gathered(lengths, order), limits, np.int64(0), row_of, start_of)
+        for i in range(n):
+            row[order[i]], start[order[i]] = row_of[i], start_of[i]
         return
     fill, count, opener = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
-    order = np.argsort(urgency(levels, _LENGTHS - 1 - lengths), kind="mergesort")
+    order = ascending(urgency(levels, _LENGTHS - 1 - lengths))
     opened = best_fit_decreasing(lengths, order, limits, n, row, start, fill, count, opener)
-    first = np.argsort(urgency(levels[opener[:opened]], limits[CAPACITY] - fill[:opened]), kind="mergesort")
-    number = np.full(opened, -1, dtype=np.int64)  # of each row in the batch; -1: it stays
+    first = ascending(urgency(gathered(levels, opener[:opened]), limits[CAPACITY] - fill[:opened]))
+    number = np.zeros(opened, dtype=np.int64) - 1  # of each row in the batch; -1: it stays
     left = limits[MOST]
     for chosen, at in enumerate(first[: limits[ROWS]]):
         number[at] = chosen
@@ -277,7 +280,10 @@ def urgency(levels: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
     """
     if levels.size == 0:
         return second
-    made: NDArray[Any] = (levels.max() - levels) * _LENGTHS + second
+    highest = levels[0]
+    for level in levels:
+        highest = max(highest, level)
+    made: NDArray[Any] = (highest - levels) * _LENGTHS + second
     made[0] = -1
     return made
 
@@ -292,7 +298,7 @@ def look_ahead_in_order(lengths: NDArray[Any], limits: NDArray[Any], row: NDArra
     `MOST`).
     """
     rows, slots, separator = limits[ROWS], limits[ROWS] * limits[CAPACITY], limits[SEPARATOR]
-    place_in_order(lengths, limits, 1, row, start)
+    place_in_order(lengths, limits, np.int64(1), row, start)
     low, high, used = 0, 0, 0
     while low < lengths.size and row[low] >= 0:
         low += 1
@@ -302,12 +308,13 @@ def look_ahead_in_order(lengths: NDArray[Any], limits: NDArray[Any], row: NDArra
             break
         high += 1
     fill, count, opener = np.zeros(high, dtype=np.int64), np.zeros(high, dtype=np.int64), np.zeros(high, dtype=np.int64)
-    row_of, start_of = row.copy(), start.copy()
+    row_of, start_of = np.empty(row.size, dtype=np.int64), np.empty(row.size, dtype=np.int64)
     while low < high:
         n = (low + high + 1) // 2
-        order = np.argsort(-lengths[:n], kind="mergesort")
+        order = ascending(-lengths[:n])
         if best_fit_decreasing(lengths, order, limits, rows, row_of, start_of, fill, count, opener) <= rows:
             low = n
-            row[:n], start[:n] = row_of[:n], start_of[:n]
+            for i in range(n):
+                row[i], start[i] = row_of[i], start_of[i]
         else:
             high = n - 1
