@@ -124,6 +124,15 @@ class TestMasks:
             collator.set_epoch(-1)
 
 
+def test_what_is_per_sequence_where_every_sequence_has_one_token():
+    """A string was refused as one per token, before the names of such columns were looked at."""
+    records = [{"input_ids": [5], "label": 1, "id": "a"}, {"input_ids": [6], "label": 0, "id": "b"}]
+    dataset = nopad.pack_dataset(records, 4, order="source")
+    for rows in ([dataset[0]], [dataset.to_hf()[0]]):
+        batch = dataset.collator()(rows)
+        assert (batch["labels"].tolist(), batch["id"].tolist()) == ([1, 0], ["a", "b"])
+
+
 def test_rows_that_say_too_little():
     dataset = packed(TEXTS)
     [row] = without([dataset.to_hf()[0]], "seq_lengths", "position_ids")

@@ -118,12 +118,9 @@ class PackCollator:
             sequences, records, per_row = from_rows(features)
         else:
             rows = [_with_lengths(one, number) for number, one in enumerate(features)]
-            sequences, records, _ = from_features(rows)
+            sequences, records, _ = from_features(rows, self.per_sequence)
             per_row = np.array([len(row[LENGTHS]) for row in rows], dtype=np.int64)
         tokens, values = dict(sequences.tokens), {**sequences.values, **records}
-        for name in self.per_sequence:
-            if name in tokens:
-                values[name] = tokens.pop(name)
         if self.masking is not None:
             _check_maskable(tokens, values)
         return replace(sequences, tokens=tokens, values=values), per_row
