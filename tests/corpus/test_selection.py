@@ -152,6 +152,16 @@ def test_a_column_that_is_there_twice():
             select(schema, ReaderOptions(find_labels=True), "a")
 
 
+@pytest.mark.parametrize("content", [{"text": pa.string()}, {"input_ids": IDS}])
+def test_a_label_without_values_beside_the_labels(content):
+    """Only the first name of labels that occurs is used; the others are not missed."""
+    options = ReaderOptions(find_labels=True)
+    found = select(pa.schema({**content, "labels": pa.int64(), "label": pa.null()}), options, "a")
+    assert ([column.name for column in found.carried], found.left_out) == (["labels"], ("label",))
+    with pytest.raises(SourceError, match="the column 'labels' is null in every record"):
+        select(pa.schema({**content, "labels": pa.null(), "label": pa.int64()}), options, "a")
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -10,7 +10,7 @@ import torch
 from tests.tasks.tiny import tokenizer
 
 import nopad
-from nopad.errors import BatchError, LengthError, OptionError
+from nopad.errors import BatchError, LengthError, MissingExtraError, OptionError
 from nopad.tasks import Masking
 
 RNG = np.random.default_rng(0)
@@ -106,6 +106,18 @@ class TestMasks:
         first = drawn(1)
         assert first == drawn(1)
         assert len({str(one) for one in first}) == 3
+
+    def test_an_epoch_needs_no_torch(self, monkeypatch):
+        def missing(what):
+            raise MissingExtraError(what)
+
+        dataset = packed(TEXTS)
+        collator = dataset.collator(mlm_probability=0.3, tokenizer=tokenizer())
+        monkeypatch.setattr("nopad.loading.collator.load_torch", missing)
+        with pytest.raises(MissingExtraError):
+            collator([dataset[0]])
+        collator.set_epoch(3)
+        assert (collator([dataset[0]])["labels"] != -100).any()
 
     def test_what_masks_need(self):
         dataset = packed(TEXTS)

@@ -108,7 +108,7 @@ def test_an_index_has_no_tokens(tmp_path):
 
 @pytest.mark.parametrize("given", [[[2, 3], [2, 3, 4]], [4, 5]])
 def test_positions_of_the_users_do_not_take_the_place_of_those_of_the_packs(given):
-    """They came out as they were, [2, 3, 2, 3, 4]: a collator of transformers found one sequence in them, of 5 tokens."""
+    """They came out as they were, [2, 3, 2, 3, 4]: a collator of transformers found one sequence of 5 tokens."""
     records = [{"input_ids": ids, "position_ids": at} for ids, at in zip([[7, 8], [3, 4, 5]], given, strict=True)]
     with pytest.raises(SourceError, match="'position_ids' cannot be carried: nopad computes one of that name"):
         nopad.pack_dataset(records, 8)

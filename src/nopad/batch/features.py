@@ -157,8 +157,8 @@ def _is_known(name: str, known: Sequence[str] | None) -> bool:
     """
     if known is None:
         raise BatchError(
-            f"column {name!r} may have one value per token or per sequence, since every sequence has one token; make the "
-            "batch with the collator() of the dataset, which knows, or leave the column out"
+            f"column {name!r} may have one value per token or per sequence, since every sequence has one token; make "
+            "the batch with the collator() of the dataset, which knows, or leave the column out"
         )
     return name in known
 

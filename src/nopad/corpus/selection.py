@@ -184,14 +184,15 @@ def refuse_empty_labels(schema: pa.Schema, names: Sequence[str], wanted: bool, p
     """Refuse a column of labels of Arrow's null type, since labels would then be missing without a message.
 
     A column has this type if all its values are null, or if Arrow has no type for its values. A column among `names`
-    holds labels if it is called "labels", "label" or "label_ids". Nothing is refused if `wanted` is False. `place`
-    names the table in messages.
+    holds labels if it has the first of the names "labels", "label" and "label_ids" that occurs; the others are not used
+    then. Nothing is refused if `wanted` is False. `place` names the table in messages.
 
     Raises:
         SourceError: there is such a column.
     """
     null = {field.name: field for field in schema if pa.types.is_null(field.type)}
-    empty = [name for name in names if wanted and name in LABELS and name in null]
+    empty = [name for name in LABELS if name in names][:1] if wanted else []
+    empty = [name for name in empty if name in null]
     if empty:
         found = type_of(null[empty[0]])
         how = "null in every record that was looked at; fill it" if found == "null" else f"{found}; convert it"
