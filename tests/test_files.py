@@ -4,10 +4,12 @@ import errno
 import hashlib
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
-from nopad.errors import FormatError, StorageError
+import nopad
+from nopad.errors import FormatError, OptionError, StorageError
 from nopad.files import (
     PARTIAL_SUFFIX,
     fsync_path,
@@ -17,6 +19,24 @@ from nopad.files import (
     storage_errors,
     write_atomic,
 )
+from nopad.report import write_pictures, write_report
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        nopad.Histogram.from_lengths([1]).save,
+        nopad.plan([1], 8).save,
+        nopad.pack([1], 8).save,
+        nopad.plan_several([1], [8]).save,
+        lambda path: write_report([object()], Path(path)),
+        lambda path: write_pictures([], Path(path)),
+    ],
+)
+@pytest.mark.parametrize("path", ["s3://bucket/a.json", "gs://bucket/a"])
+def test_whatever_writes_refuses_a_url(save, path):
+    with pytest.raises(OptionError, match=f"^{path}: results are written to a folder of this machine"):
+        save(path)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])

@@ -73,7 +73,7 @@ CALLS = {
     "forward": lambda made: (made.predictor.forward, {"examples": made.examples}),
     "embedder": lambda made: (
         made.embedder.encode,
-        {"texts": ["is it"], "prompt": None, "prompt_name": None, "over_long": "error", "precision": "float32"},
+        {"inputs": ["is it"], "prompt": None, "prompt_name": None, "over_long": "error", "precision": "float32"},
     ),
     "runner": lambda made: (made.runner, {"inputs": ["is it"], "prompt_name": None, "over_long": "error"}),
     "submit": lambda made: (made.runner.submit, {"inputs": "is it", "deadline_s": None, "priority": 0}),

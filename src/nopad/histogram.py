@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nopad.errors import FormatError, LengthError
-from nopad.files import once_each, write_atomic
+from nopad.files import local_path, once_each, write_atomic
 from nopad.notation import from_json
 from nopad.options import MAX_LENGTH
 from nopad.wording import counted
@@ -149,6 +149,7 @@ class Histogram:
         A file that exists at `path` is replaced.
 
         Raises:
+            OptionError: the path is a URL, or cannot be written in UTF-8.
             StorageError: the disk is full, or the write failed.
         """
         pairs = zip(self.lengths.tolist(), self.counts.tolist(), strict=True)
@@ -159,7 +160,7 @@ class Histogram:
             "tokens": self.tokens,
             "histogram": {str(length): count for length, count in pairs},
         }
-        write_atomic(Path(path), (json.dumps(document, indent=1) + "\n").encode())
+        write_atomic(local_path(path), (json.dumps(document, indent=1) + "\n").encode())
 
     def __add__(self, other: Histogram) -> Histogram:
         """Return the histogram that counts the sequences of both histograms.

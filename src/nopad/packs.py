@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nopad.arrow import list_array, list_parts, read_arrow, write_arrow
 from nopad.errors import FormatError, PlanMismatchError
+from nopad.files import local_path
 from nopad.histogram import as_lengths, integers
 from nopad.options import MAX_LENGTH
 from nopad.wording import counted
@@ -223,6 +224,7 @@ class Packs:
         The type of the column is ``list<int32>`` or ``large_list<int64>``, as `indptr` is int32 or int64.
 
         Raises:
+            OptionError: the path is a URL, or cannot be written in UTF-8.
             StorageError: the disk is full, or the write failed.
         """
         import pyarrow as pa
@@ -236,7 +238,7 @@ class Packs:
             **({} if self.lengths_sha256 is None else {"lengths_sha256": self.lengths_sha256}),
             **({} if not self.selection else {"selection": self.selection}),
         }
-        write_arrow(Path(path), table.replace_schema_metadata({f"nopad.{k}": v for k, v in header.items()}))
+        write_arrow(local_path(path), table.replace_schema_metadata({f"nopad.{k}": v for k, v in header.items()}))
 
     @classmethod
     def load(cls, path: str | Path) -> Packs:

@@ -49,6 +49,13 @@ def test_everything_comes_back_in_order(form, sequences):
     assert batch.layout.depth <= (form.get("depth") or len(sequences))
 
 
+def test_strings_of_sequences_of_one_token():
+    row = {"seq_lengths": [1, 1], "seq_index": [4, 2], "input_ids": [5, 6], "position_ids": [0, 0], "id": ["a", "b"]}
+    batch = PackedBatch.from_features([row])
+    assert (batch["id"].tolist(), batch.records["seq_index"].tolist()) == (["a", "b"], [4, 2])
+    assert batch["input_ids"].tolist() == [[5, 6]]
+
+
 def test_what_is_per_sequence_is_in_the_order_given():
     batch = PackedBatch.from_sequences([[1], [2, 2, 2, 2], [3, 3]], columns={"label": [10, 20, 30]}, form=Rows(4))
     assert batch.input_ids.tolist() == [[1, 3, 3, 0], [2, 2, 2, 2]]
@@ -265,6 +272,32 @@ def test_flash_arguments():
             lambda: PackedBatch.from_features([{"input_ids": [1, 2], "seq_lengths": [2], "a": ["x", "y"]}]),
             BatchError,
             "column 'a' is of object per token; expected numbers: leave it out",
+        ),
+        (
+            lambda: PackedBatch.from_features([{"input_ids": [5, 6], "seq_lengths": [1, 1], "label": [0, 1]}]),
+            BatchError,
+            "column 'label' may have one value per token or per sequence, since every sequence has one token",
+        ),
+        *(
+            (
+                lambda name=name: PackedBatch.from_features([{"input_ids": [5, 6], "seq_lengths": [2], name: [0, 2]}]),
+                BatchError,
+                f"{name} are computed from the lengths, and are no column; rename it, or leave it out",
+            )
+            for name in ("cu_seqlens", "sequence_ids")
+        ),
+        *(
+            (
+                lambda entry=entry: PackedBatch.from_sequences([[1, 2], entry]),
+                BatchError,
+                "input_ids of sequence 1 has 0 dimensions; expected one, with a value per token",
+            )
+            for entry in (b"ab", {5: 1, 6: 2}, {5, 6})
+        ),
+        (
+            lambda: PackedBatch.from_sequences([[1, 2]], columns={"cu_seqlens": [3]}),
+            BatchError,
+            "cu_seqlens are computed from the lengths",
         ),
         (
             lambda: PackedBatch.from_features([{"input_ids": [], "seq_lengths": []}]),

@@ -43,6 +43,15 @@ def test_numbers_of_gpus_may_follow_the_option(call, small):
     assert {row["gpus"] for row in json.loads(ran)} == {2, 4}
 
 
+def test_a_number_of_gpus_counts_once_however_it_is_written(call, small):
+    many = "2,02," + "0" * 5000 + "2"
+    found, once = (
+        json.loads(call("study", "balance", small, "--gpus", gpus, "--node", 2, "--steps", 2, "--json"))
+        for gpus in (many, "2")
+    )
+    assert [row["method"] for row in found] == [row["method"] for row in once]
+
+
 def test_another_cost(call, small):
     by_tokens, by_cost = (
         json.loads(call("study", "balance", small, "--gpus", 4, "--steps", 9, "--json", "--cost", cost))

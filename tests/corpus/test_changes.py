@@ -14,6 +14,7 @@ import sys
 import textwrap
 from contextlib import suppress
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +23,7 @@ import pytest
 import nopad
 from nopad.corpus import CorpusOptions, LengthsFile, open_source, sequences
 from nopad.corpus.batches import checked
+from nopad.corpus.record_stream import open_records
 from nopad.errors import FormatError, NopadError, RecordError, SourceError
 
 N = 4000
@@ -74,10 +76,17 @@ def jsonl_gz(folder, first):
     return path
 
 
-FORMS = (parquet, arrow_file, arrow_stream, arrays, jsonl, jsonl_gz)
+def mapped(folder, first):
+    """A `datasets.Dataset` object, which maps the file."""
+    return arrow_stream(folder, first).rename(folder / "mapped.arrow")
+
+
+FORMS = (parquet, arrow_file, arrow_stream, arrays, jsonl, jsonl_gz, mapped)
 
 
 def opened(path):
+    if path.name == "mapped.arrow":
+        return open_source(datasets.Dataset.from_file(str(path)), block_bytes=BLOCK)
     return open_source(path.parent if path.suffix == ".npy" else path, block_bytes=BLOCK)
 
 
@@ -131,6 +140,14 @@ class TestAFileThatChanges:
         with pytest.raises(SourceError, match=rf"{path.name}: changed while the job was running, from \d+ bytes to"):
             drain(blocks, seen)
         assert seen == whole[: len(seen)]
+
+
+def test_a_mapped_dataset_whose_records_are_encoded(tmp_path):
+    path = mapped(tmp_path, 100_000)
+    records = open_records(datasets.Dataset.from_file(str(path)))
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(SourceError, match=r"mapped.arrow: changed while the job was running"):
+        list(records)
 
 
 def test_lengths_that_change(tmp_path):

@@ -10,7 +10,8 @@ import pytest
 import nopad
 from nopad.corpus import BadRecord, ReaderOptions, open_source
 from nopad.corpus.discover import CORPORA
-from nopad.corpus.finding import Finder, FoundArrays, FoundDataset, FoundFile
+from nopad.corpus.finding import ARCHIVES, Finder, FoundArrays, FoundDataset, FoundFile
+from nopad.corpus.inputs import COMPRESSIONS
 from nopad.errors import SourceError
 
 
@@ -179,12 +180,17 @@ def test_the_same_file_twice(tmp_path):
     )
 
 
-@pytest.mark.parametrize("name", ["a.pdf", "table.XLSX", "a.parquet.gz", "a.tar.gz", "ids.npy"])
+TWICE = [f"a{inner}{outer}" for inner in (*ARCHIVES, *COMPRESSIONS) for outer in COMPRESSIONS]
+
+
+@pytest.mark.parametrize("name", ["a.pdf", "table.XLSX", "a.parquet.gz", "a.tar.gz", "ids.npy", *TWICE])
 def test_what_is_known_not_to_be_text_is_not_read_as_text(tmp_path, name):
     path = tmp_path / name
     path.write_text('{"text": "a"}\n')
     with pytest.raises(SourceError, match="would be read as plain text, which it is not"):
         open_source(path)
+    kind = "".join(path.suffixes)
+    assert message([path]).startswith(f"{path}: a {kind} file would be read as plain text")
 
 
 def test_a_file_reached_twice_is_read_once(tmp_path):

@@ -79,6 +79,27 @@ def test_masks():
     assert select(other, ReaderOptions(), "a").mask is None  # not a mask, whatever its name
 
 
+@pytest.mark.parametrize("kind", [IDS, pa.int64(), pa.string()])
+@pytest.mark.parametrize("name", ["position_ids", "cu_seqlens", "sequence_ids"])
+def test_what_nopad_computes_is_never_carried(name, kind):
+    """Positions of the user's were handed on by `to_hf`, and a collator found other sequences in them."""
+    said = f"a: the column '{name}' cannot be carried: nopad computes one of that name; rename it"
+    schema = pa.schema({"input_ids": IDS, "text": pa.string(), name: kind})
+    for options in (ReaderOptions(), ReaderOptions(carry=(name,)), ReaderOptions(text_field="text", carry=(name,))):
+        with pytest.raises(SourceError, match=said):
+            select(schema, options, "a")
+    assert select(schema, ReaderOptions(carry=("text",)), "a").left_out == (name,)
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.string()])
+def test_a_mask_of_one_value_is_left_out(kind):
+    schema = pa.schema({"input_ids": IDS, "attention_mask": kind})
+    found = select(schema, ReaderOptions(), "a")
+    assert (found.mask, found.carried, found.left_out) == (None, (), ("attention_mask",))
+    with pytest.raises(SourceError, match="'attention_mask' cannot be carried: nopad computes one of that name"):
+        select(schema, ReaderOptions(carry=("attention_mask",)), "a")
+
+
 @pytest.mark.parametrize(
     ("schema", "reading", "message"),
     [
@@ -129,6 +150,16 @@ def test_a_column_that_is_there_twice():
         schema = pa.schema([("input_ids", IDS), (name, kind), (name, kind)])
         with pytest.raises(SourceError, match=f"a: .*'{name}'"):
             select(schema, ReaderOptions(find_labels=True), "a")
+
+
+@pytest.mark.parametrize("content", [{"text": pa.string()}, {"input_ids": IDS}])
+def test_a_label_without_values_beside_the_labels(content):
+    """Only the first name of labels that occurs is used; the others are not missed."""
+    options = ReaderOptions(find_labels=True)
+    found = select(pa.schema({**content, "labels": pa.int64(), "label": pa.null()}), options, "a")
+    assert ([column.name for column in found.carried], found.left_out) == (["labels"], ("label",))
+    with pytest.raises(SourceError, match="the column 'labels' is null in every record"):
+        select(pa.schema({**content, "labels": pa.null(), "label": pa.int64()}), options, "a")
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,13 @@ def test_mixed_items_are_refused():
     )
 
 
+@pytest.mark.parametrize("items", [5, None, len, "ab", b"ab", {"a": 1}])
+def test_what_holds_no_items(items):
+    kind = type(items).__name__
+    with pytest.raises(SourceError, match=f"^memory: {kind}, not a list of texts or of lists of ids$"):
+        IterableSource(items)
+
+
 @pytest.mark.parametrize(
     ("values", "reason"),
     [

@@ -10,7 +10,7 @@ import torch
 from tests.tasks.tiny import tokenizer
 
 import nopad
-from nopad.errors import BatchError, LengthError, OptionError
+from nopad.errors import BatchError, LengthError, MissingExtraError, OptionError
 from nopad.tasks import Masking
 
 RNG = np.random.default_rng(0)
@@ -107,6 +107,18 @@ class TestMasks:
         assert first == drawn(1)
         assert len({str(one) for one in first}) == 3
 
+    def test_an_epoch_needs_no_torch(self, monkeypatch):
+        def missing(what):
+            raise MissingExtraError(what)
+
+        dataset = packed(TEXTS)
+        collator = dataset.collator(mlm_probability=0.3, tokenizer=tokenizer())
+        monkeypatch.setattr("nopad.loading.collator.load_torch", missing)
+        with pytest.raises(MissingExtraError):
+            collator([dataset[0]])
+        collator.set_epoch(3)
+        assert (collator([dataset[0]])["labels"] != -100).any()
+
     def test_what_masks_need(self):
         dataset = packed(TEXTS)
         collator = dataset.collator(mlm_probability=0.3, tokenizer=tokenizer())
@@ -122,6 +134,15 @@ class TestMasks:
             dataset.collator(tokenizer=tokenizer())
         with pytest.raises(OptionError, match="epoch"):
             collator.set_epoch(-1)
+
+
+def test_what_is_per_sequence_where_every_sequence_has_one_token():
+    """A string was refused as one per token, before the names of such columns were looked at."""
+    records = [{"input_ids": [5], "label": 1, "id": "a"}, {"input_ids": [6], "label": 0, "id": "b"}]
+    dataset = nopad.pack_dataset(records, 4, order="source")
+    for rows in ([dataset[0]], [dataset.to_hf()[0]]):
+        batch = dataset.collator()(rows)
+        assert (batch["labels"].tolist(), batch["id"].tolist()) == ([1, 0], ["a", "b"])
 
 
 def test_rows_that_say_too_little():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 
 import datasets
@@ -371,6 +372,29 @@ def test_a_source_that_is_refused():
     del gone[2]["pixel_values"]
     with pytest.raises(SourceError, match="record 2 had pixel_values when it was opened"):
         source.gather([2])
+    gone[2] = "no record"
+    with pytest.raises(SourceError, match="record 2 had pixel_values when it was opened, and has none now"):
+        source.gather([2])
+    gone.clear()
+    with pytest.raises(SourceError, match="record 4 had pixel_values when it was opened, and has none now"):
+        source.gather([4])
+
+
+def test_a_dataset_that_is_read_as_a_stream_is_refused():
+    stream = datasets.Dataset.from_list([{"input_ids": [5], "pixel_values": [[1.0]]}]).to_iterable_dataset()
+    with pytest.raises(SourceError, match="a IterableDataset has no rows by number"):
+        open_tokens(stream)
+
+
+def test_a_dataset_whose_file_is_cut_short(tmp_path):
+    rows = [{"input_ids": [5] * 4, "pixel_values": np.ones((1, 3, 64, 64), np.float32).tolist()} for _ in range(4)]
+    datasets.Dataset.from_list(rows).save_to_disk(tmp_path)
+    dataset = datasets.load_from_disk(tmp_path)
+    source = open_tokens(dataset)
+    assert source.gather([3]).values["pixel_values"][0].shape == (1, 3, 64, 64)
+    os.truncate(dataset.cache_files[0]["filename"], 1000)
+    with pytest.raises(SourceError, match="changed since it was opened"):
+        source.gather([3])
 
 
 @settings(max_examples=15, deadline=None)

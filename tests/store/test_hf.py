@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import nopad
-from nopad.errors import BatchError, OptionError
+from nopad.errors import BatchError, OptionError, SourceError
 
 RNG = np.random.default_rng(0)
 ROWS = [
@@ -104,3 +104,13 @@ def test_an_index_has_no_tokens(tmp_path):
     nopad.pack_corpus(source, tmp_path / "index", nopad.CorpusOptions(capacity=32), index_only=True)
     with pytest.raises(OptionError, match="is an index without tokens; pack the dataset without index_only"):
         nopad.open_packed(tmp_path / "index").to_hf()
+
+
+@pytest.mark.parametrize("given", [[[2, 3], [2, 3, 4]], [4, 5]])
+def test_positions_of_the_users_do_not_take_the_place_of_those_of_the_packs(given):
+    """They came out as they were, [2, 3, 2, 3, 4]: a collator of transformers found one sequence of 5 tokens."""
+    records = [{"input_ids": ids, "position_ids": at} for ids, at in zip([[7, 8], [3, 4, 5]], given, strict=True)]
+    with pytest.raises(SourceError, match="'position_ids' cannot be carried: nopad computes one of that name"):
+        nopad.pack_dataset(records, 8)
+    packed = nopad.pack_dataset(records, 8, carry=(), order="source")
+    assert packed.to_hf()[0]["position_ids"] == [0, 1, 0, 1, 2]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.batch.arrays import converted, flat_array, is_list, joined, listed, signed, wide
-from nopad.batch.columns import LENGTHS, RECORDS, Records, from_sequences, without_positions
+from nopad.batch.columns import LENGTHS, POSITIONS, RECORDS, Records, from_sequences, without_positions
 from nopad.batch.filling import MASK
 from nopad.batch.images import Pictured, one_row, take_images
 from nopad.batch.layout import checked
@@ -21,10 +21,10 @@ from nopad.sequences import Sequences, labelled
 
 __all__ = ["from_features"]
 
-OWN = (LENGTHS, *RECORDS)  # columns that nopad adds to the content
 
-
-def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Records, tuple[Pictured, ...]]:
+def from_features(
+    features: Sequence[Mapping[str, Any]], per_sequence: Sequence[str] | None = None
+) -> tuple[Sequences, Records, tuple[Pictured, ...]]:
     """Turn dicts into columns; each dict is one sequence, or one row of a packed dataset.
 
     If each dict is a sequence, a list holds one value per token, and a single value belongs to the whole sequence; a
@@ -32,6 +32,9 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Rec
     holds one value per token, or one per sequence. Tokens whose ``attention_mask`` is 0 are padding and are removed.
     ``position_ids`` are dropped, since the layout computes them. A column ``label`` or ``label_ids`` is renamed to
     ``labels``, as transformers' collators do, unless there is a column ``labels`` already.
+
+    `per_sequence` names the columns with one value per sequence, for rows in which every sequence has one token; None:
+    they are not known.
 
     Returns:
         The sequences; arrays by name that say where each sequence of a packed dataset comes from (none if each dict is
@@ -46,7 +49,10 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Rec
             * a mask has a 0 between ones, or a value other than 0 and 1
             * a list is not as long as its ``input_ids``, the ``seq_lengths`` of a row do not add up to its tokens, or a
               column has values that cannot be used
-            * ``position_ids`` do not count from 0 in each sequence
+            * every sequence of the rows has one token, and `per_sequence` is None, so a column of numbers may have one
+              value per token or per sequence
+            * ``position_ids`` do not count from 0 in each sequence; or a column is called ``cu_seqlens`` or
+              ``sequence_ids``, which the batch computes
             * images are in tiles, with a mask, or in a row of a packed dataset; or images or videos have wrong shapes,
               do not fit their grid, or cannot be concatenated
     """
@@ -65,7 +71,7 @@ def from_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Rec
             odd = ", ".join(sorted(feature.keys() ^ features[0].keys()))
             raise BatchError(f"features 0 and {n} do not have the same keys: {odd}")
     packed = LENGTHS in names
-    stacked, records = _packed_features(features) if packed else (_plain_features(features, names), {})
+    stacked, records = _packed_features(features, per_sequence) if packed else (_plain_features(features, names), {})
     return labelled(without_positions(stacked)), records, images
 
 
@@ -104,16 +110,17 @@ def _check_widths(name: str, entries: Sequence[Any], features: Sequence[Mapping[
             raise BatchError(f"{name!r} has {len(entry)} values for the {len(feature[MASK])} of {MASK} in feature {n}")
 
 
-def _packed_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, Records]:
+def _packed_features(features: Sequence[Mapping[str, Any]], known: Sequence[str] | None) -> tuple[Sequences, Records]:
     """Split rows of a packed dataset into sequences, without padding.
 
     `features` has one dict per row, as `datasets` gives it, with ``seq_lengths``. The results are the sequences, and a
-    dict of the arrays that say where each sequence comes from, such as ``seq_index``.
+    dict of the arrays that say where each sequence comes from, such as ``seq_index``. `known` is the argument
+    `per_sequence` of `from_features`.
 
     Raises:
         LengthError: a sequence has no token, or a row's mask is all 0.
         BatchError: there is no sequence; the lengths or the mask of a row do not fit its tokens; or a column has
-            neither one number per token nor one value per sequence.
+            neither one number per token nor one value per sequence, or has both, and it is not known which.
     """
     rows = [_row({name: _of_row(value, name, n) for name, value in row.items()}, n) for n, row in enumerate(features)]
     lens = checked(np.concatenate([row[LENGTHS] for row in rows]))
@@ -126,7 +133,11 @@ def _packed_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, 
         per_token = all(row[name].size == row["input_ids"].size for row in rows)
         per_sequence = all(row[name].size == row[LENGTHS].size for row in rows)
         column = joined([row[name] for row in rows])
-        if name != "input_ids" and per_sequence and (name in OWN or not per_token):
+        if per_token and per_sequence:  # every sequence has one token
+            per_token = name in ("input_ids", POSITIONS) or not (
+                name in RECORDS or column.dtype.kind == "O" or _is_known(name, known)
+            )
+        if not per_token and per_sequence:
             values[name] = wide(column, name)
         elif per_token and column.dtype.kind != "O":
             tokens[name] = wide(column, name)
@@ -136,6 +147,20 @@ def _packed_features(features: Sequence[Mapping[str, Any]]) -> tuple[Sequences, 
             raise BatchError(f"column {name!r} has neither one value per token nor one per sequence")
     records = {name: values.pop(name) for name in RECORDS if name in values}
     return Sequences(seq_lengths=lens, tokens=tokens, values=values), records
+
+
+def _is_known(name: str, known: Sequence[str] | None) -> bool:
+    """Return whether a column of numbers, which has one value per token and per sequence alike, is one of `known`.
+
+    Raises:
+        BatchError: `known` is None.
+    """
+    if known is None:
+        raise BatchError(
+            f"column {name!r} may have one value per token or per sequence, since every sequence has one token; make "
+            "the batch with the collator() of the dataset, which knows, or leave the column out"
+        )
+    return name in known
 
 
 def _of_row(value: Any, name: str, n: int) -> NDArray[Any]:

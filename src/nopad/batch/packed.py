@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.batch.columns import from_columns, from_rows, from_sequences, per_sequence
+from nopad.batch.columns import from_columns, from_rows, from_sequences, per_sequence, without_positions
 from nopad.batch.decoder import shifted
 from nopad.batch.exports import flash_kwargs, grain_arrays
 from nopad.batch.features import from_features
@@ -92,7 +92,8 @@ class PackedBatch(Items):
                 another number of sequences; `fill` names a column that is not per token; or a column cannot hold its
                 padding value (`pad_id` or `fill`).
             BatchError: there is no sequence, or ids are not integers; a column has wrong lengths or unusable values; or
-                a column is one that the batch provides itself (input_ids, attention_mask, position_ids).
+                a column is one that the batch provides itself (input_ids, attention_mask, position_ids, cu_seqlens,
+                sequence_ids).
         """
         form = check_form(form)
         columns, sequence_columns = named("columns", columns), named("sequence_columns", sequence_columns)
@@ -108,7 +109,7 @@ class PackedBatch(Items):
         if sequence_columns:
             arrays = {name: per_sequence(name, given, len(stacked)) for name, given in sequence_columns.items()}
             stacked = replace(stacked, values={**stacked.values, **arrays})
-        return cls(filled(stacked, form.layout(stacked.seq_lengths), pad_id, fill))
+        return cls(filled(without_positions(stacked), form.layout(stacked.seq_lengths), pad_id, fill))
 
     @classmethod
     def from_rows(
@@ -141,7 +142,8 @@ class PackedBatch(Items):
                 * the dataset is index-only: its rows hold no tokens
                 * a number does not fit into int64 or float32
                 * there are both ``label`` and ``label_ids``, but no ``labels``
-                * ``position_ids`` do not count from 0 in each sequence
+                * ``position_ids`` do not count from 0 in each sequence; or a column is called ``cu_seqlens`` or
+                  ``sequence_ids``, which the batch computes
         """
         form = check_form(form)
         stacked, records, per_row = from_rows(rows)
@@ -193,7 +195,10 @@ class PackedBatch(Items):
                 * a mask has a 0 between ones, or a value other than 0 and 1
                 * a list is not as long as its ``input_ids``, the ``seq_lengths`` of a row do not add up to its tokens,
                   or a column has values that cannot be used
-                * ``position_ids`` do not count from 0 in each sequence
+                * every sequence of the rows has one token, so a column of numbers may have one value per token or per
+                  sequence
+                * ``position_ids`` do not count from 0 in each sequence; or a column is called ``cu_seqlens`` or
+                  ``sequence_ids``, which the batch computes
                 * images are in tiles, with a mask, or in a row of a packed dataset; or images or videos have wrong
                   shapes, do not fit their grid, or cannot be concatenated
         """
@@ -247,7 +252,8 @@ class PackedBatch(Items):
                 * a column of ``sequences.tokens`` does not have one value per token
                 * an integer does not fit into int64
                 * there are both ``label`` and ``label_ids``, but no ``labels``
-                * ``position_ids`` do not count from 0 in each sequence
+                * ``position_ids`` do not count from 0 in each sequence; or a column is called ``cu_seqlens`` or
+                  ``sequence_ids``, which the batch computes
                 * images or videos have wrong shapes, do not fit their grid, or cannot be concatenated
         """
         form = check_form(form)
@@ -295,7 +301,7 @@ class PackedBatch(Items):
             MissingExtraError: torch is not installed.
             BatchError: there are no embeddings; they are not all float tensors ``[length, H]`` with the same H, dtype
                 and device; or a column has wrong lengths or unusable values, or is one that the batch provides itself
-                (input_ids, inputs_embeds, attention_mask, position_ids).
+                (input_ids, inputs_embeds, attention_mask, position_ids, cu_seqlens, sequence_ids).
         """
         check_embeddings(embeddings)
         for name in ("input_ids", "inputs_embeds"):

@@ -24,6 +24,7 @@ __all__ = [
     "headline",
     "left_out",
     "listed_sources",
+    "of_reading",
     "share",
     "sources",
     "text_unit",
@@ -237,6 +238,14 @@ def advice(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [*lines, f"Where what reads the packs needs a limit: {', '.join(words)}."] if words else lines
 
 
+def of_reading(given: Given) -> dict[str, Any]:
+    """Return what was counted while the input was read, and what was passed over, as JSON values by name."""
+    return {
+        "counts": None if given.counts is None else given.counts.to_dict(),
+        "passed_over": list(given.passed_over),
+    }
+
+
 def facts(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the facts of the answer as JSON values by name.
 
@@ -270,8 +279,7 @@ def facts(given: Given, without: Padded, rows: Sequence[Mapping[str, Any]]) -> d
         },
         "sources": listed_sources(given),
         "text_unit": given.text_unit,
-        "counts": None if given.counts is None else given.counts.to_dict(),
-        "passed_over": list(given.passed_over),
+        **of_reading(given),
         "advice": advice(rows),
         "notes": notes_of(rows),
         "plans": list(rows),

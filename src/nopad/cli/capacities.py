@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from nopad.cli.answer import facts, headline, listed_sources, share, sources, text_unit
+from nopad.cli.answer import facts, headline, listed_sources, of_reading, share, sources, text_unit
 from nopad.cli.inputs import called
 from nopad.cli.lengths import Given
 from nopad.cli.monitor import Bars
@@ -157,7 +157,8 @@ def _facts(
     if capacity < found.lengths[0]:
         above = {"sequences": found.sequences, "tokens": all_tokens, "longest": found.max_length, "share": 1.0}
         none = dict.fromkeys(("shortest", "longest", "slots", "padding", "packs", "lower_bound", "packing_factor"))
-        return {"capacity": capacity, "sequences": 0, "tokens": 0, **none, "over_long": above, "notes": []}
+        read = of_reading(whole)
+        return {"capacity": capacity, "sequences": 0, "tokens": 0, **none, "over_long": above, **read, "notes": []}
     given = replace(whole, capacity=capacity).apart("")
     stated = facts(given, padded(given.histogram, capacity, batch_size), planner(given))
     stated["over_long"]["share"] = given.over_long_tokens / all_tokens

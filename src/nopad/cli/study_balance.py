@@ -248,8 +248,10 @@ def _counts(texts: Sequence[str]) -> list[int]:
     Raises:
         OptionError: a part is not a number from 1 to 1,048,576.
     """
-    parts = [part.strip() for text in texts for part in text.split(",")]
-    for part in parts:
-        if not part.isascii() or parse_integer(part, 1, 1 << 20) is None:
+    counts: dict[int, None] = {}
+    for part in (part.strip() for text in texts for part in text.split(",")):
+        count = parse_integer(part, 1, 1 << 20) if part.isascii() else None
+        if count is None:
             raise OptionError(f"--gpus takes numbers from 1 to 1048576, such as 8,64,1024, got {part!r}")
-    return [int(part) for part in dict.fromkeys(parts)]
+        counts[count] = None
+    return list(counts)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ from nopad.corpus.objects import DatasetSource, DictSource
 from nopad.corpus.options import ReaderOptions
 from nopad.corpus.record_files import RecordFile
 from nopad.corpus.record_stream import opened_runs, records_from_python
-from nopad.corpus.runs import dataset_runs
+from nopad.corpus.runs import opened_dataset
 from nopad.corpus.source import BLOCK_BYTES, Source
 from nopad.corpus.tables import ArrowFile, ParquetFile
 from nopad.corpus.text import TextFile
@@ -223,7 +222,7 @@ def _of_hub(name: str, options: ReaderOptions, encoder: Encoder | None) -> Sourc
     if encoder is None:
         return DatasetSource(dataset, options, name=name)
     typed = dataset.features is not None
-    return RecordFile(name, partial(dataset_runs, dataset, name), options, encoder, table=typed)
+    return RecordFile(name, opened_dataset(dataset, name), options, encoder, table=typed)
 
 
 def _of_file(file: InputFile, options: ReaderOptions, encoder: Encoder | None, block_bytes: int) -> Source:

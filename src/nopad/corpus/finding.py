@@ -92,9 +92,10 @@ class Suffixes:
     def is_archive(self, file: InputFile) -> bool:
         """Return whether a file is compressed (``.gz``, ``.zst``), and its format cannot be read compressed.
 
-        Such formats are tables (Parquet, Arrow), and all that nopad never reads (`others`, and tar).
+        Such formats are tables (Parquet, Arrow), all that nopad never reads (`others`, `ARCHIVES`), and files that are
+        compressed twice.
         """
-        return bool(file.compression) and file.suffix in (*TABLE_SUFFIXES, *self.others, ".tar")
+        return bool(file.compression) and file.suffix in (*TABLE_SUFFIXES, *self.others, *ARCHIVES, *COMPRESSIONS)
 
     def is_read(self, file: InputFile) -> bool:
         """Return whether a file is read if it is found in a folder; its name alone decides.
@@ -113,9 +114,9 @@ class Suffixes:
         """
         file = InputFile.found(path, path.name) if path.suffix.lower() not in self.others + ARCHIVES else None
         if file is None or self.is_archive(file) or file.suffix in self.others:
+            kind = path.suffix if file is None or not file.compression else "".join(path.suffixes[-2:])
             raise SourceError(
-                f"{path}: a {path.suffix} file would be read as plain text, which it is not; convert it "
-                f"(nopad reads {self})"
+                f"{path}: a {kind} file would be read as plain text, which it is not; convert it (nopad reads {self})"
             )
         return file
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from nopad.arrow import is_deep
 from nopad.corpus.discover import refuse_columns
-from nopad.corpus.objects import guarded
+from nopad.corpus.objects import guarded, mapped_files
 from nopad.corpus.options import ReaderOptions
 from nopad.corpus.runs import Bad, dataset_runs
 from nopad.corpus.source import IterableSource, Source
@@ -113,7 +113,7 @@ def _first_row(dataset: Any) -> Mapping[str, Any]:
     Raises:
         SourceError: the dataset has no row, has a transform, or cannot be read.
     """
-    rows = (one for run in dataset_runs(dataset, "dataset", rows=1) for one in run.each())
+    rows = (one for run in dataset_runs(dataset, "dataset", 1, mapped_files(dataset)) for one in run.each())
     first = next(rows, None)
     if first is None:
         raise SourceError("there is no record, so there is nothing to pack")

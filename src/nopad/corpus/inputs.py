@@ -204,13 +204,15 @@ class InputFile:
     def prove(self, opened: Any, *, done: bool = False) -> None:
         """Refuse an open file that was written to since it was found, or was replaced before it was opened.
 
-        `opened` is the open file. `done` says that reading has ended; a remote file is checked only if it is True.
+        `opened` is the open file; None: the file at `path` is checked, which must be a local one. `done` says that
+        reading has ended; a remote file is checked only if it is True.
 
         Raises:
             SourceError: the size or the stamp of the file is not what it was when the file was found.
         """
         if self.remote is None:
-            info = os.fstat(opened.fileno())
+            with reading(self.path):
+                info = os.stat(self.path if opened is None else opened.fileno())
             size, stamp = info.st_size, _stamp(info)
         elif done:
             size, stamp = self.remote.now()

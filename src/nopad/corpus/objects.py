@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pyarrow as pa
 
 from nopad.arrow import array_of
 from nopad.corpus.columns import is_name, untyped
+from nopad.corpus.inputs import InputFile
 from nopad.corpus.options import ReaderOptions
 from nopad.corpus.records import BadRecord, Records, lone_surrogate, shown
 from nopad.corpus.rows import decode_rows
@@ -31,6 +33,7 @@ __all__ = [
     "dataset_schema",
     "decode_dicts",
     "guarded",
+    "mapped_files",
     "schema_of",
     "to_batch",
 ]
@@ -41,7 +44,8 @@ ROWS = Option(default=1000, help="rows in a block")
 class DatasetSource(TableSource):
     """A `datasets.Dataset` or `datasets.IterableDataset` as a source; every pass reads it from its start.
 
-    A dataset without features is read like dicts: its first `rows` rows decide the types of its columns.
+    A dataset without features is read like dicts: its first `rows` rows decide the types of its columns. Files that the
+    dataset maps are refused, while it is read, if they have changed since the source was opened.
 
     Args:
         dataset: the dataset; of its columns, only those that its format selects are read.
@@ -51,8 +55,8 @@ class DatasetSource(TableSource):
 
     Raises:
         SourceError: the dataset is a dict of splits, has a transform, which would not be applied, or has neither
-            features nor rows; or the columns are refused (`nopad.corpus.selection.select`), for example because a
-            wanted one is missing.
+            features nor rows; a file that it maps is missing; or the columns are refused
+            (`nopad.corpus.selection.select`), for example because a wanted one is missing.
         OptionError: `rows` is not an integer of at least 1.
 
     >>> import datasets
@@ -69,6 +73,7 @@ class DatasetSource(TableSource):
         if isinstance(dataset, Mapping):
             raise SourceError(f"{name}: a DatasetDict of several splits ({', '.join(dataset)}); give one of them")
         self._dataset = as_arrow(dataset, name)
+        self._files = mapped_files(dataset)
         self._rows = ROWS.check("rows", rows)
         self._length = getattr(dataset, "num_rows", None)
         self._dicts: DictSource | None = None
@@ -91,7 +96,7 @@ class DatasetSource(TableSource):
         if self._dicts is not None:
             yield from self._dicts.batches()
             return
-        yield from dataset_batches(self._dataset, self._rows, self._path)
+        yield from dataset_batches(self._dataset, self._rows, self._path, self._files)
 
     def inventory(self) -> list[tuple[str, int]]:
         """Return one entry: the dataset's name and number of rows; an empty list if the number is not known."""
@@ -104,22 +109,59 @@ def dataset_schema(dataset: Any) -> pa.Schema:
     return pa.schema([field for field in dataset.features.arrow_schema if field.name in names])
 
 
-def dataset_batches(dataset: Any, rows: int, name: str) -> Iterator[pa.RecordBatch]:
-    """Yield batches of at most `rows` rows of a dataset in Arrow format (`as_arrow`); `name` is for messages.
+def mapped_files(dataset: Any) -> tuple[InputFile, ...]:
+    """Return the files of which a `datasets.Dataset` maps the memory; () if it is in memory, or is read as a stream.
 
     Raises:
-        SourceError: reading the dataset fails, perhaps in a function that the user passed to ``map``.
+        SourceError: a file is missing or unreadable.
+    """
+    paths = dict.fromkeys(Path(part["filename"]) for part in getattr(dataset, "cache_files", None) or ())
+    return tuple(InputFile.found(path, path.name) for path in paths)
+
+
+def _prove(files: Sequence[InputFile]) -> None:
+    for file in files:
+        file.prove(None)
+
+
+def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a copy of a batch, whose memory is no longer that of a mapped file.
+
+    Raises:
+        pyarrow.ArrowException: the batch is damaged, so that its memory cannot be copied.
+    """
+    batch.validate()
+    with pa.BufferOutputStream() as sink:
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        return pa.ipc.open_stream(sink.getvalue()).read_next_batch()
+
+
+def dataset_batches(dataset: Any, rows: int, name: str, files: Sequence[InputFile] = ()) -> Iterator[pa.RecordBatch]:
+    """Yield batches of at most `rows` rows of a dataset in Arrow format (`as_arrow`); `name` is for messages.
+
+    `files` are those that the dataset maps (`mapped_files`). If they have changed, reading beyond the end of one would
+    end the process. So they are checked before and after each batch is copied.
+
+    Raises:
+        SourceError: reading the dataset fails, perhaps in a function that the user passed to ``map``; or one of `files`
+            has changed.
     """
     row = 1
     tables = iter(dataset.iter(batch_size=rows))
     while True:
+        _prove(files)
         try:
             table = next(tables, None)
+            batches = [] if table is None else table.combine_chunks().to_batches()
+            batches = [_copied(batch) for batch in batches] if files else batches
         except Exception as error:  # from the library, the data, or the user's own functions
+            _prove(files)  # if a file has changed, report that as the cause
             raise _unreadable(name, row, error) from error
+        _prove(files)
         if table is None:
             return
-        yield from table.combine_chunks().to_batches()
+        yield from batches
         row += table.num_rows
 
 

@@ -42,9 +42,9 @@ from nopad.corpus.runs import (
     Run,
     arrow_runs,
     as_json,
-    dataset_runs,
     jsonl_runs,
     object_runs,
+    opened_dataset,
     parquet_runs,
     text_runs,
 )
@@ -346,7 +346,7 @@ def records_from_python(inputs: Any) -> RecordStream | None:
         names = ", ".join(map(str, list(inputs)[:8]))
         raise SourceError(f"a mapping of {names} is no list of records; give one split, or a list of dicts")
     if hasattr(inputs, "with_format"):
-        return RecordStream([(None, partial(dataset_runs, inputs, "dataset"))], "objects")
+        return RecordStream([(None, opened_dataset(inputs, "dataset"))], "objects")
     refuse_tables(inputs)
     if isinstance(inputs, str | os.PathLike):
         return None
@@ -369,7 +369,7 @@ def _from_paths(inputs: Sequence[Any], strings: Collection[str], text_unit: Text
             case FoundArrays(folder):
                 raise SourceError(f"{folder}: a folder of arrays holds token ids, and no records; give the records")
             case FoundDataset(name):
-                parts.append((None, partial(dataset_runs, hub_dataset(name), name)))
+                parts.append((None, opened_dataset(hub_dataset(name), name)))
                 kinds.append("objects")
             case FoundFile(file):
                 kind, runs = opened_runs(file, strings, text_unit, paths)

@@ -9,7 +9,7 @@ and the line or row. All functions raise SourceError if the input cannot be read
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -20,7 +20,7 @@ import pyarrow as pa
 from nopad.corpus.batches import checked, cut
 from nopad.corpus.inputs import InputFile
 from nopad.corpus.jsonl import json_lines, no_object
-from nopad.corpus.objects import as_arrow, as_dict, dataset_batches, dataset_schema, guarded
+from nopad.corpus.objects import as_arrow, as_dict, dataset_batches, dataset_schema, guarded, mapped_files
 from nopad.corpus.options import TextUnit
 from nopad.corpus.records import Record
 from nopad.corpus.rows import without_broken_text
@@ -39,6 +39,7 @@ __all__ = [
     "dataset_runs",
     "jsonl_runs",
     "object_runs",
+    "opened_dataset",
     "parquet_runs",
     "text_runs",
 ]
@@ -180,17 +181,29 @@ def arrow_runs(file: InputFile) -> Iterator[Run]:
     return _rows(arrow_batches(file), arrow_schema(file), str(file.path))
 
 
-def dataset_runs(dataset: Any, name: str, rows: int = ROWS) -> Iterator[Run]:
-    """Yield runs of at most `rows` rows of a `datasets.Dataset` or `datasets.IterableDataset`.
+def opened_dataset(dataset: Any, name: str) -> Callable[[], Iterator[Run]]:
+    """Return a function that yields the runs of a dataset (`dataset_runs`); `name` is for messages.
 
-    `name` is for messages.
+    Each pass refuses the files that the dataset maps if they have changed since this call.
 
     Raises:
-        SourceError: the dataset has a transform, which would not be applied; or reading it fails.
+        SourceError: a file that the dataset maps is missing or unreadable.
+    """
+    return partial(dataset_runs, dataset, name, files=mapped_files(dataset))
+
+
+def dataset_runs(dataset: Any, name: str, rows: int = ROWS, files: Sequence[InputFile] = ()) -> Iterator[Run]:
+    """Yield runs of at most `rows` rows of a `datasets.Dataset` or `datasets.IterableDataset`.
+
+    `name` is for messages. `files` are checked for changes while the dataset is read (`dataset_batches`).
+
+    Raises:
+        SourceError: the dataset has a transform, which would not be applied; reading it fails; or one of `files` has
+            changed.
     """
     if dataset.features is None:
         return object_runs(dataset.with_format(None), name, rows)
-    return _rows(dataset_batches(as_arrow(dataset, name), rows, name), dataset_schema(dataset), name)
+    return _rows(dataset_batches(as_arrow(dataset, name), rows, name, files), dataset_schema(dataset), name)
 
 
 def _rows(batches: Iterator[pa.RecordBatch], schema: pa.Schema, place: str) -> Iterator[Run]:

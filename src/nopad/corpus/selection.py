@@ -16,7 +16,7 @@ from nopad.corpus.columns import is_name, listed_columns, no_column, type_of
 from nopad.corpus.options import ReaderOptions
 from nopad.corpus.records import Carried, Kind
 from nopad.errors import SourceError
-from nopad.sequences import LABELS
+from nopad.sequences import COMPUTED, LABELS
 
 __all__ = ["Selection", "is_list", "is_string", "label_column", "refuse_empty_labels", "select"]
 
@@ -25,7 +25,7 @@ MASK = "attention_mask"
 OWN = ("seq_lengths", "seq_index", "seq_start", "seq_source")
 ASSISTANT = "assistant_masks"  # name of the mask of the assistant's tokens in transformers and TRL
 LEARNED = Carried(name=LABELS[0], per="token", type="int32")  # made from `ASSISTANT`
-RESERVED = ("input_ids", *OWN)
+RESERVED = ("input_ids", *OWN, *COMPUTED)
 FORMAT_KEY = b"nopad.format"  # in the metadata of every table that nopad writes
 
 
@@ -93,8 +93,8 @@ def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
     """Return which columns of a table with this schema are read; `place` names the table in messages.
 
     Raises:
-        SourceError: a wanted column is missing, occurs twice, is used in two roles, has the name of a column that nopad
-            writes, or has a type that cannot be read; or the table is a packed dataset. If `options.carry` is "auto",
+        SourceError: a wanted column is missing, occurs twice, is used in two roles, has a name that nopad writes or
+            computes, or has a type that cannot be read; or the table is a packed dataset. If `options.carry` is "auto",
             also: labels would be packed along, but a column of labels holds only null or values that Arrow has no type
             for; or there are labels beside ``assistant_masks``, from which labels would be made.
 
@@ -120,7 +120,7 @@ def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
         refuse_empty_labels(schema, others, kind == "ids" or options.find_labels, place)
     if options.carry == "auto" and kind == "ids":
         learned = _learned(schema, place) if options.find_labels else None
-        carried = [c for name in others if (c := _found(schema, name, place)) and name not in RESERVED]
+        carried = [c for name in others if (c := _found(schema, name, place)) and not _is_own(schema, name)]
         carried = [LEARNED if c.name == learned else c for c in carried]
     elif options.carry == "auto" and options.find_labels:
         carried = [_asked(schema, name, kind, content, place) for name in label_column(schema)]
@@ -184,14 +184,15 @@ def refuse_empty_labels(schema: pa.Schema, names: Sequence[str], wanted: bool, p
     """Refuse a column of labels of Arrow's null type, since labels would then be missing without a message.
 
     A column has this type if all its values are null, or if Arrow has no type for its values. A column among `names`
-    holds labels if it is called "labels", "label" or "label_ids". Nothing is refused if `wanted` is False. `place`
-    names the table in messages.
+    holds labels if it has the first of the names "labels", "label" and "label_ids" that occurs; the others are not used
+    then. Nothing is refused if `wanted` is False. `place` names the table in messages.
 
     Raises:
         SourceError: there is such a column.
     """
     null = {field.name: field for field in schema if pa.types.is_null(field.type)}
-    empty = [name for name in names if wanted and name in LABELS and name in null]
+    empty = [name for name in LABELS if name in names][:1] if wanted else []
+    empty = [name for name in empty if name in null]
     if empty:
         found = type_of(null[empty[0]])
         how = "null in every record that was looked at; fill it" if found == "null" else f"{found}; convert it"
@@ -275,12 +276,12 @@ def _asked(schema: pa.Schema, name: str, kind: Kind, content: str, place: str) -
     `kind` says whether the content is "text" or "ids"; `content` is its column. `place` names the table in messages.
 
     Raises:
-        SourceError: the column is missing, occurs twice, is the content, has a name that nopad writes, or has a type
-            that does not fit.
+        SourceError: the column is missing, occurs twice, is the content, has a name that nopad writes or computes, or
+            has a type that does not fit.
     """
     _check_once(schema, name, place)
-    if name in (*RESERVED, content):
-        raise SourceError(f"{place}: the column {name!r} cannot be carried: nopad writes one of that name; rename it")
+    if name == content or _is_own(schema, name):
+        raise SourceError(f"{place}: {_not_carried(name)}; rename it")
     found = _carried(schema, name, kind)
     if found is None:
         beside = "" if kind == "ids" else ", and lists are beside text, whose tokens are not yet known"
@@ -297,17 +298,27 @@ def _found(schema: pa.Schema, name: str, place: str) -> Carried | None:
     `place` names the table in messages. The content is ready-made ids.
 
     Raises:
-        SourceError: the column occurs twice, or could be packed along but has a name that nopad writes.
+        SourceError: the column occurs twice, or could be packed along but has a name that nopad writes or computes.
     """
     if schema.names.count(name) > 1:
         _check_once(schema, name, place)
     found = _carried(schema, name, "ids")
-    if found is not None and name in OWN:
-        raise SourceError(
-            f"{place}: the column {name!r} cannot be carried: nopad writes one of that name; rename it, or name the "
-            "columns to carry with carry="
-        )
+    if found is not None and name in (*OWN, *COMPUTED):
+        raise SourceError(f"{place}: {_not_carried(name)}; rename it, or name the columns to carry with carry=")
     return found
+
+
+def _is_own(schema: pa.Schema, name: str) -> bool:
+    """Return whether only nopad gives a packed dataset a column of this name.
+
+    This is also so for an ``attention_mask`` that has no lists, so it marks no padding: that of a batch is its layout.
+    """
+    return name in RESERVED or (name == MASK and not is_list(schema.field(name).type))
+
+
+def _not_carried(name: str) -> str:
+    does = "computes" if name in (*COMPUTED, MASK) else "writes"
+    return f"the column {name!r} cannot be carried: nopad {does} one of that name"
 
 
 def _carried(schema: pa.Schema, name: str, kind: Kind) -> Carried | None:

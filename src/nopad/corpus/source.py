@@ -254,7 +254,8 @@ class IterableSource(Source):
         block_records: number of items in a block.
 
     Raises:
-        SourceError: texts and ids are mixed, an item is neither, or `items` is itself a text, bytes or a dict.
+        SourceError: texts and ids are mixed, an item is neither, or `items` is itself a text, bytes or a dict, or
+            cannot be iterated over.
         OptionError: `block_records` is not an integer from 1 to 2^31 - 1.
 
     >>> from nopad.corpus import IterableSource
@@ -264,7 +265,7 @@ class IterableSource(Source):
     """
 
     def __init__(self, items: Iterable[str | Sequence[int]], *, name: str = "memory", block_records: int = 1000):
-        if isinstance(items, str | bytes | Mapping):
+        if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
             raise SourceError(f"{name}: {type(items).__name__}, not a list of texts or of lists of ids")
         self._items = [item if isinstance(item, str) else _plain(item, name, at) for at, item in enumerate(items, 1)]
         self._name = name

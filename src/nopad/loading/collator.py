@@ -93,15 +93,16 @@ class PackCollator:
                 the attention mask of a row is all 0.
             OptionError: the form has `depth`, `packs` or `end_to_end`, which would move sequences to other rows; or it
                 has fewer rows than `features`.
-            MissingExtraError: there is `masking`, and torch is not installed.
+            MissingExtraError: there is `masking`, `set_epoch` was not called, and torch is not installed.
         """
         sequences, per_row = self._sequences(features)
         return self._collate()(sequences, self.form, per_row)
 
     def _collate(self) -> Collate:
         if self.masking is not None:
-            torch = load_torch("masking at random")
-            return self.masking.at(int(torch.randint(2**62, ())) if self.epoch is None else self.epoch)
+            if self.epoch is not None:
+                return self.masking.at(self.epoch)
+            return self.masking.at(int(load_torch("masking at random").randint(2**62, ())))
         return causal_batch if self.causal else plain
 
     def _sequences(self, features: Sequence[Any]) -> tuple[Sequences, NDArray[np.int64]]:
@@ -118,12 +119,9 @@ class PackCollator:
             sequences, records, per_row = from_rows(features)
         else:
             rows = [_with_lengths(one, number) for number, one in enumerate(features)]
-            sequences, records, _ = from_features(rows)
+            sequences, records, _ = from_features(rows, self.per_sequence)
             per_row = np.array([len(row[LENGTHS]) for row in rows], dtype=np.int64)
         tokens, values = dict(sequences.tokens), {**sequences.values, **records}
-        for name in self.per_sequence:
-            if name in tokens:
-                values[name] = tokens.pop(name)
         if self.masking is not None:
             _check_maskable(tokens, values)
         return replace(sequences, tokens=tokens, values=values), per_row

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.errors import FormatError, LengthError, OptionError
-from nopad.files import write_atomic
+from nopad.files import local_path, write_atomic
 from nopad.histogram import Histogram, exact_dot, exact_sum
 from nopad.planning.bounds import Bound
 from nopad.planning.certificate import Certificate
@@ -332,9 +332,10 @@ class Plan:
         """Write a plan file (``*.plan.json``); a file that exists at `path` is replaced.
 
         Raises:
+            OptionError: the path is a URL, or cannot be written in UTF-8.
             StorageError: the disk is full, or the write failed.
         """
-        write_atomic(Path(path), self.to_json().encode())
+        write_atomic(local_path(path), self.to_json().encode())
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nopad.errors import OptionError
-from nopad.files import write_text
+from nopad.files import local_path, write_text
 from nopad.report.charts import charts_of, slots_chart
 from nopad.report.drawing import load_altair, save_chart, styled, unchecked
 from nopad.report.settings import Settings
@@ -35,12 +35,12 @@ def write_report(subjects: Sequence[Subject], path: Path, settings: Settings | N
 
     Raises:
         MissingExtraError: altair or vl-convert is not installed.
-        OptionError: there is no subject, or more than one for a picture; or `settings.of_tokens` is below the number of
-            tokens of a subject.
+        OptionError: there is no subject, or more than one for a picture; `path` is a URL, or cannot be written in
+            UTF-8; or `settings.of_tokens` is below the number of tokens of a subject.
         StorageError: the file cannot be written.
     """
     load_altair()
-    settings = settings or Settings()
+    settings, path = settings or Settings(), local_path(path)
     if not subjects:
         raise OptionError("nothing to report on; give a histogram, a plan, or a packed dataset")
     if path.suffix == ".png":
@@ -76,10 +76,11 @@ def write_pictures(subjects: Sequence[Subject], folder: Path, settings: Settings
 
     Raises:
         MissingExtraError: altair or vl-convert is not installed.
-        OptionError: `settings.of_tokens` is below the number of tokens of a subject.
+        OptionError: `folder` is a URL, or cannot be written in UTF-8; or `settings.of_tokens` is below the number of
+            tokens of a subject.
         StorageError: a file cannot be written.
     """
-    settings = settings or Settings()
+    settings, folder = settings or Settings(), local_path(folder)
     files: list[Path] = []
     for subject, stem in zip(subjects, _stems(subjects), strict=True):
         files.append(folder / f"{stem}-slide.png")

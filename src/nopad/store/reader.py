@@ -148,7 +148,8 @@ class PackedDataset:
         Raises:
             OptionError: the dataset is an index without tokens; its labels are per sequence and `causal` is True; or
                 `causal` is None, and the label of some first token is neither this token nor -100.
-            BatchError: the dataset has both ``label`` and ``label_ids``, and no ``labels``.
+            BatchError: the dataset has both ``label`` and ``label_ids``, and no ``labels``; or a column with the name
+                of one that is computed, such as ``position_ids``.
             CorruptError: a shard is missing or damaged.
             StorageError: a shard cannot be read.
             MissingExtraError: `datasets` is not installed.

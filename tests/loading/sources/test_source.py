@@ -113,6 +113,10 @@ def test_padding_is_refused_and_the_mask_dropped(refuses):
     for numbers in ([2], [0, 2, 1], [2, 2]):
         with refuses(SourceError, message):
             source.gather(numbers)
+    tokens = {"input_ids": np.arange(2), "attention_mask": np.array([1, 0])}
+    skipped = memory_tokens(Sequences(seq_lengths=np.array([0, 2], np.int32), tokens=tokens), empty="skip")
+    with refuses(SourceError, message.replace("sequence 2", "sequence 0")):
+        skipped.gather([0])
 
 
 def test_threads_share_a_source(tmp_path, make_records, write_arrays):

@@ -20,7 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from nopad.corpus.inputs import InputFile, reading
-from nopad.corpus.objects import as_arrow
+from nopad.corpus.objects import as_arrow, mapped_files
 from nopad.corpus.options import ReaderOptions
 from nopad.corpus.selection import Selection, select
 from nopad.corpus.tables import library_errors, opened_arrow
@@ -66,7 +66,7 @@ def dataset_tokens(dataset: Any, options: ReaderOptions, *, empty: str = "refuse
         kind = type(dataset).__name__
         raise SourceError(f"a {kind} has no rows by number; give a datasets.Dataset, one split of it, or its files")
     shown = as_arrow(dataset, name)
-    paths = list(dict.fromkeys(Path(part["filename"]) for part in dataset.cache_files))
+    paths = [Path(file.path) for file in mapped_files(dataset)]
     return ArrowTokens(partial(_of_dataset, shown), paths, name, options, empty=empty)
 
 

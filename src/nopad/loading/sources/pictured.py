@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,10 @@ from numpy.typing import NDArray
 
 from nopad.batch.features import from_features
 from nopad.batch.images import KINDS, VIDEOS, Kind, Pictured
+from nopad.corpus.objects import mapped_files
 from nopad.errors import NopadError, OptionError, SourceError
 from nopad.loading.sources.arrays import memory_tokens
+from nopad.loading.sources.mapped import MappedFile
 from nopad.loading.sources.source import EMPTY, Located, TokenSource
 from nopad.sequences import Sequences
 
@@ -56,7 +59,14 @@ class PicturedTokens(TokenSource):
     exact = True
     images: NDArray[np.int64]
 
-    def __init__(self, records: Any, tokens: TokenSource, images: NDArray[np.int64], stored: Sequence[_Stored]) -> None:
+    def __init__(
+        self,
+        records: Any,
+        tokens: TokenSource,
+        images: NDArray[np.int64],
+        stored: Sequence[_Stored],
+        files: Sequence[MappedFile] = (),
+    ) -> None:
         """Keep the arguments.
 
         Args:
@@ -64,11 +74,12 @@ class PicturedTokens(TokenSource):
             tokens: the tokens of the sequences, without images.
             images: the attribute `images`: number of images in each sequence, int64 ``[n]``.
             stored: the images and the videos, without pixel values.
+            files: the files that the records are mapped from; they are checked for changes at every `gather`.
         """
         self._records, self._tokens, self._shown = records, tokens, tuple(stored)
         images.flags.writeable = False
         self.images, self.videos = images, any(one.kind is VIDEOS for one in self._shown)
-        super().__init__(tokens.name)
+        super().__init__(tokens.name, files=files)
 
     def stored_lengths(self) -> NDArray[np.int32]:
         """Return the lengths of all sequences; int32 ``[n]``."""
@@ -78,7 +89,7 @@ class PicturedTokens(TokenSource):
         """Return the flat columns, where these sequences begin in them, and their images as columns (`Located`).
 
         Raises:
-            SourceError: a record has fewer or more pixel values than when it was opened.
+            SourceError: a record has fewer or more pixel values than when it was opened, or is gone.
         """
         found = self._tokens.located(numbers)
         wanted = numbers.tolist()
@@ -92,12 +103,13 @@ class PicturedTokens(TokenSource):
         """Return the pixel values of a sequence, as its record holds them; None if it has no image (or video).
 
         Raises:
-            SourceError: the record has fewer or more pixel values than when it was opened.
+            SourceError: the record has fewer or more pixel values than when it was opened, or is gone.
         """
         if not stored.counts[number]:
             return None
         name = stored.kind.pixels
-        pixels = self._records[number].get(name)
+        record = self._records[number] if number < len(self._records) else None
+        pixels = record.get(name) if isinstance(record, Mapping) else None
         if pixels is None:
             raise SourceError(f"{self.name}: record {number} had {name} when it was opened, and has none now")
         grids = stored.columns.get(stored.kind.grids)
@@ -134,8 +146,8 @@ class PicturedTokens(TokenSource):
 def has_pictures(inputs: Any) -> bool:
     """Return whether `inputs` are a list of dicts or a `datasets.Dataset` with pixel values of images or videos."""
     names = {kind.pixels for kind in KINDS}
-    if hasattr(inputs, "with_format"):
-        return not names.isdisjoint(getattr(inputs, "column_names", None) or ())
+    if hasattr(inputs, "with_format"):  # one that is read as a stream has no rows by number, and is refused as such
+        return hasattr(inputs, "cache_files") and not names.isdisjoint(getattr(inputs, "column_names", None) or ())
     return isinstance(inputs, list | tuple) and any(
         isinstance(one, Mapping) and not names.isdisjoint(one) for one in inputs
     )
@@ -156,6 +168,7 @@ def pictured_tokens(inputs: Any, *, empty: str = "refuse") -> PicturedTokens:
         raise OptionError(f"empty is {empty!r}, and records with images are taken as they are; leave empty ones out")
     is_list = isinstance(inputs, list | tuple)
     records = inputs if is_list else inputs.with_format("numpy")
+    files = [MappedFile(Path(file.path)) for file in mapped_files(records)]
     name = "records" if is_list else "dataset"
     parts: list[Sequences] = []
     shown: list[tuple[int, Sequence[Pictured]]] = []
@@ -170,9 +183,8 @@ def pictured_tokens(inputs: Any, *, empty: str = "refuse") -> PicturedTokens:
         raise SourceError(f"{name}: holds no sequence; give at least one")
     stored = [_stored(kind, shown, name) for kind in KINDS]
     sizes = np.concatenate([sum((one.sizes() for one in images), np.zeros(n, np.int64)) for n, images in shown])
-    return PicturedTokens(
-        records, memory_tokens(_joined(parts, name), name), sizes, [one for one in stored if one.counts.any()]
-    )
+    tokens = memory_tokens(_joined(parts, name), name)
+    return PicturedTokens(records, tokens, sizes, [one for one in stored if one.counts.any()], files)
 
 
 def _stored(kind: Kind, shown: Sequence[tuple[int, Sequence[Pictured]]], name: str) -> _Stored:

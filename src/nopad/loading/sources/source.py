@@ -265,7 +265,7 @@ class TokenSource(ABC):
             self._prove()  # if a file has changed, report that as the cause
             raise
         self._prove()
-        found = self._without_mask(found, chosen) if MASK in found.tokens else found
+        found = self._without_mask(found, np.asarray(numbers)) if MASK in found.tokens else found
         self._compare(found, chosen)
         return narrowed(found) if wide and not self.exact else found
 
@@ -297,10 +297,10 @@ class TokenSource(ABC):
         for file in self._files:
             file.prove()
 
-    def _without_mask(self, found: Sequences, chosen: NDArray[np.int64]) -> Sequences:
+    def _without_mask(self, found: Sequences, numbers: NDArray[Any]) -> Sequences:
         """Return the sequences without their ``attention_mask``, after checking that it marks no padding.
 
-        `chosen` are the numbers of these sequences among all stored sequences, for the message.
+        `numbers` are the numbers of these sequences, as `gather` got them, for the message.
 
         Raises:
             SourceError: the mask is not all 1.
@@ -309,7 +309,7 @@ class TokenSource(ABC):
         if not (mask == 1).all():
             at = int(np.searchsorted(np.cumsum(found.seq_lengths), int(np.argmax(mask != 1)), side="right"))
             raise SourceError(
-                f"{self.name}: sequence {int(chosen[at])} is padded: its {MASK} is not all 1, and padding would be "
+                f"{self.name}: sequence {numbers[at]} is padded: its {MASK} is not all 1, and padding would be "
                 "trained on as content; cut it off before"
             )
         tokens = {name: column for name, column in found.tokens.items() if name != MASK}

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nopad.errors import FormatError
-from nopad.files import write_atomic
+from nopad.files import local_path, write_atomic
 from nopad.histogram import exact_dot, exact_sum
 from nopad.planning.document import text_of
 from nopad.planning.several.bounds import PriceBound, price_bound
@@ -335,9 +335,10 @@ class SeveralPlan:
         """Write a plan file (``*.plan.json``); a file that exists at `path` is replaced.
 
         Raises:
+            OptionError: the path is a URL, or cannot be written in UTF-8.
             StorageError: the disk is full, or the write failed.
         """
-        write_atomic(Path(path), self.to_json().encode())
+        write_atomic(local_path(path), self.to_json().encode())
 
     @classmethod
     def load(cls, path: str | Path) -> SeveralPlan:
