@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 from numba.core.dispatcher import Dispatcher
 
+from nopad import _sort_kernels as sorting
 from nopad.serving import Batching
 from nopad.serving import _packing_kernels as kernels
 from nopad.serving import _placing_kernels as placing
 from nopad.serving.batching import POLICIES
 
-PLAIN = {**vars(placing), **vars(kernels)}
-COMPILED = {name: value for name, value in PLAIN.items() if isinstance(value, Dispatcher)}
-PLAIN.update({name: FunctionType(kernel.py_func.__code__, PLAIN) for name, kernel in COMPILED.items()})
+PLAIN = {**vars(sorting), **vars(placing), **vars(kernels)}
+ALL = {name: value for name, value in PLAIN.items() if isinstance(value, Dispatcher)}
+COMPILED = {name: value for name, value in ALL.items() if name not in vars(sorting)}
+PLAIN.update({name: FunctionType(kernel.py_func.__code__, PLAIN) for name, kernel in ALL.items()})
 NOW = 10_000
 
 
@@ -149,8 +151,21 @@ def case_most_urgent(rng):
     return levels, int(rng.integers(1, levels.size + 1))
 
 
-def case_highest(rng):
-    return case_most_urgent(rng)
+def case_keep_highest(rng):
+    levels = rng.integers(0, 4, int(rng.integers(1, 40)))
+    kept = np.flatnonzero(rng.random(levels.size) < 0.8) if levels.size > 1 else np.zeros(1, np.int64)
+    kept = kept if kept.size else np.zeros(1, np.int64)
+    return levels, kept, int(rng.integers(1, kept.size + 1))
+
+
+def case_lengths_of(rng):
+    state, table = waiting(rng)
+    return table, rng.permutation(np.arange(state[0], state[1]))
+
+
+def case_copy(rng):
+    state, table = waiting(rng)
+    return some_requests(rng, 4), 2, table, int(state[0])
 
 
 def case_ahead(rng):

@@ -86,7 +86,8 @@ def candidates(state: NDArray[Any], table: NDArray[Any], limits: NDArray[Any], n
     slots = limits[ROWS] * limits[CAPACITY]
     enough = slots if limits[KEEP_ORDER] else 2 * slots
     first = np.empty(waiting, dtype=np.int64)
-    n, tokens = np.int64(0), np.int64(0)  # literal zeros would be types of their own: all that follows twice
+    n: Any = np.int64(0)  # a literal 0 is a type of its own: Numba would compile twice what gets it
+    tokens = 0
     for at in range(head, tail):
         if tokens > enough and (limits[KEEP_ORDER] or n >= limits[WINDOW]):
             break

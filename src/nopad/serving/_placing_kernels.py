@@ -256,7 +256,9 @@ def look_ahead(
         row_of, start_of = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
         place_in_order(gathered(lengths, order), limits, np.int64(0), row_of, start_of)
         for i in range(n):
-            row[order[i]], start[order[i]] = row_of[i], start_of[i]
+            row[order[i]] = row_of[i]
+            if row_of[i] >= 0:
+                start[order[i]] = start_of[i]
         return
     fill, count, opener = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
     order = ascending(urgency(levels, _LENGTHS - 1 - lengths))
