@@ -1,4 +1,4 @@
-"""Lengths to the pack of each: `nopad.pack` end to end, histogram, plan, proof and assignment included.
+"""Lengths to the pack of each: all of `nopad.pack`, histogram, plan, proof and assignment included.
 
 Three inputs that packers are compared on, with the targets of each; best-fit decreasing alone (`lpfhp`) beside it in
 the same run. Median of 5 after a first call; peak memory is that of the process with all inputs.

@@ -321,6 +321,14 @@ def test_packs_of_other_lengths_or_another_order_are_refused():
             packs.check(others)
 
 
+def test_no_packs_of_other_lengths_are_refused():
+    empty = nopad.pack(LENGTHS, 100).made_for(np.array(LENGTHS, np.int32))[:0]
+    with pytest.raises(PlanMismatchError, match="made for sequences of other lengths, or in another order"):
+        empty.check([])
+    for made in (nopad.pack([], 100), empty.made_for(np.zeros(0, np.int32))):
+        made.check([])
+
+
 def test_a_mask_is_no_list_of_pack_numbers():
     """[False, True, True] would be packs 0, 1 and 1."""
     packs = nopad.pack([5, 5, 5], 5)

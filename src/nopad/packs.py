@@ -180,10 +180,10 @@ class Packs:
     def problem(self, lengths: NDArray[np.int32]) -> str | None:
         """Return the first problem that `check` would report for these lengths, as text; None if there is none."""
         disorder = self.disorder(lengths.size)
-        if disorder or not len(self):
+        if disorder:
             return disorder
         tokens = np.add.reduceat(lengths[self.sequence].astype(np.int64), self.indptr[:-1])
-        if tokens.max() > self.capacity:
+        if tokens.max(initial=0) > self.capacity:
             p = int(np.argmax(tokens))
             return f"pack {p} holds {int(tokens[p]):,} tokens, above the capacity of {self.capacity:,}"
         if self.lengths_sha256 not in (None, lengths_sha256(lengths)):

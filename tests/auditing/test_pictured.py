@@ -223,7 +223,7 @@ class TestTraces:
 
 
 def together(features):
-    """A collator that lays texts end to end, with the images of all, and says nothing of borders."""
+    """A collator that lays texts one after another, with the images of all, and says nothing of borders."""
     rows = [name for name in ("input_ids", "labels", "mm_token_type_ids") if name in features[0]]
     batch = {name: torch.tensor([[value for one in features for value in one[name]]]) for name in rows}
     for name in ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw"):

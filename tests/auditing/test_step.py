@@ -275,7 +275,7 @@ class TestVerdict:
         ("inside", "begins", "ends", "said"), [(0, 0, 1, 0), (0, 1, 3, 0), (1, 0, 1, 9), (2, 1, 0, 9)]
     )
     def test_rows_of_several_texts_are_named(self, inside, begins, ends, said):
-        """Texts that were laid end to end before the collator see each other, and the step is right all the same."""
+        """Texts that were laid one after another before the collator see each other; the step is right all the same."""
         model = nopad.packed(build("llama", "causal LM", eos_token_id=[1, 2]))
         rows = []
         for one in texts([7, 3, 12, 5, 9, 4, 15, 6, 8]):

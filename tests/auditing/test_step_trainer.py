@@ -212,7 +212,7 @@ def test_trl(how, tmp_path):
     assert trainer._metrics == metrics
     assert all(value.grad is None for value in model.parameters())
     if "wrapped" in how:  # rows were cut from one long text before, which the audit of rows cannot show
-        assert any(note.startswith('packing_strategy "wrapped" lays texts end to end') for note in verdict.notes)
+        assert any(note.startswith('packing_strategy "wrapped" lays texts one after another') for note in verdict.notes)
         return
     assert not any("end to end" in note for note in verdict.notes)
     assert max(batch.sequences for batch in verdict.batches) > (2 if packing else 1)

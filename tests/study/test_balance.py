@@ -132,7 +132,8 @@ def test_an_unknown_cost_model(text):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"batch": 1}, OptionError, "batch must be at least 2 sequences"),
+        ({"batch": "2"}, OptionError, "batch must be an integer from 2 to"),
+        ({"batch": 1}, OptionError, "batch must be an integer from 2 to"),
         ({"steps": 0}, OptionError, "steps must be an integer from 1 to"),
         ({"steps": -3}, OptionError, "steps must be an integer from 1 to"),
         ({"steps": 2.5}, OptionError, "steps must be an integer from 1 to"),

@@ -72,8 +72,16 @@ def test_sequences_that_are_too_long_are_those_above_the_floor():
     assert sorted(lengths)[-1] == everything.max()
 
 
+@pytest.mark.parametrize("steps", [0, -1, True, 2.5, "2", None])
+def test_a_number_of_steps_that_is_refused(steps):
+    with pytest.raises(OptionError, match="steps must be an integer from 1 to 2147483647, got"):
+        too_long(SMALL, steps=steps)
+    with pytest.raises(OptionError, match="steps must be an integer from 2 to 2147483647, got"):
+        next(long_context_rows(SMALL, steps=steps))
+
+
 def test_too_few_sequences_for_a_method_leave_it_out():
-    with pytest.raises(OptionError, match="the study of long context takes at least 2 steps, got 1"):
+    with pytest.raises(OptionError, match="steps must be an integer from 2 to 2147483647, got 1"):
         next(long_context_rows(SMALL, steps=1))
     found = {row.method for row in long_context_rows(SMALL, ranks=2, node=8, steps=2)}
     assert "eight_open_packs" not in found

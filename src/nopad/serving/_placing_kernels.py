@@ -22,6 +22,8 @@ FULL, COUNT = 1, 2  # why a batch takes no more requests; 0: it takes more
 
 LEVELS = 2**30  # least urgency of a request whose time to leave has come; all others are below
 _LENGTHS = 2**31
+_NO: Any = np.int64(0)  # literal numbers are types of their own: Numba would compile `place_in_order` for each
+_YES: Any = np.int64(1)
 
 
 @njit(cache=True, nogil=True)
@@ -254,7 +256,7 @@ def look_ahead(
     if limits[FLAT] != 0:
         order = ascending(urgency(levels, np.zeros(n, dtype=np.int64)))
         row_of, start_of = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
-        place_in_order(gathered(lengths, order), limits, np.int64(0), row_of, start_of)
+        place_in_order(gathered(lengths, order), limits, _NO, row_of, start_of)
         for i in range(n):
             row[order[i]] = row_of[i]
             if row_of[i] >= 0:
@@ -300,7 +302,7 @@ def look_ahead_in_order(lengths: NDArray[Any], limits: NDArray[Any], row: NDArra
     `MOST`).
     """
     rows, slots, separator = limits[ROWS], limits[ROWS] * limits[CAPACITY], limits[SEPARATOR]
-    place_in_order(lengths, limits, np.int64(1), row, start)
+    place_in_order(lengths, limits, _YES, row, start)
     low, high, used = 0, 0, 0
     while low < lengths.size and row[low] >= 0:
         low += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.errors import OptionError
-from nopad.options import BOOLEAN, MAX_LENGTH, Option, check_choice
+from nopad.options import BOOLEAN, MAX_LENGTH, Option, check_choice, shown
 
 __all__ = ["POLICIES", "REASONS", "Batching", "Policy", "Reason"]
 
@@ -156,7 +155,6 @@ def check_seconds(name: str, value: Any, least: float, none: bool = False) -> No
     Raises:
         OptionError: `value` is not such a number.
     """
-    number = type(value) in (int, float) and math.isfinite(value)
-    if not number or not least <= value <= LONGEST_S:
+    if type(value) not in (int, float) or not least <= value <= LONGEST_S:
         also = ", or None" if none else ""
-        raise OptionError(f"{name} must be from {least:g} to {LONGEST_S:g} seconds{also}, got {value!r}")
+        raise OptionError(f"{name} must be from {least:g} to {LONGEST_S:g} seconds{also}, got {shown(value)}")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nopad.errors import OptionError
+from nopad.options import shown
 
 __all__ = ["Output", "check_buffers", "filled"]
 
@@ -49,7 +50,7 @@ def check_buffers(out: Any, outputs: Mapping[str, Output], rows: tuple[int, ...]
     seen: list[tuple[torch.device, int, int, str]] = []
     for name, buffer in out.items():
         if name not in outputs:
-            raise OptionError(f"out has {name!r}, and the model's outputs are {', '.join(outputs)}")
+            raise OptionError(f"out has {shown(name)}, and the model's outputs are {', '.join(outputs)}")
         tensor, form = _tensor(name, buffer), outputs[name]
         if tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta:
             what = "nested" if tensor.is_nested else "on device meta" if tensor.is_meta else str(tensor.layout)

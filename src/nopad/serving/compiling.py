@@ -10,6 +10,7 @@ from nopad.errors import OptionError, UnsupportedModelError
 from nopad.model.compiled import CompiledRows, is_compiled
 from nopad.model.routers import ASKED, routes
 from nopad.model.safety import bare, state_of
+from nopad.options import shown
 from nopad.serving.batching import Batching
 from nopad.serving.forward import Tensors
 from nopad.tasks.core import Core
@@ -40,7 +41,7 @@ def compiled_rows(core: Core, batching: Batching, mode: bool | Mode) -> Compiled
     """
     if not isinstance(mode, bool) and not (isinstance(mode, str) and mode in get_args(Mode)):
         known = ", ".join(map(repr, get_args(Mode)))
-        raise OptionError(f"compile is {mode!r}; it is True, False, or a mode of torch.compile: {known}")
+        raise OptionError(f"compile is {shown(mode)}; it is True, False, or a mode of torch.compile: {known}")
     already = is_compiled(core.model)
     if not already and mode is False:
         return None

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.errors import LengthError, OptionError, QueueFullError
+from nopad.options import shown
 from nopad.serving.batching import REASONS, Batching, Reason
 
 __all__ = ["Decision", "OnlineBatch", "OnlinePacker", "PackerStatistics"]
@@ -220,7 +221,7 @@ class OnlinePacker:
         and what arrives later is not known.
 
         Raises:
-            LengthError: a length is not an integer of at least 1, or there is no length.
+            LengthError: a length is < 1, not an integer, or above `Batching.longest`; or there is no length.
             OptionError: `deadline_ns` is not an integer from 0 to 2^61.
 
         Requests 0 and 1 leave room for 3 tokens each. So a request of 4 tokens must wait until both have left:
@@ -232,7 +233,7 @@ class OnlinePacker:
         ((1, 8), (3, 14), (1, 8))
         """
         deadline = _integer(deadline_ns, "deadline_ns", OptionError, 0, LAST_NS)
-        mine = np.array([_integer(length, "length", LengthError, 1) for length in lengths], dtype=np.int64)
+        mine = np.array([self._length(length) for length in lengths], dtype=np.int64)
         if not mine.size:
             raise LengthError("a request has at least one sequence")
         self._settle()
@@ -260,9 +261,7 @@ class OnlinePacker:
             OptionError: another argument is not an integer or is out of range, or the policy has no priorities.
             QueueFullError: more than `max_waiting_tokens` tokens would wait; the request was not added.
         """
-        if type(length) is not int:
-            length = _integer(length, "length", LengthError)
-        self._check_length(length)
+        length = self._length(length)
         how = self._checked(now_ns, deadline_ns, lead_ns, priority)
         if self._tokens + length > self.batching.max_waiting_tokens:
             self._refuse(length)
@@ -316,9 +315,7 @@ class OnlinePacker:
             OptionError: another argument is not an integer or is out of range, or the policy has no priorities.
             QueueFullError: more than `max_waiting_tokens` tokens would wait.
         """
-        lengths = [_integer(length, "length", LengthError) for length in lengths]
-        for length in lengths:
-            self._check_length(length)
+        lengths = [self._length(length) for length in lengths]
         tokens = sum(lengths)
         if tokens > self.batching.max_waiting_tokens:
             raise LengthError(
@@ -335,9 +332,17 @@ class OnlinePacker:
         self._tokens += tokens
         return range(first, first + len(lengths))
 
-    def _check_length(self, length: int) -> None:
+    def _length(self, length: int) -> int:
+        """Return `length` as a Python integer.
+
+        Raises:
+            LengthError: it is < 1, not an integer, or above `Batching.longest`.
+        """
+        if type(length) is not int:
+            length = _integer(length, "length", LengthError)
         if not 0 < length <= self.batching.longest:
-            raise LengthError(f"a request has from 1 to {self.batching.longest:,} tokens, got {length:,}")
+            raise LengthError(f"a request has from 1 to {self.batching.longest:,} tokens, got {shown(length)}")
+        return length
 
     def _refuse(self, tokens: int) -> NoReturn:
         self._counts["refused"] += 1
@@ -348,7 +353,7 @@ class OnlinePacker:
 
     def _check_priority(self, priority: int) -> None:
         if type(priority) is not int or abs(priority) > PRIORITIES:
-            raise OptionError(f"priority must be an integer from -{PRIORITIES} to {PRIORITIES}, got {priority!r}")
+            raise OptionError(f"priority must be an integer from -{PRIORITIES} to {PRIORITIES}, got {shown(priority)}")
         if self.batching.policy != "look_ahead" or self.batching.keep_order:
             raise OptionError("only the policy 'look_ahead' without keep_order has priorities")
 
@@ -461,5 +466,5 @@ def _integer(value: Any, name: str, error: type[Exception], low: int = -(2**62),
     """
     number = value.item() if isinstance(value, np.integer) else value
     if type(number) is not int or not low <= number <= high:
-        raise error(f"{name} must be an integer from {low} to {high}, got {value!r}")
+        raise error(f"{name} must be an integer from {low} to {high}, got {shown(value)}")
     return number

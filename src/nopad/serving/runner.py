@@ -30,7 +30,7 @@ from weakref import ref
 from nopad.errors import InputError, OptionError
 from nopad.model.modes import to_evaluation
 from nopad.model.safety import bare
-from nopad.options import BOOLEAN, MAX_LENGTH, Option, check_choice
+from nopad.options import BOOLEAN, MAX_LENGTH, Option, check_choice, shown
 from nopad.serving.answer import Answer, Answerer, frames_from, holds_answer
 from nopad.serving.batching import LONGEST_S, Batching, check_seconds, in_ns
 from nopad.serving.compiling import Mode, compiled_rows
@@ -246,7 +246,7 @@ class PackRunner:
         self._queue.check_open()  # first: in a forked process, the queue's lock may be taken for ever
         now = self._queue.now()
         if deadline_s is not None and (type(deadline_s) not in (int, float) or not abs(deadline_s) <= LONGEST_S):
-            raise OptionError(f"deadline_s must be a number of seconds, got {deadline_s!r}")
+            raise OptionError(f"deadline_s must be a number of seconds, got {shown(deadline_s)}")
         with _numbered_from(first):
             prepared, counts = self._core.prepare(inputs, **how)
         made = [Waiting(one, Answer(self._answerer), now) for one in prepared]

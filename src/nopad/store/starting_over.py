@@ -23,9 +23,9 @@ from nopad.errors import (
     SourceError,
     StorageError,
 )
-from nopad.files import fsync_path, storage_errors
-from nopad.store.manifest import MANIFEST, PLAN, split_folders
-from nopad.store.workspace import JOB, WORK
+from nopad.files import PARTIAL_SUFFIX, fsync_path, storage_errors
+from nopad.store.manifest import MANIFEST, PLAN, SPLITS, split_folders
+from nopad.store.workspace import JOB, WORK, Workspace
 
 __all__ = ["DATASET", "PREDICTIONS", "check_made", "replaced"]
 
@@ -38,8 +38,11 @@ LOCK = ".replacing.lock"  # held from the first look into the folder until the n
 RESULTS = "_predictions.json"
 WHOLE = (MANIFEST, RESULTS)  # a folder with one of these files is complete
 _WORKING = rf"{re.escape(NEW)}|{re.escape(MOVING)}|{re.escape(LOCK)}|{re.escape(WORK)}"
-DATASET = re.compile(rf"{re.escape(MANIFEST)}|{re.escape(PLAN)}|shards|packs\.arrow|sequences\.arrow|{_WORKING}")
-PREDICTIONS = re.compile(rf"{re.escape(RESULTS)}|part-\d+\.parquet|{_WORKING}")
+_PARTIAL = rf"(?:{re.escape(PARTIAL_SUFFIX)})?"  # a kill leaves the file that was just being written
+DATASET = re.compile(
+    rf"(?:{re.escape(MANIFEST)}|{re.escape(PLAN)}|shards|packs\.arrow|sequences\.arrow){_PARTIAL}|{_WORKING}"
+)
+PREDICTIONS = re.compile(rf"(?:{re.escape(RESULTS)}|part-\d+\.parquet){_PARTIAL}|{_WORKING}")
 _OTHER_WORK = (OutputExistsError, ResumeError, CorruptError)
 # After these, the same call may succeed, or another process uses the files
 _GOES_ON = (InterruptedJobError, KeyboardInterrupt, StorageError, SourceError, OutputBusyError)
@@ -62,7 +65,7 @@ def replaced(out: Path, names: re.Pattern[str], make: Callable[[Path], Made]) ->
         out: the folder.
         names: a pattern for the names that nopad writes there: `DATASET` or `PREDICTIONS`. With `DATASET`, `out` may
             also hold the two datasets of a job with a held-out share, ``train`` and ``validation``, if both are
-            finished.
+            finished or an interrupted call left them.
         make: writes the output to the folder that it gets, and goes on with its own job if one was interrupted there.
             It raises OutputExistsError, ResumeError or CorruptError if the folder holds other or damaged work. Its
             other errors are passed on.
@@ -74,7 +77,7 @@ def replaced(out: Path, names: re.Pattern[str], make: Callable[[Path], Made]) ->
         InterruptedJobError: `make` was interrupted.
         StorageError: a file cannot be locked, removed or moved.
     """
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+    if Workspace(out).is_unused():
         return make(out)
     check_made(out, names)
     with _alone(out):
@@ -101,15 +104,20 @@ def _replaced(out: Path, make: Callable[[Path], Made]) -> Made:
     except BaseException as error:
         if not isinstance(error, _GOES_ON):
             shutil.rmtree(new, ignore_errors=True)
+            if not (_is_whole(out) or (out / WORK / JOB).is_file()):
+                new.mkdir(exist_ok=True)  # the sign that the rest of an old output, partly removed, is nopad's
         if isinstance(error, InterruptedJobError):
             raise InterruptedJobError(
                 f"interrupted; {out} is as it was. Run the same command again: it goes on where it stopped"
             ) from None
         raise
     with storage_errors("replacing", out):
-        old = (path for path in out.iterdir() if path.name not in (NEW, LOCK))
-        for path in sorted(old, key=lambda path: path.name not in WHOLE):
-            _remove(path)
+        for folder in (*split_folders(out), out):
+            for name in WHOLE:
+                _remove(folder / name)  # first, so that no folder seems complete
+        for path in out.iterdir():
+            if path.name not in (NEW, LOCK):
+                _remove(path)
         fsync_path(out)
         os.replace(new, moving)  # from here on, all that is in `out` is new
         fsync_path(out)
@@ -212,19 +220,24 @@ def check_made(out: Path, names: re.Pattern[str]) -> None:
     """Check that `out` is a folder with output or a job of nopad, and nothing else.
 
     `names` is a pattern for the names that nopad writes there: `DATASET` or `PREDICTIONS`. With `DATASET`, `out` may
-    also hold the two datasets of a job with a held-out share, ``train`` and ``validation``, if both are finished.
+    also hold the two datasets of a job with a held-out share, ``train`` and ``validation``, if both are finished. If a
+    job is going on in `out`, one of them may be missing, and either unfinished.
 
     Raises:
         OutputExistsError: `out` is a file, holds an entry that nopad does not write there, or holds no trace of a job.
     """
     if not out.is_dir():
         raise OutputExistsError(f"{out} is a file; choose a folder")
-    halves = split_folders(out) if names is DATASET else []
+    begun = any((out / name).exists() for name in (f"{WORK}/{JOB}", NEW, MOVING, LOCK))
+    halves = split_folders(out)
+    if begun:  # a kill left what was written, removed or moved until then
+        halves = [out / name for name in SPLITS if (out / name).is_dir()]
+    if names is not DATASET:
+        halves = []
     for folder in (out, *halves):
         for path in folder.iterdir():
             if not names.fullmatch(path.name) and path not in halves:
                 raise OutputExistsError(f"{path} was not written by nopad; move it, or choose another folder")
-    begun = (out / WORK / JOB).is_file() or (out / NEW).is_dir() or (out / MOVING).is_dir()
     if not (begun or _is_whole(out)):
         raise OutputExistsError(f"{out} holds no job of nopad; choose another folder")
 

@@ -213,25 +213,33 @@ class Workspace:
         """Remove the work folder, which a finished dataset no longer needs."""
         shutil.rmtree(self.work, ignore_errors=True)
 
+    def is_unused(self) -> bool:
+        """Return whether `out` is missing, is empty, or holds nothing but a work folder in which no job has begun.
+
+        Such a work folder has nothing but a lock or a half-written ``job.json``.
+        """
+        if not self.out.is_dir():
+            return not self.out.exists()
+        beside = {path.name for path in self.out.iterdir()}
+        return not beside or (beside == {WORK} and self.work.is_dir() and self._inside() <= {"lock"})
+
+    def _inside(self) -> set[str]:
+        """Return the names in the work folder, without that of a half-written ``job.json``."""
+        return {path.name for path in self.work.iterdir()} - {JOB + PARTIAL_SUFFIX}
+
     def _holds_something_else(self) -> bool:
         """Return whether `out` is a file, or a folder that is not empty and holds no unfinished job of nopad.
 
-        A work folder with nothing but a lock or a half-written ``job.json`` does not count as content.
+        A work folder in which no job has begun does not count as content (`is_unused`).
 
         Raises:
             ResumeError: `out` holds an unfinished job without its ``job.json``.
         """
-        if not self.out.exists() or (self.work / JOB).is_file():
+        if (self.work / JOB).is_file() or self.is_unused():
             return False
-        if not self.out.is_dir():
-            return True
-        beside = {path.name for path in self.out.iterdir()}
-        if not self.work.is_dir():
-            return bool(beside)
-        inside = {path.name for path in self.work.iterdir()} - {JOB + PARTIAL_SUFFIX}
-        if "lock" in inside and inside != {"lock"}:
+        if self.work.is_dir() and self._inside() > {"lock"}:
             raise ResumeError(f"{self.work / JOB} is missing, which says what job this is; {_start_over(self.out)}")
-        return bool(beside - {WORK} or inside - {"lock"})
+        return True
 
     def _lock(self, lock: int) -> None:
         """Lock the work folder; `lock` is the descriptor of its open lock file.

@@ -38,7 +38,7 @@ from nopad.balance import (
 )
 from nopad.errors import BalanceError, OptionError
 from nopad.histogram import Histogram
-from nopad.options import Option
+from nopad.options import Option, check_integer
 from nopad.planning import plan
 from nopad.study.draws import SEED, shuffled
 from nopad.study.published import TOKENS_PER_GPU, TOKENS_PER_GPU_ARE_OF, has_figures
@@ -184,8 +184,7 @@ def balance_rows(
     >>> [(row.method, row.waste < 0.01) for row in rows]
     [('ours', True)]
     """
-    if batch < 2:
-        raise OptionError(f"batch must be at least 2 sequences (one pack), got {batch}")
+    batch = check_integer("batch", batch, 2)  # one pack
     steps = _STEPS.check("steps", steps)
     shapes = [Shape(n, min(node, n), 1, batch) for n in gpus]
     pool = Pool(histogram, cost or Tokens())

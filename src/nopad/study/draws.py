@@ -6,10 +6,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad import random
+from nopad.errors import OptionError
+from nopad.histogram import Histogram
 
-__all__ = ["SEED", "normal", "shuffled", "uniform"]
+__all__ = ["SEED", "check_any", "normal", "shuffled", "uniform"]
 
 SEED = 0
+
+
+def check_any(histogram: Histogram) -> None:
+    """Check that there is a length to draw.
+
+    Raises:
+        OptionError: the histogram holds no sequence.
+    """
+    if not histogram.sequences:
+        raise OptionError("the histogram holds no sequence, and this study draws from it; give one with lengths")
 
 
 def uniform(size: int, *parts: int) -> NDArray[np.float64]:

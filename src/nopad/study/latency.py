@@ -27,6 +27,7 @@ from nopad.histogram import Histogram
 from nopad.options import check_integer
 from nopad.planning import plan
 from nopad.study.balance import Studied, balance_rows, studied
+from nopad.study.draws import check_any
 
 __all__ = ["BATCHES", "METHODS", "Constants", "LatencyRow", "latency_rows"]
 
@@ -123,6 +124,7 @@ def latency_rows(
     """
     for number in gpus:
         check_integer("gpus", number)
+    check_any(histogram)
     packs = plan(histogram, histogram.max_length, algorithm="lpfhp").packs
     methods = [method for method in studied() if method.name in _SIMULATED]
     by_name = {method.name: method for method in methods}

@@ -47,8 +47,8 @@ from nopad.balance import (
     needs_context_parallelism,
     report,
 )
-from nopad.errors import OptionError
 from nopad.histogram import Histogram
+from nopad.options import check_integer
 from nopad.planning import plan
 from nopad.study.balance import BalanceRow, Communication
 from nopad.study.draws import SEED, normal, uniform
@@ -158,11 +158,10 @@ def long_context_rows(
         steps: approximate number of steps to simulate, at least 2.
 
     Raises:
-        OptionError: `steps` is below 2, `ranks` or `node` is below 1, or `node` is below `ranks` and does not divide
-            `ranks`.
+        OptionError: `steps` is not an integer of at least 2, `ranks` or `node` is none of at least 1, or `node` is
+            below `ranks` and does not divide `ranks`.
     """
-    if steps < 2:
-        raise OptionError(f"the study of long context takes at least 2 steps, got {steps}")
+    steps = check_integer("steps", steps, 2)
     cost = cost or Attention(hidden_size=HIDDEN_SIZE)
     shape = Shape(ranks, min(node, ranks), ACCUMULATION, 1)
     lengths = _corpus(workload, shape, steps)
@@ -210,11 +209,12 @@ def too_long(
         workload: the distribution of lengths, from which the sequences of the steps are drawn.
         cost: cost model; None: tokens and attention of a model with hidden size 4,096.
         ranks: number of ranks.
-        steps: number of steps.
+        steps: number of steps, at least 1.
 
     Raises:
-        OptionError: `ranks` is below 1.
+        OptionError: `ranks` or `steps` is not an integer of at least 1.
     """
+    steps = check_integer("steps", steps)
     cost = cost or Attention(hidden_size=HIDDEN_SIZE)
     lengths = _corpus(workload, Shape(ranks, 1, ACCUMULATION, 1), steps)
     found = [part[needs_context_parallelism(cost.of(part), ranks)] for part in np.array_split(lengths, steps)]

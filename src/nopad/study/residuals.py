@@ -183,7 +183,7 @@ def _figures(found: Residuals, histogram: Histogram) -> dict[str, float]:
     return {
         **{f"length {length}": int(found.values[length - 1]) for length in ends},
         "sequences left over": found.left_over,
-        "left over, % of all": 100 * found.left_over / histogram.sequences,
+        "left over, % of all": 100 * found.left_over / max(histogram.sequences, 1),
         "slots without a sequence": found.invented,
         "padding tokens of these slots": found.padding_tokens,
         "their padding, one per pack": found.padding_tokens_of_leftovers,

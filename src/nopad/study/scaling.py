@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from nopad.balance import Balance, Shape, deal
 from nopad.histogram import Histogram
 from nopad.planning import plan
-from nopad.study.draws import shuffled
+from nopad.study.draws import check_any, shuffled
 
 __all__ = [
     "ALPHA_8",
@@ -147,6 +147,7 @@ def scaling(histogram: Histogram, devices: Sequence[int] = DEVICES) -> list[Scal
     >>> row.balanced > row.simulated > 1
     True
     """
+    check_any(histogram)
     lengths = histogram.lengths.astype(np.int32)[shuffled(histogram.counts)]
     batches = lengths.size // BATCH
     of_batches = lengths[: batches * BATCH].reshape(batches, BATCH).sum(axis=1, dtype=np.int64)

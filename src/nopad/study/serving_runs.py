@@ -28,8 +28,8 @@ import numpy as np
 import torch
 
 from nopad.batch import PackedBatch
-from nopad.errors import OptionError
 from nopad.model.safety import packed
+from nopad.options import check_integer
 from nopad.random import draw, key
 from nopad.serving.batching import Batching
 from nopad.serving.forward import Tensors
@@ -130,8 +130,7 @@ def real_rows(
         OptionError: `batches` is not from 1 to 100, or the model is not pack-safe.
     """
     count = BATCHES.get(grid.name, 6) if batches is None else batches
-    if type(count) is not int or not 1 <= count <= 100:
-        raise OptionError(f"batches must be an integer from 1 to 100, got {batches!r}")
+    count = check_integer("batches", count, high=100)
     lengths = workload(grid)[: count * grid.rows].tolist()
     tokens = np.random.default_rng(0)
     most = model.get_input_embeddings().num_embeddings

@@ -166,8 +166,8 @@ def merged(model: Any, examples: Sequence[Example], ends: frozenset[int] = froze
         return []
     return [
         f"{inside} of {len(examples)} sequences hold an end of text before their own end: where these are several "
-        'texts laid end to end (TRL\'s packing_strategy "wrapped", group_texts of run_clm.py), they see each other, '
-        "which no audit of such rows can show"
+        'texts laid one after another (TRL\'s packing_strategy "wrapped", group_texts of run_clm.py), they see each '
+        "other, which no audit of such rows can show"
     ]
 
 

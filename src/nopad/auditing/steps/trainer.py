@@ -292,8 +292,8 @@ def _remarks(trainer: Any) -> list[str]:
         notes.append("the loss that balances experts is left out: it is of a whole batch, whatever shares it")
     if getattr(trainer.args, "packing", False) and getattr(trainer.args, "packing_strategy", "") == "wrapped":
         notes.append(
-            'packing_strategy "wrapped" lays texts end to end and cuts them into rows: each row is audited as one '
-            "sequence, and texts within it see each other"
+            'packing_strategy "wrapped" lays texts one after another and cuts them into rows: each row is audited as '
+            "one sequence, and texts within it see each other"
         )
     if trainer.args.bf16 or trainer.args.fp16:
         notes.append("mixed precision is not audited: the step ran in float64 and in the model's own dtype")

@@ -93,7 +93,7 @@ class Columns:
         return slice(0, self.source), _repeated(parts, self.places)
 
     def flat(self, value: Tensor) -> bool:
-        """Return whether an output may have one entry per slot, with the batch's rows end to end: ``[R * L, values]``.
+        """Return whether an output may have one entry per slot, with the batch's rows joined: ``[R * L, values]``.
 
         Routers return such outputs, and so does an expert that gets all tokens, since it keeps their order.
         """
