@@ -206,8 +206,8 @@ def _reset_frequencies(model: nn.Module) -> None:
 def _library(where: str, name: str) -> str:
     """Return the library of a layer that may quantise the activations of a whole batch together; "": any other layer.
 
-    The libraries are "torch.ao", "torch.ao fake", "bitsandbytes" and "torchao float8". `where` is the name of the Python
-    module that defines the layer's class, and `name` is the name of the class.
+    The libraries are "torch.ao", "torch.ao fake", "bitsandbytes" and "torchao float8". `where` is the name of the
+    Python module that defines the layer's class, and `name` is the name of the class.
     """
     if where == "torch.ao.quantization.fake_quantize" and name != "FixedQParamsFakeQuantize":
         return FAKE
