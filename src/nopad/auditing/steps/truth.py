@@ -165,7 +165,13 @@ def _parts_alone(model: Any, example: Example, alone: Alone, number: int) -> tup
 
 
 def sum_alone(
-    model: Any, example: Example, causal: bool, alone: Alone | None, number: int, part: int = 0, parts: int | None = None
+    model: Any,
+    example: Example,
+    causal: bool,
+    alone: Alone | None,
+    number: int,
+    part: int = 0,
+    parts: int | None = None,
 ) -> tuple[Tensor | None, int]:
     """Run one sequence alone; return (sum of its items' losses, number of items), or (None, 0) if it has no item.
 
@@ -180,8 +186,9 @@ def sum_alone(
         found = _parts_alone(model, example, alone, number)
         if parts is not None and len(found) != parts:
             raise BatchError(
-                f"alone gave losses of {counted(len(found), 'mean')} for sequence {number}, and of {parts} for sequence "
-                "0; give a tensor for each mean of the loss, an empty one ([0]) where a sequence has no item of a mean"
+                f"alone gave losses of {counted(len(found), 'mean')} for sequence {number}, and of {parts} for "
+                "sequence 0; give a tensor for each mean of the loss, an empty one ([0]) where a sequence has no item of "
+                "a mean"
             )
         each = found[part]
         return (each.sum(), each.numel()) if each.numel() else (None, 0)
