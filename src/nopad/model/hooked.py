@@ -170,8 +170,8 @@ class HookedModel:
                 name = next(name for name, one in self.model.named_modules() if one is part)
                 raise UnsupportedModelError(
                     f"the {type(part).__name__} in this {type(self.model).__name__}, {name}, has a configuration of "
-                    f"its own, and its attention is {own!r}, not nopad's; give it the object that the other layers have "
-                    "as their config (module.config = ..., for each module in it that has one)"
+                    f"its own, and its attention is {own!r}, not nopad's; give it the object that the other layers "
+                    "have as their config (module.config = ..., for each module in it that has one)"
                 )
 
     def remove(self) -> None:

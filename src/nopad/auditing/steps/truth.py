@@ -187,8 +187,8 @@ def sum_alone(
         if parts is not None and len(found) != parts:
             raise BatchError(
                 f"alone gave losses of {counted(len(found), 'mean')} for sequence {number}, and of {parts} for "
-                "sequence 0; give a tensor for each mean of the loss, an empty one ([0]) where a sequence has no item of "
-                "a mean"
+                "sequence 0; give a tensor for each mean of the loss, an empty one ([0]) where a sequence has no item "
+                "of a mean"
             )
         each = found[part]
         return (each.sum(), each.numel()) if each.numel() else (None, 0)
