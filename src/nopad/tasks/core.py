@@ -176,8 +176,8 @@ class Core(ABC):
         There is padding only if oneDNN multiplies the matrices: with the faster kernel of `kernels` for float32 layers
         on CPUs, and for models in lower precision on CPUs. Models whose rows may not be wider than their positions
         never get padding. With padding, the width of the batch is rounded up: to a multiple of 4 up to 64 tokens, of 64
-        above 1,024 tokens, and of 8 to 32 in between. This leaves 112 widths up to 4,096 tokens. The reason: oneDNN makes
-        and keeps code for each new width and each size of layer, which takes 1 to 3 ms and 0.2 to 6 MB.
+        above 1,024 tokens, and of 8 to 32 in between. This leaves 112 widths up to 4,096 tokens. The reason: oneDNN
+        makes and keeps code for each new width and each size of layer, which takes 1 to 3 ms and 0.2 to 6 MB.
 
         `total` is the number of tokens with which `kernels` was called for this batch; None: it is not known, and
         counts as large.
