@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 import json
 import logging
 import os
 import stat
 import sys
+import types
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,7 @@ import own
 import nopad
 from nopad.admitting import front, memory
 from nopad.admitting.deriving import Derived, Times
+from nopad.admitting.marks import is_library, mark_of
 from nopad.admitting.proof import Proof
 from nopad.errors import UnsupportedModelError
 from nopad.model.families import FAMILIES, Family
@@ -153,6 +156,54 @@ def test_source_that_a_class_uses_is_part_of_it(audits, tmp_path):
         loaded("own_helper", helper)
         front.proof_of(loaded("own_mine", mine).Mine(own.OwnConfig(hidden_size=16)))
     assert len(audits) == 2
+
+
+SCRIPT = """
+from torch import nn
+from transformers import PreTrainedModel
+from own import OwnConfig
+
+def helper(x):
+    return x * {}
+
+class Mine(PreTrainedModel):
+    config_class = OwnConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+
+    def forward(self, input_ids):
+        return helper(self.tokens(input_ids))
+"""
+
+
+@pytest.mark.parametrize("name", ["__main__", "own_script"])
+@pytest.mark.parametrize("file", ["train.py", "train", "train.txt"])
+def test_a_script_may_have_any_name(monkeypatch, tmp_path, name, file):
+    """Code in a file without .py was taken for a library's, whose functions count by their names only."""
+    found = []
+    for factor in (1, 2, 2):
+        (tmp_path / file).write_text(SCRIPT.format(factor))
+        loader = importlib.machinery.SourceFileLoader(name, str(tmp_path / file))
+        module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
+        monkeypatch.setitem(sys.modules, name, module)
+        exec(SCRIPT.format(factor), vars(module))  # not a compiled file of the last second
+        assert not is_library(name)
+        marks = (memory.fingerprint(module.Mine(own.OwnConfig(hidden_size=16))), mark_of(module.Mine))
+        assert None not in marks
+        found.append(marks)
+    assert not set(found[0]) & set(found[1])
+    assert found[1] == found[2]
+
+
+def test_nothing_is_remembered_of_code_without_a_file(monkeypatch):
+    """As in a notebook, or with ``python -c``."""
+    module = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    exec(SCRIPT.format(1), vars(module))
+    assert not is_library("__main__")
+    assert memory.fingerprint(module.Mine(own.OwnConfig(hidden_size=16))) is None
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", "null", '{"format": 1}', "half", "other", "no line", "[" * 100_000])

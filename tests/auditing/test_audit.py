@@ -11,6 +11,7 @@ from zoo import build
 
 import nopad
 from nopad.admitting.proof import LONG, SHORT, audited, room_of
+from nopad.auditing.trial import longest_of
 from nopad.errors import BatchError, OptionError, UnsupportedModelError
 from nopad.model import is_packed
 from nopad.model.safety import state_of
@@ -296,6 +297,29 @@ def test_rows_of_no_more_slots_than_positions(positions, window):
     assert room == positions // 3
     verdicts = audited(safe, min(room, SHORT), min(room, LONG))
     assert all(one.isolated for one in verdicts)
+
+
+@pytest.mark.parametrize("positions", [3, 6, 12, 14])
+def test_rows_of_very_few_positions(positions):
+    """Below 14 positions, six sequences took more slots than a row may have, and the audit failed."""
+    config = _few_positions(positions)
+    verdict = nopad.audit(t.RoFormerModel(config), gradients=False)
+    assert verdict.isolated, str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("config", "longest"),
+    [
+        (t.T5Config(), 64),
+        (t.MambaConfig(), 64),
+        (t.BertConfig(), 64),
+        (t.BertConfig(max_position_embeddings=60), 58),
+        (t.GPT2Config(n_positions=2), 1),
+    ],
+)
+def test_the_longest_sequence(config, longest):
+    """Models that state no number of positions got sequences of 2 tokens less than the capacity."""
+    assert longest_of(config, 64) == longest
 
 
 def test_a_collator_gets_sequences_of_the_full_length():

@@ -334,6 +334,20 @@ class TestRefusals:
         with pytest.raises(nopad.errors.BatchError, match=r"alone gave shape \[\] for sequence 0; expected the losses"):
             nopad.audit_step(model, texts(), alone=lambda model, inputs: model(**inputs).loss)
 
+    @pytest.mark.parametrize("means", [(2, 1, 1, 1), (1, 1, 2, 1), (2, 3, 2, 2)])
+    def test_as_many_means_for_each_sequence(self, means):
+        """Losses beyond those of the first sequence were left out, and fewer ended in an IndexError."""
+        model, given = nopad.packed(build("llama", "causal LM")), texts()[:4]
+
+        def alone(model, inputs):
+            number = [one["input_ids"] for one in given].index(inputs["input_ids"][0].tolist())
+            return (model(input_ids=inputs["input_ids"]).logits[0, :, 0],) * means[number]
+
+        odd = next(number for number, count in enumerate(means) if count != means[0])
+        says = rf"alone gave losses of {means[odd]} means? for sequence {odd}, and of {means[0]} for sequence 0"
+        with pytest.raises(nopad.errors.BatchError, match=says):
+            nopad.audit_step(model, given, alone=alone)
+
     def test_a_model_without_a_loss(self):
         with pytest.raises(nopad.errors.BatchError, match=r"BertModel gives no loss of sequence 0 alone.*give alone="):
             nopad.audit_step(nopad.packed(build("bert")), classified())

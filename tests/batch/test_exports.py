@@ -94,6 +94,14 @@ def test_a_stand_in_is_all_padding():
     assert found["input_ids_segment_ids"].tolist() == [[0, 0, 0, 0]]
 
 
+def test_the_targets_of_a_stand_in_are_all_padding_too():
+    batch = PackedBatch.from_sequences([[7, 8], [9]]).with_decoder([[1], [2, 3]], 5, Rows(4)).as_stand_in()
+    assert (batch.weight, batch.sources.weight, batch.targets.weight) == (0, 0, 0)
+    for found in (batch.as_grain(), batch.targets.as_grain()):
+        assert not any(found[name].any() for name in found if name.endswith("_segment_ids"))
+        assert found["labels_segment_ids"].shape == (1, 4)
+
+
 def test_what_has_no_such_names_is_refused():
     batch = PackedBatch.from_sequences([[7, 8], [9]], columns={"labels": [[1, 2], [3]]})
     with pytest.raises(OptionError, match="names has 'inputs', which is no column of this batch: input_ids, labels"):

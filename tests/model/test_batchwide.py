@@ -125,6 +125,36 @@ class TestQuantised:
         for mine, value in zip(packs(model, texts(5, 7)), wanted, strict=True):
             torch.testing.assert_close(mine, value, atol=1e-5, rtol=1e-5)
 
+    @pytest.fixture
+    def trained_for_it(self):
+        model = build(tiny("ernie"), "base").float()
+        model.encoder.qconfig = torch.ao.quantization.get_default_qat_qconfig("x86")
+        torch.ao.quantization.prepare_qat(model.train(), inplace=True)
+        return nopad.packed(model.eval())
+
+    def test_a_scale_that_follows_each_batch(self, trained_for_it):
+        batch = nopad.PackedBatch.from_sequences(texts(5, 7))
+        wanted = "FakeQuantize takes one scale of activations from the whole batch .*disable_observer"
+        with pytest.raises(UnsupportedModelError, match=wanted):
+            trained_for_it(**batch)
+        trained_for_it.apply(torch.ao.quantization.disable_fake_quant)  # it only looks on
+        trained_for_it(**batch)
+
+    def test_fixed_scales_of_activations_and_scales_of_weights(self, trained_for_it):
+        trained_for_it(input_ids=texts(20)[0][None])
+        for name, module in trained_for_it.named_modules():
+            if isinstance(module, torch.ao.quantization.FakeQuantize) and not name.endswith("weight_fake_quant"):
+                module.disable_observer()
+        wanted = [trained_for_it(input_ids=one[None]).last_hidden_state[0] for one in texts(5, 7)]
+        for mine, value in zip(packs(trained_for_it, texts(5, 7)), wanted, strict=True):
+            torch.testing.assert_close(mine, value, atol=0.05, rtol=0.05)  # a rounding may fall to the other side
+
+    def test_a_scale_by_definition(self):
+        model = nopad.packed(build(tiny("ernie"), "base").float())
+        fixed = torch.ao.quantization.default_fixed_qparams_range_neg1to1_fake_quant()
+        model.encoder.layer[0].output.activation_post_process = fixed
+        model(**nopad.PackedBatch.from_sequences(texts(5, 7)))
+
     def test_outlier_columns_of_the_whole_batch(self):
         model = nopad.packed(build(tiny("ernie"), "base"))
         layer = type("Linear8bitLt", (nn.Linear,), {"__module__": "bitsandbytes.nn.modules"})(32, 32).double()

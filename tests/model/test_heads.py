@@ -366,6 +366,35 @@ class TestOutputs:
             model(**nopad.PackedBatch.from_sequences(sequences))
 
 
+@pytest.mark.parametrize(
+    ("kind", "part", "says"),
+    [
+        ("bert", "bert", "encoder of BertForSequenceClassification was to run once and ran 2 times"),
+        ("bert", "bert.pooler", "pooler of BertForSequenceClassification was to run once and ran 2 times"),
+        ("roberta", "classifier", "classifier of Roberta.* was to run once and ran 2 times"),
+        ("llama", "model", "encoder of Llama.* was to run once and ran 2 times"),
+    ],
+)
+def test_a_part_that_runs_twice(kind, part, says, sequences):
+    """Which of its results the model takes, nobody knows."""
+    model = nopad.packed(build(kind, "sequence classification"))
+    run = model.get_submodule(part)
+    above = model.get_submodule(part.rpartition(".")[0])
+    inner, given = above.forward, []
+    seen = let(model, lambda module, args, kwargs: given.append((args, kwargs)))
+    run.register_forward_pre_hook(seen, with_kwargs=True, prepend=True)  # what transformers' own hands it
+
+    def twice(*args, **kwargs):
+        out = inner(*args, **kwargs)
+        args, kwargs = given[0]
+        run(*args, **kwargs)
+        return out
+
+    above.forward = let(model, twice)
+    with pytest.raises(UnsupportedModelError, match=says):
+        model(**nopad.PackedBatch.from_sequences(sequences))
+
+
 class TestAttended:
     def batch(self, sequences):
         return nopad.PackedBatch.from_sequences(sequences)
@@ -375,6 +404,17 @@ class TestAttended:
         model.encoder.layer[1].forward = let(model, lambda hidden_states, *args, **kwargs: hidden_states)
         with pytest.raises(
             UnsupportedModelError, match="asked nopad 1 times to keep sequences apart, and its configuration says 2"
+        ):
+            model(**self.batch(sequences))
+
+    def test_a_layer_that_attends_twice(self, sequences):
+        model = nopad.packed(build("bert"))
+        inner = model.encoder.layer[1].forward
+        model.encoder.layer[1].forward = let(
+            model, lambda states, *args, **how: inner(inner(states, *args, **how), *args, **how)
+        )
+        with pytest.raises(
+            UnsupportedModelError, match="asked nopad 3 times to keep sequences apart, and its configuration says 2"
         ):
             model(**self.batch(sequences))
 

@@ -165,6 +165,44 @@ class TestReplaced:
         with pytest.raises(UnsupportedModelError, match=r"has a LSTM \(0\), which goes along a row"):
             model(**nopad.PackedBatch.from_sequences(sequences))
 
+    @pytest.mark.parametrize("how", ["sdpa", "eager", "flex_attention", "flash_attention_2"])
+    @pytest.mark.parametrize("form", ["flat", "rows"])
+    @pytest.mark.parametrize(
+        ("kind", "part"),
+        [
+            ("bert", "bert.encoder.layer.1"),
+            ("bert", "bert.encoder"),
+            ("llama", "model.layers.1"),
+            ("llama", "model.layers.0.self_attn"),
+        ],
+    )
+    def test_by_a_part_with_its_own_configuration(self, kind, part, form, how, sequences):
+        def change(model):
+            other = build(kind, CLASSIFIER)
+            other.config._attn_implementation_internal = how
+            return put(part, lambda _: other.get_submodule(part))(model)
+
+        model, stock = both(kind, change)
+        for module in stock.modules():
+            if hasattr(module, "config"):
+                module.config = stock.config
+        batch = nopad.PackedBatch.from_sequences(sequences, **FORMS[form])
+        says = rf"Attention in this .*, {part}.*, has a configuration of its own, and its attention is '{how}', not"
+        with pytest.raises(UnsupportedModelError, match=says):
+            model(**batch)
+        nopad.unpacked(model)
+        with pytest.raises(UnsupportedModelError, match=says):  # also from the beginning
+            nopad.packed(model)
+        assert model.config._attn_implementation == stock.config._attn_implementation
+        for module in model.get_submodule(part).modules():
+            if hasattr(module, "config"):
+                module.config = model.config
+        agrees(nopad.packed(model), stock, sequences)
+
+    def test_by_a_part_that_does_not_attend(self, sequences):
+        """The configuration of such a module does not matter."""
+        agrees(*both("llama", put("model.layers.1.mlp", lambda _: build("llama").layers[1].mlp)), sequences)
+
     def test_put_back(self, sequences):
         model, stock = build("roberta", CLASSIFIER), build("roberta", CLASSIFIER)
         nopad.packed(model)
@@ -202,18 +240,27 @@ class TestCompiledParts:
 
     @pytest.mark.parametrize("way", ["in place", "wrapped"])
     @pytest.mark.parametrize(
-        ("part", "right"), [("bert", False), ("bert.pooler", False), ("bert.encoder", True), ("classifier", True)]
+        ("part", "says"),
+        [
+            ("bert", {"in place": "encoder of Bert.* was to run once and ran 0 times", "wrapped": "have no names"}),
+            (
+                "bert.pooler",
+                {"in place": "pooler of Bert.* was to run once and ran 0 times", "wrapped": "is now a Opt"},
+            ),
+            ("bert.encoder", None),
+            ("classifier", None),
+        ],
     )
     @pytest.mark.filterwarnings("ignore")  # the compiler's own
-    def test_right_or_refused(self, part, right, way, sequences):
+    def test_right_or_refused(self, part, says, way, sequences):
         model, stock = nopad.packed(build("bert", CLASSIFIER)), build("bert", CLASSIFIER)
         if way == "in place":
             model.get_submodule(part).compile(backend="eager")
         else:
             put(part, lambda model: torch.compile(model.get_submodule(part), backend="eager"))(model)
         batch = nopad.PackedBatch.from_sequences(sequences, **FORMS["rows"])
-        if not right:
-            with pytest.raises(UnsupportedModelError):
+        if says is not None:
+            with pytest.raises(UnsupportedModelError, match=says[way]):
                 model(**batch)
             return
         with torch.no_grad():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -35,6 +37,32 @@ def test_which_widths():
     assert width(slow.flat(17), 17) == 17
     low = Tensors(nopad.packed(a_model().to(torch.bfloat16)), fast=False)
     assert width(low.flat(17), 17) == 20
+
+
+@pytest.mark.parametrize("where", ["meta", torch.float64])
+@pytest.mark.parametrize("given", [True, None])
+def test_only_where_onednn_multiplies(where, given, monkeypatch):
+    """On a GPU, padding would cost time and keep flash attention off."""
+    monkeypatch.setattr(core, "is_worth_it", lambda model: True)
+    fast = Tensors(nopad.packed(a_model()), fast=given)
+    assert width(fast.flat(17), 17) == 20
+    fast.model.to(where)
+    assert [width(fast.flat(17, total), 17) for total in (None, WORTH_TOKENS)] == [17, 17]
+
+
+@pytest.mark.parametrize(("given", "asks"), [(None, 1), (True, 0), (False, 0)])
+@pytest.mark.parametrize("worth", [True, False])
+def test_the_kernel_is_chosen_when_a_model_is_loaded(worth, given, asks, monkeypatch):
+    asked, opened = [], []
+    monkeypatch.setattr(core, "is_worth_it", lambda model: bool(asked.append(model)) or worth)
+    monkeypatch.setattr(core, "fast_linear", lambda model: opened.append(model) or nullcontext())
+    made = Tensors(nopad.packed(a_model()), fast=given)
+    chosen = worth if given is None else given
+    assert (made.fast, len(asked)) == (chosen, asks)
+    for tokens in (None, WORTH_TOKENS, WORTH_TOKENS - 1):
+        with made.kernels(tokens):
+            pass
+    assert (len(opened), len(asked)) == (2 * chosen, asks)  # no measurement again, and no few tokens
 
 
 def test_models_with_rows_of_their_positions_get_none():

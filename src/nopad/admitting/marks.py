@@ -14,6 +14,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, GetSetDescriptorType, MethodType, ModuleType
 from typing import Any
@@ -82,16 +83,21 @@ def settings_of(model: nn.Module) -> Iterator[tuple[str, type, dict[str, Any]]]:
 def is_library(name: str) -> bool:
     """Return whether the Python module called `name` is of the standard library or an installed package.
 
-    An imported module that has no source file (``.py``), such as a compiled one, counts as installed. If the result is
-    False, the module is the user's own (such as ``__main__`` in a notebook), or not loaded.
+    An imported module that is compiled, or has no file, counts as installed. If the result is False, the module is the
+    user's own, or not loaded. ``__main__`` is always the user's own: a script of any name, a notebook, or what
+    ``python -c`` and ``python -m`` run.
     """
+    if name == "__main__":
+        return False
     top = name.partition(".")[0]
     if top in sys.stdlib_module_names or top in ("torch", "transformers", "nopad"):
-        return name != "__main__"
+        return True
     path = getattr(sys.modules.get(name), "__file__", None)
     if path is None:
-        return name != "__main__" and getattr(sys.modules.get(name), "__spec__", None) is not None
-    return not path.endswith(".py") or bool({"site-packages", "dist-packages"} & set(path.split(os.sep)))
+        return getattr(sys.modules.get(name), "__spec__", None) is not None
+    # Not by ".py": a file of Python code may have any name, and a loader of its own
+    installed = bool({"site-packages", "dist-packages"} & set(path.split(os.sep)))
+    return installed or path.endswith(tuple(EXTENSION_SUFFIXES))
 
 
 def _is_nopads(value: Any) -> bool:

@@ -10,7 +10,7 @@ A proof depends on:
 The files lie in ``nopad/proofs`` under ``$XDG_CACHE_HOME`` if that is an absolute path, else under ``~/.cache``; each
 has a checksum of itself. A damaged file counts as missing. Nothing is remembered if
 
-* some of the user's own code that the model's classes use has no source file
+* some of the user's own code that the model's classes use has no file (a notebook, ``python -c``)
 * something that the user's own modules hold cannot be hashed
 * the model was changed after it was built (a hook, a replaced forward method)
 * the user has no home folder, and ``$XDG_CACHE_HOME`` is no absolute path
@@ -218,11 +218,11 @@ def _hash_code(code: CodeType, found: Any) -> None:
 
 
 def _sources(module: ModuleType | None, files: dict[str, str]) -> bool:
-    """Add the SHA-256 of a Python module's source file, and of those of the modules that it uses, to `files`, by name.
+    """Add the SHA-256 of a Python module's file, and of those of the modules that it uses, to `files`, by name.
 
     The standard library, torch, transformers and nopad are left out, since their versions are in the fingerprint. Of
     another installed package's module, only its own file is added. The result is False if one of the user's own modules
-    (of no installed package) has no source file, or if `module` is None.
+    (of no installed package) has no file, or if `module` is None.
     """
     if module is None:
         return False
@@ -230,7 +230,7 @@ def _sources(module: ModuleType | None, files: dict[str, str]) -> bool:
     path = getattr(module, "__file__", None)
     if name in files or (is_library(name) and name.partition(".")[0] in (*LIBRARIES, *sys.stdlib_module_names)):
         return True
-    if path is None or not str(path).endswith(".py") or not Path(path).is_file():
+    if path is None or not Path(path).is_file():
         return is_library(name)
     files[name] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
     if is_library(name):

@@ -79,9 +79,11 @@ class Trial:
             sequences, others = shown.sequences[:most], shown.others[:most]
             return cls(model, collator, sequences, others, None, max(map(len, sequences)), seed, shown=shown)
         longest = longest_of(config, capacity)
-        if collator is None:
-            longest = min(longest, _longest_of_row(model))
+        row = MAX_LENGTH if collator is not None else _widest_row(model)
+        longest = min(longest, max(row // 3, 1))  # six sequences take about 3 times the longest
         lengths = lengths_for(longest, longest)[:most]
+        while sum(lengths) > row and len(lengths) > 1:  # and a little more in rows of less than 14 slots
+            lengths.pop()
         sequences, others = (draw(lengths, tokens, seed + at) for at in (0, 1))
         targets = None
         if collator is None and _has_decoder(model):
@@ -234,22 +236,21 @@ def longest_of(config: Any, capacity: int) -> int:
     """Return the longest length to try: `capacity`, or the model's number of positions minus 2 if that is less.
 
     Some models, such as RoBERTa, never use the first two positions. If `config` does not state the number of positions,
-    it is taken to be `capacity`; if the number is negative, the result is `capacity`. The result is at least 1.
+    as T5's, or states a negative one, the result is `capacity`. The result is at least 1.
     """
-    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or capacity
+    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or -1
     return min(capacity, max(int(limit) - 2, 1)) if limit > 0 else capacity
 
 
-def _longest_of_row(model: Any) -> int:
-    """Return how long the longest sequence of a trial may be, so that all its sequences fit into one row.
+def _widest_row(model: Any) -> int:
+    """Return how many slots a row may have: the number of positions of a pack-safe model with `Family.narrow`.
 
-    This is for pack-safe models whose rows are limited (`Family.narrow`), and is at least 1. For other models, the
-    result is `MAX_LENGTH`.
+    For other models, the result is `MAX_LENGTH`.
     """
     inner = bare(model)
     state = getattr(inner, STATE, None)
     limit = positions_of(inner, state.family) if state is not None and state.family.narrow else None
-    return MAX_LENGTH if limit is None else max(limit // 3, 1)  # a trial holds at most 3 times its longest sequence
+    return MAX_LENGTH if limit is None else limit
 
 
 def fitted(value: Any, parameter: Tensor) -> Any:

@@ -320,12 +320,17 @@ class PackedBatch(Items):
         A rank that has no sequence left runs a stand-in, so that all ranks take part in the step. All columns whose
         names end in ``labels`` become -100 if they are integers or booleans, and otherwise NaN. Labels that were
         booleans or unsigned become int64. A mean over no valid label is NaN, so a loss that forgets `weight` is
-        noticed.
+        noticed. The targets of `with_decoder` are marked too.
         """
-        records = {name: values[:0] for name, values in self.records.items()}
-        layout = self.layout.marked(stand_in=True, records=records)
-        fields = {name: ignored(value) if name.endswith("labels") else value for name, value in self._fields.items()}
-        return PackedBatch({**fields, MASK: PackedMask(layout)})
+
+        def marked(name: str, value: Any) -> Any:
+            if isinstance(value, PackedMask):  # of the sequences, or of their targets
+                layout = layout_of(value)
+                records = {key: values[:0] for key, values in layout.records.items()}
+                return PackedMask(layout.marked(stand_in=True, records=records))
+            return ignored(value) if name.endswith("labels") else value
+
+        return PackedBatch({name: marked(name, value) for name, value in self._fields.items()})
 
     @property
     def sources(self) -> PackedBatch:

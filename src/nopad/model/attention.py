@@ -11,9 +11,11 @@ pack-safe model still runs ordinary batches.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +37,7 @@ __all__ = [
     "check_replaceable",
     "end",
     "inside",
+    "looks_up",
     "lost",
     "packed_attention",
     "register",
@@ -219,6 +222,13 @@ def check_replaceable(model: Any) -> None:
             "place, which need not compute the same; set one of transformers before, "
             "model.set_attn_implementation('sdpa'), if that is meant"
         )
+
+
+@lru_cache(maxsize=1024)
+def looks_up(kind: type) -> bool:
+    """Return whether modules of a class look their attention up at transformers, by their own configuration."""
+    code = getattr(inspect.unwrap(kind.forward), "__code__", None)  # type: ignore[attr-defined]
+    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
 
 def tell(module: nn.Module) -> None:

@@ -3,8 +3,9 @@
 These features are refused, each with an error that names it:
 
 * rotary frequencies that change with the longest sequence of a batch (longrope, dynamic rope);
-* activations that are quantised with one scale for the whole batch (torch.ao, torchao), or with outlier columns found
-  in the whole batch (bitsandbytes); one scale per token is allowed;
+* activations that are quantised with one scale for the whole batch (torch.ao, torchao), also in training
+  (`FakeQuantize` with an enabled observer), or with outlier columns found in the whole batch (bitsandbytes); one scale
+  per token is allowed, and so is a fixed one;
 * a cache of earlier tokens (``past_key_values``, ``cache_params``), which belongs to rows and not to sequences;
 * PEFT adapters that are chosen or switched on per row;
 * noise on embeddings that is scaled by the width of a row (NEFTune);
@@ -28,6 +29,7 @@ from nopad.model.known import walk
 __all__ = ["check_arguments", "check_embeddings", "check_experts", "check_layers", "check_rope"]
 
 CACHES = ("past_key_values", "cache_params", "state")
+FAKE = "torch.ao fake"  # FakeQuantize, which rounds as quantised layers will, in training for quantisation
 PER_ROW = ("adapter_names", "alora_offsets")  # arguments that PEFT passes to layers by hooks, during a call
 
 
@@ -126,6 +128,8 @@ def check_layers(model: nn.Module) -> None:
         if why is not None:
             continue
         known = _library(type(module).__module__, type(module).__name__)
+        if known == FAKE and _is_of_weights(model, module):
+            continue
         weight = module._parameters.get("weight")
         custom = weight is not None and type(weight) is not nn.Parameter
         reason = _together(module, known, weight) if known or custom else None
@@ -157,6 +161,12 @@ def _per_row(module: nn.Module) -> dict[int, str]:
         return {}
     found = ((number, set(PER_ROW) & set(getattr(hook, "keywords", ()))) for number, hook in hooks.items())
     return {number: names.pop() for number, names in found if names}
+
+
+def _is_of_weights(model: nn.Module, fake: nn.Module) -> bool:
+    """Return whether `fake`, a `FakeQuantize` in a model, quantises only weights; it then has a name that says so."""
+    names = [name for parent in walk(model) for name, child in parent._modules.items() if child is fake]
+    return all(name.startswith("weight") for name in names)
 
 
 def _ropes(config: Any) -> list[Mapping[str, Any]]:
@@ -196,9 +206,11 @@ def _reset_frequencies(model: nn.Module) -> None:
 def _library(where: str, name: str) -> str:
     """Return the library of a layer that may quantise the activations of a whole batch together; "": any other layer.
 
-    The libraries are "torch.ao", "bitsandbytes" and "torchao float8". `where` is the name of the Python module that
-    defines the layer's class, and `name` is the name of the class.
+    The libraries are "torch.ao", "torch.ao fake", "bitsandbytes" and "torchao float8". `where` is the name of the
+    Python module that defines the layer's class, and `name` is the name of the class.
     """
+    if where == "torch.ao.quantization.fake_quantize" and name != "FixedQParamsFakeQuantize":
+        return FAKE
     if where.startswith(("torch.ao.nn.quantized.dynamic", "torch.ao.nn.intrinsic.quantized.dynamic")):
         return "torch.ao"
     return {"Linear8bitLt": "bitsandbytes", "Float8Linear": "torchao float8"}.get(name, "")
@@ -215,6 +227,13 @@ def _together(module: Any, kind: str, weight: Any) -> str | None:
         # With float16 weights, activations are not quantised.
         half = getattr(getattr(module, "_packed_params", None), "dtype", None) == torch.float16
         return None if half else scale
+    if kind == FAKE:
+        return (
+            "takes one scale of activations from the whole batch (model.apply(torch.ao.quantization.disable_observer) "
+            "fixes the scale)"
+            if module.observer_enabled[0] and module.fake_quant_enabled[0]
+            else None
+        )
     if kind == "bitsandbytes":
         return (
             "looks for outlier columns in the whole batch (llm_int8_threshold above 0)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import is_
 from typing import Any
@@ -76,6 +76,8 @@ class HookedModel:
         watch: looks for code of the user's own that is added later.
         proven: the code of the classes in `own`, and the values that this code reads, when the model was made
             pack-safe; None if `own` is empty.
+        attends: those modules of `attending` that look their attention up, when hooks were last attached; () if the
+            family has another route.
         roles: roles of the hooks whose runs are checked at the end of a packed call (`nopad.model.postconditions`).
         lock: held while hooks are attached anew.
     """
@@ -93,11 +95,12 @@ class HookedModel:
     own: dict[str, type] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
     proven: Proven | None = None
+    attends: tuple[nn.Module, ...] = ()
     roles: tuple[str, ...] = ()
     lock: Any = field(default_factory=new_lock)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "lock": None, "modules": ()}
+        return {**self.__dict__, "lock": None, "modules": (), "attends": ()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update({**state, "lock": new_lock()})
@@ -140,29 +143,35 @@ class HookedModel:
                     f"{type(model).__name__} of transformers {transformers.__version__} does not take a registered "
                     "attention; newer versions may (T5 does from 5.20)"
                 )
-            self._check_parts()
+            try:
+                self.check_parts(self._attends())
+            except UnsupportedModelError:
+                part.set_attn_implementation(self.before)
+                raise
         attach(model, Enter(self.cell, "enter", state=self))
         attach(model, Leave(self.cell, "leave", "after", state=self))
         self.renew()
 
-    def _check_parts(self) -> None:
-        """Refuse a model with a part that did not get nopad's attention.
+    def _attends(self) -> tuple[nn.Module, ...]:
+        return tuple(one for one in walk(self.attending) if attention.looks_up(class_of(one)))
 
-        This happens in older versions of transformers, where a part has a configuration of its own.
+    def check_parts(self, attends: Iterable[nn.Module]) -> None:
+        """Check that all of `attends`, which are modules of the model that look their attention up, find nopad's.
+
+        A module that came from another model finds another one. So does, in older versions of transformers, a part that
+        has a configuration of its own.
 
         Raises:
-            UnsupportedModelError: there is such a part; the model's previous attention is restored before the error.
+            UnsupportedModelError: a module finds another attention.
         """
-        from transformers import PreTrainedModel
-
-        whole = self.attending
-        for part in walk(whole):
+        for part in attends:
             own = getattr(getattr(part, "config", None), "_attn_implementation", attention.NAME)
-            if own != attention.NAME and isinstance(part, PreTrainedModel):
-                whole.set_attn_implementation(self.before)
+            if own != attention.NAME:
+                name = next(name for name, one in self.model.named_modules() if one is part)
                 raise UnsupportedModelError(
-                    f"the {type(part).__name__} in this {type(self.model).__name__} has a configuration of its own, "
-                    f"and its attention stays {own!r}; give both the same config object, or take a newer transformers"
+                    f"the {type(part).__name__} in this {type(self.model).__name__}, {name}, has a configuration of "
+                    f"its own, and its attention is {own!r}, not nopad's; give it the object that the other layers "
+                    "have as their config (module.config = ..., for each module in it that has one)"
                 )
 
     def remove(self) -> None:
@@ -205,6 +214,7 @@ class HookedModel:
             free = (UnpackFirst, PackAgain, NoPositions, NoLookup, Cut, Join, LabelledOnly, *also)
             counted = (hook for _, hook in hooks if not isinstance(hook, free))
             self.roles = tuple(hook.role for hook in counted)
+            self.attends = self._attends() if self.family.route == "interface" else ()
             self.modules, self.kinds = modules, frozenset(map(type, modules))
         self.tell_cell()
 

@@ -110,6 +110,7 @@ class State(HookedModel):
                 "was made pack-safe; make it so anew: nopad.packed(nopad.unpacked(model))"
             )
         self.renew()
+        self.check_parts(self.attends)
         self.watch.look(self.modules, self.cell)
         if self.proven is not None:
             self.proven.check([one for one in self.modules if is_own(class_of(one))], self.model.config)

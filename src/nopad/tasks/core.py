@@ -173,16 +173,16 @@ class Core(ABC):
     def flat(self, tokens: int, total: int | None = None) -> Flat:
         """Return the form of a flat batch of `tokens` tokens: without padding, or with a little at its end.
 
-        There is padding only if oneDNN multiplies the matrices: with the faster kernel of `kernels` for float32 layers,
-        and for models in lower precision on CPUs. Models whose rows may not be wider than their positions never get
-        padding. With padding, the width of the batch is rounded up: to a multiple of 4 up to 64 tokens, of 64 above
-        1,024 tokens, and of 8 to 32 in between. This leaves 112 widths up to 4,096 tokens. The reason: oneDNN makes and
-        keeps code for each new width and each size of layer, which takes 1 to 3 ms and 0.2 to 6 MB.
+        There is padding only if oneDNN multiplies the matrices: with the faster kernel of `kernels` for float32 layers
+        on CPUs, and for models in lower precision on CPUs. Models whose rows may not be wider than their positions
+        never get padding. With padding, the width of the batch is rounded up: to a multiple of 4 up to 64 tokens, of 64
+        above 1,024 tokens, and of 8 to 32 in between. This leaves 112 widths up to 4,096 tokens. The reason: oneDNN
+        makes and keeps code for each new width and each size of layer, which takes 1 to 3 ms and 0.2 to 6 MB.
 
         `total` is the number of tokens with which `kernels` was called for this batch; None: it is not known, and
         counts as large.
         """
-        fast = self.fast and (total is None or total >= WORTH_TOKENS)
+        fast = self.fast and self._dtype_on_cpu == torch.float32 and (total is None or total >= WORTH_TOKENS)
         if self._narrow or not (fast or self.lowered):
             return Flat()
         return Flat(pad_to_multiple_of=next(multiple for most, multiple in MULTIPLES if tokens <= most))
@@ -190,10 +190,14 @@ class Core(ABC):
     @property
     def lowered(self) -> bool:
         """Whether the model is on a CPU and computes in a lower precision than float32; oneDNN then multiplies."""
+        dtype = self._dtype_on_cpu
+        return dtype is not None and (self.precision is not None or dtype in (torch.bfloat16, torch.float16))
+
+    @property
+    def _dtype_on_cpu(self) -> torch.dtype | None:
+        """The dtype of the model's first parameter; None: there is none, or it is not on a CPU."""
         parameter = next(bare(self.model).parameters(), None)
-        if parameter is None or parameter.device.type != "cpu":
-            return False
-        return self.precision is not None or parameter.dtype in (torch.bfloat16, torch.float16)
+        return parameter.dtype if parameter is not None and parameter.device.type == "cpu" else None
 
     @property
     def training(self) -> bool:

@@ -20,6 +20,7 @@ from nopad.auditing.steps.examples import Example, loss_of
 from nopad.auditing.steps.quiet import parameters_of
 from nopad.errors import BatchError, OptionError
 from nopad.sequences import IGNORED
+from nopad.wording import counted
 
 __all__ = ["Alone", "Gradients", "Truth", "borders", "sum_alone"]
 
@@ -89,13 +90,11 @@ class Truth:
 
         Raises:
             OptionError: no sequence has a label.
-            BatchError: the model gives no loss, or `alone` does not return losses.
+            BatchError: the model gives no loss, or `alone` does not return losses, or as many means for each sequence.
             ModelFailedError: the model or `alone` raised an exception.
         """
-        found, parts = [cls._of_part(model, examples, per, causal, alone, 0)], 1
-        if alone is not None and examples:
-            parts = len(_parts_alone(model, examples[0], alone, 0))
-        found += [cls._of_part(model, examples, per, causal, alone, part) for part in range(1, parts)]
+        parts = 1 if alone is None or not examples else len(_parts_alone(model, examples[0], alone, 0))
+        found = [cls._of_part(model, examples, per, causal, alone, part, parts) for part in range(parts)]
         if not found[0].denominator:
             raise OptionError("no sequence has a label, so there is no loss to compare; give labels to some")
         first = found[0].gradients
@@ -104,21 +103,22 @@ class Truth:
 
     @classmethod
     def _of_part(
-        cls, model: Any, examples: Sequence[Example], per: str, causal: bool, alone: Alone | None, part: int
+        cls, model: Any, examples: Sequence[Example], per: str, causal: bool, alone: Alone | None, part: int, parts: int
     ) -> Truth:
         """Return the losses and gradients of the sequences alone for one of the means, whose index is `part`.
 
+        `parts` is the number of means.
         `per` is the mean that is right, "token" or "sequence". `causal`: whether a label is predicted by the token
         before it. `alone` is the user's function for the losses of a sequence (None: the model's own loss).
 
         Raises:
-            BatchError: the model gives no loss, or `alone` does not return losses.
+            BatchError: the model gives no loss, or `alone` does not return losses, or as many means for each sequence.
             ModelFailedError: the model or `alone` raised an exception.
         """
         model.zero_grad(set_to_none=True)
         sums, items = [], []
         for number, example in enumerate(examples):
-            total, count = sum_alone(model, example, causal, alone, number, part)
+            total, count = sum_alone(model, example, causal, alone, number, part, parts)
             items.append(count)
             sums.append(0.0 if total is None else float(total.detach()))
             if total is not None:
@@ -165,19 +165,32 @@ def _parts_alone(model: Any, example: Example, alone: Alone, number: int) -> tup
 
 
 def sum_alone(
-    model: Any, example: Example, causal: bool, alone: Alone | None, number: int, part: int = 0
+    model: Any,
+    example: Example,
+    causal: bool,
+    alone: Alone | None,
+    number: int,
+    part: int = 0,
+    parts: int | None = None,
 ) -> tuple[Tensor | None, int]:
     """Run one sequence alone; return (sum of its items' losses, number of items), or (None, 0) if it has no item.
 
-    If the loss is a sum of means, `part` is the index of the mean whose losses are summed. `number` is the sequence's
-    number, for messages.
+    If the loss is a sum of means, `part` is the index of the mean whose losses are summed, and `parts` is the number of
+    means (None: not checked). `number` is the sequence's number, for messages.
 
     Raises:
-        BatchError: the model gives no loss, or `alone` does not return losses.
+        BatchError: the model gives no loss; or `alone` does not return losses, or not those of `parts` means.
         ModelFailedError: the model or `alone` raised an exception.
     """
     if alone is not None:
-        each = _parts_alone(model, example, alone, number)[part]
+        found = _parts_alone(model, example, alone, number)
+        if parts is not None and len(found) != parts:
+            raise BatchError(
+                f"alone gave losses of {counted(len(found), 'mean')} for sequence {number}, and of {parts} for "
+                "sequence 0; give a tensor for each mean of the loss, an empty one ([0]) where a sequence has no item "
+                "of a mean"
+            )
+        each = found[part]
         return (each.sum(), each.numel()) if each.numel() else (None, 0)
     count = example.items(causal)
     if not count:
