@@ -33,7 +33,7 @@ class _States(nn.Module):
 
 def missing(name: str) -> str | None:
     """Return the packages that a runtime wants and that are not installed; None: it can run."""
-    absent = [package for package in NEEDS[name] if importlib.util.find_spec(package) is None]
+    absent = [package for package in NEEDS.get(name, ()) if importlib.util.find_spec(package) is None]
     return ", ".join(absent) or None
 
 

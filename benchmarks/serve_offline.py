@@ -42,7 +42,7 @@ from nopad.tasks.core import of_length
 from nopad.tasks.folder import default_folder
 
 TEXTS, TURNS, PADDED, OF_BERT, PAIRS, LOWERED = 2000, 2, 320, 48, 320, 600
-ALONE, SINGLE, FEW = 200, 200, 500
+ALONE, SINGLE = 200, 200
 FEWEST_TURNS = 5  # of short parts: the first turns of a runner try lanes
 RUNNER, LOOP, STOCK = "runner", "Embedder's loop", "transformers padded, as they come"
 Times = dict[str, tuple[float, float]]
@@ -79,13 +79,17 @@ def show(best: Times, found: dict[str, Any], count: int, unit: str = "texts") ->
 
 
 def others(precision: str, folder: Path, stock: Any, tokenizer: Any, texts: list[str]) -> dict[str, Way]:
-    """Return the other libraries that can run, and print why those that cannot are left out."""
+    """Return the other libraries that can run, each in its fastest mode; print the trials, and what is left out."""
     found = {}
-    for name, way in peers(precision, folder, stock, tokenizer, few=len(texts) < FEW):
-        if isinstance(way, str):
-            print(f"  {name:34} left out: {way}")
-        else:
-            found[name] = way
+    for name, ways in peers(precision, folder, stock, tokenizer):
+        if isinstance(ways, str):
+            print(f"  {name:34} left out: {ways}")
+            continue
+        best, _ = best_of(ways, texts, 1)
+        fastest = min(best, key=lambda mode: best[mode][0])
+        rates = "; ".join(f"{mode} {len(texts) / wall:.1f}" for mode, (wall, _) in best.items())
+        print(f"  {name:34} texts/s in a first turn: {rates}")
+        found[f"{name}, {fastest}"] = ways[fastest]
     return found
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from runtimes import missing, onnx_runtime, openvino
 
 BATCH, LONGEST = 32, 256
+MODES = {"sorted, 32 at a time": BATCH, "sorted, 8 at a time": 8, "one by one": 1}
 Way = Callable[[list[str]], np.ndarray]
 States = Callable[[Any, Any], Any]
 
@@ -52,12 +52,12 @@ def by_torch(model: Any) -> States:
     return states
 
 
-def by_sentence_transformers(folder: Path, dtype: torch.dtype = torch.float32) -> Way:
+def by_sentence_transformers(folder: Path, dtype: torch.dtype = torch.float32) -> Callable[[int], Way]:
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": dtype})
     model.max_seq_length = LONGEST
-    return lambda texts: model.encode(texts, batch_size=BATCH, normalize_embeddings=True)
+    return lambda size: lambda texts: model.encode(texts, batch_size=size, normalize_embeddings=True)
 
 
 def by_ctranslate2(folder: Path, kind: str = "float32") -> States:
@@ -75,27 +75,21 @@ def by_ctranslate2(folder: Path, kind: str = "float32") -> States:
     return states
 
 
-def peers(
-    precision: str, folder: Path, stock: Any, tokenizer: Any, *, few: bool = False
-) -> Iterator[tuple[str, Way | str]]:
-    """Give (name, way), or (name, why it is left out), of each library in one class of precision.
+def peers(precision: str, folder: Path, stock: Any, tokenizer: Any) -> Iterator[tuple[str, dict[str, Way] | str]]:
+    """Give (name, ways to run it, by mode), or (name, why it is left out), of each library in one class of precision.
 
-    If there are `few` texts, runtimes also run them one by one: sorting so few leaves more padding.
+    The modes are batches of 32 or 8 texts sorted by length, and one text after the other.
     """
-    threads = torch.get_num_threads()
-    sorted_ = partial(Padded, tokenizer, by_length=True)
-    runs: dict[str, Callable[[], States]]
-    if precision == "float32":
-        yield tried("sentence-transformers encode", lambda: by_sentence_transformers(folder))
-        yield tried("CTranslate2, sorted", lambda: sorted_(by_ctranslate2(folder)))
-        runs = {"OpenVINO": lambda: openvino(stock, threads), "ONNX Runtime": lambda: onnx_runtime(stock, threads)}
-    elif precision == "bfloat16":
-        yield tried("sentence-transformers encode", lambda: by_sentence_transformers(folder, torch.bfloat16))
-        yield tried("CTranslate2, sorted", lambda: sorted_(by_ctranslate2(folder, "bfloat16")))
-        runs = {"OpenVINO": lambda: openvino(stock, threads, "bf16")}
-    else:
-        yield tried("CTranslate2, sorted", lambda: sorted_(by_ctranslate2(folder, "int8")))
-        runs = {"ONNX Runtime": lambda: onnx_runtime(stock, threads, int8=True)}
+    threads, own = torch.get_num_threads(), {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    if precision in own:
+        name, made = tried("sentence-transformers", lambda: by_sentence_transformers(folder, own[precision]))
+        yield name, made if isinstance(made, str) else {mode: made(size) for mode, size in MODES.items()}
+    runs: dict[str, Callable[[], States]] = {"CTranslate2": lambda: by_ctranslate2(folder, precision)}
+    if precision != "int8":
+        kind = {"float32": "f32", "bfloat16": "bf16"}[precision]
+        runs["OpenVINO"] = lambda: openvino(stock, threads, kind)
+    if precision != "bfloat16":
+        runs["ONNX Runtime"] = lambda: onnx_runtime(stock, threads, int8=precision == "int8")
     for name, make in runs.items():
         if absent := missing(name):
             yield name, f"not installed: {absent}"
@@ -104,9 +98,7 @@ def peers(
         if isinstance(states, str):
             yield name, states
             continue
-        yield f"{name}, sorted", sorted_(states)
-        if few:
-            yield f"{name}, one by one", Padded(tokenizer, states, batch=1)
+        yield name, {mode: Padded(tokenizer, states, by_length=True, batch=size) for mode, size in MODES.items()}
 
 
 def tried(name: str, make: Callable[[], Any]) -> tuple[str, Any]:
