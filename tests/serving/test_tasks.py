@@ -212,6 +212,30 @@ def test_tokenising_is_not_done_by_the_worker(monkeypatch):
     assert seen == {threading.current_thread().name, "asks"}
 
 
+class Counted:
+    """A tokenizer that counts the texts of each call; a call of several texts uses all cores."""
+
+    def __init__(self, inner):
+        self.inner, self.calls = inner, []
+
+    def encode_batch_fast(self, some, **how):
+        self.calls.append(len(some))
+        return self.inner.encode_batch_fast(some, **how)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_texts_are_tokenised_in_the_callers_thread_only_beside_a_model_on_the_cpu(device, monkeypatch):
+    embedder, some = an_embedder(), texts(20)
+    monkeypatch.setattr("nopad.serving.runner.device_of", lambda _: torch.device(device))
+    embedder.tokenizer._inner = counted = Counted(embedder.tokenizer._inner)
+    with nopad.PackRunner(embedder, warm_up=False) as runner:
+        found = runner(some)
+        assert counted.calls == ([1] * 20 if device == "cpu" else [20])
+    counted.calls.clear()
+    np.testing.assert_allclose(found, embedder.encode(some), rtol=0, atol=1e-6)
+    assert counted.calls == [20]
+
+
 def test_the_first_requests_run_while_the_next_are_tokenised(monkeypatch):
     """The second part of a call is tokenised only once the first one runs: else this waits for ever."""
     embedder, runs = an_embedder(), threading.Event()

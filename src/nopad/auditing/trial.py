@@ -70,8 +70,8 @@ class Trial:
         one row holds all of them, if nopad builds the batches. If nopad builds the batches and the model has a decoder,
         targets are drawn too.
 
-        A model that takes images gets sequences of fixed sizes instead, and `capacity` is not used: the capacity of the
-        trial is the length of the longest sequence.
+        A model that takes images gets sequences of fixed sizes instead, and `capacity` is not used. In both cases, the
+        capacity of the trial is the length of its longest sequence.
         """
         config = bare(model).config.get_text_config()
         shown = shown_to(model, seed, tokens)

@@ -353,8 +353,8 @@ def _find_in(folder: Path, suffixes: Suffixes) -> tuple[list[InputFile], list[st
     that `save_to_disk` writes beside its Arrow files (`BESIDE`).
 
     Raises:
-        SourceError: the folder has no file that is read, or lacks a file of a saved dataset that it holds; or a file in
-            it cannot be read.
+        SourceError: the folder has no file that is read; it holds a saved dataset of which a file is missing; or a file
+            in it cannot be read.
     """
     names = sorted(_walk(folder), key=lambda name: name.encode("utf-8", "surrogateescape"))
     read: dict[str, str] = {}

@@ -6,7 +6,8 @@ added while encoding; they are kept as a `prefix` and a `suffix`, so that over-l
 added.
 
 Tokenizers of the library `tokenizers` use all cores, at the speed of its `encode_batch_fast`, but tokenise a single
-document on one core, however long it is. Slow tokenizers (written in Python) use one core.
+document on one core, however long it is; in a `one_core` block they use the core of their caller only. Slow tokenizers
+(written in Python) use one core.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import hashlib
 import importlib.util
 import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +33,7 @@ from nopad.notation import from_json
 from nopad.properties import cached_property
 from nopad.wording import first_line
 
+_ONE_CORE: ContextVar[bool] = ContextVar("one_core", default=False)
 _FEW = 1000  # tokens; `with_words` does not search a vocabulary of at least so many
 
 if TYPE_CHECKING:
@@ -94,8 +98,8 @@ class Tokenizer:
     def encodings(self, texts: Sequence[str]) -> list[Any]:
         """Return one `tokenizers.Encoding` (or `SlowEncoding`) per text, without special tokens.
 
-        `flatten` makes arrays of them. A `tokenizers.Tokenizer` works on all cores and without holding the GIL. A
-        `SlowBackend` works on one core and holds the GIL.
+        `flatten` makes arrays of them. A `tokenizers.Tokenizer` works on all cores (see `one_core`) and without holding
+        the GIL. A `SlowBackend` works on one core and holds the GIL.
 
         Raises:
             FormatError: the tokenizer fails, for example because it has no token for a part of a text, not even an
@@ -119,8 +123,9 @@ class Tokenizer:
         return self._inner.copy() if isinstance(self._inner, SlowBackend) else _copied(self._inner)
 
     def _encoded(self, inner: tokenizers.Tokenizer | SlowBackend, texts: Sequence[str]) -> list[Any]:
+        parts = [[text] for text in texts] if _ONE_CORE.get() else [list(texts)]  # a single text needs no other thread
         try:
-            return list(inner.encode_batch_fast(list(texts), add_special_tokens=False))
+            return [one for part in parts for one in inner.encode_batch_fast(part, add_special_tokens=False)]
         except Exception as error:  # tokenizers raises nothing narrower
             raise FormatError(f"{self.name} cannot encode this text ({error}); choose another tokenizer") from error
 
@@ -147,6 +152,19 @@ class Tokenizer:
         for encoding in encodings:
             ids.fromlist(encoding.ids)
         return np.asarray(ids, dtype=np.int32), lengths
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """In a ``with`` block, tokenise texts in the calling thread only, one after the other.
+
+    This takes as much CPU time, and leaves the other cores to others, such as a model that runs meanwhile.
+    """
+    token = _ONE_CORE.set(True)
+    try:
+        yield
+    finally:
+        _ONE_CORE.reset(token)
 
 
 def load_tokenizer(spec: Any = None) -> Tokenizer:

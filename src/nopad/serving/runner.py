@@ -1,6 +1,7 @@
 """`PackRunner`: answers requests from any thread in packed batches of one model, each as if it had run alone.
 
-Requests are tokenised in the thread that submits them, so tokenising overlaps the forward pass. Whenever the model is
+Requests are tokenised in the thread that submits them, so tokenising overlaps the forward pass, and takes no core from
+a model on the CPU but that of its caller. Whenever the model is
 free, one worker thread (`nopad.serving.worker`) asks the packer (`nopad.serving.packer`) for the next batch, runs it,
 and sets the results of the futures.
 
@@ -20,14 +21,16 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain, islice, repeat
 from types import FrameType, TracebackType
 from typing import Any
 from weakref import ref
 
+from nopad.corpus.tokenizer import one_core
 from nopad.errors import InputError, OptionError
+from nopad.model.admission import device_of
 from nopad.model.modes import to_evaluation
 from nopad.model.safety import bare
 from nopad.options import BOOLEAN, MAX_LENGTH, Option, check_choice, shown
@@ -151,6 +154,7 @@ class PackRunner:
             model if isinstance(model, Core) else Tensors(model, self.widths, fast if compile is False else False)
         )
         to_evaluation(self._core.model)
+        self._on_cpu = device_of(self._core.model).type == "cpu"
         capacity, rows = self._core.shape
         self.batching = Batching(capacity=capacity, rows=rows) if batching is None else batching
         if not isinstance(self.batching, Batching):
@@ -212,7 +216,8 @@ class PackRunner:
         """Add a request to the queue; return a future of its answer. Cancelling the future removes a waiting request.
 
         Args:
-            inputs: the request, as the class describes it. It is tokenised here, in the calling thread.
+            inputs: the request, as the class describes it. It is tokenised here, in the calling thread; if the model is
+                on a CPU, only in this thread, so that the other cores are the model's.
             deadline_s: number of seconds from now after which the answer is of no use; if the request still waits then,
                 its future raises DeadlineError. A deadline that cannot be met at the speed of recent batches is refused
                 at once, unless no other request waits or runs. None: no deadline.
@@ -247,7 +252,7 @@ class PackRunner:
         now = self._queue.now()
         if deadline_s is not None and (type(deadline_s) not in (int, float) or not abs(deadline_s) <= LONGEST_S):
             raise OptionError(f"deadline_s must be a number of seconds, got {shown(deadline_s)}")
-        with _numbered_from(first):
+        with _numbered_from(first), one_core() if self._on_cpu else nullcontext():
             prepared, counts = self._core.prepare(inputs, **how)
         made = [Waiting(one, Answer(self._answerer), now) for one in prepared]
         deadline = None if deadline_s is None else now + in_ns(deadline_s)

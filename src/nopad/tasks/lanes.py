@@ -337,7 +337,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def _is_plain() -> bool:
-    """Return whether this thread is in no mode of PyTorch: CPU autocast, a `TorchFunctionMode` or `TorchDispatchMode`.
+    """Return whether this thread has no CPU autocast, no `TorchFunctionMode` and no `TorchDispatchMode`.
 
     The mode of `fast_linear` does not count, since lanes enter it too.
     """
