@@ -346,7 +346,14 @@ class TestSteps:
         assert "attention_mask left out" in names(fix) or "block-diagonal attention_mask" in names(fix)
         assert trainer.data_collator is collate
 
-    @pytest.mark.parametrize("faults", [two for n in (2, 3, 4) for two in combinations(FAULTS, n)])
+    @pytest.mark.parametrize(
+        "faults",
+        [
+            *combinations(FAULTS, 2),
+            *(pytest.param(three, marks=pytest.mark.soak) for three in combinations(FAULTS, 3)),
+            tuple(FAULTS),
+        ],
+    )
     def test_faults_at_once(self, faults):
         """Each hides the next one, and each set is found by few audits."""
         loss = (lambda model, batch, step: model(**batch).loss / step.accumulation) if "loss" in faults else None

@@ -20,7 +20,7 @@ from nopad.serving.queue import RequestQueue
 
 INTERRUPTED = """
 import faulthandler, random, signal, sys, threading
-faulthandler.dump_traceback_later(200, exit=True)
+faulthandler.dump_traceback_later(800, exit=True)
 import torch
 from transformers import BertConfig, BertModel
 import nopad
@@ -37,12 +37,12 @@ def interrupt(*_):
 torch.set_num_threads(1)
 sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
 model = nopad.packed(BertModel(BertConfig(**sizes, vocab_size=50)))
-draw, hits, way = random.Random(0), 0, sys.argv[1]
+draw, hits, way, most = random.Random(0), 0, sys.argv[1], int(sys.argv[2])
 requests = [{"input_ids": [1] * draw.randint(1, 5)} for _ in range(300)]
 signal.signal(signal.SIGALRM, interrupt)
 with nopad.PackRunner(model, Batching(capacity=256, max_waiting_tokens=512 if way == "block" else 1 << 20)) as runner:
     expected = runner({"input_ids": [1, 2, 3]})["last_hidden_state"]
-    while hits < 60:
+    while hits < most:
         try:
             try:
                 signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-4, 0.02), 0.5)  # again: callbacks swallow it
@@ -68,9 +68,11 @@ print("answered")
 """
 
 
+@pytest.mark.parametrize("times", [20, pytest.param(400, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("way", ["submit", "call", "block"])
-def test_an_interrupt_at_any_moment_harms_nobody_else(way):
-    ended = subprocess.run([sys.executable, "-c", INTERRUPTED, way], capture_output=True, text=True, timeout=300)
+def test_an_interrupt_at_any_moment_harms_nobody_else(way, times):
+    call = [sys.executable, "-c", INTERRUPTED, way, str(times)]
+    ended = subprocess.run(call, capture_output=True, text=True, timeout=900)
     assert ended.stdout == "answered\n", ended.stderr
 
 

@@ -79,7 +79,9 @@ def enter(scores: NDArray[Any], winners: NDArray[Any], number: int, value: float
 def grown(rows: NDArray[Any], used: int) -> NDArray[Any]:
     """Return a larger array that begins with the first `used` rows: for n rows, one of ``2 * n + 2`` rows."""
     larger = np.empty((2 * rows.shape[0] + 2, rows.shape[1]), dtype=np.int64)
-    larger[:used] = rows[:used]
+    for at in range(used):  # Numba takes 5 s to compile the assignment of a slice
+        for column in range(rows.shape[1]):
+            larger[at, column] = rows[at, column]
     return larger
 
 
