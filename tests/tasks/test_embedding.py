@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers as t
 from tests.model.zoo import build
@@ -210,15 +211,7 @@ def test_first_tokens_are_left_out_of_means(sequences, form):
             embed(model, nopad.PackedBatch.from_sequences(long, **form), pooling="max")
 
 
-def test_texts_are_made_ready_as_the_folder_says(folder, monkeypatch):
-    change(folder / "sentence_bert_config.json", do_lower_case=True)
-    embedder = prompted(folder)
-    assert embedder.texts == Texts(strip=True, lowercase=True)
-    seen = []
-    real = embedder.tokenizer.encode
-    monkeypatch.setattr(embedder.tokenizer, "encode", lambda texts: seen.extend(texts) or real(texts))
-    embedder.encode(["  A Text\n"], prompt=" Find: ")
-    assert seen == ["find:   a text"]
+def test_what_is_no_text_or_prompt(embedder):
     with pytest.raises(OptionError, match="text 1 is of type NoneType; expected a str"):
         embedder.encode(["a", None])
     with pytest.raises(OptionError, match="there is no prompt named 'x'; there are none"):
@@ -304,6 +297,126 @@ CALLS = {
     "shortened": ((TEXTS,), {"truncate_dim": 100}),
     "shortened, normalised": ((TEXTS,), {"truncate_dim": 100, "normalize_embeddings": True}),
 }
+
+
+BYTES = ["hello world", "  hello world \n", "\thello", " ", "Hello WORLD ΟΔΟΣ <mask>", "the quick brown fox " * 9]
+
+
+def saved(
+    folder, settings=(), limit=None, prefix=False, pooling=None, modules=("Transformer", "Pooling"), where="", side=None
+):
+    """A RoBERTa of random weights with a byte-level tokenizer, as sentence-transformers saves one."""
+    (folder / where).mkdir(parents=True, exist_ok=True)
+    (folder / "1_Pooling").mkdir()
+    torch.manual_seed(0)
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE())
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet)
+    inner.train_from_iterator(["the quick brown fox", "hello world"] * 9, trainer)
+    inner.post_processor = tokenizers.processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    named = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token", "mask_token"), special, strict=True))
+    kind = t.RobertaTokenizer if prefix else t.PreTrainedTokenizerFast
+    made = t.PreTrainedTokenizerFast(tokenizer_object=inner, **named, cls_token="<s>", sep_token="</s>")
+    made.save_pretrained(folder / where)
+    more = {"tokenizer_class": kind.__name__, "add_prefix_space": prefix} if prefix else {}
+    more |= {"truncation_side": side} if side else {}
+    change(folder / where / "tokenizer_config.json", **more, **({} if limit is None else {"model_max_length": limit}))
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    config = t.RobertaConfig(**sizes, vocab_size=inner.get_vocab_size(), max_position_embeddings=66, pad_token_id=1)
+    t.RobertaModel(config, add_pooling_layer=False).save_pretrained(folder / where)
+    paths = {"Transformer": where, "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    entries = [
+        {"idx": at, "name": str(at), "path": paths[one], "type": f"sentence_transformers.models.{one}"}
+        for at, one in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(entries))
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **(pooling or {})}))
+    for name, content in dict(settings).items():
+        (folder / where / name).write_text(json.dumps(content))
+    return folder
+
+
+FOLDERS = {
+    "white space": {},
+    "limit of the settings": {"settings": {"sentence_bert_config.json": {"max_seq_length": 7}}, "limit": 5},
+    "limit of the tokenizer": {"limit": 7},
+    "an old name": {"settings": {"sentence_roberta_config.json": {"max_seq_length": 9, "do_lower_case": True}}},
+    "lower case": {"settings": {"sentence_bert_config.json": {"max_seq_length": 40, "do_lower_case": True}}},
+    "settings of the tokenizer": {"prefix": True},
+    "a folder of its own": {"where": "0_Transformer"},
+    "cut at the beginning": {"limit": 7, "side": "left"},
+    "normalised": {"modules": ("Transformer", "Pooling", "Normalize")},
+    "pooling of one mode": {"pooling": {"pooling_mode": ["cls"]}},
+    "last tokens": {"pooling": {"pooling_mode_lasttoken": True}},
+    "empty settings": {"settings": {"sentence_bert_config.json": {"processing_kwargs": {}, "query_length": None}}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("how", FOLDERS)
+def test_a_folder_means_what_it_means_in_sentence_transformers(how, tmp_path):
+    peers = pytest.importorskip("sentence_transformers")
+    theirs = peers.SentenceTransformer(str(saved(tmp_path / "model", **FOLDERS[how])), device="cpu")
+    ours = Embedder.from_folder(tmp_path / "model")
+    found = ours.encode(BYTES, over_long="truncate")
+    np.testing.assert_allclose(found, theirs.encode(BYTES), rtol=0, atol=1e-6)
+    if how != "white space":
+        plain = Embedder.from_folder(saved(tmp_path / "plain"))
+        assert np.abs(found - plain.encode(BYTES, over_long="truncate")).max() > 1e-3 or how in (
+            "a folder of its own",
+            "empty settings",
+        )
+    theirs.save_pretrained(str(tmp_path / "again"))  # as version 6 saves it
+    again = Embedder.from_folder(tmp_path / "again").encode(BYTES, over_long="truncate")
+    np.testing.assert_allclose(again, theirs.encode(BYTES), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        *(
+            (
+                {"settings": {"sentence_bert_config.json": {key: value}}},
+                rf"sentence_bert_config\.json has {key} .*, which nopad does not do; remove it",
+            )
+            for key, value in {
+                "processing_kwargs": {"text": {"max_length": 7}},
+                "query_length": 6,
+                "document_length": 6,
+                "query_expansion": {"length": 32},
+                "config_args": {"num_hidden_layers": 1},
+                "tokenizer_args": {"model_max_length": 9},
+                "model_args": {"dtype": "float16"},
+                "transformer_task": "fill-mask",
+                "modality_config": {"message": {}},
+                "from_the_future": 1,
+            }.items()
+        ),
+        ({"limit": 0}, r"tokenizer_config\.json has 0 as model_max_length; expected an integer from 1"),
+        ({"limit": 7.5}, r"tokenizer_config\.json has 7\.5 as model_max_length; expected an integer from 1"),
+        (
+            {"modules": ("Transformer", "Normalize", "Pooling")},
+            "has the modules Transformer, Normalize, Pooling; expected Transformer, Pooling, Normalize",
+        ),
+        ({"modules": ("Pooling", "Transformer")}, "has the modules Pooling, Transformer; expected"),
+        ({"modules": ("Transformer", "Transformer")}, "has the modules Transformer, Transformer; expected"),
+        ({"pooling": {"pooling_mode": ["mean", "cls"]}}, r"pools by \['mean', 'cls'\]; known are mean"),
+        ({"pooling": {"pooling_mode": "mean", "pooling_mode_cls_token": True}}, "pools by mean; known are mean"),
+    ],
+)
+def test_what_a_folder_asks_for_is_done_or_refused(how, says, tmp_path):
+    with pytest.raises(FormatError, match=says):
+        Embedder.from_folder(saved(tmp_path / "model", **how))
+
+
+def test_a_model_that_is_not_where_the_folder_says(tmp_path):
+    path = saved(tmp_path / "model", where="0_Transformer")
+    (path / "0_Transformer" / "config.json").unlink()
+    with pytest.raises(FormatError, match=r"modules\.json names .*0_Transformer for the model, which has no config"):
+        Embedder.from_folder(path)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Options of `nopad audit` that no other command has."""
+"""Options of `nopad audit`; other commands define options of the same names for themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of `nopad plan` that no other command has."""
+"""Options of `nopad plan`; other commands define options of the same names for themselves."""
 
 from __future__ import annotations
 

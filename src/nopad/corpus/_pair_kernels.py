@@ -21,8 +21,7 @@ _1 = np.uint64(1)
 def drawn(key: np.uint64, at: int, low: int, high: int) -> Any:
     """Return a random integer from `low` to `high` (both included).
 
-    It is determined by `key`, a random seed, and `at`, its number (from 0) in the series of random integers of this
-    seed.
+    It is number `at` (from 0) in the series of random integers that the seed `key` determines.
     """
     word = mix(key + (np.uint64(at) + _1) * GOLDEN)
     return low + np.int64(bounded(word, np.uint64(high - low + 1)))

@@ -1,4 +1,7 @@
-"""Several sources as one source: they are read one after the other; those of a mixture are counted separately."""
+"""Several sources as one source: they are read one after the other.
+
+In a mixture, each source has a name, and the records of each source are counted separately.
+"""
 
 from __future__ import annotations
 

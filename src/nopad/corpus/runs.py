@@ -164,8 +164,9 @@ def _text_places(records: list[Any], file: InputFile, unit: TextUnit) -> Iterato
 
 
 def parquet_runs(file: InputFile) -> Iterator[Run]:
-    """Yield the rows of a Parquet file in runs of about 4 MiB, and at most 65,536 rows, from each row group.
+    """Yield all rows of a Parquet file in runs.
 
+    A run lies within one row group, and has about 4 MiB and at most 65,536 rows.
     The call itself reads the footer; the rows are read only when the runs are asked for.
     """
     metadata, schema = parquet_footer(file)

@@ -1,4 +1,4 @@
-"""Open the data of a loader as a `Feed`, which lists what the loader deals and gathers the sequences."""
+"""Open the data of a loader as a `Feed`, which lists the units that the loader deals, and gathers their sequences."""
 
 from __future__ import annotations
 

@@ -5,9 +5,11 @@ limits is reached, a pack is made and returned. The pack begins with one of the 
 sequence that fits is added, again and again, until one or two sequences held fill the rest of the pack *exactly*, or
 until none fits or the pack holds `depth` sequences. If there are several ways to fill it exactly, the lengths held most
 often are taken. So common lengths are used up, rare lengths wait for the packs that only they complete, and the buffer
-stays varied. If `depth` sequences of average length would not fill a pack, there is another rule until the last two:
-each sequence added is about as long as an equal share of the pack's free room. `finish` packs all sequences still held;
-no sequence is lost.
+stays varied. `finish` packs all sequences still held; no sequence is lost.
+
+If `depth` sequences of average length would not fill a pack, another rule holds while more than two sequences may still
+be added: each sequence added is about as long as an equal share of the pack's free room. The last two sequences that
+`depth` allows are chosen as described before.
 
 A sequence of the full capacity is returned immediately, as a pack by itself; with a depth of 1, every sequence is. A
 sequence does not wait for ever: when `patience` sequences have arrived after it, it begins the next pack. The packs

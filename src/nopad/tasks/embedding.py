@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from nopad.batch import PackedBatch
-from nopad.corpus.tokenizer import load_tokenizer
+from nopad.corpus.tokenizer import load_tokenizer, with_words
 from nopad.errors import BatchError, FormatError, LengthError, OptionError, RecordError, RequestError
 from nopad.model.admission import device_of, positions_of
 from nopad.model.embedded import input_embeddings
@@ -30,7 +30,7 @@ from nopad.options import Option, shown
 from nopad.sequences import Sequences
 from nopad.tasks.core import Core, Prepared, by_length, odd_rows
 from nopad.tasks.encoding import Shown, check_encoding, given_as, progress, shortened
-from nopad.tasks.folder import Pooling, Texts, default_folder, quiet, read_folder
+from nopad.tasks.folder import Pooling, Texts, default_folder, lower_cased, quiet, read_folder, transformer_folder
 from nopad.tasks.pooled import check_pooling, embed
 from nopad.threads import new_lock
 from nopad.wording import first_line
@@ -50,7 +50,7 @@ class Embedder(Core):
         model: the pack-safe model.
         tokenizer: the tokenizer, as `nopad.load_tokenizer` returns it.
         pooling, normalize: how vectors are made from hidden states, as in `embed`.
-        texts: the model's prompts, and how texts are changed before they are tokenised (`nopad.tasks.Texts`).
+        texts: the model's prompts (`nopad.tasks.Texts`).
         max_tokens: most tokens of a text, special tokens included; None: unlimited, as for T5.
         truncated: number of texts truncated so far.
 
@@ -82,7 +82,8 @@ class Embedder(Core):
         of the model that computes in that precision (`nopad.model.lowered`), and `model` itself stays as it is. The
         weights must not change while `encode` runs, since `nopad.model.fast_linear` works on copies of them.
 
-        `tokenizer` is anything that `nopad.load_tokenizer` accepts. If `max_tokens` is None, a text may have as many
+        `tokenizer` is anything that `nopad.load_tokenizer` accepts. One of transformers also says at which end long
+        texts are cut (`truncation_side`); others cut the end. If `max_tokens` is None, a text may have as many
         tokens as the model has positions. About `budget` tokens are run at a time.
 
         Raises:
@@ -97,6 +98,7 @@ class Embedder(Core):
             raise OptionError("tokenizer is None; give that of the model, as nopad.load_tokenizer(folder) does")
         super().__init__(model, precision=precision)
         self.tokenizer = load_tokenizer(tokenizer)
+        self._from_left = getattr(tokenizer, "truncation_side", None) == "left"
         self.pooling: Pooling = pooling
         self.normalize = normalize
         self.texts = Texts() if texts is None else texts
@@ -140,18 +142,26 @@ class Embedder(Core):
                     f"; of a name on the Hugging Face hub, huggingface_hub.snapshot_download({str(folder)!r}) makes one"
                 )
             raise FormatError(f"{str(folder)!r} is no folder here, and from_folder takes only folders; {way}")
-        if not (path / "config.json").is_file():
+        where = transformer_folder(path)
+        if not (where / "config.json").is_file():
             raise FormatError(f"{path} is no folder with a model: it has no config.json")
-        from transformers import AutoConfig, AutoModel
+        from transformers import AutoConfig, AutoModel, AutoTokenizer
 
         try:
-            config = AutoConfig.from_pretrained(path)
+            config = AutoConfig.from_pretrained(where)
             pooler = {"add_pooling_layer": False} if config.model_type in ("bert", "roberta", "xlm-roberta") else {}
             with quiet():  # the pooler's weights are left out on purpose
-                model = AutoModel.from_pretrained(path, config=config, **pooler)
+                model = AutoModel.from_pretrained(where, config=config, **pooler)
         except (OSError, ValueError) as error:
-            raise FormatError(f"transformers cannot load the model in {path}: {first_line(error)}") from error
-        return cls(model, load_tokenizer(path), **{**read_folder(path, _positions(model)), **how})
+            raise FormatError(f"transformers cannot load the model in {where}: {first_line(error)}") from error
+        found = {**read_folder(path, _positions(model)), **how}
+        lowercase = found.pop("lowercase")
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(where)
+        except Exception as error:  # its own code may raise anything
+            raise FormatError(f"transformers cannot load the tokenizer in {where}: {first_line(error)}") from error
+        with_words(tokenizer, where)
+        return cls(model, lower_cased(tokenizer) if lowercase else tokenizer, **found)
 
     def __repr__(self) -> str:
         """Return one line: the model, how vectors are made, the most tokens of a text, and how many texts were cut."""
@@ -359,10 +369,9 @@ class Embedder(Core):
         if not isinstance(over_long, str) or over_long not in ("error", "truncate"):
             raise OptionError(f"over_long is {shown(over_long)}; it must be 'error' or 'truncate'")
         before = self.texts.prompt(prompt, prompt_name)
-        ready = [self.texts.ready(before + text) for text in texts]
         around, room, sequences = (self.tokenizer.prefix, self.tokenizer.suffix), self.content_capacity, []
         cut = 0
-        for number, ids in enumerate(self.tokenizer.encode(ready)):
+        for number, ids in enumerate(self.tokenizer.encode([before + text for text in texts])):
             if room is not None and ids.size > room:
                 if over_long == "error":
                     raise LengthError(
@@ -370,7 +379,8 @@ class Embedder(Core):
                         'most of this model; choose over_long="truncate", or split it'
                     )
                 cut += 1
-            sequences.append(np.concatenate([around[0], ids[:room], around[1]]))
+                ids = ids[ids.size - room :] if self._from_left else ids[:room]
+            sequences.append(np.concatenate([around[0], ids, around[1]]))
         skip = self._skipped(before)
         for number, sequence in enumerate(sequences):
             if sequence.size <= skip:
@@ -414,7 +424,7 @@ class Embedder(Core):
                 "this model pools the first token and does not pool prompts, which versions of sentence-transformers "
                 "understand in different ways; give prompt='', or Texts(include_prompt=True)"
             )
-        [ids] = self.tokenizer.encode([self.texts.ready(prompt)])
+        [ids] = self.tokenizer.encode([prompt])
         return int(self.tokenizer.prefix.size + ids.size)
 
     def _vectors(

@@ -1,7 +1,8 @@
-"""Settings in a sentence-transformers folder: pooling, length limit, prompts, and how texts are changed.
+"""Settings in a sentence-transformers folder: pooling, length limit, prompts, and how texts are tokenised.
 
-Reads ``modules.json``, the pooling's ``config.json``, ``sentence_bert_config.json`` and
-``config_sentence_transformers.json``. A folder that requires what nopad does not support is refused.
+Reads ``modules.json``, the settings of its modules, ``config_sentence_transformers.json`` and
+``tokenizer_config.json``, as sentence-transformers 6 does. Every setting is used, or has the only value that nopad
+supports; otherwise the folder is refused.
 """
 
 from __future__ import annotations
@@ -18,23 +19,44 @@ from nopad.errors import FormatError, MissingExtraError, OptionError
 from nopad.notation import from_json
 from nopad.options import shown
 
-__all__ = ["Pooling", "Texts", "default_folder", "quiet", "read_folder"]
+__all__ = [
+    "Pooling",
+    "Texts",
+    "default_folder",
+    "lower_cased",
+    "quiet",
+    "read_folder",
+    "transformer_folder",
+]
 
 Pooling = Literal["mean", "first", "last"]
 POOLINGS = {"pooling_mode_cls_token": "first", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last"}
 NAMED = {"cls": "first", "mean": "mean", "lasttoken": "last", "last": "last"}
+SETTINGS_FILES = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+# Settings of the module Transformer with the values that nopad supports; "modality_config" counts for texts only
+SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "transformer_task": ("feature-extraction",),
+    "module_output_name": ("token_embeddings",),
+    "modality_config": ({"method": "forward", "method_output_name": "last_hidden_state"},),
+    **dict.fromkeys(("query_length", "document_length", "query_expansion"), (None,)),
+    **dict.fromkeys(("processing_kwargs", "model_args", "model_kwargs", "config_args", "config_kwargs"), (None, {})),
+    **dict.fromkeys(("tokenizer_args", "processor_kwargs"), (None, {})),
+}
+USED = {"max_seq_length", "do_lower_case", "unpad_inputs"}  # the last one only says how ids are laid out
+UNLIMITED = 10**6  # tokens; transformers writes 10^30 for tokenizers without a limit
 
 
 @dataclass(frozen=True, kw_only=True)
 class Texts:
-    """A model's prompts, and how it changes texts before they are tokenised, as in sentence-transformers.
+    """A model's prompts, as in sentence-transformers.
 
     Attributes:
         prompts: the prompts, by name; a prompt is put before each text.
         default_prompt_name: name of the prompt that `Embedder.encode` uses by default; None: no prompt.
         include_prompt: whether the prompt's tokens are pooled too.
-        strip: remove white space at both ends of the text with its prompt.
-        lowercase: convert prompt and text to lower case.
 
     Raises:
         OptionError: `prompts` is not a mapping, or one of them is not a string; or `default_prompt_name` is not a name
@@ -48,8 +70,6 @@ class Texts:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
     include_prompt: bool = True
-    strip: bool = False
-    lowercase: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompts, Mapping) or not all(isinstance(text, str) for text in self.prompts.values()):
@@ -77,52 +97,74 @@ class Texts:
             raise OptionError(f"there is no prompt named {shown(name)}; there are {', '.join(self.prompts) or 'none'}")
         return self.prompts[name]
 
-    def ready(self, text: str) -> str:
-        """Return `text`, which begins with its prompt, as the tokenizer should get it.
-
-        It is stripped if `strip` is set, and in lower case if `lowercase` is set.
-        """
-        text = text.strip() if self.strip else text
-        return text.lower() if self.lowercase else text
-
 
 def read_folder(path: Path, positions: int | None) -> dict[str, Any]:
-    """Return the arguments of `Embedder` that a folder states, by name; without ``modules.json``, only `max_tokens`.
+    """Return what a folder states, by the names of `Embedder`'s arguments, and ``lowercase`` (see `lower_cased`).
 
-    If the folder states no limit, `max_tokens` is missing. `positions` is the model's number of positions, an upper
-    limit of `max_tokens`; None: unlimited.
+    Without ``modules.json``, these are only `max_tokens` and `lowercase`. `max_tokens` is missing if the folder states
+    no limit. `positions` is the model's number of positions, an upper limit of `max_tokens`; None: unlimited.
 
     Raises:
-        FormatError: a file is damaged, requires a pooling or a module that nopad does not support, or has prompts that
-            `Texts` refuses.
+        FormatError: a file is damaged, requires a pooling, a module or a setting that nopad does not support, or has
+            prompts that `Texts` refuses.
     """
-    found = _limit(path, positions)
+    where = transformer_folder(path)
+    settings, file = _settings(where)
+    found: dict[str, Any] = {**_limit(where, settings, file, positions), "lowercase": settings.get("do_lower_case")}
+    found["lowercase"] = bool(found["lowercase"])
     if not (path / "modules.json").is_file():
         return found
     include_prompt = True
     found["normalize"] = False
-    for module in _read(path / "modules.json", list):
-        kind = str(module.get("type")).rpartition(".")[2]
+    for kind, module in _modules(path):
         if kind == "Normalize":
             found["normalize"] = True
         elif kind == "Pooling":
             config = _read(path / str(module.get("path")) / "config.json")
             found["pooling"] = _pooling(config, path)
             include_prompt = config.get("include_prompt", True) is not False
-        elif kind != "Transformer":
-            raise FormatError(f"{path} has a module of kind {kind}, which nopad does not run")
     prompts = _read(path / "config_sentence_transformers.json")
     try:
         found["texts"] = Texts(
             prompts=prompts.get("prompts") or {},
             default_prompt_name=prompts.get("default_prompt_name"),
             include_prompt=include_prompt,
-            strip=True,
-            lowercase=bool(_read(path / "sentence_bert_config.json").get("do_lower_case")),
         )
     except OptionError as error:
         raise FormatError(f"{path / 'config_sentence_transformers.json'}: {error}") from error
     return found
+
+
+def transformer_folder(path: Path) -> Path:
+    """Return the folder that has the model and the tokenizer: `path`, or the one in it that ``modules.json`` names.
+
+    Raises:
+        FormatError: ``modules.json`` is damaged, lists other modules than `_modules` allows, or names a folder without
+            a model.
+    """
+    for kind, module in _modules(path):
+        if kind == "Transformer":
+            where = path / str(module.get("path") or "")
+            if where != path and not (where / "config.json").is_file():
+                raise FormatError(f"{path / 'modules.json'} names {where} for the model, which has no config.json")
+            return where
+    return path
+
+
+def lower_cased(tokenizer: Any) -> Any:
+    """Return a tokenizer of transformers, changed in place: it converts texts to lower case, but no special tokens.
+
+    Raises:
+        FormatError: the tokenizer is written in Python.
+    """
+    from tokenizers import normalizers
+
+    inner = getattr(tokenizer, "backend_tokenizer", None)
+    if inner is None:
+        raise FormatError(f"{type(tokenizer).__name__} is written in Python, and do_lower_case needs one that is not")
+    before = [] if inner.normalizer is None else [inner.normalizer]
+    inner.normalizer = normalizers.Sequence([normalizers.Lowercase(), *before])
+    return tokenizer
 
 
 def default_folder() -> Path:
@@ -158,29 +200,76 @@ def quiet() -> Iterator[None]:
             talk.enable_progress_bar()
 
 
+def _modules(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Return the modules of a folder in their order, each with its kind, such as "Pooling"; [] without a list of them.
+
+    Raises:
+        FormatError: the list is damaged; or it is not one Transformer, then at most one Pooling, then any number of
+            Normalize.
+    """
+    found = [(str(one.get("type")).rpartition(".")[2], one) for one in _read(path / "modules.json", list)]
+    kinds = [kind for kind, _ in found]
+    for kind in kinds:
+        if kind not in ("Transformer", "Pooling", "Normalize"):
+            raise FormatError(f"{path} has a module of kind {kind}, which nopad does not run")
+    first = kinds[:2] if kinds[1:2] == ["Pooling"] else kinds[:1]
+    if kinds and (first[0] != "Transformer" or set(kinds[len(first) :]) - {"Normalize"}):
+        raise FormatError(f"{path} has the modules {', '.join(kinds)}; expected Transformer, Pooling, Normalize")
+    return found
+
+
 def _pooling(config: Mapping[str, Any], path: Path) -> str:
     modes = [name for name, on in config.items() if name.startswith("pooling_mode_") and on is True]
     named = config.get("pooling_mode")
-    wanted = NAMED.get(str(named)) if named else POOLINGS.get(modes[0]) if len(modes) == 1 else None
+    if isinstance(named, list) and len(named) == 1:
+        [named] = named
+    ways = {*map(POOLINGS.get, modes), *([NAMED.get(str(named))] if named else [])} or {"mean"}
+    wanted = ways.pop() if len(ways) == 1 else None
     if wanted is None:
         raise FormatError(f"{path} pools by {named or ', '.join(modes)}; known are mean, first (CLS) and last")
     return wanted
 
 
-def _limit(path: Path, positions: int | None) -> dict[str, Any]:
-    """Return ``{"max_tokens": limit}``, or {} if the folder `path` states no limit.
-
-    The limit is the most tokens of a text: the one that the folder states, but at most `positions`.
+def _settings(where: Path) -> tuple[dict[str, Any], Path]:
+    """Return the settings of the module Transformer, and the file that has them; ({}, a path) if there is none.
 
     Raises:
-        FormatError: the file that states it is broken, or the limit is not an integer of at least 1.
+        FormatError: the file is damaged, or has a setting that nopad does not know, or a value that it does not
+            support.
     """
-    file = path / "sentence_bert_config.json"
-    limit = _read(file).get("max_seq_length")
+    for name in SETTINGS_FILES:
+        if settings := _read(where / name):
+            break
+    else:
+        return {}, where / SETTINGS_FILES[0]
+    for key, value in settings.items():
+        value = value.get("text") if key == "modality_config" and isinstance(value, dict) else value
+        if isinstance(value, dict):
+            value = {one: other for one, other in value.items() if one != "trust_remote_code"}
+        if key not in USED and value not in SUPPORTED.get(key, ()):
+            raise FormatError(f"{where / name} has {key} {shown(settings[key])}, which nopad does not do; remove it")
+    return settings, where / name
+
+
+def _limit(where: Path, settings: Mapping[str, Any], file: Path, positions: int | None) -> dict[str, Any]:
+    """Return ``{"max_tokens": limit}``, or {} if there is no limit besides the model's `positions`.
+
+    The limit is the most tokens of a text: the one that the `settings` state, else that of the tokenizer; but at most
+    `positions`. `file` is the file of the settings.
+
+    Raises:
+        FormatError: a limit is not an integer of at least 1, or the tokenizer's file is damaged.
+    """
+    limit, name = settings.get("max_seq_length"), "max_seq_length"
+    if limit is None:
+        file, name = where / "tokenizer_config.json", "model_max_length"
+        limit = _read(file).get(name)
+        if isinstance(limit, int | float) and limit >= UNLIMITED:
+            limit = None
     if limit is None:
         return {}
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-        raise FormatError(f"{file} has {limit!r} as max_seq_length; expected an integer from 1")
+        raise FormatError(f"{file} has {shown(limit)} as {name}; expected an integer from 1")
     return {"max_tokens": min(limit, positions or limit)}
 
 

@@ -135,7 +135,8 @@ class Objective(ABC):
 
         If gradients are enabled and the model is a mixture of experts whose configuration sets `output_router_logits`,
         the loss that balances experts (`aux_loss`) is added. It is multiplied by its coefficient in the configuration,
-        and by the batch's share of the step: its `count` divided by `denominator` (of several parts, the first).
+        and by the batch's share of the step, which is its `count` divided by `denominator`. If there are several
+        `parts`, the share is that of the first part.
 
         Raises:
             BatchError: `batch` is not a `PackedBatch`, is for an encoder-decoder model, or lacks a target; or a target

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from nopad.batch import PackedBatch
 from nopad.corpus.framing import leave_out
-from nopad.errors import OptionError
+from nopad.errors import FormatError, OptionError
 from nopad.options import check_choice, shown
 from nopad.tasks.examples import Examples, field_of, numbered
-from nopad.tasks.folder import Pooling, Texts, read_folder
+from nopad.tasks.folder import Pooling, Texts, read_folder, transformer_folder
 from nopad.tasks.objective import Objective
 from nopad.tasks.pooled import embed
 from nopad.tasks.texts import OfTexts, encoded
@@ -138,9 +138,15 @@ class Embedding(OfTexts):
         These are `pooling`, `normalize`, `texts` (with the prompts) and `max_length`.
 
         Raises:
-            FormatError: a file in the folder is damaged, or requires what nopad does not support.
+            FormatError: a file in the folder is damaged, or requires what nopad does not support; or the model is in
+                another folder, or texts are to be in lower case, which only `Embedder.from_folder` does.
         """
         found = read_folder(folder, None)
+        if found.pop("lowercase") or transformer_folder(folder) != folder:
+            raise FormatError(
+                f"{folder} has its model in another folder, or asks for texts in lower case (do_lower_case), which "
+                "only nopad.Embedder.from_folder does"
+            )
         most = found.pop("max_tokens", None)
         return found if most is None else {**found, "max_length": most}
 
@@ -153,9 +159,7 @@ class Embedding(OfTexts):
                 and `empty` is "error"; a text is to be cut, and has more than `max_length` special tokens; or there is
                 no record.
         """
-        texts = [
-            self.texts.ready(self.prompt + field_of(record, self.text, number)) for number, record in numbered(records)
-        ]
+        texts = [self.prompt + field_of(record, self.text, number) for number, record in numbered(records)]
         made = encoded(self, texts)
         short = made.sequences.seq_lengths <= self.objective.skip if self.objective.skip else None
         if short is not None and short.any():
@@ -195,7 +199,7 @@ class Embedding(OfTexts):
                 "this model pools the first token and does not pool prompts, which versions of sentence-transformers "
                 "understand in different ways; give prompt='', or Texts(include_prompt=True)"
             )
-        found = self.tokenizer(self.texts.ready(self.prompt), return_special_tokens_mask=True)
+        found = self.tokenizer(self.prompt, return_special_tokens_mask=True)
         special = found["special_tokens_mask"]
         behind = next((at for at, one in enumerate(reversed(special)) if not one), 0)
         return len(special) - behind

@@ -82,7 +82,7 @@ class Micro:
         return [None if at is None else int(at[0]) // self.shape[1] for at in self.places]
 
     def before(self) -> list[int | None]:
-        """Return, for each sequence, the index of the sequence that ends right before it in its row, or None."""
+        """Return, for each sequence, the index of the one that begins in its row and ends right before it, or None."""
         found: list[int | None] = [None] * len(self.places)
         rows = self.rows()
         for one, next_one in pairwise(self.in_order):

@@ -200,6 +200,8 @@ def guide(load: Load, budget: Budget) -> Guide | None:
 def fill(plan: Guide, load: Load, align: int, budget: Budget) -> Packed:
     """Return a plan of all sequences of `load`: the patterns of `plan`, filled with real lengths.
 
+    In a pack, lengths are rounded up to multiples of `align`, as in `Load.sizes`.
+
     Each rounded length in a pattern of `plan` is a slot for one sequence. For sequences without a slot, if there are at
     least 40, `guide` makes a plan in rounded lengths again, up to three times. Sequences that still have no slot are
     placed by best-fit. The operations of `guide` and of best-fit are charged to `budget` here. The operations of

@@ -166,7 +166,7 @@ class Master:
         return Optimum(float(info.objective_function_value) / self._scale, times, np.array(solution.row_dual))
 
     def trim(self, times: NDArray[np.float64], slack: float) -> NDArray[np.float64]:
-        """Remove unused patterns whose reduced cost is above `slack`; return `times` without the patterns removed.
+        """Remove unused patterns whose reduced cost is above `slack`; return the `times` of the patterns that stay.
 
         `times` says how often the last optimum uses each pattern (unused: 0); float64 ``[patterns]``. Patterns added
         later have no reduced cost yet; they stay, and have no entry in `times` or in the result.
