@@ -123,17 +123,16 @@ def check_layers(model: nn.Module) -> None:
             are first removed from all layers, so that they are not there in the next call.
     """
     why, given = None, dict[str, None]()
-    for module in walk(model):
-        given.update(dict.fromkeys(_per_row(module).values()))
-        if why is not None:
+    for module in walk(model):  # at each call: most modules end at the first `continue`
+        if module._forward_pre_hooks:
+            given.update(dict.fromkeys(_per_row(module).values()))
+        kind: Any = type(module)
+        known, weight = _library(kind), module._parameters.get("weight")
+        if not known and (weight is None or type(weight) is nn.Parameter):
             continue
-        known = _library(type(module).__module__, type(module).__name__)
-        if known == FAKE and _is_of_weights(model, module):
+        if why is not None or (known == FAKE and _is_of_weights(model, module)):
             continue
-        weight = module._parameters.get("weight")
-        custom = weight is not None and type(weight) is not nn.Parameter
-        reason = _together(module, known, weight) if known or custom else None
-        if reason is not None:
+        if (reason := _together(module, known, weight)) is not None:
             why = f"{type(module).__name__} {reason}"
     if given:
         for module in walk(model):  # PEFT removes them only after calls without an error
@@ -203,12 +202,12 @@ def _reset_frequencies(model: nn.Module) -> None:
 
 
 @lru_cache(maxsize=1024)
-def _library(where: str, name: str) -> str:
+def _library(kind: type) -> str:
     """Return the library of a layer that may quantise the activations of a whole batch together; "": any other layer.
 
-    The libraries are "torch.ao", "torch.ao fake", "bitsandbytes" and "torchao float8". `where` is the name of the
-    Python module that defines the layer's class, and `name` is the name of the class.
+    The libraries are "torch.ao", "torch.ao fake", "bitsandbytes" and "torchao float8". `kind` is the layer's class.
     """
+    where, name = kind.__module__, kind.__name__
     if where == "torch.ao.quantization.fake_quantize" and name != "FixedQParamsFakeQuantize":
         return FAKE
     if where.startswith(("torch.ao.nn.quantized.dynamic", "torch.ao.nn.intrinsic.quantized.dynamic")):
