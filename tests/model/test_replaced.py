@@ -228,6 +228,62 @@ class TestReplaced:
         assert torch.equal(alone(states), model.classifier(states))
 
 
+ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 3, "num_hidden_layers": 4}
+
+
+def without_the_first(model):
+    del model.layers[0]
+    model.config.num_hidden_layers -= 1
+
+
+def exchanged(model):
+    model.layers[0], model.layers[1] = model.layers[1], model.layers[0]
+
+
+def taken_from_another(model):
+    other = build("qwen3", "base", **{**ALTERNATING, "sliding_window": 2}).layers[0]
+    for module in other.modules():
+        if hasattr(module, "config"):
+            module.config = model.config
+    model.layers[0] = other
+
+
+def of_another_size(model):
+    model.config.sliding_window = 2
+
+
+def of_other_types(model):
+    model.config.layer_types = model.config.layer_types[::-1]
+
+
+class TestWindows:
+    """The model makes masks from its configuration, and nopad's attention takes the window of the layer."""
+
+    @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+    @pytest.mark.parametrize(
+        "change", [without_the_first, exchanged, taken_from_another, of_another_size, of_other_types]
+    )
+    def test_a_layer_that_has_another_window_than_its_mask_is_refused(self, change, before):
+        model, batch = build("qwen3", "base", **ALTERNATING), nopad.PackedBatch.from_sequences([[5, 6, 7, 8, 9]])
+        if before and change is not taken_from_another:
+            change(model)
+            nopad.packed(model)
+        else:
+            nopad.packed(model)(**batch)
+            change(model)
+            model.set_attn_implementation(model.config._attn_implementation)
+        with pytest.raises(UnsupportedModelError, match=r"of layer \d attends within .* tokens, and the configuration"):
+            model(**batch)
+
+    def test_layers_of_one_window_may_be_exchanged(self, sequences):
+        def change(model):
+            layers = model.model.layers
+            layers[0], layers[2] = layers[2], layers[0]
+            return model
+
+        agrees(*both("qwen3", change, **ALTERNATING), sequences)
+
+
 @pytest.mark.slow
 class TestCompiledParts:
     """What is compiled does not run hooks: a part with a hook in it must not be left out in silence."""

@@ -111,6 +111,7 @@ class State(HookedModel):
             )
         self.renew()
         self.check_parts(self.attends)
+        self.check_windows()
         self.watch.look(self.modules, self.cell)
         if self.proven is not None:
             self.proven.check([one for one in self.modules if is_own(class_of(one))], self.model.config)
