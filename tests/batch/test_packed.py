@@ -300,6 +300,13 @@ def test_flash_arguments():
             "cu_seqlens are computed from the lengths",
         ),
         (
+            lambda: PackedBatch.from_columns(
+                Sequences(seq_lengths=np.array([2]), tokens={"input_ids": np.arange(2), "attention_mask": np.ones(2)})
+            ),
+            BatchError,
+            "attention_mask is computed from the lengths, and is no column; rename it, or leave it out",
+        ),
+        (
             lambda: PackedBatch.from_features([{"input_ids": [], "seq_lengths": []}]),
             BatchError,
             "a batch needs at least one sequence",
