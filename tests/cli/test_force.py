@@ -43,6 +43,39 @@ def test_what_nopad_did_not_write_stays(call, ids, packed, place):
     assert (packed / "nopad.json").read_bytes() == before
 
 
+@pytest.mark.parametrize("place", ["shards", "train/shards", "train"])
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_nor_inside_its_folders(call, ids, packed, mixed, place, what):
+    out = mixed if "train" in place else packed
+    mine = out / place / "mine"
+    mine.mkdir() if what == "folder" else mine.touch()
+    ran = call("pack", ids, "-o", out, "-c", 8, "--force")
+    assert (ran.code, mine.exists()) == (2, True)
+    assert f"{mine} was not written by nopad; move it, or choose another folder" in ran.error()
+    assert "--force" not in call("pack", ids, "-o", out, "-c", 8).error()  # which would not help
+
+
+@pytest.mark.parametrize("name", ["train", "shards", "nopad.json"])
+def test_links_and_what_is_behind_them_stay(call, ids, packed, mixed, tmp_path, name):
+    """The manifest behind the link was removed, and the rest stayed there: neither a dataset nor gone."""
+    out = mixed if name == "train" else packed
+    (out / name).rename(tmp_path / "elsewhere")
+    (out / name).symlink_to(tmp_path / "elsewhere")
+    before = sorted(tmp_path.rglob("*"))
+    ran = call("pack", ids, "-o", out, "-c", 8, "--force")
+    assert (ran.code, sorted(tmp_path.rglob("*"))) == (2, before)
+    assert f"{out / name} is a link, and was not written by nopad; move it, or choose another folder" in ran.error()
+
+
+def test_two_datasets_of_two_jobs_stay(call, ids, tmp_path):
+    out = tmp_path / "out"
+    for name in ("train", "validation"):
+        assert call("pack", ids, "-o", out / name, "-c", 4).code == 0
+    ran = call("pack", ids, "-o", out, "-c", 8, "--force")
+    assert (ran.code, capacity_of(out / "train")) == (2, 4)
+    assert f"{out / 'train'} was packed by a job of its own, not by one with a held-out share; move it" in ran.error()
+
+
 def test_a_folder_without_a_job_stays(call, ids, tmp_path):
     (tmp_path / "out" / "shards").mkdir(parents=True)
     ran = call("pack", ids, "-o", tmp_path / "out", "-c", 8, "--force")
