@@ -701,7 +701,7 @@ def test_texts_of_arrow_are_no_ids(kind, form):
 def test_lists_of_arrow_and_nested_tensors():
     """A nested tensor has no length, which ended in an internal error of PyTorch."""
     lists = [[5, 6, 7], [8]]
-    for given in (pa.array(lists), torch.nested.nested_tensor([torch.tensor(ids) for ids in lists])):
-        batch = PackedBatch.from_sequences(given, columns={"again": given})
+    for lists_of in (pa.array(lists), torch.nested.nested_tensor([torch.tensor(ids) for ids in lists])):
+        batch = PackedBatch.from_sequences(lists_of, columns={"again": lists_of})
         assert [ids.tolist() for ids in batch.unpack_tokens(batch["again"])] == lists
         assert batch["input_ids"].tolist() == [[5, 6, 7, 8]]

@@ -249,8 +249,8 @@ def check_made(out: Path, names: re.Pattern[str]) -> None:
     for folder in halves:
         if (folder / MANIFEST).is_file() and split_of(folder) != folder.name:
             raise OutputExistsError(
-                f"{folder} was packed by a job of its own, not by one with a held-out share; move it, or choose another "
-                "folder"
+                f"{folder} was packed by a job of its own, not by one with a held-out share; move it, or choose "
+                "another folder"
             )
     if not (begun or _is_whole(out)):
         raise OutputExistsError(f"{out} holds no job of nopad; choose another folder")
