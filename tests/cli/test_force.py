@@ -9,6 +9,8 @@ import os
 import pytest
 
 import nopad
+from nopad.cli.starting_over import way_out
+from nopad.store.starting_over import DATASET, PREDICTIONS
 
 
 def capacity_of(out):
@@ -181,3 +183,18 @@ def test_what_a_kill_while_replacing_leaves_is_replaced(call, ids, packed):
 def test_an_old_output_that_is_equal_is_made_again(call, ids, packed):
     found = json.loads(call("pack", ids, "-o", packed, "-c", 4, "--force", "--json"))
     assert found["reused"] is False
+
+
+@pytest.mark.parametrize("names", [DATASET, PREDICTIONS])
+def test_what_an_interrupted_call_left_is_named(tmp_path, names):
+    """Another call without --force ended well, and the files stayed for ever without a word."""
+    with way_out(tmp_path, names):
+        pass
+    (tmp_path / ".replacing").mkdir()
+    with (
+        pytest.warns(
+            UserWarning, match=r"/.replacing holds the files of an unfinished call with --force; run that one"
+        ),
+        way_out(tmp_path, names),
+    ):
+        pass
