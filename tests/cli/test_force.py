@@ -192,9 +192,7 @@ def test_what_an_interrupted_call_left_is_named(tmp_path, names):
         pass
     (tmp_path / ".replacing").mkdir()
     with (
-        pytest.warns(
-            UserWarning, match=r"/.replacing holds the files of an unfinished call with --force; run that one"
-        ),
+        pytest.warns(UserWarning, match=r"/.replacing holds the files of an unfinished call with --force; run it"),
         way_out(tmp_path, names),
     ):
         pass
