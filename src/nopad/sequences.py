@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from nopad.errors import BatchError
 
-__all__ = ["COMPUTED", "IGNORED", "LABELS", "Sequences", "as_integers", "gather_runs", "labelled"]
+__all__ = ["COMPUTED", "IGNORED", "LABELS", "MASK", "Sequences", "as_integers", "gather_runs", "labelled"]
 
 IGNORED = -100  # the label of a token that is not learned
 LABELS = ("labels", "label", "label_ids")  # Hugging Face's names of labels; a batch has the first one
-COMPUTED = ("position_ids", "cu_seqlens", "sequence_ids")  # what rows and batches compute; no column has these names
+MASK = "attention_mask"
+COMPUTED = ("position_ids", "cu_seqlens", "sequence_ids", MASK)  # what batches compute; no column has these names
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pickle
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
@@ -298,6 +299,13 @@ def test_flash_arguments():
             lambda: PackedBatch.from_sequences([[1, 2]], columns={"cu_seqlens": [3]}),
             BatchError,
             "cu_seqlens are computed from the lengths",
+        ),
+        (
+            lambda: PackedBatch.from_columns(
+                Sequences(seq_lengths=np.array([2]), tokens={"input_ids": np.arange(2), "attention_mask": np.ones(2)})
+            ),
+            BatchError,
+            "attention_mask is computed from the lengths, and is no column; rename it, or leave it out",
         ),
         (
             lambda: PackedBatch.from_features([{"input_ids": [], "seq_lengths": []}]),
@@ -674,3 +682,26 @@ def test_labels_of_a_stand_in_are_ignored(dtype, library):
     assert found.shape == (2,)
     assert np.isnan(found).all() if dtype.startswith("float") else (found == -100).all()
     assert found.dtype == (np.int64 if dtype in ("bool", "uint8") else dtype)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view(), pa.binary()])
+@pytest.mark.parametrize("form", [lambda texts: texts, list, lambda texts: pa.chunked_array([texts])])
+def test_texts_of_arrow_are_no_ids(kind, form):
+    """The bytes of "abc" became the ids 97, 98, 99; as a column, they ended in an error of NumPy."""
+    texts = pa.array(["abc", "a", "ab"]).cast(kind)
+    with pytest.raises(BatchError, match="input_ids of sequence 0 has 0 dimensions"):
+        PackedBatch.from_sequences(form(texts))
+    with pytest.raises(BatchError, match="0 dimensions"):
+        PackedBatch.from_features([{"input_ids": text} for text in texts])
+    batch = PackedBatch.from_sequences([[1], [2], [3]], columns={"name": form(texts)})
+    assert list(batch["name"]) == texts.to_pylist()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_lists_of_arrow_and_nested_tensors():
+    """A nested tensor has no length, which ended in an internal error of PyTorch."""
+    lists = [[5, 6, 7], [8]]
+    for lists_of in (pa.array(lists), torch.nested.nested_tensor([torch.tensor(ids) for ids in lists])):
+        batch = PackedBatch.from_sequences(lists_of, columns={"again": lists_of})
+        assert [ids.tolist() for ids in batch.unpack_tokens(batch["again"])] == lists
+        assert batch["input_ids"].tolist() == [[5, 6, 7, 8]]

@@ -9,6 +9,8 @@ import os
 import pytest
 
 import nopad
+from nopad.cli.starting_over import way_out
+from nopad.store.starting_over import DATASET, PREDICTIONS
 
 
 def capacity_of(out):
@@ -41,6 +43,39 @@ def test_what_nopad_did_not_write_stays(call, ids, packed, place):
     assert ran.code == 2
     assert "notes.txt was not written by nopad; move it, or choose another folder" in ran.error()
     assert (packed / "nopad.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("place", ["shards", "train/shards", "train"])
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_nor_inside_its_folders(call, ids, packed, mixed, place, what):
+    out = mixed if "train" in place else packed
+    mine = out / place / "mine"
+    mine.mkdir() if what == "folder" else mine.touch()
+    ran = call("pack", ids, "-o", out, "-c", 8, "--force")
+    assert (ran.code, mine.exists()) == (2, True)
+    assert f"{mine} was not written by nopad; move it, or choose another folder" in ran.error()
+    assert "--force" not in call("pack", ids, "-o", out, "-c", 8).error()  # which would not help
+
+
+@pytest.mark.parametrize("name", ["train", "shards", "nopad.json"])
+def test_links_and_what_is_behind_them_stay(call, ids, packed, mixed, tmp_path, name):
+    """The manifest behind the link was removed, and the rest stayed there: neither a dataset nor gone."""
+    out = mixed if name == "train" else packed
+    (out / name).rename(tmp_path / "elsewhere")
+    (out / name).symlink_to(tmp_path / "elsewhere")
+    before = sorted(tmp_path.rglob("*"))
+    ran = call("pack", ids, "-o", out, "-c", 8, "--force")
+    assert (ran.code, sorted(tmp_path.rglob("*"))) == (2, before)
+    assert f"{out / name} is a link, and was not written by nopad; move it, or choose another folder" in ran.error()
+
+
+def test_two_datasets_of_two_jobs_stay(call, ids, tmp_path):
+    out = tmp_path / "out"
+    for name in ("train", "validation"):
+        assert call("pack", ids, "-o", out / name, "-c", 4).code == 0
+    ran = call("pack", ids, "-o", out, "-c", 8, "--force")
+    assert (ran.code, capacity_of(out / "train")) == (2, 4)
+    assert f"{out / 'train'} was packed by a job of its own, not by one with a held-out share; move it" in ran.error()
 
 
 def test_a_folder_without_a_job_stays(call, ids, tmp_path):
@@ -148,3 +183,16 @@ def test_what_a_kill_while_replacing_leaves_is_replaced(call, ids, packed):
 def test_an_old_output_that_is_equal_is_made_again(call, ids, packed):
     found = json.loads(call("pack", ids, "-o", packed, "-c", 4, "--force", "--json"))
     assert found["reused"] is False
+
+
+@pytest.mark.parametrize("names", [DATASET, PREDICTIONS])
+def test_what_an_interrupted_call_left_is_named(tmp_path, names):
+    """Another call without --force ended well, and the files stayed for ever without a word."""
+    with way_out(tmp_path, names):
+        pass
+    (tmp_path / ".replacing").mkdir()
+    with (
+        pytest.warns(UserWarning, match=r"/.replacing holds the files of an unfinished call with --force; run it"),
+        way_out(tmp_path, names),
+    ):
+        pass

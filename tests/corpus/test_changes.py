@@ -13,6 +13,8 @@ import subprocess
 import sys
 import textwrap
 from contextlib import suppress
+from itertools import count
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -21,8 +23,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import nopad
-from nopad.corpus import CorpusOptions, LengthsFile, open_source, sequences
+from nopad.corpus import CorpusOptions, DatasetSource, LengthsFile, objects, open_source, sequences
 from nopad.corpus.batches import checked
+from nopad.corpus.inputs import InputFile
 from nopad.corpus.record_stream import open_records
 from nopad.errors import FormatError, NopadError, RecordError, SourceError
 
@@ -148,6 +151,49 @@ def test_a_mapped_dataset_whose_records_are_encoded(tmp_path):
     os.truncate(path, path.stat().st_size // 2)
     with pytest.raises(SourceError, match=r"mapped.arrow: changed while the job was running"):
         list(records)
+
+
+@pytest.mark.parametrize("left", [0, 0.5, 0.999])
+@pytest.mark.parametrize("use", [open_source, open_records, lambda given: nopad.PackedLoader(given, tokens=64)])
+def test_a_mapped_dataset_whose_file_was_cut_before(tmp_path, use, left):
+    """Reading what is gone ended the process, and the cut file was the one whose changes were looked for."""
+    path = mapped(tmp_path, 100_000)
+    dataset = datasets.Dataset.from_file(str(path))
+    os.truncate(path, int(path.stat().st_size * left))
+    with pytest.raises(SourceError, match=r"mapped.arrow: an Arrow stream without its end mark, so it was cut short"):
+        use(dataset)
+
+
+class TestADatasetThatMapsManyFiles:
+    @pytest.fixture
+    def source(self, tmp_path):
+        made = datasets.Dataset.from_dict({"input_ids": [[i] for i in range(50)]})
+        made.save_to_disk(tmp_path, num_shards=10)
+        return DatasetSource(datasets.load_from_disk(tmp_path), rows=1)
+
+    def test_they_are_not_checked_at_every_batch(self, source, monkeypatch):
+        checked, real = [], InputFile.prove
+        monkeypatch.setattr(InputFile, "prove", lambda *given, **more: (checked.append(given), real(*given, **more)))
+        monkeypatch.setattr(
+            objects, "time", SimpleNamespace(monotonic=lambda: 0.0)
+        )  # a check takes no time, so each one is due
+        assert len(list(source.batches())) == 50
+        assert len(checked) == 10 * 2 * 51
+        checked.clear()
+        monkeypatch.setattr(
+            objects, "time", SimpleNamespace(monotonic=count().__next__)
+        )  # from one call to the next, a second
+        assert len(list(source.batches())) == 50
+        assert 10 * 3 < len(checked) < 10 * 12
+
+    def test_a_change_is_found_at_the_end(self, source, tmp_path, monkeypatch):
+        clock = iter([0.0, 1.0, *[2.0] * 999])  # the first check takes a second, and the next one is due much later
+        monkeypatch.setattr(objects, "time", SimpleNamespace(monotonic=clock.__next__))
+        batches = source.batches()
+        next(batches)
+        os.utime(next(tmp_path.glob("*.arrow")), ns=(1, 1))
+        with pytest.raises(SourceError, match=r"arrow: written again or replaced while the job was running"):
+            list(batches)
 
 
 def test_lengths_that_change(tmp_path):

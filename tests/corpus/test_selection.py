@@ -178,6 +178,19 @@ def test_a_column_is_one_thing(options, says):
     assert f"a: {says}" in str(caught.value)
 
 
-def test_a_mask_rides_along_where_it_is_none():
-    chosen = select(FULL, ReaderOptions(mask_field=None, carry=("attention_mask",)), "a")
-    assert (chosen.mask, chosen.columns) == (None, ["input_ids", "attention_mask"])
+@pytest.mark.parametrize("options", [{"mask_field": None}, {"pad_id": 0}])
+def test_a_mask_that_marks_no_padding_is_not_carried(options):
+    """The loader dropped it without a word, and the collator of the same dataset refused it."""
+    chosen = select(FULL, ReaderOptions(**options), "a")
+    assert (chosen.mask, "attention_mask" in chosen.left_out) == (None, True)
+    with pytest.raises(SourceError, match="a: the column 'attention_mask' cannot be carried: nopad computes one"):
+        select(FULL, ReaderOptions(**options, carry=("attention_mask",)), "a")
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.list_(pa.int8())), pa.list_(pa.null()), pa.list_(pa.string())])
+def test_a_mask_of_other_lists(kind):
+    """It ended in a ValueError of NumPy when the values were read."""
+    schema = pa.schema({"input_ids": IDS, "attention_mask": kind})
+    with pytest.raises(SourceError, match=r"a: the mask column 'attention_mask' is list.*, not lists of 0 and 1"):
+        select(schema, ReaderOptions(), "a")
+    assert select(schema, ReaderOptions(mask_field=None), "a").left_out == ("attention_mask",)

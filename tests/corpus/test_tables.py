@@ -489,6 +489,21 @@ class TestWhatAStrangerFound:
         found = list(sequences(source.blocks(), None, CorpusOptions(capacity=8)))
         assert sum(len(group.batch) for group in found) == 1201
 
+    @pytest.mark.parametrize(
+        ("name", "before"), [("attention_mask", None), ("attention_mask", 1), ("attention_mask", "x"), ("kinds", None)]
+    )
+    def test_a_column_whose_lists_come_late(self, tmp_path, name, before):
+        """Padding was packed as tokens, and values were left out, since the name of the column was known."""
+        rows = [{"input_ids": [1, 2], name: before}] * 1200
+        path = tmp_path / "a.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"input_ids": [1, 2], name: [1, 0]}]))
+        for source in (open_source(path), open_source([*rows, {"input_ids": [1, 2], name: [1, 0]}])):
+            with pytest.raises(RecordError, match=rf"(line|row) 1201: has '{name}', which the first records have not"):
+                list(sequences(source.blocks(), None, CorpusOptions(capacity=8)))
+        rows *= 2  # nothing comes late
+        found = list(sequences(open_source(rows).blocks(), None, CorpusOptions(capacity=8)))
+        assert sum(len(group.batch) for group in found) == 2400
+
     def test_a_stream_cut_between_two_batches(self, tmp_path):
         table = pa.table({"input_ids": [[1], [2], [3]]})
         path = tmp_path / "a.arrow"

@@ -36,11 +36,17 @@ INTEGERS = ("seq_lengths", "input_ids")  # columns whose floats stay as they are
 
 def is_list(entry: Any) -> bool:
     """Return whether `entry` has a length: a list, or an array with at least one dimension; strings do not count."""
-    return not isinstance(entry, str | bytes) and hasattr(entry, "__len__") and getattr(entry, "ndim", 1) > 0
+    text = isinstance(entry, str | bytes) or hasattr(entry, "as_buffer")  # the latter are those of Arrow
+    return not text and hasattr(entry, "__len__") and getattr(entry, "ndim", 1) > 0
+
+
+def _python(entry: Any) -> Any:
+    """Return an Arrow scalar as a Python object, since NumPy would make numbers of its bytes; others are returned."""
+    return entry.as_py() if hasattr(entry, "as_py") else entry
 
 
 def listed(given: Any, name: str, each: str = "sequence") -> Sequence[Any]:
-    """Return `given`, or a list of its entries if it cannot be indexed.
+    """Return `given`, or a list of its entries if it cannot be indexed, or is a nested tensor.
 
     The error message uses `name`, the name of the argument, and `each`, the word for what an entry belongs to, such as
     "sequence".
@@ -51,6 +57,8 @@ def listed(given: Any, name: str, each: str = "sequence") -> Sequence[Any]:
     unordered = isinstance(given, str | bytes | Mapping | Set)
     if unordered or not hasattr(given, "__iter__") or isinstance(given, type) or getattr(given, "ndim", 1) == 0:
         raise BatchError(f"{name} are of type {type(given).__name__}; expected a list with an entry for each {each}")
+    if getattr(given, "is_nested", False):  # it has no length
+        return list(given.unbind())
     return given if hasattr(given, "__getitem__") else list(given)
 
 
@@ -65,6 +73,7 @@ def converted(entry: Any, name: str, n: int) -> NDArray[Any]:
         BatchError: NumPy cannot make an array of `entry`, or a Python float is beyond float32.
     """
     try:
+        entry = _python(entry)
         kind = _float_of(entry)
         if kind is not None and str(getattr(entry, "dtype", kind)) == "torch.bfloat16":
             entry = entry.float()
@@ -127,8 +136,8 @@ def single_values(given: Sequence[Any], name: str) -> NDArray[Any]:
             number nor a string; or a number does not fit into int64 or float32.
     """
     try:
-        entries = [entry.item() if hasattr(entry, "item") else entry for entry in given]
-    except (ValueError, RuntimeError) as error:
+        entries = [entry.item() if hasattr(entry, "item") else _python(entry) for entry in given]
+    except (ValueError, RuntimeError, OverflowError) as error:
         raise BatchError(f"column {name!r} has an entry that is no single value ({error})") from error
     for n, entry in enumerate(entries):
         if entry is None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from nopad.batch.arrays import common, concatenated, converted, is_list, listed, narrow, single_values, wide
 from nopad.errors import BatchError, LengthError
-from nopad.sequences import COMPUTED, Sequences, labelled
+from nopad.sequences import COMPUTED, MASK, Sequences, labelled
 
 if TYPE_CHECKING:
     from nopad.store.reader import PackedRow
@@ -85,8 +85,8 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np
             * the dataset is index-only: its rows hold no tokens
             * a number does not fit into int64 or float32
             * there are both ``label`` and ``label_ids``, but no ``labels``
-            * ``position_ids`` do not count from 0 in each sequence; or a column is called ``cu_seqlens`` or
-              ``sequence_ids``, which the batch computes
+            * ``position_ids`` do not count from 0 in each sequence; or a column is called ``cu_seqlens``,
+              ``sequence_ids`` or ``attention_mask``, which the batch computes
     """
     rows = listed(rows, "rows", "row")
     if not len(rows):
@@ -128,8 +128,8 @@ def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
             * there is no sequence, or there are no ``input_ids``
             * an integer does not fit into int64
             * there are both ``label`` and ``label_ids``, but no ``labels``
-            * ``position_ids`` do not count from 0 in each sequence; or a column is called ``cu_seqlens`` or
-              ``sequence_ids``, which the batch computes
+            * ``position_ids`` do not count from 0 in each sequence; or a column is called ``cu_seqlens``,
+              ``sequence_ids`` or ``attention_mask``, which the batch computes
     """
     if not len(sequences):
         raise BatchError("a batch needs at least one sequence, and there is none")
@@ -195,7 +195,10 @@ def without_positions(stacked: Sequences) -> Sequences:
     """
     for name in COMPUTED:
         if name != POSITIONS and (name in stacked.tokens or name in stacked.values):
-            raise BatchError(f"{name} are computed from the lengths, and are no column; rename it, or leave it out")
+            verb = "is" if name == MASK else "are"
+            raise BatchError(
+                f"{name} {verb} computed from the lengths, and {verb} no column; rename it, or leave it out"
+            )
     given = stacked.tokens.get(POSITIONS)
     if given is None and POSITIONS not in stacked.values:
         return stacked

@@ -14,11 +14,10 @@ from nopad.batch.images import Pictured
 from nopad.batch.layout import Layout
 from nopad.batch.values import check_fill, named
 from nopad.errors import BatchError, OptionError
-from nopad.sequences import Sequences
+from nopad.sequences import MASK, Sequences
 
 __all__ = ["MASK", "TARGETS", "filled", "without_first"]
 
-MASK = "attention_mask"
 TARGETS = ("decoder_input_ids", "labels", f"decoder_{MASK}")  # the items of a batch that are of its targets
 
 

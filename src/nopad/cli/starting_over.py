@@ -1,14 +1,15 @@
-"""Add a hint at ``--force`` to errors about an output folder that holds something already."""
+"""Hints at ``--force`` for an output folder that holds something already, and at what an interrupted one has left."""
 
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from nopad.errors import OutputExistsError, ResumeError
-from nopad.store.starting_over import check_made
+from nopad.store.starting_over import NEW, check_made
 
 __all__ = ["way_out"]
 
@@ -19,6 +20,9 @@ def way_out(out: Path, names: re.Pattern[str]) -> Iterator[None]:
 
     ``--force`` may replace a folder that holds a job or output of nopad, and no other files. `names` matches the names
     of the files that nopad writes there: `DATASET` or `PREDICTIONS` of `nopad.store.starting_over`.
+
+    If the block succeeds, warn about the files that an interrupted call with ``--force`` left in `out`: only such a
+    call goes on with them.
     """
     try:
         yield
@@ -28,3 +32,8 @@ def way_out(out: Path, names: re.Pattern[str]) -> Iterator[None]:
         except OutputExistsError:
             raise error from None
         raise type(error)(f"{error}, or start over with --force") from error
+    if (out / NEW).is_dir():
+        warnings.warn(
+            f"{out / NEW} holds the files of an unfinished call with --force; run it again, or delete this folder",
+            stacklevel=3,
+        )

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from nopad.corpus.records import shown
 
-__all__ = ["is_name", "listed_columns", "no_column", "type_of", "untyped"]
+__all__ = ["is_name", "is_untyped", "listed_columns", "no_column", "type_of", "untyped"]
 
 _LISTED = 12
 _WHY = b"nopad.untyped"  # in the metadata of a field that holds values, but none for which Arrow has a type
@@ -31,6 +31,11 @@ def is_name(key: Any) -> bool:
 def untyped(name: str, reason: str) -> pa.Field:
     """Return the field of a column that holds values, but none for which Arrow has a type; `reason` says why."""
     return pa.field(name, pa.null(), metadata={_WHY: reason.encode("ascii", "backslashreplace")})
+
+
+def is_untyped(field: pa.Field) -> bool:
+    """Return whether a field is one of `untyped`: it holds values, but none for which Arrow has a type."""
+    return _WHY in (field.metadata or {})
 
 
 def type_of(field: pa.Field) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -19,7 +21,7 @@ from nopad.corpus.records import BadRecord, Records, lone_surrogate, shown
 from nopad.corpus.rows import decode_rows
 from nopad.corpus.selection import Selection, is_list, is_string
 from nopad.corpus.source import Block
-from nopad.corpus.tables import TableSource
+from nopad.corpus.tables import TableSource, check_ended
 from nopad.errors import NopadError, SourceError
 from nopad.options import Option
 from nopad.wording import first_line
@@ -38,6 +40,7 @@ __all__ = [
     "to_batch",
 ]
 
+_FEW = 8  # so many files are checked before and after each batch
 ROWS = Option(default=1000, help="rows in a block")
 
 
@@ -112,16 +115,48 @@ def dataset_schema(dataset: Any) -> pa.Schema:
 def mapped_files(dataset: Any) -> tuple[InputFile, ...]:
     """Return the files of which a `datasets.Dataset` maps the memory; () if it is in memory, or is read as a stream.
 
+    They may have been cut short since the dataset mapped them, and reading beyond their end would end the process. So
+    their end marks are looked for, in the files and not in the mapped memory. A shorter stream that was written into
+    the same file since then has a mark too, and is not noticed.
+
     Raises:
-        SourceError: a file is missing or unreadable.
+        SourceError: a file is missing or unreadable, or is an Arrow stream without its end mark.
     """
     paths = dict.fromkeys(Path(part["filename"]) for part in getattr(dataset, "cache_files", None) or ())
-    return tuple(InputFile.found(path, path.name) for path in paths)
-
-
-def _prove(files: Sequence[InputFile]) -> None:
+    files = tuple(InputFile.found(path, path.name) for path in paths)
     for file in files:
-        file.prove(None)
+        with file.random() as opened:
+            check_ended(opened, file.path)
+    return files
+
+
+@dataclass
+class _Guard:
+    """Checks that files are unchanged: up to `_FEW` files at each call, more of them only now and then.
+
+    One check costs some 10 µs per file, so that 1000 files at each batch took 35 times as long as reading it. Checks of
+    many files take at most a twentieth of the time.
+
+    Attributes:
+        files: the files.
+        due: when many files are to be checked again, by the clock of `time.monotonic`.
+    """
+
+    files: Sequence[InputFile]
+    due: float = 0.0
+
+    def prove(self, *, surely: bool = False) -> None:
+        """Refuse a file that has changed; if `surely` is True, all files are checked in any case.
+
+        Raises:
+            SourceError: a file has changed.
+        """
+        begun = time.monotonic()
+        if surely or len(self.files) <= _FEW or begun >= self.due:
+            for file in self.files:
+                file.prove(None)
+            now = time.monotonic()
+            self.due = now + 20 * (now - begun)
 
 
 def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -141,7 +176,8 @@ def dataset_batches(dataset: Any, rows: int, name: str, files: Sequence[InputFil
     """Yield batches of at most `rows` rows of a dataset in Arrow format (`as_arrow`); `name` is for messages.
 
     `files` are those that the dataset maps (`mapped_files`). If they have changed, reading beyond the end of one would
-    end the process. So they are checked before and after each batch is copied.
+    end the process. So they are checked before and after each batch is copied. More than 8 files are checked less often
+    while batches are read, which leaves a moment; all are checked before the first batch and after the last one.
 
     Raises:
         SourceError: reading the dataset fails, perhaps in a function that the user passed to ``map``; or one of `files`
@@ -149,16 +185,17 @@ def dataset_batches(dataset: Any, rows: int, name: str, files: Sequence[InputFil
     """
     row = 1
     tables = iter(dataset.iter(batch_size=rows))
+    guard = _Guard(files)
     while True:
-        _prove(files)
+        guard.prove()
         try:
             table = next(tables, None)
             batches = [] if table is None else table.combine_chunks().to_batches()
             batches = [_copied(batch) for batch in batches] if files else batches
         except Exception as error:  # from the library, the data, or the user's own functions
-            _prove(files)  # if a file has changed, report that as the cause
+            guard.prove(surely=True)  # if a file has changed, report that as the cause
             raise _unreadable(name, row, error) from error
-        _prove(files)
+        guard.prove(surely=table is None)
         if table is None:
             return
         yield from batches

@@ -12,15 +12,14 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from nopad.corpus.columns import is_name, listed_columns, no_column, type_of
+from nopad.corpus.columns import is_name, is_untyped, listed_columns, no_column, type_of
 from nopad.corpus.options import ReaderOptions
 from nopad.corpus.records import Carried, Kind
 from nopad.errors import SourceError
-from nopad.sequences import COMPUTED, LABELS
+from nopad.sequences import COMPUTED, LABELS, MASK
 
 __all__ = ["Selection", "is_list", "is_string", "label_column", "refuse_empty_labels", "select"]
 
-MASK = "attention_mask"
 # names of columns that nopad itself writes
 OWN = ("seq_lengths", "seq_index", "seq_start", "seq_source")
 ASSISTANT = "assistant_masks"  # name of the mask of the assistant's tokens in transformers and TRL
@@ -42,9 +41,12 @@ class Selection:
             none.
         carried: further columns that are packed along with the content.
         left_out: names of columns that are not read.
-        known: names of all columns of the table from which these were chosen.
+        known: names of the columns that later records may have: those of the table from which these were chosen, but
+            not those that hold only null there, and ``attention_mask`` only if its lists could not be padding's marks
+            without notice: if it is the mask, or no mask is looked for.
         new: which columns make a later record bad if they are not among the `known` ones. "all": every column that
-            could be packed along; "mask": only ``attention_mask``; "none": no column.
+            could be packed along; "mask": only ``attention_mask``; "none": no column. ``attention_mask`` does so only
+            if it holds a list, since one value per record marks no padding.
     """
 
     content: str
@@ -60,18 +62,18 @@ class Selection:
     def unforeseen(self, record: Mapping[str, Any]) -> str | None:
         """Return why a record is bad: it has a column that the first records lacked. None: it has no such column.
 
-        Only columns that are not among the `known` ones count. `new` says which of these make a record bad.
+        A column that was null in all first records was lacking, and so was a mask that held no lists. Only columns that
+        are not among the `known` ones count. `new` says which of these make a record bad.
         """
         if self.new == "none":
             return None
-        if self.new == "mask":
-            odd = [MASK] if MASK in record and MASK not in self.known else []
-        else:
-            odd = [n for n in record if n not in self.known and is_name(n) and _can_be_carried(record[n])]
-        if not odd:
+        looked_at = record if self.new == "all" else [MASK] if MASK in record else []
+        new = (name for name in looked_at if is_name(name) and name not in self.known)
+        odd = next((name for name in new if _is_missed(name, record[name])), None)
+        if odd is None:
             return None
-        way, none = ("mask_field=", "None") if odd[0] == MASK else ("carry=", "[]")
-        return f"has {odd[0]!r}, which the first records have not; name it with {way}, or leave it out with {way}{none}"
+        way, none = ("mask_field=", "None") if odd == MASK else ("carry=", "[]")
+        return f"has {odd!r}, which the first records have not; name it with {way}, or leave it out with {way}{none}"
 
     @property
     def columns(self) -> list[str]:
@@ -111,6 +113,7 @@ def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
     if kind == "ids" and options.pad_id is None and options.mask_field is not None:
         mask = _mask(schema, options.mask_field, place)
     others = [name for name in schema.names if name not in (content, mask)]
+    _check_distinct(content, mask, [] if options.carry == "auto" else options.carry, place)
     asked = [] if options.carry == "auto" else [_asked(schema, name, kind, content, place) for name in options.carry]
     lengths = [field.type for field in schema if field.name == "seq_lengths"]
     # rewritten by a tool that dropped the metadata, or packed by another program
@@ -120,17 +123,19 @@ def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
         refuse_empty_labels(schema, others, kind == "ids" or options.find_labels, place)
     if options.carry == "auto" and kind == "ids":
         learned = _learned(schema, place) if options.find_labels else None
-        carried = [c for name in others if (c := _found(schema, name, place)) and not _is_own(schema, name)]
+        carried = [c for name in others if (c := _found(schema, name, place)) and name not in RESERVED]
         carried = [LEARNED if c.name == learned else c for c in carried]
     elif options.carry == "auto" and options.find_labels:
         carried = [_asked(schema, name, kind, content, place) for name in label_column(schema)]
     else:
         carried = asked
     names = {column.name for column in carried}
-    _check_distinct(content, mask, [column.name for column in carried], place)
     watched: Literal["all", "mask", "none"] = "none"
+    by_mask = options.pad_id is None and options.mask_field == "auto"
+    known = {field.name for field in schema if is_untyped(field) or not pa.types.is_null(field.type)} - {MASK}
+    if mask == MASK or not by_mask:
+        known.add(MASK)
     if kind == "ids":
-        by_mask = options.pad_id is None and options.mask_field == "auto"
         watched = "all" if options.carry == "auto" else "mask" if by_mask else "none"
     return Selection(
         content=content,
@@ -140,7 +145,7 @@ def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
         carried=tuple(carried),
         learned=learned,
         left_out=tuple(name for name in others if name not in names and name != learned),
-        known=frozenset(schema.names),
+        known=frozenset(known),
         new=watched,
     )
 
@@ -149,7 +154,7 @@ def _learned(schema: pa.Schema, place: str) -> str | None:
     """Return "assistant_masks" if there is a column of this name, which marks the tokens to learn; else None.
 
     Raises:
-        SourceError: the column does not hold lists of integers or booleans, occurs twice, or there is a column of
+        SourceError: the column does not hold lists of numbers or booleans, occurs twice, or there is a column of
             labels too. `place` names the table in the message.
     """
     if ASSISTANT not in schema.names:
@@ -214,7 +219,7 @@ def _check_distinct(content: str, mask: str | None, carried: Sequence[str], plac
         if name == mask:
             raise SourceError(
                 f"{place}: the column {name!r} marks padding, which is cut off, so only ones would be carried; "
-                "leave it out of carry=, or keep the padding with mask_field=None"
+                "leave it out of carry="
             )
         if name in carried[:at]:
             raise SourceError(f"{place}: the column {name!r} is to be carried twice; name each once in carry=")
@@ -256,18 +261,22 @@ def _mask(schema: pa.Schema, field: str, place: str) -> str | None:
     For "auto", it is ``attention_mask``, or None if there is no such column of lists.
 
     Raises:
-        SourceError: the column occurs twice; or a named one is missing, or does not hold lists of integers or booleans.
+        SourceError: the column occurs twice, or does not hold lists of numbers or booleans (for "auto": holds lists of
+            something else); or a named one is missing.
     """
-    if field == "auto":
-        if MASK not in schema.names:
-            return None
-        _check_once(schema, MASK, place)
-        return MASK if is_list(schema.field(MASK).type) else None
-    _check_once(schema, field, place)
-    kind = schema.field(field).type
+    name = MASK if field == "auto" else field
+    if field == "auto" and name not in schema.names:
+        return None
+    _check_once(schema, name, place)
+    kind = schema.field(name).type
+    if field == "auto" and not is_list(kind):
+        return None
     if not _holds_marks(kind):
-        raise SourceError(f"{place}: the mask column {field!r} is {type_of(schema.field(field))}, not lists of 0 and 1")
-    return field
+        raise SourceError(
+            f"{place}: the mask column {name!r} is {type_of(schema.field(name))}, not lists of 0 and 1; convert it, or "
+            "use no mask with mask_field=None"
+        )
+    return name
 
 
 def _asked(schema: pa.Schema, name: str, kind: Kind, content: str, place: str) -> Carried:
@@ -280,7 +289,7 @@ def _asked(schema: pa.Schema, name: str, kind: Kind, content: str, place: str) -
             has a type that does not fit.
     """
     _check_once(schema, name, place)
-    if name == content or _is_own(schema, name):
+    if name == content or name in RESERVED:
         raise SourceError(f"{place}: {_not_carried(name)}; rename it")
     found = _carried(schema, name, kind)
     if found is None:
@@ -303,21 +312,13 @@ def _found(schema: pa.Schema, name: str, place: str) -> Carried | None:
     if schema.names.count(name) > 1:
         _check_once(schema, name, place)
     found = _carried(schema, name, "ids")
-    if found is not None and name in (*OWN, *COMPUTED):
+    if found is not None and name in (*OWN, *COMPUTED) and name != MASK:  # a mask that is not used is left out
         raise SourceError(f"{place}: {_not_carried(name)}; rename it, or name the columns to carry with carry=")
     return found
 
 
-def _is_own(schema: pa.Schema, name: str) -> bool:
-    """Return whether only nopad gives a packed dataset a column of this name.
-
-    This is also so for an ``attention_mask`` that has no lists, so it marks no padding: that of a batch is its layout.
-    """
-    return name in RESERVED or (name == MASK and not is_list(schema.field(name).type))
-
-
 def _not_carried(name: str) -> str:
-    does = "computes" if name in (*COMPUTED, MASK) else "writes"
+    does = "computes" if name in COMPUTED else "writes"
     return f"the column {name!r} cannot be carried: nopad {does} one of that name"
 
 
@@ -337,8 +338,11 @@ def _carried(schema: pa.Schema, name: str, kind: Kind) -> Carried | None:
     return None
 
 
-def _can_be_carried(value: Any) -> bool:
-    return value is not None and not isinstance(value, Mapping)
+def _is_missed(name: str, value: Any) -> bool:
+    """Return whether a column `name` that has this value in a record must not be left out without a word."""
+    if value is None or isinstance(value, Mapping):
+        return False
+    return name != MASK or (hasattr(value, "__len__") and not isinstance(value, str | bytes))
 
 
 def _check_once(schema: pa.Schema, name: str, place: str) -> None:
@@ -363,8 +367,8 @@ def is_string(kind: pa.DataType) -> bool:
 
 
 def _holds_marks(kind: pa.DataType) -> bool:
-    """Return whether a column of this Arrow type can be a mask: whether it has lists of integers or booleans."""
-    return is_list(kind) and bool(pa.types.is_integer(kind.value_type) or pa.types.is_boolean(kind.value_type))
+    """Return whether a column of this Arrow type can be a mask: whether it has lists of numbers or booleans."""
+    return is_list(kind) and _is_number(kind.value_type)
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -33,6 +33,7 @@ __all__ = [
     "TableSource",
     "arrow_batches",
     "arrow_schema",
+    "check_ended",
     "library_errors",
     "opened_arrow",
     "parquet_batches",
@@ -280,12 +281,21 @@ def opened_arrow(file: Any, path: Path | str | None = None) -> Any:
     if start == ARROW_FILE:
         return pa.ipc.open_file(file)
     if path is not None:
-        file.seek(max(file.size() - len(END_OF_STREAM), 0))
-        end = file.read(len(END_OF_STREAM))
-        file.seek(0)
-        if end != END_OF_STREAM:
-            raise SourceError(
-                f"{path}: an Arrow stream without its end mark, so it was cut short, or is still being written; "
-                "make it again, or leave it out"
-            )
+        check_ended(file, path)
     return pa.ipc.open_stream(file)
+
+
+def check_ended(file: Any, path: Path | str) -> None:
+    """Refuse an open Arrow stream without its end mark; the message names `path`.
+
+    Raises:
+        SourceError: the stream has no end mark.
+    """
+    file.seek(max(file.size() - len(END_OF_STREAM), 0))
+    end = file.read(len(END_OF_STREAM))
+    file.seek(0)
+    if end != END_OF_STREAM:
+        raise SourceError(
+            f"{path}: an Arrow stream without its end mark, so it was cut short, or is still being written; "
+            "make it again, or leave it out"
+        )

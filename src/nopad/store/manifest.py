@@ -30,6 +30,7 @@ __all__ = [
     "Shard",
     "other_version",
     "split_folders",
+    "split_of",
     "tool_versions",
 ]
 
@@ -259,6 +260,21 @@ def split_folders(folder: str | Path) -> list[Path]:
     """
     found = [Path(folder) / name for name in SPLITS]
     return found if all((path / MANIFEST).is_file() for path in found) else []
+
+
+def split_of(folder: Path) -> Any:
+    """Return which half of a job with a held-out share the dataset in a folder is, "train" or "validation".
+
+    The result is None if its job made no other dataset, or if its manifest is damaged. The format version may be any.
+
+    Raises:
+        StorageError: the manifest cannot be read.
+    """
+    try:
+        options = _document(folder / MANIFEST).get("options")
+    except (CorruptError, FormatError):
+        return None
+    return options.get("split") if isinstance(options, dict) else None
 
 
 def tool_versions(*packages: str) -> dict[str, str]:

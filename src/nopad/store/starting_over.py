@@ -24,7 +24,7 @@ from nopad.errors import (
     StorageError,
 )
 from nopad.files import PARTIAL_SUFFIX, fsync_path, storage_errors
-from nopad.store.manifest import MANIFEST, PLAN, SPLITS, split_folders
+from nopad.store.manifest import MANIFEST, PLAN, SPLITS, split_folders, split_of
 from nopad.store.workspace import JOB, WORK, Workspace
 
 __all__ = ["DATASET", "PREDICTIONS", "check_made", "replaced"]
@@ -42,6 +42,8 @@ _PARTIAL = rf"(?:{re.escape(PARTIAL_SUFFIX)})?"  # a kill leaves the file that w
 DATASET = re.compile(
     rf"(?:{re.escape(MANIFEST)}|{re.escape(PLAN)}|shards|packs\.arrow|sequences\.arrow){_PARTIAL}|{_WORKING}"
 )
+SHARDS = "shards"  # a folder of files that are called as `SHARD` says
+SHARD = re.compile(rf"\d+-of-\d+\.parquet{_PARTIAL}")
 PREDICTIONS = re.compile(rf"(?:{re.escape(RESULTS)}|part-\d+\.parquet){_PARTIAL}|{_WORKING}")
 _OTHER_WORK = (OutputExistsError, ResumeError, CorruptError)
 # After these, the same call may succeed, or another process uses the files
@@ -71,8 +73,8 @@ def replaced(out: Path, names: re.Pattern[str], make: Callable[[Path], Made]) ->
             other errors are passed on.
 
     Raises:
-        OutputExistsError: `out` is a file, holds an entry that nopad does not write there, or is not empty but holds no
-            trace of a job.
+        OutputExistsError: `out` is a file, holds an entry that nopad does not write there, also in the folders of
+            datasets and shards, or is not empty but holds no trace of a job (`check_made`).
         OutputBusyError: another process is writing there.
         InterruptedJobError: `make` was interrupted.
         StorageError: a file cannot be locked, removed or moved.
@@ -221,10 +223,13 @@ def check_made(out: Path, names: re.Pattern[str]) -> None:
 
     `names` is a pattern for the names that nopad writes there: `DATASET` or `PREDICTIONS`. With `DATASET`, `out` may
     also hold the two datasets of a job with a held-out share, ``train`` and ``validation``, if both are finished. If a
-    job is going on in `out`, one of them may be missing, and either unfinished.
+    job is going on in `out`, one of them may be missing, and either unfinished. `out` may be a link, but it holds none,
+    since nopad writes none: behind it are files of another place.
 
     Raises:
-        OutputExistsError: `out` is a file, holds an entry that nopad does not write there, or holds no trace of a job.
+        OutputExistsError: `out` is a file, holds an entry that nopad does not write there, also in the folders of
+            datasets and shards, holds a link or a dataset that was packed by a job of its own, or holds no trace of a
+            job.
     """
     if not out.is_dir():
         raise OutputExistsError(f"{out} is a file; choose a folder")
@@ -234,10 +239,19 @@ def check_made(out: Path, names: re.Pattern[str]) -> None:
         halves = [out / name for name in SPLITS if (out / name).is_dir()]
     if names is not DATASET:
         halves = []
-    for folder in (out, *halves):
+    written = dict.fromkeys((out, *halves), names)
+    written |= {folder / SHARDS: SHARD for folder in written if (folder / SHARDS).is_dir()}
+    for folder, inside in written.items():
         for path in folder.iterdir():
-            if not names.fullmatch(path.name) and path not in halves:
-                raise OutputExistsError(f"{path} was not written by nopad; move it, or choose another folder")
+            if path.is_symlink() or not (inside.fullmatch(path.name) or path in halves):
+                link = "is a link, and " if path.is_symlink() else ""
+                raise OutputExistsError(f"{path} {link}was not written by nopad; move it, or choose another folder")
+    for folder in halves:
+        if (folder / MANIFEST).is_file() and split_of(folder) != folder.name:
+            raise OutputExistsError(
+                f"{folder} was packed by a job of its own, not by one with a held-out share; move it, or choose "
+                "another folder"
+            )
     if not (begun or _is_whole(out)):
         raise OutputExistsError(f"{out} holds no job of nopad; choose another folder")
 

@@ -25,12 +25,11 @@ from numpy.typing import ArrayLike, NDArray
 from nopad import _kernels
 from nopad.batch.columns import narrowed
 from nopad.corpus.records import MAX_ID, MAX_TOKENS
-from nopad.corpus.selection import MASK
 from nopad.errors import LengthError, NopadError, OptionError, SourceError
 from nopad.loading import _kernels as _loading_kernels
 from nopad.loading.sources.mapped import MappedFile
 from nopad.options import Option
-from nopad.sequences import Sequences, as_integers
+from nopad.sequences import MASK, Sequences, as_integers
 from nopad.wording import counted
 
 __all__ = ["EMPTY", "Bits", "Located", "TokenSource"]
