@@ -160,7 +160,7 @@ def test_a_signal_at_any_moment_leaves_no_block_open(kind):
 
 
 # These renew their locks themselves, or check the process.
-OWN = {"threads.py", "serving/answer.py", "serving/queue.py", "serving/worker.py", "tasks/lanes.py"}
+OWN = {"threads.py", "serving/answer.py", "serving/queue.py", "tasks/lanes.py"}
 
 
 def test_every_lock_is_free_after_a_fork():

@@ -13,6 +13,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
+from weakref import WeakKeyDictionary
 
 import pytest
 from tests.serving.gate import of_queue
@@ -20,11 +21,13 @@ from transformers import BertConfig, BertModel
 
 import nopad
 from nopad.errors import RunnerClosedError, ServingError
-from nopad.serving import Batching, OnlinePacker
+from nopad.serving import Batching, OnlinePacker, worker
 from nopad.serving.answer import Answer
+from nopad.serving.forward import Tensors
 from nopad.serving.queue import RequestQueue
 from nopad.serving.waiting import Waiting
 from nopad.tasks.core import Prepared, of_length
+from nopad.tasks.lanes import Lanes
 
 SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
 ONE, TWO = {"input_ids": [3, 4, 5]}, {"input_ids": [1, 2]}
@@ -389,8 +392,15 @@ def test_reading_the_clock_while_it_is_read():
         (Future.__init__, lambda pool: Future(), True),
         (Future.set_result, lambda pool: Future().set_result(1), True),
         (threading.Event.wait, lambda pool: threading.Event().wait(0.01), True),
+        (threading.Event.is_set, lambda pool: threading.Event().is_set(), True),
+        (threading.current_thread, lambda pool: threading.current_thread(), True),
+        (ThreadPoolExecutor.shutdown, lambda pool: ThreadPoolExecutor(1).shutdown(), False),
+        (threading.Semaphore.acquire, lambda pool: threading.Semaphore(0).acquire(timeout=0.01), False),
     ],
-    ids=["adjust", "submit", "start", "enumerate", "log", "future", "result", "wait"],
+    ids=[
+        *("adjust", "submit", "start", "enumerate", "log", "future", "result", "wait"),
+        *("is_set", "current_thread", "shutdown", "semaphore"),
+    ],
 )
 def test_closing_within_pythons_own_calls(model, part, call, waits):
     """It returns at once where the worker may need a lock of the interrupted call, and else when the worker has ended.
@@ -441,6 +451,56 @@ def test_closing_elsewhere_waits(model, where):
             signal.signal(signal.SIGALRM, before)
     assert alive == [False]
     assert all(one.done() for one in futures)
+
+
+def in_a_pool(end):
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(end.wait)
+
+
+def in_a_semaphore(end):
+    free = threading.Semaphore(0)
+    threading.Thread(target=lambda: (end.wait(), free.release())).start()
+    with free:
+        pass
+
+
+def at_a_barrier(end):
+    barrier = threading.Barrier(2)
+    threading.Thread(target=lambda: (end.wait(), barrier.wait())).start()
+    barrier.wait()
+
+
+@pytest.mark.parametrize("wait", [in_a_pool, in_a_semaphore, at_a_barrier])
+def test_a_handler_that_closes_while_the_main_thread_waits(model, wait):
+    """`close` waits there; it returned at once, and the requests were lost with the end of the process."""
+    runner = nopad.PackRunner(model, Batching(capacity=64, accumulate=True, wait_s=0.2), warm_up=False)
+    futures, alive, end = [runner.submit(TWO) for _ in range(3)], [], threading.Event()
+
+    def close(*_):
+        runner.close()
+        alive.append(runner._worker.thread.is_alive())
+        end.set()
+
+    before = signal.signal(signal.SIGALRM, close)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        wait(end)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert alive == [False]
+    assert all(one.done() for one in futures)
+
+
+def test_closing_in_the_hook_of_a_thread_that_failed(model, monkeypatch):
+    runner, alive = nopad.PackRunner(model, warm_up=False), []
+    monkeypatch.setattr(
+        threading, "excepthook", lambda _: (runner.close(), alive.append(runner._worker.thread.is_alive()))
+    )
+    failing = threading.Thread(target=lambda: 1 / 0)
+    failing.start()
+    failing.join()
+    assert alive == [False]
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, ValueError])
@@ -540,6 +600,53 @@ def test_a_hook_that_waits_for_a_request_of_its_own_model(model):
         core.lanes.run([3], lambda indices: [hook()])
         assert len(said) == 4
         assert one(TWO)["last_hidden_state"].shape == (2, 8)  # afterwards it may
+
+
+@pytest.mark.parametrize("where", ["warm_up", "batch"])
+def test_waiting_where_a_runner_holds_the_turn_of_its_model(model, monkeypatch, where):
+    """A finaliser there waits for another runner of the model, which waits for the turn: both hung for ever."""
+    said, real = [], {"warm_up": Tensors.try_batch, "batch": worker.all_modules}[where]
+    first = nopad.PackRunner(model, warm_up=False)
+
+    def nested(*args):
+        if threading.current_thread() is not first._worker.thread and not said and armed:
+            said.append(None)
+            with suppress(TimeoutError), pytest.raises(ServingError) as caught:
+                first.submit(TWO).result(3)
+            said[-1] = str(caught.value)
+        return real(*args)
+
+    armed = where == "warm_up"
+    if armed:
+        monkeypatch.setattr(Tensors, "try_batch", nested)
+    with first, nopad.PackRunner(model, warm_up=armed) as second:
+        if not armed:
+            monkeypatch.setattr(worker, "all_modules", nested)
+            armed = True
+        assert second(ONE)["last_hidden_state"].shape == (3, 8)
+        assert "run of the same model" in said[0]
+        assert first(ONE)["last_hidden_state"].shape == (3, 8)
+
+
+def test_running_another_model_while_a_turn_is_taken(model):
+    """In the same thread and in another one: a lock of all models was held meanwhile, and they hung."""
+    mine = Lanes(model)
+    others = [Lanes(nopad.packed(BertModel(BertConfig(**SIZES, vocab_size=50)))) for _ in range(2)]
+    parts = [WeakKeyDictionary.setdefault, Lanes.alone, Lanes.in_turn]
+    with ThreadPoolExecutor(1) as pool:
+        for at in range(1, 60):
+            found = []
+
+            def nested(found=found):
+                found.append(pool.submit(others[0].alone, list).result(3))
+                found.append(others[1].alone(list))
+
+            with Within(parts, at, nested) as within:
+                assert mine.in_turn(lambda: mine.alone(lambda: 5)) == 5
+            if not within.reached:
+                break
+            assert found == [[], []]
+        assert at > 5
 
 
 def test_tokenising_while_a_record_is_tokenised():

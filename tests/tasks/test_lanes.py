@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import signal
 import sys
 import threading
 import time
@@ -220,11 +221,9 @@ def test_the_lock_of_such_a_model_is_not_inherited_by_a_forked_process():
     both = Lanes(model)
 
     def entered():
-        with both.turn():
-            os.write(write, b"1")
+        both.alone(lambda: os.write(write, b"1"))
 
-    read, write = os.pipe()
-    with both.turn():
+    def forks():
         child = os.fork()
         if not child:
             try:
@@ -233,7 +232,10 @@ def test_the_lock_of_such_a_model_is_not_inherited_by_a_forked_process():
                 os.write(write, b"0")
             finally:
                 os._exit(0)
-    os.waitpid(child, 0)
+        os.waitpid(child, 0)
+
+    read, write = os.pipe()
+    both.alone(forks)
     assert os.read(read, 1) == b"1"
 
 
@@ -514,3 +516,67 @@ def test_copies_begin_anew(always, way):
     assert other.most == 2
     assert seen_by(other)[0] == [str(index) for index in range(len(LENGTHS))]
     assert len(seen_by(both)[1]) == 2
+
+
+def interrupted(call, seconds):
+    """Call `call` again and again until Ctrl-C; return whether it came."""
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            while True:
+                call()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        return True
+
+
+@pytest.fixture
+def ctrl_c():
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_an_interrupt_at_any_moment_leaves_the_model_to_other_threads(ctrl_c):
+    """It was left taken for ever after one interrupt in seven."""
+    model = a_bert()
+    a_hook(model, None)
+    mine, others, draw = Lanes(model), Lanes(model), np.random.default_rng(0)
+    for _ in range(200):
+        assert interrupted(lambda: mine.alone(int), draw.uniform(2e-5, 3e-4))
+        other = threading.Thread(target=others.alone, args=(int,), daemon=True)
+        other.start()
+        other.join(5)
+        assert not other.is_alive()
+
+
+def test_an_interrupt_at_any_moment_lets_batches_be_divided(monkeypatch, ctrl_c):
+    both, draw = Lanes(a_bert()), np.random.default_rng(0)
+    monkeypatch.setattr(lanes._Trial, "lanes", lambda trial, most: 1)
+    for _ in range(200):
+        assert interrupted(lambda: both.run(LENGTHS, lambda indices: indices), draw.uniform(2e-5, 1e-3))
+    monkeypatch.setattr(lanes._Trial, "lanes", lambda trial, most: most)
+    assert len(seen_by(both)[1]) == 2
+
+
+def test_an_error_that_somebody_keeps_lets_batches_be_divided(always):
+    """Its traceback holds the frames of the call that raised it."""
+    both = Lanes(a_bert())
+    with pytest.raises(ZeroDivisionError) as kept:
+        both.run(LENGTHS, lambda indices: 1 / 0)
+    assert len(seen_by(both)[1]) == 2
+    del kept
+
+
+def test_threads_that_may_share_a_model_do_not_wait_for_each_other():
+    model = a_bert()
+    first, second, begun, go = Lanes(model), Lanes(model), threading.Event(), threading.Event()
+    with ThreadPoolExecutor(1) as other:
+        future = other.submit(first.alone, lambda: (begun.set(), go.wait(30))[1])
+        assert begun.wait(30)
+        assert second.alone(lambda: 5) == 5
+        assert not future.done()
+        go.set()
+        assert future.result(30)

@@ -51,11 +51,13 @@ _FIXED = Option(default=None, high=MAX_LENGTH, help="places of every result per 
 _WARM = Option(default=True, choices=BOOLEAN, help="run some batches first")
 _AT_ONCE = (64, 4096)  # requests of one call that are tokenised together: the first ones, all others
 _LOCKING = ("nopad.serving.", "nopad.tasks.", "nopad.model.", "nopad.threads", "logging.")
-# Functions of Python's modules that hold no lock of the module while they run other code, or wait
-_OPEN = {
-    "concurrent.futures.thread": {"_worker", "run"},
-    "threading": {"_bootstrap", "_bootstrap_inner", "run", "wait", "wait_for", "join", "_wait_for_tstate_lock"},
-}
+# In Python's modules of threads and pools: the names of their locks; functions that name one, but hold none while they
+# run other code or wait; and functions that wait, which neither hold a lock nor are called while one is held
+_PYTHONS = {"concurrent.futures.thread", "threading"}
+_LOCKS = {"_active_limbo_lock", "_shutdown_locks_lock", "_shutdown_lock", "_global_shutdown_lock"}
+_LOCKS |= {"_cond", "_lock", "_waiters"}  # of conditions, and of what is made of them
+_OPEN = {"_bootstrap_inner", "_shutdown"}
+_WAITS = {"wait", "wait_for", "join", "_wait_for_tstate_lock"}
 _NUMBER = re.compile(r"\b(record|text|request) (\d+)\b")
 
 
@@ -323,7 +325,8 @@ class PackRunner:
         instead. In two cases, `close` returns at once without waiting. The first is on the worker's own thread, as in
         the callback of a future. The second is in a signal handler or a ``__del__`` that interrupts a call which may
         hold a lock that the worker needs: one of nopad's own, or one that starts a thread, gives work to a thread pool,
-        or logs. In a process that was forked after the runner was started, `close` does nothing.
+        or logs. One that waits for a thread, a pool or a semaphore holds none. In a process that was forked after the
+        runner was started, `close` does nothing.
         """
         self._close(drain, sys._getframe(1))
 
@@ -350,13 +353,17 @@ def _interrupts(frame: FrameType | None) -> bool:
     """Return whether `frame` is in a call that may hold a lock which a worker needs to run a batch, or to end.
 
     These are all calls of the modules in `_LOCKING` (some of nopad's, and logging), those that hold an answer, and
-    those of Python's threads and pools, except where they run other code or wait (`_OPEN`).
+    those of functions of Python's threads and pools that take a lock (`_LOCKS`), except where they wait.
     """
+    waits = False
     for one in frames_from(frame):
-        name = str(one.f_globals.get("__name__", ""))
-        if f"{name}.".startswith(_LOCKING) or (name in _OPEN and one.f_code.co_name not in _OPEN[name]):
+        name, code = str(one.f_globals.get("__name__", "")), one.f_code
+        if f"{name}.".startswith(_LOCKING) or holds_answer(one):
             return True
-        if holds_answer(one):
+        called_waits, waits = waits, name == "threading" and code.co_name in _WAITS
+        if called_waits or waits or name not in _PYTHONS or code.co_name in _OPEN:
+            continue
+        if not _LOCKS.isdisjoint(code.co_names):
             return True
     return False
 

@@ -17,12 +17,11 @@ from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 from nopad.batch import PackedBatch
 from nopad.errors import RequestError, UnsupportedModelError
 from nopad.model.modes import in_training
-from nopad.model.safety import bare
 from nopad.model.sharing import all_modules
 from nopad.serving.batching import Batching
 from nopad.serving.compiling import WARM_RUNS, unfit
@@ -44,8 +43,6 @@ _EXCHANGED = (
 )
 _END_S = 10  # seconds that the exit of Python waits for a worker
 
-_turns: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
-_turns_lock = threading.Lock()
 _open: WeakSet[Worker] = WeakSet()
 
 
@@ -68,7 +65,6 @@ class Worker:
     def __init__(self, core: Core, batching: Batching, queue: RequestQueue, compiled: Any, warm_up: bool) -> None:
         self._core, self._batching, self._queue, self._compiled = core, batching, queue, compiled
         self._form = form_of(batching, compiled is not None)
-        self._turn = _turn_of(core.model)
         self._modules = all_modules(core.model)
         self.ready = threading.Event()
         self.unfit: UnsupportedModelError | None = None
@@ -121,16 +117,19 @@ class Worker:
             for number, tokens in enumerate(runs):
                 lengths = [longest] * (tokens // longest) or [tokens]
                 packer.add_all(lengths, 0)
-                with self._turn, self._core.lanes.turn():
-                    while (batch := packer.poll(0, draining=True).batch) is not None:
-                        begin = time.perf_counter_ns()
-                        self._core.try_batch(self._warming(batch), self._compiled)
-                        if number >= len(runs) // 2:
-                            self._queue.warmed(batch.tokens, time.perf_counter_ns() - begin)
+                run = partial(self._run_warming, packer, number >= len(runs) // 2)
+                self._core.lanes.in_turn(partial(self._core.lanes.alone, run))
         except Exception as error:
             if self._compiled is not None:
                 raise unfit(self._core, error) from error
             _log.warning(f"a PackRunner could not warm up, so its first requests take longer: {error}")
+
+    def _run_warming(self, packer: OnlinePacker, timed: bool) -> None:
+        while (batch := packer.poll(0, draining=True).batch) is not None:
+            begin = time.perf_counter_ns()
+            self._core.try_batch(self._warming(batch), self._compiled)
+            if timed:
+                self._queue.warmed(batch.tokens, time.perf_counter_ns() - begin)
 
     def _warming(self, batch: OnlineBatch) -> PackedBatch:
         """Return a `PackedBatch` with sequences of the lengths in `batch`, in the same rows; every id is 1."""
@@ -141,13 +140,17 @@ class Worker:
         """Run a batch and hand its results to the queue; a model in training mode gives every sequence an error."""
         placed: list[Placed] = [(part.row, part.sequence) for part in batch]
         filler: list[int] = []
-        with self._turn:
+
+        def work() -> tuple[list[Any], list[Any], int]:
             modules = all_modules(self._core.model)
             begin = time.perf_counter_ns()
             results = [] if in_training(modules) else answers(placed, partial(self._run_placed, filler))
             spent = time.perf_counter_ns() - begin
             if not results or in_training(modules):
                 results = [RequestError(_TRAINING) for _ in batch]
+            return results, modules, spent
+
+        results, modules, spent = self._core.lanes.in_turn(work)
         if any(isinstance(one, RequestError) for one in results):
             results = self._explained(results, modules)
         self._queue.ran(batch, results, spent, sum(filler), self._core.finish)
@@ -195,17 +198,8 @@ def _because(result: Any, what: str) -> Any:
     return made
 
 
-def _turn_of(model: Any) -> threading.Lock:
-    """Return the lock of a model; whoever holds it may run the model. All runners of the model share it."""
-    with _turns_lock:
-        return _turns.setdefault(bare(model), threading.Lock())
-
-
 def _forget() -> None:
-    """Make new locks in a process that was forked, where nobody is left to release the old ones."""
-    global _turns_lock
-    _turns_lock = threading.Lock()
-    _turns.clear()
+    """Forget all runners in a process that was forked, which has none of their threads."""
     _open.clear()
 
 

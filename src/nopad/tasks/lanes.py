@@ -17,13 +17,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import nullcontext
 from statistics import median
 from types import FrameType
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, getweakrefcount, ref
 
 import torch
 
@@ -43,8 +43,45 @@ AGAIN = 50  # batches after which another number is tried again
 BETTER = 0.97  # quotient of two times from which on the other number is taken
 T = TypeVar("T")
 Work = Callable[[list[int]], Sequence[Any]]
-_turns: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # a lock for each model that threads must not share
-_turns_lock = threading.Lock()
+
+
+class _Calls:
+    """A group of calls that are running, each of which can ask whether it is the only one.
+
+    A call counts from `enter` until what this returns is freed. It enters before it asks: of two calls that begin at
+    the same time, at most one is the only one. All is done in C. Had a call to take a lock in one line of Python, and
+    to release it in another, Ctrl-C between the lines would leave it taken for ever.
+    """
+
+    def enter(self) -> object:
+        return _Call(self)
+
+    def is_only_one(self) -> bool:
+        return getweakrefcount(self) == 1
+
+
+class _Call(ref[_Calls]):
+    """Counts as a reference of its own; Python makes only one plain reference to an object."""
+
+
+class _Turns:
+    """What the threads that run one model share.
+
+    Attributes:
+        inside: the calls of `Lanes.alone`.
+        lock: held by a call of `Lanes.alone`, unless there are others, with which it may share the model.
+        divided: the calls of `Lanes.run` that divide a batch: two at once would get half of the cores each.
+        runners: held by a runner's worker while it runs a batch.
+    """
+
+    def __init__(self) -> None:
+        self.inside, self.lock = _Calls(), threading.RLock()
+        self.divided, self.runners = _Calls(), threading.Lock()
+
+
+# No lock guards it: `setdefault` stores in C. A signal handler or finaliser in the thread that holds a lock of all
+# models, if it ran a model, would wait for itself.
+_turns: WeakKeyDictionary[Any, _Turns] = WeakKeyDictionary()
 
 
 class Lanes:
@@ -78,7 +115,6 @@ class Lanes:
         self._square = 1 / (6 * max(int(getattr(self._model.config, "hidden_size", 0) or 0), 64))
         self._trial: _Trial | None = None
         self._pools: dict[tuple[int, int, int], _Pool] = {}
-        self._lock = threading.Lock()  # held while lanes run: two calls at once would get half of the cores each
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what `copy` and `pickle` need: a copy is a new `Lanes` for the same model, with its own threads.
@@ -87,26 +123,28 @@ class Lanes:
         """
         return Lanes, (self._model, self.most)
 
+    @property
+    def _turns(self) -> _Turns:
+        return _turns.setdefault(self._model, _Turns())
+
     def alone(self, work: Callable[[], T]) -> T:
-        """Return ``work()``, which runs the model; threads take turns, unless they may share the model."""
-        with self.turn():
-            return work()
+        """Return ``work()``, which runs the model: one thread at a time, unless threads may share the model.
 
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Return a context manager for running the model: one thread at a time, unless threads may share the model.
-
-        A thread may enter the context again while it is inside. The check whether threads may share the model takes as
-        long as some layers of a small model. So it is made only if another thread is inside.
+        Within `work`, a thread may call this again. The check whether threads may share the model takes as long as some
+        layers of a small model. So it is made only if another call is inside.
         """
-        with _turns_lock:
-            lock: Any = _turns.setdefault(self._model, threading.RLock())
-        taken = lock.acquire(blocking=False) or (not self._sharing.allowed() and lock.acquire())
+        turns = self._turns
+        mine = turns.inside.enter()
         try:
-            yield
+            with turns.lock if turns.inside.is_only_one() or not self._sharing.allowed() else nullcontext():
+                return work()
         finally:
-            if taken:
-                lock.release()
+            del mine  # an exception would keep it, with this frame
+
+    def in_turn(self, work: Callable[[], T]) -> T:
+        """Return ``work()``, a runner's batch: the runners of a model take turns, also if threads may share it."""
+        with self._turns.runners:
+            return work()
 
     def run(self, lengths: Sequence[int], work: Work) -> list[Any]:
         """Return a result for each sequence, in the order of `lengths`, the numbers of tokens of the sequences.
@@ -120,24 +158,38 @@ class Lanes:
             Exception: whatever `work` raises; by then, its calls in other threads have ended too.
         """
         every = sorted(range(len(lengths)), key=lengths.__getitem__)
-        tokens, threads = sum(lengths), torch.get_num_threads()
-        allowed = min(self.most or threads, threads)
-        most = min(allowed, len(lengths) // 2, tokens // FEWEST_TOKENS)
+        most = min(self._limits()[1], len(lengths) // 2, sum(lengths) // FEWEST_TOKENS)
         several = most >= 2 and _is_plain() and self._sharing.allowed()
-        if not several or not self._lock.acquire(blocking=False):
-            return self.alone(lambda: _in_order([every], [work(every)]))
+        if several and (found := self._in_lanes(lengths, every, work, most)) is not None:
+            return found
+        return self.alone(lambda: _in_order([every], [work(every)]))
+
+    def _limits(self) -> tuple[int, int]:
+        """Return the number of PyTorch's threads, and the largest number of lanes that is allowed."""
+        threads = torch.get_num_threads()
+        return threads, min(self.most or threads, threads)
+
+    def _in_lanes(self, lengths: Sequence[int], every: list[int], work: Work, most: int) -> list[Any] | None:
+        """Return what `run` returns, from as many lanes as are tried next, at most `most`; None if others divide now.
+
+        `every` are all indices into `lengths`, in the order for `work`.
+        """
+        divided = self._turns.divided
+        mine = divided.enter()
         try:
+            if not divided.is_only_one():
+                return None
+            threads, allowed = self._limits()
             if self._trial is None or (self._trial.threads, self._trial.most) != (threads, allowed):
                 self._trial = _Trial(threads, allowed)
             lanes, begin = self._trial.lanes(most), time.perf_counter()
             pool = None if lanes == 1 else self._pool(lanes, threads)
             found = _in_order([every], [work(every)]) if pool is None else self._divided(lengths, work, lanes, pool)
-            if lanes > 1 and pool is None:
-                return found  # not timed: these are no lanes
-            self._trial.note(lanes, most, (time.perf_counter() - begin) / tokens)
+            if lanes == 1 or pool is not None:  # else it is not timed: these are no lanes
+                self._trial.note(lanes, most, (time.perf_counter() - begin) / sum(lengths))
             return found
         finally:
-            self._lock.release()
+            del mine  # an exception would keep it, with this frame
 
     def _pool(self, lanes: int, threads: int) -> _Pool | None:
         """Return a pool of `lanes` threads, which share PyTorch's `threads` threads.
@@ -180,7 +232,7 @@ class Lanes:
             return work(part)
 
 
-_RUNS = frozenset(one.__code__ for one in (Lanes.run, Lanes.alone, Lanes._in_lane))
+_RUNS = frozenset(one.__code__ for one in (Lanes.run, Lanes.alone, Lanes.in_turn, Lanes._in_lane))
 
 
 def _ended(futures: Sequence[Future[Any]]) -> None:
@@ -315,8 +367,9 @@ def _take(threads: int) -> None:
 def runs_here(model: Any) -> bool:
     """Return whether the code that calls this was called from within a run of `model` (a bare one) in some lane.
 
-    It is so in a hook of the model; and in a signal handler, or a finaliser that the garbage collector calls, if it
-    interrupts such a run in its own thread.
+    A run begins where a thread takes its turn, before the model is called. The code is within one in a hook of the
+    model; and in a signal handler, or a finaliser that the garbage collector calls, if it interrupts a run in its own
+    thread.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -328,8 +381,6 @@ def runs_here(model: Any) -> bool:
 
 def _forget() -> None:
     """In a forked process, forget the locks of all models: the threads that held them do not exist there."""
-    global _turns_lock
-    _turns_lock = threading.Lock()
     _turns.clear()
 
 
