@@ -89,7 +89,7 @@ def test_a_callback_that_waits_for_its_own_runner(model):
             assert runner.drain(WAIT)
         assert runner.healthy
     assert all("this waits for a request which can run only after it: it is in a callback" in one for one in said[:3])
-    assert "a callback, or code within a run of the same model, waits until the runner has nothing to do" in said[3]
+    assert "or a method of an answer, waits until the runner has nothing to do" in said[3]
     assert said[4] == ["last_hidden_state", "pooler_output"]
 
 

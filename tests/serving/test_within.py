@@ -332,7 +332,7 @@ def test_waiting_within_a_method_of_an_answer(model, part):
                 break
             refused += isinstance(other[0], str)
             answered += not isinstance(other[0], str)
-            assert all("a method of an answer" in one for one in other if isinstance(one, str))
+            assert all("a method of an answer" in one for one in other if isinstance(one, str)), (at, other)
     assert refused > 0
     assert answered > 0
 
@@ -391,7 +391,7 @@ def test_reading_the_clock_while_it_is_read():
         (logging.Handler.handle, lambda pool: logging.getLogger("nopad").warning("one line"), False),
         (Future.__init__, lambda pool: Future(), True),
         (Future.set_result, lambda pool: Future().set_result(1), True),
-        (threading.Event.wait, lambda pool: threading.Event().wait(0.01), True),
+        (threading.Event.wait, lambda pool: threading.Event().wait(0.01), False),  # a callback may set the event
         (threading.Event.is_set, lambda pool: threading.Event().is_set(), True),
         (threading.current_thread, lambda pool: threading.current_thread(), True),
         (ThreadPoolExecutor.shutdown, lambda pool: ThreadPoolExecutor(1).shutdown(), False),
@@ -469,6 +469,30 @@ def at_a_barrier(end):
     barrier = threading.Barrier(2)
     threading.Thread(target=lambda: (end.wait(), barrier.wait())).start()
     barrier.wait()
+
+
+@pytest.mark.parametrize("at", range(1, 26, 2))
+@pytest.mark.parametrize("timeout", [None, 0.01], ids=["for ever", "for a moment"])
+def test_closing_at_each_line_of_a_wait_for_what_a_callback_does(model, at, timeout):
+    """The callback takes the semaphore's own lock, which the waiting thread holds before and after it waits."""
+    gate, open_ = threading.Event(), threading.Semaphore(0)
+    model_hook = model.register_forward_pre_hook(lambda *_: gate.wait(WAIT) and None)
+    runner = nopad.PackRunner(model, warm_up=False)
+    runner.submit(ONE).add_done_callback(lambda _: open_.release())
+
+    def close():
+        gate.set()
+        runner.close()
+
+    opener = threading.Timer(0.3, gate.set)  # where the line is reached after the wait only, or not at all
+    opener.start()
+    with Within([threading.Semaphore.acquire, threading.Condition.wait], at, close):
+        got = open_.acquire(timeout=timeout)
+    opener.join()
+    assert got or open_.acquire(timeout=WAIT)
+    runner.close()
+    assert not runner._worker.thread.is_alive()
+    model_hook.remove()
 
 
 @pytest.mark.parametrize("wait", [in_a_pool, in_a_semaphore, at_a_barrier])

@@ -335,8 +335,8 @@ class RequestQueue:
         check_whole(self.lock)
         if self._needs_me():
             raise ServingError(
-                "a callback, or code within a run of the same model, waits until the runner has nothing to do, which "
-                "is so only afterwards"
+                "a callback, or code within a run of the same model or a method of an answer, waits until the runner "
+                "has nothing to do, which is so only afterwards"
             )
         with self.lock:
             return self._changed.wait_for(

@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager, nullcontext
@@ -52,12 +53,12 @@ _WARM = Option(default=True, choices=BOOLEAN, help="run some batches first")
 _AT_ONCE = (64, 4096)  # requests of one call that are tokenised together: the first ones, all others
 _LOCKING = ("nopad.serving.", "nopad.tasks.", "nopad.model.", "nopad.threads", "logging.")
 # In Python's modules of threads and pools: the names of their locks; functions that name one, but hold none while they
-# run other code or wait; and functions that wait, which neither hold a lock nor are called while one is held
+# run other code or wait; and functions that wait for a thread, which are called while no lock is held
 _PYTHONS = {"concurrent.futures.thread", "threading"}
 _LOCKS = {"_active_limbo_lock", "_shutdown_locks_lock", "_shutdown_lock", "_global_shutdown_lock"}
 _LOCKS |= {"_cond", "_lock", "_waiters"}  # of conditions, and of what is made of them
 _OPEN = {"_bootstrap_inner", "_shutdown"}
-_WAITS = {"wait", "wait_for", "join", "_wait_for_tstate_lock"}
+_JOINS = {"join", "_wait_for_tstate_lock"}
 _NUMBER = re.compile(r"\b(record|text|request) (\d+)\b")
 
 
@@ -355,15 +356,18 @@ def _interrupts(frame: FrameType | None) -> bool:
     These are all calls of the modules in `_LOCKING` (some of nopad's, and logging), those that hold an answer, and
     those of functions of Python's threads and pools that take a lock (`_LOCKS`), except where they wait.
     """
-    waits = False
+    waits = False  # whether the call inside waits, and its callers in Python's modules hold no lock
     for one in frames_from(frame):
         name, code = str(one.f_globals.get("__name__", "")), one.f_code
         if f"{name}.".startswith(_LOCKING) or holds_answer(one):
             return True
-        called_waits, waits = waits, name == "threading" and code.co_name in _WAITS
-        if called_waits or waits or name not in _PYTHONS or code.co_name in _OPEN:
+        if name not in _PYTHONS:
+            waits = False
             continue
-        if not _LOCKS.isdisjoint(code.co_names):
+        if code is threading.Condition.wait.__code__:  # which gives its lock back, and takes it again at the end
+            waits = "saved_state" in one.f_locals and not one.f_locals["self"]._is_owned()
+        waits = waits or code.co_name in _JOINS
+        if not (waits or code.co_name in _OPEN or _LOCKS.isdisjoint(code.co_names)):
             return True
     return False
 
