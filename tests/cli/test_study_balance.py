@@ -116,7 +116,7 @@ def test_scaling_as_json(call, small):
         (["balance", "{small}", "--gpus", "12", "--node", "8"], "world_size 12 is not divisible by node_size 8"),
         (["balance", "{small}", "--gpus", "8", "--steps", "0"], "steps must be at least 1, got 0"),
         (["balance", "{small}", "--gpus", "8", "--node", "0"], "node must be at least 1, got 0"),
-        (["balance", "{small}", "--gpus", "8", "--batch", "1"], "batch must be at least 2 sequences"),
+        (["balance", "{small}", "--gpus", "8", "--batch", "1"], "batch must be an integer from 2 to"),
         (["balance", "{small}", "--gpus", "8192"], "are too few for one step of a draw 'random' on 8,192 GPUs"),
         (["balance", "{small}", "--cost", "flops"], "cost must be tokens or attention:HIDDEN_SIZE"),
         (["balance", "--gpus", "4,8"], "the study of long context takes one number of GPUs, got 4, 8"),
