@@ -22,7 +22,7 @@ from nopad.sequences import COMPUTED, MASK, Sequences, labelled
 if TYPE_CHECKING:
     from nopad.store.reader import PackedRow
 
-__all__ = ["Records", "from_columns", "from_rows", "from_sequences", "narrowed", "per_sequence", "without_positions"]
+__all__ = ["Records", "from_columns", "from_rows", "from_sequences", "narrowed", "per_sequence", "without_computed"]
 
 LENGTHS = "seq_lengths"  # the column of lengths in a row of a packed dataset
 RECORDS = ("seq_index", "seq_start", "seq_source")  # where a sequence of a packed dataset comes from
@@ -110,7 +110,7 @@ def from_rows(rows: Sequence[PackedRow]) -> tuple[Sequences, Records, NDArray[np
         )
     )
     per_row = np.array([row.seq_lengths.size for row in rows], dtype=np.int64)
-    return labelled(without_positions(stacked)), records, per_row
+    return labelled(without_computed(stacked)), records, per_row
 
 
 def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
@@ -144,7 +144,7 @@ def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
         tokens=tokens,
         values={name: wide(column, name) for name, column in values.items()},
     )
-    return labelled(without_positions(stacked)), records
+    return labelled(without_computed(stacked)), records
 
 
 def per_sequence(name: str, given: Sequence[Any], sequences: int) -> NDArray[Any]:
@@ -186,7 +186,7 @@ def narrowed(stored: Sequences) -> Sequences:
     return replace(stored, tokens=tokens, values={name: found.get(name, one) for name, one in stored.values.items()})
 
 
-def without_positions(stacked: Sequences) -> Sequences:
+def without_computed(stacked: Sequences) -> Sequences:
     """Return the sequences without the column ``position_ids``, since the layout computes it.
 
     Raises:

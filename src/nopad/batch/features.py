@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.batch.arrays import converted, flat_array, is_list, joined, listed, signed, wide
-from nopad.batch.columns import LENGTHS, POSITIONS, RECORDS, Records, from_sequences, without_positions
+from nopad.batch.columns import LENGTHS, POSITIONS, RECORDS, Records, from_sequences, without_computed
 from nopad.batch.filling import MASK
 from nopad.batch.images import Pictured, one_row, take_images
 from nopad.batch.layout import checked
@@ -72,7 +72,7 @@ def from_features(
             raise BatchError(f"features 0 and {n} do not have the same keys: {odd}")
     packed = LENGTHS in names
     stacked, records = _packed_features(features, per_sequence) if packed else (_plain_features(features, names), {})
-    return labelled(without_positions(stacked)), records, images
+    return labelled(without_computed(stacked)), records, images
 
 
 def _plain_features(features: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Sequences:

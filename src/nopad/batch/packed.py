@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.batch.columns import from_columns, from_rows, from_sequences, per_sequence, without_positions
+from nopad.batch.columns import from_columns, from_rows, from_sequences, per_sequence, without_computed
 from nopad.batch.decoder import shifted
 from nopad.batch.exports import flash_kwargs, grain_arrays
 from nopad.batch.features import from_features
@@ -109,7 +109,7 @@ class PackedBatch(Items):
         if sequence_columns:
             arrays = {name: per_sequence(name, given, len(stacked)) for name, given in sequence_columns.items()}
             stacked = replace(stacked, values={**stacked.values, **arrays})
-        return cls(filled(without_positions(stacked), form.layout(stacked.seq_lengths), pad_id, fill))
+        return cls(filled(without_computed(stacked), form.layout(stacked.seq_lengths), pad_id, fill))
 
     @classmethod
     def from_rows(

@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from nopad.arrow import list_array
-from nopad.batch.columns import without_positions
+from nopad.batch.columns import without_computed
 from nopad.corpus.masks import MASKABLE
 from nopad.errors import MissingExtraError, OptionError
 from nopad.sequences import IGNORED, Sequences, labelled
@@ -47,7 +47,7 @@ def _table(group: RowGroup, causal: bool | None) -> pa.Table:
 
     Labels are added or changed as `_labelled` describes for this value of `causal`.
     """
-    found = without_positions(_labelled(group.sequences, causal))
+    found = without_computed(_labelled(group.sequences, causal))
     lengths = found.seq_lengths
     positions = np.arange(int(lengths.sum(dtype=np.int64)), dtype=np.int32) - np.repeat(
         found.begins.astype(np.int32), lengths

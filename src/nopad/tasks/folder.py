@@ -110,8 +110,8 @@ def read_folder(path: Path, positions: int | None) -> dict[str, Any]:
     """
     where = transformer_folder(path)
     settings, file = _settings(where)
-    found: dict[str, Any] = {**_limit(where, settings, file, positions), "lowercase": settings.get("do_lower_case")}
-    found["lowercase"] = bool(found["lowercase"])
+    lowercase = bool(settings.get("do_lower_case"))
+    found: dict[str, Any] = {**_limit(where, settings, file, positions), "lowercase": lowercase}
     if not (path / "modules.json").is_file():
         return found
     include_prompt = True
