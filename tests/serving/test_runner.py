@@ -489,8 +489,10 @@ def test_a_layer_that_is_exchanged_while_the_runner_is_open():
     with nopad.PackRunner(model) as runner:
         assert runner({"input_ids": [20, 21]})
         model.encoder.layer[0] = copy.deepcopy(plain.encoder.layer[1])
-        said = r"has other layers \(BertLayer\) than when the runner was started, .*a configuration of its own.*; "
+        said = (
+            r"has other layers \(BertLayer\) than when the runner was started, .*a configuration of its own.*; "
             r"close the runner, load weights"
+        )
         for _ in range(2):
             with pytest.raises(RequestError, match=said):
                 runner({"input_ids": [20, 21]})
