@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypedDict
 
+from nopad.syntax import parse
+
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
 
 # strings are matched too, so that a '#' inside a string is not taken for a comment
@@ -86,13 +88,13 @@ def _python_files(root: Path) -> Iterator[str]:
 def _texts(path: Path) -> list[tuple[int, str]]:
     """Return the docstrings and comments of one file that are not blank, as a list of (line, text), in order.
 
-    Errors of reading the file and of `ast.parse` are passed on.
+    Errors of reading the file and of `nopad.syntax.parse` are passed on.
     """
     with tokenize.open(path) as file:
         source = file.read()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about invalid escapes in the library's strings
-        tree = ast.parse(source)
+        tree = parse(source)
     found = [*_docstrings(tree), *_comments(source)]
     return [(line, text) for line, _, text in sorted(found) if text.strip()]
 

@@ -20,6 +20,7 @@ from torch.nn.modules import module as of_torch
 
 from nopad.model.known import class_of
 from nopad.model.own import alike, of_all_modules, of_module
+from nopad.syntax import parse
 
 __all__ = ["Sharing", "all_modules", "may_be_shared"]
 
@@ -134,7 +135,7 @@ def _run_methods(kind: type) -> Iterator[ast.AST]:
         if name in seen or not inspect.isfunction(method) or not method.__module__.startswith("transformers.models."):
             continue
         seen.add(name)
-        code = ast.parse(textwrap.dedent(inspect.getsource(method)))
+        code = parse(textwrap.dedent(inspect.getsource(method)))
         yield code
         waiting += [one.attr for one in ast.walk(code) if isinstance(one, ast.Attribute) and _of_self(one)]
 
