@@ -8,7 +8,8 @@ seconds and in CPU seconds of all threads, which other jobs on the machine chang
   only, since they take long. Then what a runner adds to one request, and a text alone and in company.
 - `bert`: the shape of BERT-base with random weights, in float32, on the first 48 texts.
 - `pairs`: reranking and classification of 320 pairs (a cross-encoder of MiniLM's shape), which come 32 at a time.
-- `precision`: MiniLM in bfloat16 and in int8, each beside libraries in the same precision only, on the first 600 texts.
+- `precision`: MiniLM in bfloat16 and in int8, each beside libraries in the same precision only, on the first 600 texts,
+  or the first 60 where the CPU has no instructions for bfloat16 (PyTorch takes eight times as long there as in float32).
 
 The limit is what the model's linear layers alone take for the same tokens, with the faster kernel of the two.
 
@@ -41,7 +42,7 @@ from nopad.tasks import Classification, Embedder, Predictor, Regression
 from nopad.tasks.core import of_length
 from nopad.tasks.folder import default_folder
 
-TEXTS, TURNS, PADDED, OF_BERT, PAIRS, LOWERED = 2000, 2, 320, 48, 320, 600
+TEXTS, TURNS, PADDED, OF_BERT, PAIRS, LOWERED, EMULATED = 2000, 2, 320, 48, 320, 600, 60
 ALONE, SINGLE = 200, 200
 FEWEST_TURNS = 5  # of short parts: the first turns of a runner try lanes
 RUNNER, LOOP, STOCK = "runner", "Embedder's loop", "transformers padded, as they come"
@@ -226,7 +227,8 @@ def scores(predictions: list[dict[str, Any]]) -> np.ndarray:
 
 def precision(texts: list[str], turns: int) -> None:
     """Compare lower precisions with the same of other libraries; print how far each is from float32."""
-    folder, texts = default_folder(), texts[:LOWERED]
+    supported: Any = torch.ops.mkldnn._is_mkldnn_bf16_supported
+    folder, texts = default_folder(), texts[: LOWERED if supported() else EMULATED]
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     stock = stock_of(folder)
     exact = Embedder.from_folder(folder, max_tokens=LONGEST).encode(texts, over_long="truncate")

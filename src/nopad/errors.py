@@ -112,7 +112,7 @@ def check_extra(what: str, extra: str, *others: str) -> None:
 
 
 def load_torch(what: str) -> Any:
-    """Return the module torch; `what` is the word in the message for that which needs it.
+    """Return the module torch; `what` says in the message what needs torch.
 
     Raises:
         MissingExtraError: torch is not installed, or a package that it needs.

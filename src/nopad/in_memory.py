@@ -315,9 +315,9 @@ def _limited(task: Task, corpus: CorpusOptions, tokenizer: Any) -> Task:
     The copy gets the capacity in `corpus` as its `max_length`, and `over_long` from `corpus`.
 
     Raises:
-        OptionError: `task` is not a task; or `tokenizer` is given, and is not the task's. If the task has no
-            `max_length`: it does not allow the `over_long` in `corpus`. If it has one: its `max_length` is above the
-            capacity, or the `over_long` in `corpus` is neither "error" nor that of the task.
+        OptionError: `task` is not a task; `tokenizer` is given, and is not the task's; the task has no `max_length`,
+            and does not allow the `over_long` in `corpus`; the task's `max_length` is above the capacity; or the task
+            has a `max_length`, and the `over_long` in `corpus` is neither "error" nor that of the task.
     """
     from nopad.tasks import Task
 

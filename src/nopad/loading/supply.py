@@ -228,9 +228,10 @@ class Supply(ABC):
         Raises:
             FormatError: `state` is not a state of such a loader, or does not fit the data.
             PlanMismatchError: the state is for other data or other options.
-            OptionError: the stored units that are left of the epoch do not make whole steps, and `last` is "refuse".
-            BalanceError: the balance cannot draw the stored units that are left, or the cost model gives an invalid
-                cost.
+            OptionError: the data are not a stream, the units left of the epoch do not make whole steps, and the
+                loader's `last` is "refuse".
+            BalanceError: the data are not a stream, and the balance cannot divide the units left of the epoch among
+                the ranks, or the cost model gives an invalid cost.
         """
 
     @abstractmethod

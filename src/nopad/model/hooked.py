@@ -158,7 +158,7 @@ class HookedModel:
         return tuple(one for one in walk(self.attending) if attention.looks_up(class_of(one)))
 
     def check_parts(self, attends: Iterable[nn.Module]) -> None:
-        """Check that all of `attends`, which are modules of the model that look their attention up, find nopad's.
+        """Check that all modules in `attends` find nopad's attention: modules of the model that look attention up.
 
         A module that came from another model finds another one. So does, in older versions of transformers, a part that
         has a configuration of its own.

@@ -67,8 +67,8 @@ def is_own_call(call: Any, libraries: tuple[str, ...] = LIBRARIES) -> bool:
     """Return whether a hook, method or function is the user's own.
 
     It is the user's own if it is defined neither in one of `libraries` (names of top-level packages) nor in Python's
-    standard library. It is also the user's own if it wraps a function of the user's own, holds one in its closure, or
-    is a ``partial`` of one or with one as an argument.
+    standard library. It is also the user's own if it contains a function of the user's own: one that it wraps, one that
+    it holds in its closure, or, if it is a ``partial``, one that it calls or passes as an argument.
     """
     return any(not _is_of(libraries, name) for name in _names(call, DEEPEST))
 

@@ -50,8 +50,8 @@ class Proven:
             user's own classes.
         held: for each class, a list of dicts. A dict has the values that the code reads from one module of the class,
             by name. Modules with equal values share a dict.
-        settings: the attributes of the model's configuration whose names are in `names`, as ``{name: value}``; without
-            those that every configuration has, and switches of training (`_usual`).
+        settings: the attributes of the model's configuration whose names are in `names`, as ``{name: value}``.
+            Attributes that every configuration has are left out, and so are switches of training (`_usual`).
         code: pairs. The first entry is a class or a dict of globals; the second has the values that the code reads from
             it, by name.
         seen: for modules that were found unchanged, the values of all their attributes and buffers. While these stay

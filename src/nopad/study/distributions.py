@@ -105,8 +105,8 @@ def distribution(name: str, histogram: Histogram, capacity: int) -> Distribution
         LengthError: a length is above `capacity`.
         OptionError: `capacity` is not an integer from 1 to 2^31 - 1, or the histogram holds no sequence.
 
-    Lengths 3 and 5 fill a pack of 8 tokens together, so half of the slots without packing are padding, and none with
-    it:
+    Lengths 3 and 5 fill a pack of 8 tokens together, so without packing half of the slots are padding, and with packing
+    none:
 
     >>> found = distribution("pairs", Histogram.from_counts({3: 2, 5: 2}), 8)
     >>> found.theoretical, found.factor, found.padding

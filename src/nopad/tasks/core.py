@@ -189,7 +189,7 @@ class Core(ABC):
 
     @property
     def lowered(self) -> bool:
-        """Whether the model is on a CPU and computes in a lower precision than float32; oneDNN then multiplies."""
+        """Whether the model is on a CPU and computes in a lower precision than float32: bfloat16, float16 or int8."""
         dtype = self._dtype_on_cpu
         return dtype is not None and (self.precision is not None or dtype in (torch.bfloat16, torch.float16))
 

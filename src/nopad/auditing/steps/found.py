@@ -330,7 +330,7 @@ def _labels(batch: Mapping[str, Any]) -> Tensor | None:
 
 
 def _sequence_labels(micro: Micro) -> None:
-    """Use the batch's labels per sequence: as labels of examples that have none, or to check those that examples have.
+    """Use the batch's labels per sequence: as labels of examples without labels, or to check the labels of examples.
 
     If some examples in the batch have no labels, and the batch has one label per sequence, these examples get the
     batch's labels in `micro.made`. Nothing is checked then.

@@ -132,9 +132,9 @@ def _where(trace: Trace, at: int) -> str:
 
 
 def _opacity(value: float) -> str:
-    """Return the opacity of a change, as text: 0.20 for a change of at most 1e-5, 1.00 for one of at least 1.
+    """Return the opacity of a change above 0, as text: 0.20 up to 1e-5, and 1.00 from 1 on, for infinity and for NaN.
 
-    Between these, the opacity grows with the logarithm of the change.
+    Between 1e-5 and 1, the opacity grows with the logarithm of the change. A change of 0 is not drawn, and has none.
     """
     decades = math.log10(value) if math.isfinite(value) else 0.0
     return f"{min(max(1 + decades / DECADES * (1 - FAINT), FAINT), 1.0):.2f}"

@@ -421,8 +421,8 @@ class Search:
     def _gather_in_part(self) -> None:
         """Run `_gather` with half of the budget left, or with all of it if the exact program is much too slow.
 
-        The other half remains for the exact program, which is much too slow if it takes, in a bad case, at least three
-        times the budget left.
+        The other half remains for the exact program. That program is much too slow if, in a bad case, it takes at least
+        three times the budget left.
         """
         bad = _LENGTH_STEPS * self.histogram.lengths.size**2
         with self.budget.part(_GATHERING if bad < 3 * self.budget.left else 1):
