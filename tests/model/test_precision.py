@@ -39,6 +39,24 @@ def test_vectors_in_bfloat16_are_near_those_in_float32():
     assert ((one * other).sum(1) >= (0.9999 if precision._multiplies_bfloat16() else 0.999)).all()
     assert abs(one - other).max() > 1e-6  # it did compute in bfloat16
     assert rough.precision == "bfloat16"
+    assert (exact.precision, exact.agreement) == (None, None)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "int8"])
+def test_what_a_precision_costs_is_measured_and_logged(kind, caplog):
+    model = tiny()
+    with caplog.at_level("INFO", "nopad"):
+        embedder = Embedder(model, tokenizer(), precision=kind)
+    low = lowered(model, kind)
+    tokens = torch.randint(model.config.vocab_size, (4, 32), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        exact, rough = (one.eval()(input_ids=tokens)[0].double().reshape(4, -1) for one in (model, low))
+    smallest = min(float(one @ other / one.norm() / other.norm()) for one, other in zip(exact, rough, strict=True))
+    assert embedder.agreement == pytest.approx(smallest, abs=1e-12)
+    assert 0.99 < smallest < 1 - 1e-9
+    [said] = [text for text in caplog.messages if text.startswith("smallest cosine")]
+    assert f"BertModel in {kind} with" in said
+    assert said.endswith(f": {smallest:.5f}")
 
 
 def test_predictors_take_a_precision():
