@@ -39,6 +39,7 @@ from nopad.model.own import changes, foreign, own_modules
 from nopad.model.proven import Proven
 from nopad.model.unguarded import check_rows
 from nopad.model.vocabulary import LabelledOnly
+from nopad.model.windows import Windows
 from nopad.threads import check_free, new_lock
 
 __all__ = ["Enter", "HookedModel", "Leave", "part_of"]
@@ -78,7 +79,7 @@ class HookedModel:
             pack-safe; None if `own` is empty.
         attends: those modules of `attending` that look their attention up, when hooks were last attached; () if the
             family has another route.
-        windowed: those of `attends` that have a window of their own, each with the number of its layer in the model.
+        windows: the windows that `attends` must have; None: not yet known.
         roles: roles of the hooks whose runs are checked at the end of a packed call (`nopad.model.postconditions`).
         lock: held while hooks are attached anew.
     """
@@ -97,12 +98,12 @@ class HookedModel:
     watch: Watch = field(default_factory=Watch)
     proven: Proven | None = None
     attends: tuple[nn.Module, ...] = ()
-    windowed: tuple[tuple[nn.Module, int], ...] = ()
+    windows: Windows | None = None
     roles: tuple[str, ...] = ()
     lock: Any = field(default_factory=new_lock)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "lock": None, "modules": (), "attends": (), "windowed": ()}
+        return {**self.__dict__, "lock": None, "modules": (), "attends": (), "windows": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update({**state, "lock": new_lock()})
@@ -176,41 +177,16 @@ class HookedModel:
                     "have as their config (module.config = ..., for each module in it that has one)"
                 )
 
-    def _windowed(self) -> tuple[tuple[nn.Module, int], ...]:
-        ours, found = set(map(id, self.attends)), []
-        for name, module in self.attending.named_modules(remove_duplicate=False) if self.attends else ():
-            number = next((int(part) for part in name.split(".") if part.isdecimal()), None)
-            if id(module) in ours and hasattr(module, "sliding_window") and number is not None:
-                found.append((module, number))
-        return tuple(found)
-
     def check_windows(self) -> None:
         """Check that each layer has the window that the model's masks give to its place among the layers.
-
-        A model makes masks from its configuration, and nopad's attention takes the window of the layer. They differ if
-        layers were exchanged, removed or taken from another model, or if the configuration was changed.
 
         Raises:
             UnsupportedModelError: a layer has another window.
         """
-        if not self.windowed:
-            return
-        config = self.attending.config.get_text_config()
-        kinds, size = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
-        for module, number in self.windowed:
-            alien = self.family.encoder_decoder or type(module.config) is not type(config)
-            if alien and module.config is not config:  # such as a vision tower, whose masks are its own
-                continue
-            slides = kinds is None or (number < len(kinds) and kinds[number] == "sliding_attention")
-            wanted, own = size if slides else None, module.sliding_window
-            # Without causality, some classes count the token itself on both sides
-            beside = None if wanted is None or getattr(module, "is_causal", True) else wanted + 1
-            if own != wanted and (beside is None or own != beside):
-                raise UnsupportedModelError(
-                    f"the {type(module).__name__} of layer {number} attends within {own} tokens, and the configuration "
-                    f"of this {type(self.model).__name__} says {wanted} (sliding_window, layer_types); layers were "
-                    "exchanged or removed, or the configuration was changed: make both agree"
-                )
+        windows = self.windows
+        if windows is None or not windows.are_current:
+            windows = self.windows = Windows(self.attending, self.attends)
+        windows.check()
 
     def remove(self) -> None:
         """Remove all of nopad's hooks from the model, and restore the attention implementation that it had before."""
@@ -253,7 +229,7 @@ class HookedModel:
             counted = (hook for _, hook in hooks if not isinstance(hook, free))
             self.roles = tuple(hook.role for hook in counted)
             self.attends = self._attends() if self.family.route == "interface" else ()
-            self.windowed = self._windowed()
+            self.windows = None
             self.modules, self.kinds = modules, frozenset(map(type, modules))
         self.tell_cell()
 

@@ -1,0 +1,132 @@
+"""Check that each attention module of a model has the window that the model's masks give to its place.
+
+A model makes its masks from the configuration, and nopad's attention takes the window that the module hands on. These
+differ if layers were exchanged, removed or taken from another model, or if the configuration was changed. So the
+modules are compared with those of a new model of the same classes and configuration, which is built without weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from nopad.errors import UnsupportedModelError
+from nopad.model.known import class_of, walk
+from nopad.model.own import is_own
+
+__all__ = ["Windows"]
+
+log = logging.getLogger("nopad")
+
+# Attributes of attention modules that say how far they see: sliding_window, is_sliding, is_local_attention, layer_type
+_SAYS = re.compile(r"slid|window|local|layer_type|attention_type")
+# Settings of configurations that decide these attributes and the masks; some say that every n-th layer differs
+_DECIDES = re.compile(r"slid|window|local|layer_type|attention_type|layers_block_type|pattern|global|bidirectional")
+_WRAPPERS = re.compile(r"\b(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")  # in names of modules
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class Windows:
+    """The windows that a model's attention modules must have, by its configuration as it was when this was made.
+
+    Args:
+        model: the part of the model that gets nopad's attention.
+        attends: those of its modules that look their attention up.
+    """
+
+    def __init__(self, model: nn.Module, attends: Iterable[nn.Module]) -> None:
+        self._model = model
+        self._holders = [(held, held["config"]) for one in walk(model) if "config" in (held := one.__dict__)]
+        configs = {id(config): vars(config) for _, config in self._holders}
+        self._settings = [(held, len(held), _decisive(held)) for held in configs.values()]
+        self._wanted: list[tuple[nn.Module, str, dict[str, Any]]] = []
+        ours = {id(one): one for one in attends if not is_own(class_of(one))}
+        # Without such an attribute or setting, all places are alike.
+        if any(map(_said, ours.values())) or any(
+            value is not None for *_, by in self._settings for value in by.values()
+        ):
+            self._wanted = list(_wanted(model, ours))
+
+    @property
+    def are_current(self) -> bool:
+        """Whether the configuration still has the settings with which this was made."""
+        return all(held.get("config") is config for held, config in self._holders) and all(
+            len(held) == size and all(held.get(name) == value for name, value in by.items())
+            for held, size, by in self._settings
+        )
+
+    def check(self) -> None:
+        """Check the modules.
+
+        Raises:
+            UnsupportedModelError: a module has another window than the configuration gives to its place.
+        """
+        for module, name, wanted in self._wanted:
+            held = module.__dict__
+            for key, value in wanted.items():
+                if held.get(key) != value:
+                    raise UnsupportedModelError(
+                        f"{name}, a {type(module).__name__}, has {key} = {held.get(key)!r}, and the configuration of "
+                        f"this {type(self._model).__name__} makes it {value!r} there; layers were exchanged or "
+                        "removed, or the configuration was changed: make both agree"
+                    )
+
+
+def _wanted(model: nn.Module, ours: Mapping[int, nn.Module]) -> Iterator[tuple[nn.Module, str, dict[str, Any]]]:
+    """Yield (module, name, attributes that it must have) for each module in `ours`, by its places in the model.
+
+    `ours` are modules of the model, by their id. Places that a new model does not have are left out.
+    """
+    for prefix, whole in _stock(model):
+        made = _like(whole)
+        places = dict(made.named_modules(remove_duplicate=False)) if made is not None else {}
+        for name, module in whole.named_modules(remove_duplicate=False):
+            place = places.get(_WRAPPERS.sub("", name))
+            if id(module) not in ours or place is None:
+                continue
+            said, wanted = _said(module), _said(place)
+            if names := sorted(said.keys() | wanted.keys()):
+                yield module, f"{prefix}.{name}".lstrip("."), {one: wanted.get(one) for one in names}
+
+
+def _decisive(held: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of those of a configuration's attributes that decide windows, by name."""
+    return {name: copy.copy(value) for name, value in held.items() if _DECIDES.search(name)}
+
+
+def _said(module: nn.Module) -> dict[str, Any]:
+    """Return the plain attributes of a module itself that say how far it sees, by name."""
+    return {name: one for name, one in vars(module).items() if isinstance(one, _PLAIN) and _SAYS.search(name)}
+
+
+def _stock(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield (name, module) for the models of transformers in a model, itself included, that are in no other such one.
+
+    Models of the user's own classes are left out: what they hold is looked at by itself.
+    """
+    from transformers import PreTrainedModel
+
+    waiting = [("", model)]
+    while waiting:
+        name, module = waiting.pop()
+        if isinstance(module, PreTrainedModel) and not is_own(class_of(module)):
+            yield name, module
+        else:
+            waiting += [(f"{name}.{key}".lstrip("."), one) for key, one in module._modules.items() if one is not None]
+
+
+def _like(model: Any) -> nn.Module | None:
+    """Return a new model of the same class and configuration without weights; None: it cannot be built so."""
+    try:
+        with torch.device("meta"):
+            made: nn.Module = class_of(model)(copy.deepcopy(model.config))
+    except Exception as error:  # such as a class that looks at numbers while it is built
+        log.debug(f"{type(model).__name__} cannot be built without weights ({error}); windows are not compared")
+        return None
+    return made
