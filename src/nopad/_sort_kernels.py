@@ -17,7 +17,7 @@ _RUN = 8  # numbers that are sorted by insertion, before runs are merged
 
 @njit(cache=True, nogil=True)
 def gathered(values: NDArray[Any], index: NDArray[Any]) -> NDArray[Any]:
-    """Return ``values[index]``, both int64 ``[n]``; `index` has no negative numbers."""
+    """Return ``values[index]``, an int64 array of the size of `index`; `index` has no negative numbers."""
     found = np.empty(index.size, dtype=np.int64)
     for i in range(index.size):
         found[i] = values[index[i]]
@@ -57,7 +57,7 @@ def ascending(keys: NDArray[Any]) -> NDArray[Any]:
 
 @njit(cache=True, nogil=True)
 def smallest(values: NDArray[Any], k: int) -> int:
-    """Return the number that is at place `k` when `values`, int64 ``[n]``, are sorted; they are reordered.
+    """Return ``sorted(values)[k]``; `values`, int64 ``[n]``, are reordered in place.
 
     This is Hoare's selection: it takes O(n) steps on average.
     """

@@ -245,8 +245,9 @@ def emit(
     """Write one pack that begins with length `first` to ``sequence[at:]``; return where in `sequence` the pack ends.
 
     The sequences of the pack are removed from those held back. The longest sequence that fits is added again and again.
-    But if one or two held sequences would fill the room exactly, one of the length that `exact` returns is added
-    instead. The pack ends when it is full, when nothing fits, or when it holds `depth` sequences.
+    But if one held sequence would fill the room exactly, or two (if two may still be added), one of the length that
+    `exact` returns is added instead. The pack ends when it is full, when nothing fits, or when it holds `depth`
+    sequences.
 
     There is another rule if the held sequences are so short that `depth` of them, at their average length, would not
     fill a pack. Then the room is shared equally among the sequences that may still be added, as long as these are more

@@ -100,8 +100,8 @@ _PACKAGES = {"torch": ("torch", "transformers"), "train": ("torch", "transformer
 def check_extra(what: str, extra: str, *others: str) -> None:
     """Check that the packages of an extra are installed, without importing them.
 
-    `extra` is "torch" or "train"; `others` are further packages to check, which belong to no extra. `what` is the word
-    in the message for that which needs the packages.
+    `extra` is "torch" or "train"; `others` are further packages to check, which belong to no extra. In the message,
+    `what` stands for the part of nopad that needs the packages, such as "training".
 
     Raises:
         MissingExtraError: a package is not installed; the message names it, and the command that installs it.
@@ -115,7 +115,7 @@ def load_torch(what: str) -> Any:
     """Return the module torch; `what` says in the message what needs torch.
 
     Raises:
-        MissingExtraError: torch is not installed, or a package that it needs.
+        MissingExtraError: torch, or a package that torch needs, is not installed.
     """
     try:
         return import_module("torch")

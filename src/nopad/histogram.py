@@ -149,7 +149,7 @@ class Histogram:
         A file that exists at `path` is replaced.
 
         Raises:
-            OptionError: the path is a URL, or cannot be written in UTF-8.
+            OptionError: the path is a URL, cannot be written in UTF-8, or has a character NUL.
             StorageError: the disk is full, or the write failed.
         """
         pairs = zip(self.lengths.tolist(), self.counts.tolist(), strict=True)
@@ -268,7 +268,7 @@ def _is_length(key: str) -> bool:
 
 
 def integers(lengths: ArrayLike, name: str = "lengths") -> NDArray[Any]:
-    """Return `lengths` as a one-dimensional integer array, without a copy if it already is one.
+    """Return `lengths` as a one-dimensional integer array; an integer array is not copied.
 
     An empty array may have any dtype, and becomes int64. Error messages call the lengths `name`.
 

@@ -224,7 +224,7 @@ class Packs:
         The type of the column is ``list<int32>`` or ``large_list<int64>``, as `indptr` is int32 or int64.
 
         Raises:
-            OptionError: the path is a URL, or cannot be written in UTF-8.
+            OptionError: the path is a URL, cannot be written in UTF-8, or has a character NUL.
             StorageError: the disk is full, or the write failed.
         """
         import pyarrow as pa

@@ -13,9 +13,8 @@ def parse(source: str) -> ast.Module:
     """Return the syntax tree of a module's source text: what `ast.parse` returns.
 
     Python 3.11 counts in one variable how deep the parsers of all threads are. If a thread parses while another does,
-    `ast.parse` can therefore raise SystemError, though the source is right; it is then called again.
-
-    Other errors of `ast.parse` are passed on (SyntaxError, ValueError, RecursionError).
+    `ast.parse` can therefore raise SystemError, though the source is right. It is then called again, up to 20 times in
+    all. Other errors of `ast.parse` are passed on at once (SyntaxError, ValueError, RecursionError).
 
     >>> import ast
     >>> from nopad.syntax import parse

@@ -2,7 +2,7 @@
 
 The model is refused without running it if it has one of these:
 
-* batch statistics, quantised weights, or experts of limited capacity
+* batch norm or instance norm, quantised weights, or experts of limited capacity
 * the user's own hooks on gradients
 * an encoder and a decoder, or parts for other data than text
 * a class whose code was loaded twice
@@ -52,9 +52,9 @@ def check_model(model: Any) -> None:
     """Check the modules, weights and configuration of a model, without running it.
 
     Raises:
-        UnsupportedModelError: a proof would say nothing about the model. It has batch statistics, quantised weights,
-            experts of limited capacity, the user's own hooks on gradients, an encoder and a decoder, parts for other
-            data than text, or a class whose code was loaded twice. The message names what it has.
+        UnsupportedModelError: a proof would say nothing about the model. It has batch norm or instance norm, quantised
+            weights, experts of limited capacity, the user's own hooks on gradients, an encoder and a decoder, parts for
+            other data than text, or a class whose code was loaded twice. The message names what it has.
     """
     name, config = type(model).__name__, model.config
     check_experts(model, also=config)

@@ -64,7 +64,7 @@ class Derived:
     each: dict[str, list[int]]
 
     def of(self, model: nn.Module) -> Family:
-        """Return the `Family` (facts about a model type) for `model`, of which the probed model is a small copy.
+        """Return the `Family` (facts about a model type) for `model`, whose small copy was probed.
 
         Mostly this is `family` itself. But if `each` is not empty, the mixing calls of `model` are counted from its
         modules in two cases:
@@ -269,8 +269,8 @@ def _check_rows(model: nn.Module, probed: Probed) -> None:
 def _is_causal(model: Any, tokens: list[int], close: float) -> bool:
     """Return whether no token sees later ones: changing the last or middle token changes nothing before it.
 
-    This is tried on one sequence, the ids `tokens`. Differences of at most `close`, relative to an output's largest
-    value, are rounding.
+    This is tried on one sequence, the ids `tokens`. The result is also True if no output has one entry per token.
+    Differences of at most `close`, relative to an output's largest value, are rounding.
     """
     length = len(tokens)
     before = ran(model, tokens)

@@ -58,7 +58,8 @@ class Traced:
     def of(cls, model: Substitute, close: float, **more: Tensor) -> Traced:
         """Run a substitute's wrapper on one sequence, and record the call.
 
-        The wrapper gets all columns that it takes, and the arguments `more`. `close` is as in the attributes.
+        The wrapper gets all columns (such as ``input_ids``) that it takes, and the arguments `more`. `close` is as in
+        the attributes.
         """
         wrapper, base, length = model.wrapped, model.base, length_for(model)
         size = model.config.get_text_config().vocab_size

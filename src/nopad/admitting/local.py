@@ -168,7 +168,8 @@ def _backward(run: Run, rows: int, wide: int) -> tuple[str, int]:
 
     Returns ``(name, elements)``. `name` is that of the user's autograd function, or of the PyTorch method that attached
     the user's hook to a gradient; "" if there is neither, or if the module raised an error. `elements` is the number of
-    elements of the largest tensor that a function of PyTorch returned; `MOST` if the module raised an error.
+    elements of the largest tensor that a function of PyTorch, or reading an attribute of a tensor, returned; `MOST` if
+    the module raised an error.
     """
     hooks: list[str] = []
     own = partial(_is_own_hook, found=hooks)

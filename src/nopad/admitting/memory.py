@@ -218,7 +218,7 @@ def _hash_code(code: CodeType, found: Any) -> None:
 
 
 def _sources(module: ModuleType | None, files: dict[str, str]) -> bool:
-    """Add the SHA-256 of a Python module's file, and of those of the modules that it uses, to `files`, by name.
+    """Add to `files`, by module name, the SHA-256 of a Python module's file and of the files of modules that it uses.
 
     The standard library, torch, transformers and nopad are left out, since their versions are in the fingerprint. Of
     another installed package's module, only its own file is added. The result is False if one of the user's own modules

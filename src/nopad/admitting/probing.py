@@ -29,11 +29,11 @@ LENGTHS = (11, 13, 17, 19, 23, 29, 31, 37)
 
 
 def length_for(model: nn.Module, most: int | None = None) -> int:
-    """Return a number of tokens that is not a dimension of the model's weights.
+    """Return a number of tokens that is, if possible, not a dimension of the model's weights.
 
-    So a dimension of this size in a module's output must be the dimension of tokens. The number is at most `most`, or 3
-    if `most` is below 3 (None: no limit). The primes from 11 to 37 are tried. If all of them are dimensions of weights,
-    or above `most`, a number is returned that may be such a dimension.
+    Then a dimension of this size in a module's output must be the dimension of tokens. The number is at most `most`, or
+    3 if `most` is below 3 (None: no limit). The primes from 11 to 37 are tried. If all of them are dimensions of
+    weights, or above `most`, a number is returned that may be such a dimension.
     """
     sizes = {size for parameter in model.parameters() for size in parameter.shape}
     fitting = [length for length in LENGTHS if most is None or length <= most]

@@ -52,6 +52,7 @@ class Proof:
         family: the facts about the model type with which the model runs on packs; None: the model is refused.
         each: for each class of modules that mix tokens (move information between them), by the class's name: the list
             ``[modules, calls]``, the number of these modules in the copy and of their calls when the copy runs once.
+            None: the model is refused.
         head: the kind of head, as `nopad.packed` takes it; None: the class is transformers' own, and nopad knows its
             head; or the model is refused.
         reason: why the model is refused; "": it is admitted.

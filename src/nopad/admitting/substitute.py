@@ -72,9 +72,9 @@ class Substitute(nn.Module):
     def forward(self, **given: Any) -> dict[str, Tensor]:
         """Call the wrapper, and return the tensors of its output by name, converted to floats if they are not.
 
-        The argument `use_cache` is dropped. If the mask is that of a packed batch, the wrapper gets all other arguments
-        as they are. Otherwise it gets only those that it takes and that are not None, and a mask of ones if there is no
-        mask.
+        The argument `use_cache` is dropped. If the mask is that of a packed batch, the wrapper gets it and all other
+        arguments as they are. Otherwise the wrapper gets only those that it takes and that are not None, and a mask of
+        ones if no mask is given.
 
         Raises:
             UnsupportedModelError: the output holds an object in which nopad cannot look.

@@ -201,11 +201,11 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def _changed(self, value: Tensor, place: int, other: int, way: str) -> Tensor:
-        """Overwrite in place what the tensor `value` has for the token `place`, and return `value`.
+        """Overwrite in place what the tensor `value` has for the token at index `place`, and return `value`.
 
         Booleans are negated. Other values are changed in the way `way`:
 
-        * "other": they become those of the token `other`.
+        * "other": they become those of the token at index `other`.
         * "nan": floats become NaN, and integers change as by "other".
         * "switched": integers become 1 if they were 0, and 0 otherwise; floats stay.
         * "largest": integers become larger than all in `value`; floats stay.

@@ -41,7 +41,7 @@ def with_labels(
         admitted: what the proof of the wrapper found for calls without labels.
         exact: the small copy of the wrapper in float64, not pack-safe.
         safe_with: function that takes an `Admitted`, and returns a pack-safe copy of the wrapper that takes labels as
-            this says.
+            the `Admitted` says.
         runs: function that takes a kind of loss and a label, and returns a recorded call of the wrapper in which all
             labels are this label.
     """

@@ -114,9 +114,9 @@ def _check(wrapper: Any, base: Any) -> None:
     """Check that a wrapper and its base are such that a proof on a small copy holds for them.
 
     Raises:
-        UnsupportedModelError: the wrapper holds several models; one of its modules has batch statistics or quantised
-            weights; it has experts of limited capacity; an adapter adds tokens to its input; its forward method is not
-            that of its class; it has a `__call__` of its own; or the base has several parts.
+        UnsupportedModelError: the wrapper holds several models; one of its modules is a batch norm or an instance norm,
+            or has quantised weights; it has experts of limited capacity; an adapter adds tokens to its input; its
+            forward method is not that of its class; it has a `__call__` of its own; or the base has several parts.
         OptionError: its forward method takes no `input_ids`.
     """
     name, bases = type(wrapper).__name__, bases_of(wrapper)

@@ -303,8 +303,8 @@ class _Task:
         """Return a `Trial` of random sequences for the model's copy `subject`.
 
         If `capacity` is given, the trial has up to 6 sequences, for packs of `capacity` tokens. If it is None, the
-        trial is small. It then has 4 sequences, for packs of a quarter of the audit's capacity, but of at least 4 and
-        at most 16 tokens. `tokens` says which ids are drawn. `partly` says whether the model computes some of its
+        trial is small. It then has up to 4 sequences, for packs of a quarter of the audit's capacity, but of at least 4
+        and at most 16 tokens. `tokens` says which ids are drawn. `partly` says whether the model computes some of its
         results in float32 although its dtype is float64.
         """
         size = max(min(self.capacity, CAPACITY) // 4, 4) if capacity is None else capacity

@@ -2,8 +2,8 @@
 
 `audit` draws tokens itself and knows how to call transformers' models. Graphs, images and sound have other formats, and
 their models other arguments, so here one function runs a sample alone and another runs several samples packed. The
-measurements are the same: outputs, gradients of all parameters, and whether replacing one sample's values (poison)
-changes the results of the other samples in its pack.
+measurements are the same: outputs, gradients of the trainable parameters, and whether replacing one sample's values
+(poison) changes the results of the other samples in its pack.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def audit_samples(
         alone: ``alone(model, sample)`` returns the result of one sample by itself: a float tensor, or a dict of them.
         packed: ``packed(model, samples)`` returns the results of several samples run as one pack: a list or tuple with
             one result per sample, in their order, each with the keys and shapes that `alone` returns for it.
-        gradients: also compare the gradients of the model's parameters.
+        gradients: also compare the gradients of the model's trainable parameters.
         seed: random seed of the weights with which outputs are summed for gradients, and of the random values of the
             middle sample.
 
@@ -79,9 +79,9 @@ def audit_samples(
             not changed, and a note says so.
 
     Raises:
-        OptionError: `model` is not a module, `alone` or `packed` is not callable, `samples` is not a list or tuple, or
-            has fewer than two entries, `gradients` or `seed` is not valid, or the results alone differ from one run to
-            the next.
+        OptionError: `model` is not a module; `alone` or `packed` is not callable; `samples` is no sequence (such as a
+            list), or has fewer than two entries; `gradients` or `seed` is not valid; or the results alone differ from
+            one run to the next.
 
     >>> import torch, nopad
     >>> model = torch.nn.Linear(3, 2)
@@ -121,7 +121,7 @@ def compared(
         samples: two or more samples, as the two functions take them.
         alone: ``alone(model, sample)`` returns the result of one sample by itself: a tensor, or a dict of them.
         packed: ``packed(model, samples)`` returns a list with the result of each of several samples, run as one pack.
-        gradients: also compare the gradients of the model's parameters.
+        gradients: also compare the gradients of the model's trainable parameters.
         seed: random seed of the weights with which outputs are summed for gradients, and of the random values that
             replace the floats of the middle sample.
         how: text that says what keeps samples apart, for the verdict.

@@ -41,7 +41,10 @@ def is_list(entry: Any) -> bool:
 
 
 def _python(entry: Any) -> Any:
-    """Return an Arrow scalar as a Python object, since NumPy would make numbers of its bytes; others are returned."""
+    """Return an Arrow scalar as a Python object, and any other object unchanged.
+
+    NumPy would make numbers of the bytes of an Arrow scalar.
+    """
     return entry.as_py() if hasattr(entry, "as_py") else entry
 
 
@@ -127,9 +130,9 @@ def concatenated(given: Sequence[Any], name: str) -> tuple[NDArray[Any], NDArray
 def single_values(given: Sequence[Any], name: str) -> NDArray[Any]:
     """Return n single values, one per sequence, as an array ``[n]``; error messages call the column `name`.
 
-    Integers become int64, and Python floats and bfloat16 float32; floats from tensors and arrays keep their dtype
-    otherwise. If dtypes of floats differ, the widest is taken. If any value is a string, the result has dtype object
-    and holds the values as they are.
+    Integers become int64, and Python floats and bfloat16 become float32; other floats keep their dtype. If dtypes of
+    floats differ, the result has the widest. If any value is a string, the result has dtype object and holds the values
+    as they are.
 
     Raises:
         BatchError: a value is None or is not a single value; the first value is a number, and another one is neither a
@@ -156,7 +159,7 @@ def single_values(given: Sequence[Any], name: str) -> NDArray[Any]:
 
 
 def _float_of(entry: Any) -> np.dtype[Any] | None:
-    """Return the dtype that `entry` has as floats in a batch; None if it does not hold floats or Python numbers.
+    """Return the dtype that `entry` gets if stored as floats; None if it holds neither floats nor Python numbers.
 
     `entry` is a number, or a list, array or tensor of numbers; the first value of a list decides. The result is float32
     for Python numbers, integers included. The dtypes float16, float32 and float64 are returned as they are; for any

@@ -150,7 +150,10 @@ def _packed_features(features: Sequence[Mapping[str, Any]], known: Sequence[str]
 
 
 def _is_known(name: str, known: Sequence[str] | None) -> bool:
-    """Return whether a column of numbers, which has one value per token and per sequence alike, is one of `known`.
+    """Return whether the column `name` has one value per sequence, that is, whether `known` has this name.
+
+    The values of the column do not tell: they are numbers, and every sequence has one token. `known` has the names of
+    all columns with one value per sequence.
 
     Raises:
         BatchError: `known` is None.
@@ -164,11 +167,11 @@ def _is_known(name: str, known: Sequence[str] | None) -> bool:
 
 
 def _of_row(value: Any, name: str, n: int) -> NDArray[Any]:
-    """Return `value`, the column `name` of row `n`, as a one-dimensional array of numbers or of objects (strings).
+    """Return `value`, the column `name` of row `n`, as a one-dimensional array of numbers or objects, such as strings.
 
     Raises:
-        BatchError: the column is not a list of numbers or strings, ids or lengths are not integers, or a number does
-            not fit into int64 or float32.
+        BatchError: the column does not make a one-dimensional array, or holds values such as bytes or dates; ids
+            or lengths are not integers; or a number does not fit into int64 or float32.
     """
     found = value if type(value) is np.ndarray else converted(value, name, n)
     if found.ndim != 1 or (found.dtype.kind not in "biufUO" and found.size):

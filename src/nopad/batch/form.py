@@ -190,7 +190,8 @@ class Rows:
             LengthError: the sequences of a row take more slots than the capacity, a length is not an integer of at
                 least 1, or the rows have more than 2^31 - 1 slots in all.
             OptionError: `depth`, `packs` or `end_to_end` is given, which would move sequences to other rows; there are
-                more rows than `rows`; or `per_row` does not add up to the number of sequences.
+                more rows than `rows`; or `per_row` does not add up to the number of sequences, or has a negative
+                number.
         """
         if self.depth is not None or self.packs is not None or self.end_to_end:
             raise OptionError("rows of a dataset stay the rows they are; give no depth, packs or end_to_end")

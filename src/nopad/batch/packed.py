@@ -142,8 +142,8 @@ class PackedBatch(Items):
                 * the dataset is index-only: its rows hold no tokens
                 * a number does not fit into int64 or float32
                 * there are both ``label`` and ``label_ids``, but no ``labels``
-                * ``position_ids`` do not count from 0 in each sequence; or a column is called ``cu_seqlens`` or
-                  ``sequence_ids``, which the batch computes
+                * ``position_ids`` do not count from 0 in each sequence; or a column is called ``cu_seqlens``,
+                  ``sequence_ids`` or ``attention_mask``, which the batch computes
         """
         form = check_form(form)
         stacked, records, per_row = from_rows(rows)
@@ -237,23 +237,23 @@ class PackedBatch(Items):
                 0 for other names.
 
         Raises:
-            LengthError: with `Rows`, a row or a sequence takes more slots than the capacity, or rows filled end to end
-                are too few for the tokens.
+            LengthError: a sequence is empty; with `Rows`, a row or a sequence takes more slots than the capacity, or
+                rows filled end to end are too few for the tokens.
             OptionError: one of these:
 
                 * `form`, `pad_id` or `fill` is invalid
                 * the sequences take more rows than `form` has
                 * without `per_row`: the `packs` of `form` hold another number of sequences
-                * with `per_row`: it does not add up to the number of sequences; or `form` has `depth`, `packs` or
-                  `end_to_end`, which would move sequences to other rows
+                * with `per_row` and `Rows`: `per_row` does not add up to the number of sequences, or has a negative
+                  number; or `form` has `depth`, `packs` or `end_to_end`, which would move sequences to other rows
             BatchError: one of these:
 
                 * `sequences` are not `Sequences`, hold no sequence, or have no ``input_ids``
                 * a column of ``sequences.tokens`` does not have one value per token
                 * an integer does not fit into int64
                 * there are both ``label`` and ``label_ids``, but no ``labels``
-                * ``position_ids`` do not count from 0 in each sequence; or a column is called ``cu_seqlens`` or
-                  ``sequence_ids``, which the batch computes
+                * ``position_ids`` do not count from 0 in each sequence; or a column is called ``cu_seqlens``,
+                  ``sequence_ids`` or ``attention_mask``, which the batch computes
                 * images or videos have wrong shapes, do not fit their grid, or cannot be concatenated
         """
         form = check_form(form)
@@ -285,7 +285,7 @@ class PackedBatch(Items):
         padding is 0. Gradients flow back through ``inputs_embeds`` to the embeddings.
 
         Args:
-            embeddings: one float tensor ``[length, H]`` per sequence, all of one dtype and on one device.
+            embeddings: n float tensors ``[length, H]``, one per sequence, all of one dtype and on one device.
             form: `nopad.Flat()`, one stream without padding, or `nopad.Rows(capacity)`.
             columns: further columns by name; each is either n lists with one value per token, or n single values, one
                 per sequence.
@@ -391,8 +391,8 @@ class PackedBatch(Items):
 
         Raises:
             BatchError: `values` is not an array; its shape does not begin with ``[R, L]``; or it may belong to the
-                batch's targets: it has their shape, and they do not lie where the sequences lie. Then call
-                `unpack_tokens` of `targets` or of `sources`.
+                batch's targets: it has the shape of the targets, and the targets do not lie where the sequences lie.
+                Then call `unpack_tokens` of `targets` or of `sources`.
         """
         target = self._fields.get(f"decoder_{MASK}")
         return split(values, self.layout, None if target is None else layout_of(target))

@@ -24,8 +24,8 @@ def split(values: Any, at: Layout, target: Layout | None) -> list[Any]:
         target: the layout of the batch's targets; None: it has none.
 
     Raises:
-        BatchError: `values` is not an array; its shape does not begin with ``[R, L]``; or it may belong to the targets:
-            it has their shape, and they do not lie where the sequences lie.
+        BatchError: `values` is not an array; its shape does not begin with ``[R, L]``; or `values` may belong to the
+            targets: it has the shape of the targets, and the targets do not lie where the sequences lie.
     """
     given = tuple(shape_of(values)[:2])
     aimed = None if target is None or given != target.shape else target

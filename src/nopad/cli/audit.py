@@ -280,10 +280,10 @@ class _AsTrained:
 def _imported(name: str) -> Any:
     """Import the object that a text ``module:name`` stands for; return it or, if it is a class, an instance of it.
 
-    Module and name may have dots.
+    Module and name may have dots. Errors of nopad that the import or the class raises pass unchanged.
 
     Raises:
-        OptionError: `name` has another form, the import or the class raises an exception, or the result is not
+        OptionError: `name` has another form, the import or the class raises another exception, or the result is not
             callable.
     """
     module, _, attribute = name.partition(":")

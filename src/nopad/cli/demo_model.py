@@ -33,7 +33,7 @@ BATCH = 32
 
 
 def longer_texts(path: Path, count: int) -> list[str]:
-    """Return up to `count` texts of at least 40 characters from the demo's file `path`, in random order."""
+    """Return up to `count` texts of at least 40 characters from the demo's file `path`, drawn with a fixed seed."""
     with open(path, encoding="utf-8") as file:
         texts = [text for line in file if len(text := from_json(line)["text"]) >= LEAST]
     order = list(range(len(texts)))

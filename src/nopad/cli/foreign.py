@@ -1,7 +1,8 @@
 """Run Python code of the user's for a command: a collator, or a file that defines a training step.
 
 Such code may print, raise anything, or end the program, as scripts do. None of this may pass for the command's own
-answer: what it prints goes to stderr, and whatever ends it early becomes an `OptionError`.
+answer: what it prints goes to stderr, and whatever ends it early becomes an `OptionError`, unless it is an error of
+nopad already.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def module_of(path: str) -> ModuleType | None:
     The module stays in ``sys.modules``, since dataclasses and pickle look it up there.
 
     Raises:
-        OptionError: the file raises an exception, or ends the program.
+        OptionError: the file raises an exception that is not an error of nopad, or ends the program.
     """
     file = Path(path)
     spec = importlib.util.spec_from_file_location(_NAME, file) if file.is_file() else None

@@ -237,8 +237,9 @@ class Wanted:
     def algorithms(self) -> list[str]:
         """Names of the algorithms to plan with: those that the user names, or a default.
 
-        The default is all `quick_algorithms` for the options, or "auto" alone. It is "auto" alone if ``--all`` is not
-        given; "auto" is one of these algorithms; and a plan is to be saved, or no depth is given.
+        The default is "auto" alone if three conditions hold: ``--all`` is not given; "auto" is one of the
+        `quick_algorithms` for the options; and a plan is to be saved, or no depth is given. Otherwise, the default is
+        all these `quick_algorithms`.
         """
         quick = list(quick_algorithms(self.options))
         return self.algorithm or (["auto"] if not self.everything and self._one_row and "auto" in quick else quick)

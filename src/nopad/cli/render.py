@@ -116,7 +116,7 @@ def fitted_rows(
         columns: by the head of each column, a function from a row to the text of its cell.
         rows: the rows, of any type.
         least: heads of the columns that may be left out, the first one first.
-        width: number of characters.
+        width: number of characters in a line of the terminal.
         left: number of columns that are aligned to the left; the others are aligned to the right.
         style: a function from a row to its style, such as "yellow".
     """

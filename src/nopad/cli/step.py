@@ -56,8 +56,9 @@ def parts_of(path: str) -> dict[str, Any]:
     ``model()`` and ``examples()``, it may define ``collate(examples)`` and ``loss(model, batch, step)``. In either
     case, it may define ``alone(model, inputs)``.
 
-    The result has the Trainer as "trainer", or the model and the examples as "model" and "sequences". The other
-    functions that are defined are in it by their names.
+    The result has the Trainer as "trainer", or the model and the examples as "model" and "sequences". It also has
+    the functions "collate", "loss" and "alone", as far as the file defines them. Errors of nopad that the file raises
+    pass unchanged.
 
     Raises:
         OptionError: there is no such file, or it is no Python file; it cannot be run; it defines neither ``trainer()``

@@ -228,8 +228,8 @@ def _crossings(rows: Sequence[ScalingRow]) -> list[str]:
     """Return lines of text on the speed-up of un-padding on one device, and on when packing is faster than un-padding.
 
     The first line has the location and scale of the speed-up's distribution on one device. Then, for each of three
-    estimates of un-padding, a line says from how many devices on packing is faster. An estimate by which packing is
-    never faster has no line. The last line is empty.
+    estimates of un-padding, a line gives the number of devices above which packing is faster. An estimate by which
+    packing is never faster has no line. The last line is empty.
     """
     alpha, beta = of_one_device()
     lines = [f"  One device by equations 19 and 20: location {alpha:.3f}, scale {beta:.3f} (printed: 1.94, 0.108)."]

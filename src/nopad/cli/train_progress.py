@@ -28,7 +28,7 @@ class Bar(Drawn):
         self._task: TaskID | None = None
 
     def step(self, done: int, total: int) -> None:
-        """Show that `done` of `total` steps are taken; later calls keep the `total` of the first one."""
+        """Show that `done` of `total` steps are taken."""
         if self._task is None:
             self._task = self._progress.add_task("training", total=total)
         self._progress.update(self._task, completed=done, total=total)

@@ -154,8 +154,8 @@ def _plain(column: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Return a column with dictionaries and string views decoded, since later code cannot read these types.
 
     The column must have been validated. A column of text is returned as string or large_string. Any other column is
-    cast to `wanted`, or, if `wanted` is a dictionary, to the type of the dictionary's values. An entry that refers to a
-    null in the dictionary becomes null.
+    cast to `wanted`; if `wanted` is a dictionary, to the type of the dictionary's values; if `wanted` is the type of
+    string views, to large_string. An entry that refers to a null in the dictionary becomes null.
     """
     if pa.types.is_dictionary(wanted):
         wanted = wanted.value_type

@@ -127,8 +127,8 @@ class ChatEncoder:
         """Refuse a tokenizer that cannot encode `given`, a chat or a prompt with its completion.
 
         Raises:
-            OptionError: it is a chat and the tokenizer has no chat template; or it is a prompt with a completion, and
-                the special tokens around a text are unknown or there is no end-of-sequence token.
+            OptionError: `given` is a chat, and the tokenizer has no chat template; or `given` is a prompt with a
+                completion, and the special tokens around a text are unknown or there is no end-of-sequence token.
         """
         if isinstance(given, Passage):
             self.frame.ended([])
@@ -148,6 +148,7 @@ class ChatEncoder:
                 * the template refuses the chat, or leaves out a part of it
                 * the chat has an argument for the template that nopad sets itself
                 * the template writes a turn differently once other turns follow, and `rewriting` is "error"
+                * the template writes what precedes a turn differently once the turn follows
                 * the learned tokens cannot be determined for certain
                 * a learned turn does not end as `end_of_turn` says
                 * a text has a lone surrogate
@@ -185,8 +186,9 @@ class ChatEncoder:
         """Return all token ids of a record, including those that are not learned, as a reward model reads them.
 
         For a `Passage`, these are the ids of the prompt and completion as one text, with the tokenizer's special tokens
-        around it. If the tokenizer puts none after a text, they end with its end-of-sequence token, if it has one. A
-        chat has only the special tokens that its template writes. `number` is the record's number, for messages.
+        around it. If the tokenizer puts no special token after a text, but has an end-of-sequence token, the ids end
+        with this token. A chat has only the special tokens that its template writes. `number` is the record's number,
+        for messages.
 
         Raises:
             RecordError: the template refuses the chat or leaves out a part of it; the chat has an argument for the
@@ -407,12 +409,13 @@ class ChatEncoder:
 def fitted(
     given: Answered, number: int, counts: dict[str, int], max_length: int | None, over_long: OverLong
 ) -> Answered | None:
-    """Return the example `given`, cut to `max_length` tokens (None: unlimited); None: the example is dropped.
+    """Return the example `given`, cut to at most `max_length` tokens; return None if it is dropped.
 
-    If `over_long` is "truncate", the end of a longer example is cut off. Such an example is dropped instead if no
-    learned token would be left after its first token, which nothing predicts. If `over_long` is neither "truncate" nor
-    "error", every longer example is dropped. When an example is cut or dropped, ``counts["truncated"]`` or
-    ``counts["dropped"]`` is increased by one. `number` is the record's number, for messages.
+    If `max_length` is None, the length is not limited. If `over_long` is "truncate", the end of a longer example is cut
+    off. Such an example is dropped instead if no learned token would be left after its first token, which nothing
+    predicts. If `over_long` is neither "truncate" nor "error", every longer example is dropped. When an example is cut
+    or dropped, ``counts["truncated"]`` or ``counts["dropped"]`` is increased by one. `number` is the record's number,
+    for messages.
 
     Raises:
         LengthError: the example is longer than `max_length`, and `over_long` is "error".

@@ -29,8 +29,8 @@ class Content:
         other: name of another option that the user gave and that decides what is read, such as ``ids_field``; "": none.
 
     Raises:
-        OptionError: two of these are given: `fields`, `pair`, and `chat` with the value True; a field is named twice;
-            or `other` is given beside several fields, a pair, or `chat` with the value True.
+        OptionError: two of these are given: `fields`, `pair`, and `chat` with the value True; `fields` has a name
+            twice; or `other` is given beside several fields, a pair, or `chat` with the value True.
     """
 
     fields: Sequence[str] = ()

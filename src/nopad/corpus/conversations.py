@@ -100,8 +100,8 @@ def conversation_of(record: Mapping[str, Any], number: int, roles: Mapping[str, 
 
     Raises:
         RecordError: the record holds no chat, or more than one; the prompt and the completion are of different kinds
-            (string and list), or the completion is ""; a list of messages is empty; or a message, ``tools`` or
-            ``chat_template_kwargs`` is malformed.
+            (string and list), or the completion is ""; what should be a list of messages is no list, or is empty; or a
+            message, ``tools`` or ``chat_template_kwargs`` is malformed.
 
     >>> from nopad.corpus.conversations import conversation_of
     >>> messages = [{"from": "human", "value": "why"}, {"from": "gpt", "value": "so"}]
@@ -141,8 +141,9 @@ def pair_of(
 
     Raises:
         RecordError: an answer is missing, or is "" beside a ``prompt``; ``chosen``, ``rejected`` and ``prompt`` are not
-            all of one kind (string or list); a list of messages is empty; a message, ``tools`` or
-            ``chat_template_kwargs`` is malformed; or two strings have no ``prompt`` although `prompted` is True.
+            all of one kind (string or list); what should be a list of messages is no list, or is empty; a message,
+            ``tools`` or ``chat_template_kwargs`` is malformed; or two strings have no ``prompt`` although `prompted` is
+            True.
 
     >>> from nopad.corpus.conversations import pair_of
     >>> pair_of({"prompt": "is it ?", "chosen": " yes", "rejected": " no"}, 0)[1]
@@ -258,8 +259,9 @@ def _answered(record: Mapping[str, Any], name: str, number: int, roles: Mapping[
     record's number, for messages of errors; `roles` maps names of roles in the record to known ones.
 
     Raises:
-        RecordError: either the prompt or the answer is a string, and the other is not; the answer is ""; a list of
-            messages is empty; or a message, ``tools`` or ``chat_template_kwargs`` is malformed.
+        RecordError: either the prompt or the answer is a string, and the other is not; the answer is ""; what should be
+            a list of messages is no list, or is empty; or a message, ``tools`` or ``chat_template_kwargs`` is
+            malformed.
     """
     prompt, answer = record["prompt"], record[name]
     if isinstance(prompt, str) != isinstance(answer, str):

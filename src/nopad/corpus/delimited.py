@@ -4,9 +4,9 @@ The first line names the columns. Each column holds numbers or text.
 
 The first thousand rows decide. A column holds numbers if each of its cells there is empty or a number as a program
 writes it, and not all are empty: ``12``, ``-0.5`` and ``1e-3`` are such numbers; ``007``, ``+1``, ``nan`` and integers
-of more than 18 digits are not. In such a column, an empty cell is None, and a later cell that is not a number makes its
-row a bad record. All other columns hold text, and an empty cell is "". In CSV, quotes work as in RFC 4180, and a quote
-that is never closed is an error; in TSV, a quote is a character like any other, as in GLUE's files.
+of more than 18 digits are not. In such a column, an empty cell is None. A later cell that is neither empty nor a number
+makes its row a bad record. All other columns hold text, and an empty cell is "". In CSV, quotes work as in RFC 4180,
+and a quote that is never closed is an error; in TSV, a quote is a character like any other, as in GLUE's files.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def delimited_runs(file: InputFile, strings: Collection[str] = ()) -> Iterator[R
     """Yield the rows of a CSV or TSV file in runs (`Run`: consecutive records); it is TSV if its suffix is ``.tsv``.
 
     The columns that `strings` names are read as text. Empty lines are skipped. Any other row is a `Bad` record of its
-    run in three cases: it is not UTF-8; it has more or fewer cells than there are columns; or one of its cells is not a
-    number, and the cell's column holds numbers.
+    run in three cases: it is not UTF-8; it has more or fewer cells than there are columns; or a cell in a column of
+    numbers is neither empty nor a number.
 
     Nothing can be read after a broken row: one with a broken quote, with a carriage return alone outside of quotes, or
     with a cell of more than 8,388,608 characters. A broken row counts as the last record of the last run.
@@ -137,7 +137,8 @@ def _reader(cells: _Cells) -> Callable[[str], Any]:
     """Return the function that turns a cell of a column into a value.
 
     `cells` are the column's first cells. If each of them is a number or empty, and not all are empty, the function
-    returns an int or a float, and None for an empty cell. Otherwise, the function is `str`.
+    returns an int or a float, and None for an empty cell; it raises ValueError for any other cell. Otherwise, the
+    function is `str`.
     """
     filled = [cell for cell in cells if cell]
     if not filled or not all(map(_NUMBER.fullmatch, filled)):

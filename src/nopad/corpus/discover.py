@@ -117,8 +117,9 @@ def open_source(
         SourceError: a path is missing, unreadable, given twice or has nothing to read; `inputs` is of another type; a
             dict of inputs is empty, or has a name that is not allowed; a column that `options` name is missing or
             cannot be read, or the columns are refused for another reason (`nopad.corpus.selection.select`); an option
-            is for ids and the input is text; some files hold text and others ready-made ids; or the files differ in the
-            columns that are packed along, or in the column that marks padding. The message says what to do.
+            is for ids and the input is text; an `encoder` is given for a folder of arrays; some files hold text and
+            others ready-made ids; or the files differ in the columns that are packed along, or in the column that marks
+            padding. The message says what to do.
         RecordError: a CSV, TSV or JSON file is broken in its first records, which are read to find the columns.
         FormatError: a file that begins as SQuAD's files do is broken.
         OptionError: an option has no effect beside `encoder`; a column to carry is one that the encoder makes; the

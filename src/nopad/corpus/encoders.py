@@ -278,7 +278,8 @@ def has_chat(record: Mapping[str, Any], place: str = "the record") -> bool:
     `place` is the name of the input, for messages.
 
     Raises:
-        OptionError: the record holds a text too, so it is not known which of them to read.
+        OptionError: the record would count as one with a chat, but holds a ``text`` besides, so it is not known which
+            of the two to read.
 
     >>> has_chat({"messages": [{"role": "user", "content": "hi"}]}), has_chat({"text": "hi"})
     (True, False)

@@ -34,10 +34,11 @@ _COLUMNS = {"Series", "Index", "ExtensionArray", "Array", "ChunkedArray"}
 def held_in_memory(data: Any, options: ReaderOptions) -> tuple[Any, Mapping[str, Any] | None]:
     """Return ``(data, first)``: the data in a form that can be read as records, and the first record.
 
-    The first record is None if it is not a dict, or if it is not known before the data are read. If the data are a
-    function, it is called once to see the first record. If the data are an iterator, its first record is read; the
-    iterator that is returned yields this record again. A list or iterator of texts becomes an `IterableSource`. In a
-    dict of named inputs, each value is treated in the same way, and the first record is that of the first value.
+    The first record is None if it is not a dict, or if it is not known before the data are read. For a table or
+    dataset, it is the first good row, or {} if all rows are bad. If the data are a function, it is called once to see
+    the first record. If the data are an iterator, its first record is read; the iterator that is returned yields this
+    record again. A list or iterator of texts becomes an `IterableSource`. In a dict of named inputs, each value is
+    treated in the same way, and the first record is that of the first value.
 
     Raises:
         SourceError: the data are a path; a dataset, list or iterator has no record, or a first one that is neither a
@@ -128,7 +129,7 @@ def _as_dataset(data: Any) -> Any:
     Raises:
         MissingExtraError: the data are a table, and `datasets` is not installed.
         SourceError: the table or column cannot be read, for example because a column has values of no common type, or a
-            value that is nested too deeply; or the object of such a library is neither.
+            value that is nested too deeply; or the data are an object of such a library, but no table and no column.
     """
     kinds = [(one.__module__.partition(".")[0], one.__name__) for one in type(data).__mro__]
     library = next((module for module, _ in kinds if module in _LISTS), None)
@@ -157,11 +158,11 @@ def _as_dataset(data: Any) -> Any:
 
 
 def _dataset_of(table: Any, library: str) -> Any:
-    """Return a table of this library as a `datasets.Dataset`; besides the errors below, its own errors pass.
+    """Return a table of this library as a `datasets.Dataset`; errors of the library and of `datasets` pass unchanged.
 
     Raises:
         MissingExtraError: `datasets` is not installed.
-        SourceError: a value of a column is nested too deeply for Arrow.
+        SourceError: a value in a table of pandas is nested too deeply for Arrow.
     """
     try:
         import datasets

@@ -204,8 +204,9 @@ def decode_objects(
 ) -> Iterator[Records | Record | BadRecord]:
     """Yield the records of the lines in `data`, read from one field alone; empty lines are skipped.
 
-    The texts of adjacent good lines become one `Records`; a list of ids becomes a `Record`; any other line becomes a
-    `BadRecord`. `first_line` is the 1-based number of the first line, and `field` the field that is read.
+    The texts of adjacent lines become one `Records`; but if one of them has a lone surrogate, it becomes a `BadRecord`,
+    and each of the others a `Record`. A list of ids becomes a `Record`. Any other line becomes a `BadRecord`.
+    `first_line` is the 1-based number of the first line, and `field` the field that is read.
 
     `selection`, if given, says which columns the first records of the file had. An object that has a new column becomes
     a `BadRecord` if the column would have been read (`Selection.unforeseen`). An object whose text is read is not

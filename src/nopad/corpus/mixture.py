@@ -21,9 +21,9 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 class JoinedSource(Source):
     """Base class of sources that read other sources one after the other.
 
-    Its attributes are those of a `Source`, for all sources together: `total_bytes` is a sum, for example. The sources
-    must all hold text, or all ready-made ids with the same column to mark padding (`mask`). They must also have the
-    same `carried` columns.
+    Its attributes are those of a `Source`, for all sources together: `total_bytes` is a sum, for example. Subclasses
+    set `ignored` and `folders`. The sources must all hold text, or all ready-made ids with the same column to mark
+    padding (`mask`). They must also have the same `carried` columns.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:

@@ -113,7 +113,7 @@ def dataset_schema(dataset: Any) -> pa.Schema:
 
 
 def mapped_files(dataset: Any) -> tuple[InputFile, ...]:
-    """Return the files of which a `datasets.Dataset` maps the memory; () if it is in memory, or is read as a stream.
+    """Return the files that a `datasets.Dataset` maps into memory; () if it maps none, or is read as a stream.
 
     They may have been cut short since the dataset mapped them, and reading beyond their end would end the process. So
     their end marks are looked for, in the files and not in the mapped memory. A shorter stream that was written into
@@ -132,7 +132,7 @@ def mapped_files(dataset: Any) -> tuple[InputFile, ...]:
 
 @dataclass
 class _Guard:
-    """Checks that files are unchanged: up to `_FEW` files at each call, more of them only now and then.
+    """Checks that files are unchanged: at each call if there are at most `_FEW` files, else only now and then.
 
     One check costs some 10 µs per file, so that 1000 files at each batch took 35 times as long as reading it. Checks of
     many files take at most a twentieth of the time.
@@ -160,7 +160,7 @@ class _Guard:
 
 
 def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a copy of a batch, whose memory is no longer that of a mapped file.
+    """Return a copy of a batch; the copy shares no memory with a mapped file.
 
     Raises:
         pyarrow.ArrowException: the batch is damaged, so that its memory cannot be copied.
@@ -176,8 +176,8 @@ def dataset_batches(dataset: Any, rows: int, name: str, files: Sequence[InputFil
     """Yield batches of at most `rows` rows of a dataset in Arrow format (`as_arrow`); `name` is for messages.
 
     `files` are those that the dataset maps (`mapped_files`). If they have changed, reading beyond the end of one would
-    end the process. So they are checked before and after each batch is copied. More than 8 files are checked less often
-    while batches are read, which leaves a moment; all are checked before the first batch and after the last one.
+    end the process. So they are checked before and after each batch is copied. If there are more than 8 files, they are
+    checked before the first batch, after the last one, and only now and then between; a change may be noticed too late.
 
     Raises:
         SourceError: reading the dataset fails, perhaps in a function that the user passed to ``map``; or one of `files`
@@ -470,7 +470,7 @@ def _fit(values: Sequence[Any], kind: pa.DataType) -> bool:
     """Return whether all values fit the type `kind`. None fits every type.
 
     This is checked here because Arrow would silently turn 0.5 into 0 in a column of integers, and True into 1 in a
-    column of floats. Only booleans, numbers, texts and lists of these are checked. For any other type, all values are
+    column of floats. Only columns of booleans, numbers, texts and lists are checked. For any other type, all values are
     assumed to fit. A NumPy array fits a list type only if the list's values are booleans, numbers or texts, as those of
     the array are, and none of them is masked.
     """

@@ -68,8 +68,8 @@ class ReaderOptions:
             holds lists and `pad_id` is None; None: no column marks padding.
         pad_id: the id of padding tokens; runs of this id at both ends of a record are removed. None: no id marks
             padding.
-        suffixes: suffixes of the files to read from folders. Files with one of these suffixes that nopad does not know
-            are read as text. (): all files of known kinds are read.
+        suffixes: suffixes of the files to read from folders. A file whose suffix is listed here, but unknown to nopad,
+            is read as text. (): all files of known kinds are read.
         find_labels: whether a column of labels is looked for; only if `carry` is "auto". With text, the column
             ``labels``, ``label`` or ``label_ids`` is packed along if it holds numbers. With ids, the column
             ``assistant_masks`` (so called by transformers and TRL) becomes ``labels``: a label is the token's id where

@@ -51,9 +51,9 @@ class RecordFile(Source):
         block_bytes: about how many bytes a block of lines has.
 
     Raises:
-        SourceError: a column that is needed is in none of the records that were looked at, there is no encoder and no
-            record that can be read, the type of a column cannot be packed, the column of labels is null in the first
-            thousand records, the columns are refused for another reason (`nopad.corpus.selection.select`), or the input
+        SourceError: a column that is needed is in none of the records that were looked at; there is no encoder, and no
+            record can be read; the type of a column cannot be packed; the column of labels is null in the first
+            thousand records; the columns are refused for another reason (`nopad.corpus.selection.select`); or the input
             cannot be read.
         RecordError: the input is broken in its first thousand records, so that nothing after that point can be read.
         FormatError: the input is a broken SQuAD file.
@@ -138,7 +138,10 @@ class RecordFile(Source):
 
 
 def _no_record(runs: Iterator[Run], place: str) -> SourceError:
-    """Return the error for an input without a good record; `place` names it. The message names the first bad record."""
+    """Return the error for an input without a good record; the message names the first bad record, if there is one.
+
+    `place` names the input.
+    """
     bad = next((one for run in runs for one in run.each() if isinstance(one, Bad)), None)
     if bad is None:
         return SourceError(f"{place}: there is no record in it; leave it out")

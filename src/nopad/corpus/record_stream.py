@@ -340,7 +340,8 @@ def records_from_python(inputs: Any) -> RecordStream | None:
     """Return a stream of the records in Python objects; None if `inputs` are paths.
 
     Raises:
-        SourceError: `inputs` is a mapping, a table or an array, or an object that holds no records.
+        SourceError: `inputs` is a mapping, a table or an array, or an object that holds no records; or a file that a
+            dataset maps is missing or unreadable.
     """
     if isinstance(inputs, Mapping):
         names = ", ".join(map(str, list(inputs)[:8]))

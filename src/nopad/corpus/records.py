@@ -320,7 +320,10 @@ def text_record(text: str, line: int, label: str) -> Record | BadRecord:
 
 
 def lone_surrogate(error: UnicodeEncodeError, label: str) -> str:
-    """Return the reason why a record is bad whose text raised `error`; `label` is what messages call the text."""
+    """Return the reason for a bad record: its text raised `error` when it was encoded.
+
+    `label` is what messages call the text.
+    """
     code = f"\\u{ord(error.object[error.start]):04x}"
     return f"{label} holds a lone surrogate, {code}, at character {error.start}"
 

@@ -97,9 +97,9 @@ class Run:
 def as_json(records: Iterable[dict[str, Any] | Bad]) -> bytes:
     """Return records as a JSON array, in bytes; ``[reason]`` stands for a bad record.
 
-    What JSON cannot hold is replaced by the result of its method `tolist`, as NumPy arrays have it, or by its `repr`;
-    keys of dicts that JSON cannot hold are replaced by their `repr`. A record that is nested too deeply, or holds an
-    integer of thousands of digits, becomes a bad one.
+    A value that JSON cannot hold is replaced by the result of its method `tolist` if it has one, as NumPy arrays do,
+    else by its `repr`. A key that JSON cannot hold is replaced by its `repr`. ``[reason]`` also stands for a record
+    that is nested too deeply, or holds an integer of thousands of digits.
     """
     values = [[one.reason] if isinstance(one, Bad) else one for one in records]
     try:
@@ -231,8 +231,9 @@ def _decoded(batch: pa.RecordBatch, first_row: int, place: str) -> Iterator[dict
 def _values(column: pa.Array) -> list[Any]:
     """Return the values of a column as Python objects, or as Arrow scalars if Python cannot hold all of them.
 
-    Python cannot hold the year 12000, for example. Times of day in nanoseconds are always returned as scalars. Nulls
-    are None either way, and `pyarrow.array` with the column's type makes the same column from the returned values.
+    Python cannot hold the year 12000, for example. A column of times of day in nanoseconds is always returned as
+    scalars. Nulls are None either way. `pyarrow.array` with the column's type makes the same column from the returned
+    values, with one exception: times of day within lists or structs lose their nanoseconds.
     """
     if not (pa.types.is_time64(column.type) and column.type.unit == "ns"):  # Python would cut the nanoseconds off
         try:

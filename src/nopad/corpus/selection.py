@@ -41,9 +41,9 @@ class Selection:
             none.
         carried: further columns that are packed along with the content.
         left_out: names of columns that are not read.
-        known: names of the columns that later records may have: those of the table from which these were chosen, but
-            not those that hold only null there, and ``attention_mask`` only if its lists could not be padding's marks
-            without notice: if it is the mask, or no mask is looked for.
+        known: names of the columns that later records may have: all columns of the table, except those that hold only
+            null. ``attention_mask`` has a rule of its own: it is known if it is the mask, if the option `mask_field` is
+            not "auto", or if there is a `pad_id`. Otherwise its lists might mark padding, and nobody would notice.
         new: which columns make a later record bad if they are not among the `known` ones. "all": every column that
             could be packed along; "mask": only ``attention_mask``; "none": no column. ``attention_mask`` does so only
             if it holds a list, since one value per record marks no padding.
@@ -62,8 +62,9 @@ class Selection:
     def unforeseen(self, record: Mapping[str, Any]) -> str | None:
         """Return why a record is bad: it has a column that the first records lacked. None: it has no such column.
 
-        A column that was null in all first records was lacking, and so was a mask that held no lists. Only columns that
-        are not among the `known` ones count. `new` says which of these make a record bad.
+        The first records lacked a column if it was null in all of them; they lacked ``attention_mask`` also if it held
+        no lists. A record has a column if its value is neither null nor a dict. Only columns that are not among the
+        `known` ones count. `new` says which of these make a record bad.
         """
         if self.new == "none":
             return None
@@ -96,9 +97,9 @@ def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
 
     Raises:
         SourceError: a wanted column is missing, occurs twice, is used in two roles, has a name that nopad writes or
-            computes, or has a type that cannot be read; or the table is a packed dataset. If `options.carry` is "auto",
-            also: labels would be packed along, but a column of labels holds only null or values that Arrow has no type
-            for; or there are labels beside ``assistant_masks``, from which labels would be made.
+            computes, or has a type that cannot be read; or the table is a packed dataset. There are two more causes if
+            `options.carry` is "auto". A column of labels that would be packed along holds only null, or only values for
+            which Arrow has no type. Or there are labels beside ``assistant_masks``, from which labels would be made.
 
     >>> ids = pa.list_(pa.int64())
     >>> schema = pa.schema({"input_ids": ids, "attention_mask": ids, "label": pa.int64()})
@@ -188,9 +189,9 @@ def label_column(schema: pa.Schema) -> list[str]:
 def refuse_empty_labels(schema: pa.Schema, names: Sequence[str], wanted: bool, place: str) -> None:
     """Refuse a column of labels of Arrow's null type, since labels would then be missing without a message.
 
-    A column has this type if all its values are null, or if Arrow has no type for its values. A column among `names`
-    holds labels if it has the first of the names "labels", "label" and "label_ids" that occurs; the others are not used
-    then. Nothing is refused if `wanted` is False. `place` names the table in messages.
+    A column has this type if all its values are null, or if Arrow has no type for its values. `names` are names of
+    columns. The column of labels is the first of "labels", "label" and "label_ids" that is among them; no other is
+    checked. Nothing is refused if `wanted` is False. `place` names the table in messages.
 
     Raises:
         SourceError: there is such a column.
@@ -307,7 +308,8 @@ def _found(schema: pa.Schema, name: str, place: str) -> Carried | None:
     `place` names the table in messages. The content is ready-made ids.
 
     Raises:
-        SourceError: the column occurs twice, or could be packed along but has a name that nopad writes or computes.
+        SourceError: the column occurs twice, or could be packed along but has a name that nopad writes or computes,
+            other than ``attention_mask``.
     """
     if schema.names.count(name) > 1:
         _check_once(schema, name, place)
@@ -339,7 +341,10 @@ def _carried(schema: pa.Schema, name: str, kind: Kind) -> Carried | None:
 
 
 def _is_missed(name: str, value: Any) -> bool:
-    """Return whether a column `name` that has this value in a record must not be left out without a word."""
+    """Return whether a record's column `name`, which has this `value`, must not be left out silently.
+
+    Null, dicts, and an ``attention_mask`` that is not a list may be left out.
+    """
     if value is None or isinstance(value, Mapping):
         return False
     return name != MASK or (hasattr(value, "__len__") and not isinstance(value, str | bytes))

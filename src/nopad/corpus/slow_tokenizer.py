@@ -44,7 +44,7 @@ class SlowBackend:
         self.encode_special_tokens = False  # named as in tokenizers
 
     def copy(self) -> SlowBackend:
-        """Return another backend that uses the same tokenizer object."""
+        """Return a new backend of the same tokenizer object; its `encode_special_tokens` is False."""
         return SlowBackend(self._given)
 
     def no_truncation(self) -> None:

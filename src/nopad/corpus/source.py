@@ -298,11 +298,11 @@ def located(sources: Sequence[Source], at: tuple[int, ...] = (0,)) -> Iterator[B
     """Yield the blocks of several sources, source after source, each with a `Block.at` that also names its source.
 
     This new `Block.at` is ``(number, *inside)``: the number of the source, from 0, and the argument with which the
-    source's `blocks_from` begins at the block. The argument `at` names, in the same form, the first block to yield. If
-    it is only ``(number,)``, this is the first block of that source.
+    source's `blocks_from` begins at the block. The argument `at` names, in the same form, the first block to yield;
+    ``(number,)`` alone names the first block of that source.
 
-    If the `read_bytes` of a source is not None, each of its blocks without `Block.read` gets one: the number of bytes
-    that were read since the previous block of this source.
+    A block without `Block.read` gets one, unless the source's `read_bytes` returns None: the number of bytes that were
+    read since the previous block of this source.
     """
     for number in range(at[0], len(sources)):
         inside = at[1:] if number == at[0] else ()

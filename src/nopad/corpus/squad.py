@@ -27,7 +27,8 @@ def read_squad(source: str | os.PathLike[str] | Mapping[str, Any]) -> list[dict[
     Returns:
         A dict per question, with the keys ``id``, ``title``, ``question``, ``context`` and ``answers``. The value of
         ``answers`` is a dict of two lists of the same length, ``text`` and ``answer_start``; both are empty if the
-        question is impossible. Questions whose answers are secret have no ``answers``.
+        question is impossible. The key ``answers`` is missing if the question has none in the file, as in test sets
+        whose answers are secret.
 
     Raises:
         SourceError: the file cannot be read.
@@ -84,7 +85,11 @@ def _record(asked: Any, paragraph: Mapping[str, Any], article: Mapping[str, Any]
 
 
 def is_squad(file: InputFile) -> bool:
-    """Return whether a JSON file begins as SQuAD's files do: with ``data``, a list of articles with ``paragraphs``."""
+    """Return whether the beginning of a JSON file shows a list ``data`` of articles with ``paragraphs``, as in SQuAD.
+
+    Raises:
+        SourceError: the file cannot be read, or changed since it was found.
+    """
     return begins_as_squad(file.whole(_HEAD))
 
 

@@ -124,8 +124,8 @@ class ParquetFile(TableSource):
     """One Parquet file as a source; `block_bytes` is about how many bytes a block has.
 
     Raises:
-        SourceError: the footer is damaged or cannot be read, or the columns are refused
-            (`nopad.corpus.selection.select`).
+        SourceError: the footer is damaged or cannot be read, the file changed since it was found, or the columns are
+            refused (`nopad.corpus.selection.select`).
     """
 
     def __init__(self, file: InputFile, options: ReaderOptions, *, block_bytes: int = BLOCK_BYTES) -> None:
@@ -151,8 +151,8 @@ class ArrowFile(TableSource):
     `block_bytes` is about how many bytes a block has.
 
     Raises:
-        SourceError: the schema is damaged or cannot be read, or the columns are refused
-            (`nopad.corpus.selection.select`).
+        SourceError: the schema is damaged or cannot be read, the file changed since it was found, or the columns are
+            refused (`nopad.corpus.selection.select`).
     """
 
     def __init__(self, file: InputFile, options: ReaderOptions, *, block_bytes: int = BLOCK_BYTES) -> None:
@@ -271,7 +271,7 @@ def opened_arrow(file: Any, path: Path | str | None = None) -> Any:
 
     If `path` is given, a stream without its end mark is refused, since a stream that was cut short between two batches
     would otherwise seem complete. The reader reads all columns: if it read only some, Arrow would not notice a short
-    read, and would read leftover memory as values.
+    read, and would read leftover memory as values. Errors of pyarrow are raised as they are.
 
     Raises:
         SourceError: `path` is given, and the stream has no end mark; the message names `path`.

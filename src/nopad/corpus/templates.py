@@ -187,8 +187,8 @@ class Template:
     def check(self, chat: Conversation, number: int, whole: str) -> None:
         """Refuse a chat if the template ignores its tools, its tool calls, or what one of its roles says.
 
-        Each of these parts is left out of the chat in turn. The template ignores a part if it writes the same text
-        without it: `whole`, which is the text of the complete chat. What the template is known to read is not checked
+        Each of these parts is left out of the chat in turn. `whole` is the text of the complete chat. The template
+        ignores a part if the text without the part equals `whole`. What the template is known to read is not checked
         again. `number` is the record's number, for messages of errors.
 
         Raises:

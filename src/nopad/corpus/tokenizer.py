@@ -158,7 +158,7 @@ class Tokenizer:
 def one_core() -> Iterator[None]:
     """In a ``with`` block, tokenise texts in the calling thread only, one after the other.
 
-    This takes as much CPU time, and leaves the other cores to others, such as a model that runs meanwhile.
+    The CPU time is the same as on all cores. The other cores stay free, for example for a model that runs meanwhile.
     """
     token = _ONE_CORE.set(True)
     try:

@@ -1,4 +1,4 @@
-"""Packs of sequences with images, which a loader deals; a pack has a limit on its tokens and one on its images.
+"""Packs of sequences with images, for a loader: a pack has a limit on its tokens and one on its images.
 
 The packs are planned once, and get other sequences in each epoch.
 

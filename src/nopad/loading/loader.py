@@ -430,7 +430,7 @@ class PackedLoader:
         """Yield the batches that worker process number `worker` of `workers` builds; the position does not change.
 
         Of the remaining batches of this epoch, counted from 0, these are number `worker` and every `workers`-th after
-        it.
+        it. Errors of reading and building are those that `__iter__` lists.
         """
         return (batch for _, batch in self._supply.batches(self._cursor.at, worker, workers) if batch is not None)
 

@@ -49,7 +49,8 @@ def open_feed(
             * groups are given for stored rows; or groups or ``plan`` are given for a mixture
             * `images` is given with groups, a mixture, or an option other than `effort`
             * `images` is given for data without images, or where nothing is packed
-            * an option has an invalid value, `depth` is given with groups, or other options with ``plan``
+            * an option has an invalid value, or `depth` is given with groups
+            * ``plan`` is given with other options of a plan, except `align`
         LengthError: a sequence or group is longer than `capacity`, a sequence has more images than `images`, or a
             sequence has no token.
         PlanMismatchError: the option `plan` is for other lengths or another capacity, or has a pack that does not fit

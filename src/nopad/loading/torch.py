@@ -161,7 +161,7 @@ class TorchLoader(DataLoader[PackedBatch]):
 def _check_not_batched(reader: Any) -> None:
     """Refuse to let a DataLoader with a batch size read the dataset, whatever its `collate_fn`.
 
-    A dataset cannot ask for the batch size. Only `reader` knows it: the object that reads the dataset for the
+    The dataset itself does not know the batch size. `reader` does: it is the object that reads the dataset for the
     DataLoader, and that calls ``__iter__``.
 
     Raises:

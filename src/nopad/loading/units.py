@@ -44,7 +44,7 @@ class Units:
         indptr: where units begin and end: unit u holds ``sequence[indptr[u]:indptr[u + 1]]``; ``[units + 1]``. None:
             unit u is sequence u.
         sequence: sequence numbers, unit after unit; ``[k]``. In an epoch of a mixture, a sequence may occur several
-            times, or not at all. None, if there is an `indptr`: unit u holds the sequences from ``indptr[u]`` to
+            times, or not at all. None: if there is an `indptr`, unit u holds the sequences from ``indptr[u]`` to
             ``indptr[u + 1]`` (exclusive).
         order: unit numbers in the epoch's random order; in an epoch of a mixture, a unit may occur several times, or
             not at all. None: the units in the order of their numbers.

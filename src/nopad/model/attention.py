@@ -226,7 +226,10 @@ def check_replaceable(model: Any) -> None:
 
 @lru_cache(maxsize=1024)
 def looks_up(kind: type) -> bool:
-    """Return whether modules of a class look their attention up at transformers, by their own configuration."""
+    """Return whether the ``forward`` of a module class looks up its attention function in transformers' registry.
+
+    The registry is `ALL_ATTENTION_FUNCTIONS`, to which `register` adds nopad's attention.
+    """
     code = getattr(inspect.unwrap(kind.forward), "__code__", None)  # type: ignore[attr-defined]
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 

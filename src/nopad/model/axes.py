@@ -56,7 +56,7 @@ def axes_of(
 ) -> Tensor:
     """Return positions with three axes, int64 ``[3, R, L]``: what `get_rope_index` gives for each sequence alone.
 
-    Positions in padding are 0.
+    In sequences without images or videos, positions count from 0 on all three axes. Positions in padding are 0.
 
     Args:
         base: the base model, which has `get_rope_index`.
@@ -66,7 +66,7 @@ def axes_of(
         layout: the batch's layout.
 
     Raises:
-        BatchError: the tokens of an image or of a video do not follow each other (`_check_runs`).
+        BatchError: the tokens of an image or of a video do not follow each other, or two images touch (`_check_runs`).
     """
     columns = {name: named[name].cpu() for one in shown for name in one.kind.columns if named.get(name) is not None}
     flat, types = ids.reshape(-1), np.zeros(ids.size, dtype=np.int64)

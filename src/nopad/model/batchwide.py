@@ -163,7 +163,7 @@ def _per_row(module: nn.Module) -> dict[int, str]:
 
 
 def _is_of_weights(model: nn.Module, fake: nn.Module) -> bool:
-    """Return whether `fake`, a `FakeQuantize` in a model, quantises only weights; it then has a name that says so."""
+    """Return whether `fake`, a `FakeQuantize` in a model, quantises only weights: all its names begin with "weight"."""
     names = [name for parent in walk(model) for name, child in parent._modules.items() if child is fake]
     return all(name.startswith("weight") for name in names)
 

@@ -99,7 +99,7 @@ class Bfloat16Linear(Scoped, nn.Linear):
         )
 
     def _packed(self, copies: dict[str, tuple[Tensor, Tensor, int, Tensor]]) -> Tensor:
-        """Return the weight in oneDNN's order: the copy in `copies`, or a new one if the weight has changed since.
+        """Return the weight in oneDNN's order: the copy in `copies` or, if none is of the current weight, a new one.
 
         A new copy is stored in ``copies["weight"]``, a tuple of the parameter, the detached parameter, its version, and
         the copy.

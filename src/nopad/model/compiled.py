@@ -31,7 +31,7 @@ _step = new_lock()
 
 
 def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
-    """Return the inputs by name with which a compiled pack-safe model runs on `batch`.
+    """Return the inputs, by name, with which a compiled pack-safe model runs on `batch`.
 
     Their shapes depend only on the shape of the rows. So one compiled graph serves all batches with the same number and
     width of rows. If the model takes `use_cache`, the inputs have it as False.
@@ -46,9 +46,13 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
     without one its ``pooler_output`` is None. The ``pooler_output`` of CLIP's text model is always None.
 
     Raises:
-        BatchError: the batch is not a `PackedBatch`, has targets or is flat; a sequence may go on in the next row (rows
-            filled end to end); there are too many sequences, or one is too long for the model; or a column of the batch
-            does not fit the model (`nopad.model.arguments`).
+        BatchError: one of these:
+
+            * the batch is not a `PackedBatch`, has targets or is flat
+            * a sequence may go on in the next row (rows filled end to end)
+            * the batch has no token or too many sequences, or a sequence is too long for the model
+            * rows are too wide for the model, or its rotary frequencies would depend on the longest sequence
+            * a column of the batch does not fit the model (`nopad.model.arguments`)
         OptionError: the model is not pack-safe, or it gives results per sequence and has no `max_sequences`.
         UnsupportedModelError: the model is one of these:
 
@@ -57,7 +61,8 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
             * a model with mixing modules (state-space models, linear attention, own attention as in BLOOM or GPT-J)
             * a model that gets its mask inside the base model (DeBERTa, MPNet, ESM)
             * a model whose head averages states under the mask (ModernBERT, if so configured)
-            * a model in which a module was replaced, after `nopad.packed`, by one that nopad refuses
+            * a model to which, after `nopad.packed`, a module was added that nopad refuses
+            * a model to whose input PEFT adds tokens (prompt or prefix tuning)
 
     >>> import nopad, torch
     >>> from transformers import BertConfig, BertModel
@@ -108,6 +113,7 @@ def check_static_model(model: Any) -> None:
             * a model with mixing modules (state-space models, linear attention, own attention as in BLOOM or GPT-J)
             * a model that gets its mask inside the base model (DeBERTa, MPNet, ESM)
             * a model whose head averages states under the mask
+            * a model to whose input PEFT adds tokens (prompt or prefix tuning)
     """
     state = state_of(model)
     name = type(state.model).__name__
@@ -136,7 +142,12 @@ def check_static_model(model: Any) -> None:
 
 
 def is_compiled(model: Any) -> bool:
-    """Return whether a model is compiled as a whole, by ``torch.compile(model)`` or ``model.compile()``."""
+    """Return whether a model is compiled as a whole, by ``torch.compile(model)`` or ``model.compile()``.
+
+    Raises:
+        OptionError: there is no transformers model inside.
+        UnsupportedModelError: PEFT adds tokens to the model's input (prompt or prefix tuning).
+    """
     inner = bare(model)
     whole = [one for one in model.modules() if inner in one.modules()]  # the model, and the wrappers around it
     return any("_orig_mod" in one._modules or one._compiled_call_impl is not None for one in whole)

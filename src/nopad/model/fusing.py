@@ -110,8 +110,9 @@ class Activations:
         """Return the result of the PyTorch call that comes next, or None if the call must be made.
 
         The result is known if the call is the activation that was computed together with the layer before it. In all
-        other cases, an open guess is ended (`close`). If the call is an activation after a layer that was computed
-        without one, the activation is stored in `learnt`. `function`, `args` and `kwargs` are those of the call.
+        other cases, an open guess is ended (`close`). If the call is an activation of a layer's output, and `learnt`
+        has no entry for this layer yet, the activation is stored there. `function`, `args` and `kwargs` are those of
+        the call.
         """
         last, self._last = self._last, None
         if last is not None and args and args[0] is last[1]():

@@ -55,7 +55,7 @@ class Groups:
 
 @dataclass
 class Pending:
-    """The groups on which a module has still to run, after it has run on one group.
+    """The groups on which a module still has to run, after it has run on one group.
 
     Attributes:
         placed: the batch's layout on the model's device.
@@ -71,7 +71,7 @@ class Pending:
 
 
 def grouped(lengths: Sequence[int], mixed: bool, call: int = CALL) -> list[list[int]]:
-    """Divide sequences into groups that a module runs together; return each group's indices into `lengths`.
+    """Divide sequences into groups, each for one run of a module; return each group's indices into `lengths`.
 
     Groups of longer sequences come first. Without `mixed`, the sequences of a group have the same length. With `mixed`,
     lengths may differ, and no other division costs less. A group of n sequences, the longest of l tokens, costs n * l

@@ -77,8 +77,8 @@ class HookedModel:
         watch: looks for code of the user's own that is added later.
         proven: the code of the classes in `own`, and the values that this code reads, when the model was made
             pack-safe; None if `own` is empty.
-        attends: those modules of `attending` that look their attention up, when hooks were last attached; () if the
-            family has another route.
+        attends: those modules of `attending` that look up their attention function in transformers' registry, when
+            hooks were last attached; () if `Family.route` is not "interface".
         windows: the windows that `attends` must have; None: not yet known.
         roles: roles of the hooks whose runs are checked at the end of a packed call (`nopad.model.postconditions`).
         lock: held while hooks are attached anew.
@@ -159,10 +159,10 @@ class HookedModel:
         return tuple(one for one in walk(self.attending) if attention.looks_up(class_of(one)))
 
     def check_parts(self, attends: Iterable[nn.Module]) -> None:
-        """Check that all modules in `attends` find nopad's attention: modules of the model that look attention up.
+        """Check that all modules in `attends` find nopad's attention when they look up their attention function.
 
-        A module that came from another model finds another one. So does, in older versions of transformers, a part that
-        has a configuration of its own.
+        `attends` are modules of the model. A module that came from another model finds another attention. In older
+        versions of transformers, so does a part that has a configuration of its own.
 
         Raises:
             UnsupportedModelError: a module finds another attention.
@@ -178,7 +178,7 @@ class HookedModel:
                 )
 
     def check_windows(self) -> None:
-        """Check that each layer has the window that the model's masks give to its place among the layers.
+        """Check that each layer has the window that the model's configuration states for a layer at this place.
 
         Raises:
             UnsupportedModelError: a layer has another window.

@@ -340,7 +340,7 @@ class Feed(Hook):
 
 
 def _pooled_so(given: Tensor, states: Tensor, real: Tensor, how: str) -> bool:
-    """Return whether `given` ``[R, H]`` is what pooling each row of `states` ``[R, L, H]`` by `how` gives.
+    """Return whether `given` ``[R, H]`` is the result of pooling each row of `states` ``[R, L, H]`` by `how`.
 
     `how` is "first", "last" or "mean"; for any other value, the result is True. "last" accepts the state of the last
     real token, or that of the last slot. "mean" accepts the mean over the real tokens, or over all slots, up to

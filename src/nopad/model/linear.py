@@ -43,16 +43,16 @@ _active: ContextVar[_FastLinear | None] = ContextVar("nopad_fast_linear", defaul
 def fast_linear(model: nn.Module) -> Iterator[None]:
     """In a ``with`` block, run the model's float32 linear layers on oneDNN's kernel if it is faster than PyTorch's.
 
-    This is for inference on a CPU. Layers run on PyTorch's own kernel if gradients or autocast are enabled, in compiled
-    code, in transforms of `torch.func`, and in the user's own `TorchDispatchMode` or `TorchFunctionMode`. Do not train,
-    load or swap the model's weights inside the block, and do not hook, compile or replace its modules there. In each
-    block, every weight is reordered when it is first used; for the whole model this takes about as long as running a
-    few hundred tokens. Float32 layers stay on PyTorch's kernel in these cases: oneDNN is missing, or less than 1.15
-    times as fast; the model has no layer of the class `torch.nn.Linear` itself with an ordinary parameter as weight; or
-    its first parameter is not in float32 on a CPU.
+    This is for inference on a CPU, and holds in the thread that opens the block. Layers run on PyTorch's own kernel if
+    gradients or autocast are enabled, in compiled code, in transforms of `torch.func`, and in the user's own
+    `TorchDispatchMode` or `TorchFunctionMode`. Do not train, load or swap the model's weights inside the block, and do
+    not hook, compile or replace its modules there. In each block, every weight is reordered when it is first used; for
+    the whole model this takes about as long as running a few hundred tokens. Float32 layers stay on PyTorch's kernel in
+    these cases: oneDNN is missing, or less than 1.15 times as fast; the model has no layer of the class
+    `torch.nn.Linear` itself with an ordinary parameter as weight; or its first parameter is not in float32 on a CPU.
 
     The block also makes the linear layers of a bfloat16 model faster if `lowered` made this model on a CPU with
-    instructions for bfloat16. This holds in all threads. The weights of these layers are reordered too when they are
+    instructions for bfloat16. These layers are faster in all threads. Their weights are reordered too when they are
     first used in a block, and the reordered weights are freed at its end.
 
     >>> import nopad, torch

@@ -97,8 +97,8 @@ class Cut(Hook):
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Return the module's arguments for one group of sequences, ``(args, kwargs)``.
 
-        If the module runs neither in a packed call nor in a layer of one that gradient checkpointing computes again,
-        the result is None: the arguments stay as they are.
+        Outside of packed calls, the result is None: the arguments stay as they are. A layer that gradient checkpointing
+        computes again still belongs to its packed call.
 
         Raises:
             UnsupportedModelError: one of these:

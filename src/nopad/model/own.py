@@ -59,7 +59,7 @@ def own_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def foreign(model: Any) -> dict[str, type]:
-    """Return the user's own classes that a model and the modules in it have, as ``{qualified name: class}``."""
+    """Return the user's own classes among those of a model's modules, itself included: ``{qualified name: class}``."""
     return {f"{kind.__module__}.{kind.__qualname__}": kind for kind in {class_of(one) for _, one in own_modules(model)}}
 
 
@@ -109,7 +109,7 @@ def _is_of(libraries: tuple[str, ...], name: str) -> bool:
 
 
 def of_module(module: nn.Module, libraries: tuple[str, ...] = LIBRARIES) -> Iterator[tuple[str, Any]]:
-    """Yield (description, callable) for the user's own hooks on a module, and for the user's own replaced methods.
+    """Yield (description, callable) for the user's own hooks on a module, and for methods that the user replaced.
 
     A replaced method is one that was set on this module itself and not in its class. If the module's class is the
     user's own, only its forward method counts as replaced. A description is a word for the callable, such as "the hook"

@@ -27,7 +27,8 @@ def pooled(states: Tensor, batch: PackedBatch, how: str = "mean") -> Tensor:
         how: the "first" or "last" token of each sequence, or the "mean" over its tokens.
 
     Returns:
-        ``[S, ...]`` for S sequences, in the order in which they were given; same dtype and device.
+        ``[S, ...]`` for S sequences, in the order in which they were given; same device, and same dtype, except that
+            the mean of integers is a float.
 
     Raises:
         BatchError: the states are not a dense tensor of real numbers, their shape does not begin with ``[R, L]``, or

@@ -81,7 +81,7 @@ def lowered(model: Any, precision: Precision) -> Any:
 
 
 def agreement(model: Any, other: Any) -> float:
-    """Return the cosine similarity of the outputs of two models: 1 if the outputs are equal up to a factor.
+    """Return the cosine similarity of the outputs of two models: 1 if the outputs are equal up to a positive factor.
 
     Both models run on the same four sequences of 32 random tokens, in evaluation mode. The first output of each model
     (hidden states or logits) counts. For each sequence, one cosine is computed over all its values. The smallest of the

@@ -68,9 +68,9 @@ class Proven:
 
     @classmethod
     def of(cls, modules: Sequence[nn.Module], config: Any) -> Proven:
-        """Return the `Proven` of the code of the user's own classes that `modules` have, as this code is now.
+        """Return the `Proven` of the user's own code in the classes of `modules`, as this code is now.
 
-        `config` is the model's configuration.
+        Base classes of the user's own count too. `config` is the model's configuration.
         """
         kinds = dict.fromkeys(above for one in modules for above in class_of(one).__mro__ if is_own(above))
         run = _run(kinds)

@@ -171,12 +171,12 @@ def state_of(model: Any) -> State:
 
 
 def facts_of(model: Any) -> Family:
-    """Return the facts about a model: those with which it was made pack-safe, else those of the table of its type.
+    """Return the facts about a model: those with which it was made pack-safe, else those in the tables for its type.
 
     Raises:
         UnsupportedModelError: the model is not pack-safe, and `family_of` refuses its type; or PEFT adds tokens to its
             input (prompt or prefix tuning).
-        OptionError: there is no transformers model inside, or `model` is a module of your own around one and pack-safe.
+        OptionError: `bare` finds no transformers model; or `model` is a module of your own around one, and pack-safe.
     """
     packs = getattr(bare(model), STATE, None) is not None
     return state_of(model).family if packs else family_of(bare(model).config)

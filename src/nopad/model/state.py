@@ -56,12 +56,12 @@ class State(HookedModel):
         compiling. `frame` is the Python stack frame that calls the module; None while compiling.
 
         Raises:
-            BatchError: the batch does not fit the model, or was given as one argument. An ordinary call raises this if
-                it asks for attention weights and the model uses nopad's attention, which never returns them. It also
-                raises this if it gets tensors of a packed batch, unless the model is called inside another pack-safe
-                model.
-            UnsupportedModelError: the model cannot run this batch, or was changed after it was made pack-safe; or there
-                are more positional arguments than the forward method has names for.
+            BatchError: the batch does not fit the model, or was given as one argument; or a call with static shapes has
+                arguments that do not fit the model. An ordinary call raises this if it asks for attention weights and
+                the model uses nopad's attention, which never returns them. It also raises this if it gets tensors of a
+                packed batch, unless the model is called inside another pack-safe model.
+            UnsupportedModelError: the model cannot run this batch or this call with static shapes; it was changed after
+                it was made pack-safe; or there are more positional arguments than the forward method has names for.
         """
         if torch.compiler.is_compiling():
             arguments = bound(module, args, kwargs)

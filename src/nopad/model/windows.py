@@ -2,7 +2,8 @@
 
 A model makes its masks from the configuration, and nopad's attention takes the window that the module hands on. These
 differ if layers were exchanged, removed or taken from another model, or if the configuration was changed. So the
-modules are compared with those of a new model of the same classes and configuration, which is built without weights.
+modules, and the configurations that they hold, are compared with those of a new model of the same classes and
+configuration, which is built without weights.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import copy
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -42,15 +44,15 @@ class Windows:
 
     def __init__(self, model: nn.Module, attends: Iterable[nn.Module]) -> None:
         self._model = model
-        self._holders = [(held, held["config"]) for one in walk(model) if "config" in (held := one.__dict__)]
+        held = [one.__dict__ for one in walk(model) if hasattr(one.__dict__.get("config"), "__dict__")]
+        self._holders = [(one, one["config"]) for one in held]
         configs = {id(config): vars(config) for _, config in self._holders}
-        self._settings = [(held, len(held), _decisive(held)) for held in configs.values()]
-        self._wanted: list[tuple[nn.Module, str, dict[str, Any]]] = []
+        self._settings = [(one, len(one), _decisive(one)) for one in configs.values()]
+        self._wanted: list[_Wanted] = []
         ours = {id(one): one for one in attends if not is_own(class_of(one))}
         # Without such an attribute or setting, all places are alike.
-        if any(map(_said, ours.values())) or any(
-            value is not None for *_, by in self._settings for value in by.values()
-        ):
+        decided = any(value is not None for *_, by in self._settings for value in by.values())
+        if decided or any(_said(vars(one)) for one in ours.values()):
             self._wanted = list(_wanted(model, ours))
 
     @property
@@ -67,19 +69,33 @@ class Windows:
         Raises:
             UnsupportedModelError: a module has another window than the configuration gives to its place.
         """
-        for module, name, wanted in self._wanted:
-            held = module.__dict__
+        for held, wanted, name, kind in self._wanted:
             for key, value in wanted.items():
                 if held.get(key) != value:
                     raise UnsupportedModelError(
-                        f"{name}, a {type(module).__name__}, has {key} = {held.get(key)!r}, and the configuration of "
-                        f"this {type(self._model).__name__} makes it {value!r} there; layers were exchanged or "
-                        "removed, or the configuration was changed: make both agree"
+                        f"{name}, a {kind}, has {key} = {held.get(key)!r}, and the configuration of this "
+                        f"{type(self._model).__name__} makes it {value!r} there; layers were exchanged or removed, or "
+                        "the configuration was changed: make both agree"
                     )
 
 
-def _wanted(model: nn.Module, ours: Mapping[int, nn.Module]) -> Iterator[tuple[nn.Module, str, dict[str, Any]]]:
-    """Yield (module, name, attributes that it must have) for each module in `ours`, by its places in the model.
+class _Wanted(NamedTuple):
+    """What a module, or its configuration, must have at one place in the model.
+
+    Attributes:
+        held: the attributes of the module or of its configuration, by name.
+        wanted: those of them that decide the window, as they must be.
+        name, kind: the module's name in the model, and the name of its class.
+    """
+
+    held: Mapping[str, Any]
+    wanted: Mapping[str, Any]
+    name: str
+    kind: str
+
+
+def _wanted(model: nn.Module, ours: Mapping[int, nn.Module]) -> Iterator[_Wanted]:
+    """Yield what each module in `ours` must have, at each of its places in the model.
 
     `ours` are modules of the model, by their id. Places that a new model does not have are left out.
     """
@@ -90,9 +106,16 @@ def _wanted(model: nn.Module, ours: Mapping[int, nn.Module]) -> Iterator[tuple[n
             place = places.get(_WRAPPERS.sub("", name))
             if id(module) not in ours or place is None:
                 continue
-            said, wanted = _said(module), _said(place)
-            if names := sorted(said.keys() | wanted.keys()):
-                yield module, f"{prefix}.{name}".lstrip("."), {one: wanted.get(one) for one in names}
+            full, kind = f"{prefix}.{name}".lstrip("."), type(module).__name__
+            for find, one, other in ((_said, module, place), (_decisive, _config(module), _config(place))):
+                said, wanted = find(vars(one)), find(vars(other))
+                if names := sorted(said.keys() | wanted.keys()):
+                    yield _Wanted(vars(one), {key: wanted.get(key) for key in names}, full, kind)
+
+
+def _config(module: Any) -> Any:
+    """Return the configuration that a module holds, or an object without attributes."""
+    return module.__dict__.get("config") or SimpleNamespace()
 
 
 def _decisive(held: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,9 +123,9 @@ def _decisive(held: Mapping[str, Any]) -> dict[str, Any]:
     return {name: copy.copy(value) for name, value in held.items() if _DECIDES.search(name)}
 
 
-def _said(module: nn.Module) -> dict[str, Any]:
-    """Return the plain attributes of a module itself that say how far it sees, by name."""
-    return {name: one for name, one in vars(module).items() if isinstance(one, _PLAIN) and _SAYS.search(name)}
+def _said(held: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of a module's attributes that say how far it sees, by name; only plain values count."""
+    return {name: one for name, one in held.items() if isinstance(one, _PLAIN) and _SAYS.search(name)}
 
 
 def _stock(model: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -61,7 +61,7 @@ def wraps(model: Any) -> bool:
 def bases_of(model: nn.Module) -> dict[str, Any]:
     """Return the outermost transformers models inside a module, each once, as ``{name in the module: model}``.
 
-    A module that is a transformers model itself has the name "".
+    If `model` itself is a transformers model, it is the only one, under the name "".
     """
     from transformers import PreTrainedModel
 

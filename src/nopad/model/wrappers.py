@@ -212,9 +212,9 @@ class Wrapper:
     def leave(self, module: nn.Module, args: Any, given: Mapping[str, Any], output: Any) -> None:
         """End a call. If it is a packed call, check that the base ran, and check the shapes of the wrapper's outputs.
 
-        Each output must be a tensor with one entry per slot, ``[R, L, ...]``, or, if the proof found such outputs, with
-        one per sequence, ``[S, ...]``. Some outputs are not checked: numbers, strings, None, tensors that the base
-        returned, and, in a call with labels, scalar tensors. `given` are the wrapper's arguments by name.
+        Each output must be a tensor with one entry per slot, ``[R, L, ...]``. If the proof found outputs with one entry
+        per sequence, ``[S, ...]`` is allowed too. Some outputs are not checked: numbers, strings, None, tensors that
+        the base returned, and, in a call with labels, scalar tensors. `given` are the wrapper's arguments by name.
 
         Raises:
             UnsupportedModelError: the base did not run; a hook that was added later changed the arguments; or an output

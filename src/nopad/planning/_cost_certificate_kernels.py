@@ -109,7 +109,7 @@ def worth_by_pairs(
     """Return for each step an upper bound on the value of a pack whose longest sequence has this step; int64 ``[m]``.
 
     The module describes `tokens`, `squares` and `values`. The two longest sequences of a pack count with their exact
-    sizes. So does the third in a pack of three. In a pack of four, the value of the other two is looked up in `fine`;
+    sizes. In a pack of three, the third does too. In a pack of four, the value of the other two is looked up in `fine`;
     in a larger pack, the value of all others is looked up in `coarse`.
 
     `fine` and `coarse` are tuples ``(table, t, s)``. In a free room of x tokens and y squares, the value of the others

@@ -2,9 +2,9 @@
 
 This is like `nopad.planning.Certificate`, but a pack has two limits: `capacity` for its tokens, and `squares` for the
 sum of its squared lengths. The check finds `best`, an upper bound on the value of any pack. The number of packs is at
-least the total value of all sequences, divided by `best`. Lengths of equal value form a step. The check handles all
-packs together whose longest lengths are of the same step. It computes up to two upper bounds on the value of such
-packs, and the lower one counts:
+least the total value of all sequences, divided by `best`. Lengths of equal value form a step. The check groups packs by
+the step of their longest length. For each group it computes up to two upper bounds on the value of a pack, and the
+lower one counts:
 
 * *By rates*: the longest sequence counts exactly, and all others as if they could be divided. A rate is a value per
   token, per square or per sequence. At suitable rates, each length that fits beside the longest one is worth at most

@@ -154,7 +154,7 @@ def _pairs(name: str, steps: Any) -> tuple[tuple[int, int], ...]:
     """Return `steps`, a list of lists of two integers each, as a tuple of tuples.
 
     Raises:
-        ValueError: `steps` is anything else; the message names `name`.
+        ValueError: `steps` is anything else; the message begins with `name`.
     """
     if type(steps) is not list or not all(
         type(step) is list and len(step) == 2 and all(type(v) is int for v in step) for step in steps

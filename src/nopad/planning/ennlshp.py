@@ -44,9 +44,10 @@ def ennlshp(
     """Return a plan that covers `histogram` exactly.
 
     `rounding` ("nearest", "ceil" or "floor") says how a fractional number of packs becomes whole. `remainder` says
-    where sequences without a slot go: "pad" into packs of their own, "best_fit" into the fullest packs with room.
-    Lengths are rounded up to multiples of `granularity`. A `depth` of None is unlimited. The result's `facts` are
-    figures of the solution and its repair.
+    where sequences without a slot go. With "pad", each goes into a pack of its own; but two that fill a pack exactly
+    share one. With "best_fit", they go into the fullest packs with room, or into new packs. Lengths are rounded up to
+    multiples of `granularity`. A `depth` of None is unlimited. The result's `facts` are figures of the solution and its
+    repair.
 
     Raises:
         OptionError: there are too many strategies at this capacity, depth and granularity: the matrix would take more

@@ -1,9 +1,9 @@
 """List and count all ways to fill a pack exactly; these ways are the strategies of NNLSHP and ENNLSHP.
 
 A strategy here is a multiset of lengths whose sum is the capacity: a partition of the capacity into at most `depth`
-parts. The list of all strategies has O(strategies x depth) numbers. The size is limited by the dense matrix for least
-squares, ``[capacity, strategies]``: at capacity 512 it takes 86 MiB at depth 3 (22,102 strategies), 3.7 GiB at depth 4
-(959,631).
+parts. The list of all strategies has O(strategies x depth) numbers. The dense matrix for least squares, ``[capacity,
+strategies]``, takes more memory, so its size is limited (`check_size`). At capacity 512, it takes 86 MiB at depth 3
+(22,102 strategies), and 3.7 GiB at depth 4 (959,631).
 
 Source: supplement to arXiv 2107.02027, sections D.4.1 and D.5.1. Its equations 5 and 6 approximate the counts, which
 are exact here.

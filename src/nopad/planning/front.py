@@ -206,8 +206,8 @@ class _Run:
         """Return a plan that keeps to the capacity, the depth and the conditions `align` and `max_squares`.
 
         `max_squares` counts from the start if the algorithm can plan by cost, and the limit is below the squared
-        capacity. Otherwise packs are planned without this limit, and packs above it are divided afterwards. No pack is
-        above a limit of at least the squared capacity.
+        capacity. Otherwise packs are planned without this limit, and packs above it are divided afterwards. If the
+        limit is at least the squared capacity, no pack is above it.
         """
         align, squares = self.conditions["align"], self.conditions["max_squares"]
         if squares is None or squares >= self.capacity**2 or self.algorithm not in BY_COST:

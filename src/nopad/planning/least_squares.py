@@ -56,7 +56,8 @@ class Choices:
     Attributes:
         rounding: how a fractional number of packs becomes whole: "nearest", "ceil" or "floor".
         remainder: where sequences without a slot go; a slot is a place that the solution has for a sequence in a pack.
-            "pad": into packs of their own, with padding. "best_fit": into the fullest packs that have room.
+            "pad": each into a pack of its own, with padding; but two that fill a pack exactly share one. "best_fit":
+            into the fullest packs that have room, or into new packs.
         granularity: lengths are rounded up to multiples of this many tokens.
     """
 

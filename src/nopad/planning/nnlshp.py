@@ -64,7 +64,8 @@ def nnlshp(
         weighting: the weight of lengths up to 8 tokens: 0.09 with "fixed", ``sqrt(8 / (2 * capacity))`` with
             "capacity"; longer lengths weigh 1. With a `granularity` above 1, the rounded lengths are meant.
         remainder: where sequences without a slot go; a slot is a place that the solution has for a sequence in a pack.
-            "pad": into packs of their own, with padding. "best_fit": into the fullest packs that have room.
+            "pad": each into a pack of its own, with padding; but two that fill a pack exactly share one. "best_fit":
+            into the fullest packs that have room, or into new packs.
         granularity: lengths are rounded up to multiples of this many tokens, so that there are fewer strategies.
 
     Raises:

@@ -13,12 +13,14 @@ SMALLEST = 0.01  # causes with a smaller share of the slots are left out
 def causes_of_padding(plan: Plan) -> list[str]:
     """Return a sentence for each cause of padding that takes at least 1 % of all slots, largest first.
 
-    All slots are packs x capacity. The padding has up to four causes:
+    All slots are packs x capacity. Three lower bounds on the number of packs are used: `free` without a depth limit,
+    `deep` with the plan's depth, and `Plan.lower_bound`, which also counts the conditions on packs. The padding has up
+    to four causes:
 
-    * the lengths: the padding that there would be in as many packs as the lower bound without a depth limit
-    * the depth: all slots of the packs by which the lower bound at the plan's depth is above that without a depth limit
-    * the conditions on packs: all slots of the packs by which `Plan.lower_bound` is above that at the plan's depth
-    * the algorithm: all slots of the packs that the plan has beyond `Plan.lower_bound`
+    * the lengths: the padding that there would be in `free` packs
+    * the depth: all slots of ``deep - free`` packs
+    * the conditions on packs: all slots of ``lower_bound - deep`` packs
+    * the algorithm: all slots of ``packs - lower_bound`` packs
 
     For a plan without packs, the list is empty.
 

@@ -53,8 +53,8 @@ def plan_command(made: Plan, given: str, out: str | None) -> str:
     """Return the command that makes the plan `made` again, as one line for a shell.
 
     `given` is the name of the input in this command, and `out` the file to write the plan to (None: the command writes
-    no file). A plan that `nopad plan` made from a corpus stores in its `facts` how the corpus was read. For such a
-    plan, the command also has these options; TOKENIZER stands for the tokenizer.
+    no file). A plan that `nopad plan` made from a corpus stores in its `facts` the options by which the corpus was
+    read. For such a plan, the command also has these options; TOKENIZER stands for the tokenizer.
     """
     corpus = made.facts.get("corpus", {})
     values = {

@@ -94,7 +94,10 @@ class Subject:
 
     @property
     def comparison_notes(self) -> list[str]:
-        """The notes of the plans in `comparison`, each once for each algorithm, after the algorithm's name."""
+        """The notes of the plans in `comparison`, each once for each algorithm, after the algorithm's name.
+
+        If an algorithm has a note at some depths only, these depths are named too.
+        """
         return notes_of(self.comparison)
 
     @property

@@ -72,12 +72,12 @@ def candidates(state: NDArray[Any], table: NDArray[Any], limits: NDArray[Any], n
 
     There are three cases:
 
-    * With `KEEP_ORDER` (requests must leave in order of arrival), these are the first requests, as many as have more
-      tokens in total than a batch has slots.
+    * With `KEEP_ORDER` (requests must leave in order of arrival), these are the first requests, until together
+      they have more tokens than a batch has slots.
     * Without `KEEP_ORDER`, with `LOOK_AHEAD`, and if some request has a priority or a deadline, these are the most
       urgent requests: at least as many as in the next case, and with more tokens than two batches have slots. The
       request that has waited longest is always among them.
-    * Otherwise, these are the first `WINDOW` requests, and further ones until all have more tokens in total than two
+    * Otherwise, these are the first `WINDOW` requests, and further ones until together they have more tokens than two
       batches have slots.
 
     If fewer requests wait, all of them are returned. `now` is the time in nanoseconds.
@@ -134,10 +134,10 @@ def most_urgent(levels: NDArray[Any], n: int) -> NDArray[Any]:
 
 @njit(cache=True, nogil=True)
 def keep_highest(levels: NDArray[Any], kept: NDArray[Any], n: int) -> int:
-    """Move those of the indices `kept` that have the `n` highest levels to its beginning; return the least of these.
+    """Move the indices of the `n` highest levels to the beginning of `kept`; return the lowest of these levels.
 
-    `kept` has at least `n` indices, ascending; of equal levels, the first ones are taken. What is behind the first `n`
-    indices afterwards has no meaning.
+    Only the levels at the indices in `kept` count. There are at least `n` such indices, ascending; of equal levels, the
+    first ones are taken. What is behind the first `n` indices afterwards has no meaning.
     """
     least = smallest(gathered(levels, kept), kept.size - n)
     left = n  # how many of the least level are among them

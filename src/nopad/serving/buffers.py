@@ -77,7 +77,7 @@ def filled(buffer: Any, value: Tensor) -> Any:
     """Copy the result `value` into its buffer, in place, and return the buffer.
 
     Raises:
-        OptionError: the buffer has lost its memory since it was checked.
+        OptionError: the buffer has lost its memory, or become read-only, since it was checked.
     """
     with torch.inference_mode(isinstance(buffer, Tensor) and buffer.is_inference()):
         tensor = _tensor("", buffer)
@@ -87,10 +87,10 @@ def filled(buffer: Any, value: Tensor) -> Any:
 
 
 def _check_memory(name: str, tensor: Tensor) -> None:
-    """Check that the storage of a buffer is as large as the buffer.
+    """Check that a buffer has memory of its own for all its values.
 
     Raises:
-        OptionError: it is not.
+        OptionError: its storage ends before the buffer does, or it is a zero tensor of torch, which has no memory.
     """
     needed = (tensor.storage_offset() + tensor.numel()) * tensor.element_size() if tensor.numel() else 0
     if tensor._is_zerotensor() or tensor.untyped_storage().nbytes() < needed:

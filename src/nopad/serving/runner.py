@@ -1,9 +1,9 @@
 """`PackRunner`: answers requests from any thread in packed batches of one model, each as if it had run alone.
 
-Requests are tokenised in the thread that submits them, so tokenising overlaps the forward pass, and takes no core from
-a model on the CPU but that of its caller. Whenever the model is
-free, one worker thread (`nopad.serving.worker`) asks the packer (`nopad.serving.packer`) for the next batch, runs it,
-and sets the results of the futures.
+Requests are tokenised in the thread that submits them, so tokenising overlaps the forward pass. If the model is on a
+CPU, tokenising uses only the core of this thread; the other cores are the model's. Whenever the model is free, one
+worker thread (`nopad.serving.worker`) asks the packer (`nopad.serving.packer`) for the next batch, runs it, and sets
+the results of the futures.
 
 A request on which the model fails does not affect the others in its batch (`nopad.serving.forward`). If the worker ends
 for any reason, every waiting request gets an error, and `submit` raises one: no caller waits for ever. The number of
@@ -107,7 +107,8 @@ class PackRunner:
             the latest time.
 
     Raises:
-        OptionError: the model is not pack-safe or cannot run batches as `batching` describes them; an option is
+        OptionError: the model is not pack-safe, takes no token ids, has both an encoder and a decoder, or is configured
+            to return hidden states or attentions; it cannot run batches as `batching` describes them; an option is
             invalid; or the model is compiled, and its configuration asks for the logits of routers.
         UnsupportedModelError: the model cannot be compiled.
         RunnerClosedError: the worker died while it started.
@@ -326,8 +327,8 @@ class PackRunner:
         instead. In two cases, `close` returns at once without waiting. The first is on the worker's own thread, as in
         the callback of a future. The second is in a signal handler or a ``__del__`` that interrupts a call which may
         hold a lock that the worker needs: one of nopad's own, or one that starts a thread, gives work to a thread pool,
-        or logs. One that waits for a thread, a pool or a semaphore holds none. In a process that was forked after the
-        runner was started, `close` does nothing.
+        or logs. A call that waits for a thread, a pool or a semaphore holds no such lock. In a process that was forked
+        after the runner was started, `close` does nothing.
         """
         self._close(drain, sys._getframe(1))
 

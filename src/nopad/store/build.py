@@ -58,8 +58,10 @@ class Builder:
         Raises:
             ResumeError: a stopped run made a file of this dataset from another source; or there are shards both in the
                 dataset folder and in the work folder.
-            OptionError: a column of strings has more text in a row group than fits (2^31 - 1 bytes).
-            StorageError: the disk is full, or a write failed.
+            LengthError: the square of a length is above the condition `max_squares`.
+            OptionError: the algorithm cannot plan these sequences, or a condition on the packs cannot be met
+                (`nopad.plan`); or a column of strings has more text in a row group than fits (2^31 - 1 bytes).
+            StorageError: the disk is full, or a file cannot be read or written.
         """
         with storage_errors("creating", self.workspace.work):
             self.workspace.work.mkdir(parents=True, exist_ok=True)
@@ -139,7 +141,7 @@ class Builder:
     def _publish(
         self, made: Plan, sequences: Sequences, layout: ShardLayout, shards: tuple[Shard, ...], known: Mapping[str, Any]
     ) -> Manifest:
-        """Move the finished files to the dataset folder, write the manifest there, and return it.
+        """Move the finished files to the dataset folder, write plan and manifest there, and return the manifest.
 
         The work folder is then removed. `made` is the plan, `layout` says which packs are in which shard, and `shards`
         describes the data files. `known` has the fields of the manifest that do not depend on the packs, by name.

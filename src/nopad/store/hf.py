@@ -69,7 +69,8 @@ def _lists(ends: NDArray[np.int32], column: Any) -> pa.Array:
 def _labelled(found: Sequences, causal: bool | None) -> Sequences:
     """Return the sequences with the column ``labels`` that `PackedDataset.to_hf` gives them.
 
-    A column ``label`` or ``label_ids`` is renamed. What follows depends on the labels and on `causal`:
+    If there is no column ``labels``, a column ``label`` or ``label_ids`` gets this name. What follows depends on the
+    labels and on `causal`:
 
     * one label per sequence: labels stay as they are
     * one label per token: the label of each sequence's first token becomes -100, unless `causal` is False

@@ -7,7 +7,8 @@ without these changes.
 ``sequences.arrow`` has one row per sequence, with these columns:
 
 * ``seq_lengths``: number of tokens, in the narrowest unsigned type that suffices
-* ``seq_index``: number of the sequence's record; missing if sequence i was made of record i, for every i
+* ``seq_index``: number of the sequence's record; missing if no record was split and, for every i, sequence i was made
+  of record i
 * ``seq_start``: index of the sequence's first token in its record; only if some record was split into sequences
 * ``seq_source``: number of the source; only if sources are named
 * ``seq_hash``: hash of the sequence's tokens, by which other tokens are refused when the index is applied to records;
@@ -138,11 +139,14 @@ class Index:
         return RowGroup(chosen.indptr, np.zeros(len(chosen) + 1, dtype=np.int64), sequences)
 
     def records(self, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return, for the sequences with these numbers, the number of the record; int64 ``[k]``."""
+        """Return the record number of each of the k sequences with these numbers; int64 ``[k]``."""
         return sequences if self.seq_index is None else self.seq_index[sequences]
 
     def starts(self, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return, for the sequences with these numbers, the index of the first token in the record; int64 ``[k]``."""
+        """Return where each of the k sequences with these numbers begins: the index of its first token in its record.
+
+        The result is int64 ``[k]``.
+        """
         return np.zeros(sequences.size, np.int64) if self.seq_start is None else self.seq_start[sequences]
 
 

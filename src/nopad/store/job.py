@@ -75,18 +75,21 @@ def pack_corpus(
         RecordError: a record is bad, empty or over-long and `corpus` says "error" for such records; a CSV, TSV or JSON
             file is broken; or no sequence is left to pack or to train on. The unfinished job is removed.
         LengthError: a task (`nopad.tasks.source.TaskSource`) refuses a record, for example because it is too long; or a
-            file of lengths has an invalid length, or one above the capacity. The unfinished job is removed.
+            file of lengths has an invalid length, or one above the capacity; or the square of a length is above the
+            condition `max_squares`. The unfinished job is removed.
         SourceError: the source cannot be read, was changed meanwhile, or mixes text and ready-made ids.
         FormatError: the tokenizer cannot encode a text, or the dataset in `out` has another format version.
-        OptionError: an argument has the wrong type, or an option an invalid value; `out` is a URL, or lies in a folder
-            of the source; there is text and no tokenizer; `source` is a file of lengths and `index_only` is False; or
-            records of this source cannot be held out.
+        OptionError: `source`, `corpus` or `tokenizer` has the wrong type, or an option an invalid value; `out` is a
+            URL, or lies in a folder of the source; there is text and no tokenizer; `source` is a file of lengths and
+            `index_only` is False; records of this source cannot be held out; the algorithm cannot plan these sequences,
+            or a condition on the packs cannot be met (`nopad.plan`); or a column of strings has more text in a row
+            group than fits (2^31 - 1 bytes).
         OutputExistsError: `out` has other content, or a dataset made with other settings or from another source.
         ResumeError: the unfinished job in `out` was started with other inputs or settings, its source has changed
             since, or its own files are damaged.
         OutputBusyError: another process is writing to `out`.
         CorruptError: the dataset in `out` is finished, but one of its files is missing or damaged.
-        StorageError: the disk is full or a write failed; call again to resume.
+        StorageError: the disk is full, or a file cannot be read or written; call again to resume.
         InterruptedJobError: SIGINT was received; call again to resume.
 
     >>> import tempfile, nopad
@@ -170,8 +173,8 @@ class _Job:
     def finished(self) -> Manifest:
         """Check the job's finished datasets, remove the work folder, and return the first dataset's manifest.
 
-        All datasets of the job must be finished. The check is whether this job would write the same datasets as those
-        in the output folder.
+        All datasets of the job must be finished. The check is that their files are undamaged, and that this job would
+        write the same datasets.
 
         Raises:
             OutputExistsError: a dataset was made with other settings or from another source.

@@ -152,8 +152,8 @@ class Manifest:
         Raises:
             FormatError: the folder is not a packed dataset, has an unknown format version, or holds two datasets
                 (``train`` and ``validation``).
-            CorruptError: the job that writes the dataset has not finished, one of its two datasets is missing, or the
-                manifest is damaged.
+            CorruptError: the job that writes the dataset has not finished, only one of ``train`` and ``validation`` is
+                there, or the manifest is damaged.
             StorageError: the manifest cannot be read.
         """
         path = Path(folder) / MANIFEST
@@ -265,7 +265,8 @@ def split_folders(folder: str | Path) -> list[Path]:
 def split_of(folder: Path) -> Any:
     """Return which half of a job with a held-out share the dataset in a folder is, "train" or "validation".
 
-    The result is None if its job made no other dataset, or if its manifest is damaged. The format version may be any.
+    The result is None if the job made no other dataset, or if the dataset's manifest is damaged or is no manifest of
+    nopad. The format version may be any.
 
     Raises:
         StorageError: the manifest cannot be read.

@@ -58,8 +58,8 @@ def open_packed(path: str | Path, *, cached_row_groups: int = 16) -> PackedDatas
     Raises:
         FormatError: the folder is not a packed dataset, has an unknown format version, or holds two datasets
             (``train`` and ``validation``).
-        CorruptError: the job that writes the dataset has not finished, one of its two datasets is missing, or the
-            manifest is damaged.
+        CorruptError: the job that writes the dataset has not finished, only one of ``train`` and ``validation`` is
+            there, or the manifest is damaged.
         StorageError: the manifest cannot be read.
         OptionError: `cached_row_groups` is not an integer of at least 0.
 
@@ -134,10 +134,10 @@ class PackedDataset:
 
         A row is a pack. It has the dataset's columns, with one value per sequence (``seq_lengths``, ``seq_index``) or
         per token (``input_ids``). The column ``position_ids`` is added, with numbers that begin at 0 in each sequence.
-        Depending on `causal`, ``labels`` are added too. A column ``label`` or ``label_ids`` becomes ``labels``. The
-        result takes 8 to 12 bytes of memory per token, and the size of all other columns; it does not need the folder
-        any more. Reading rows at random is as fast as reading them in order. Also give the trainer the dataset's
-        `collator` as `data_collator`.
+        Depending on `causal`, ``labels`` are added too. If there are no ``labels``, a column ``label`` or ``label_ids``
+        gets this name. The result takes 8 to 12 bytes of memory per token, and the size of all other columns; it does
+        not need the folder any more. Reading rows at random is as fast as reading them in order. Also give the trainer
+        the dataset's `collator` as `data_collator`.
 
         Args:
             causal: True: ``labels`` are for a causal language model: those of the dataset, or a copy of ``input_ids``
@@ -148,8 +148,9 @@ class PackedDataset:
         Raises:
             OptionError: the dataset is an index without tokens; its labels are per sequence and `causal` is True; or
                 `causal` is None, and the label of some first token is neither this token nor -100.
-            BatchError: the dataset has both ``label`` and ``label_ids``, and no ``labels``; or a column with the name
-                of one that is computed, such as ``position_ids``.
+            BatchError: the dataset has both ``label`` and ``label_ids``, and no ``labels``; its ``position_ids`` do not
+                count from 0 in each sequence; or another column has the name of one that is computed, such as
+                ``attention_mask``.
             CorruptError: a shard is missing or damaged.
             StorageError: a shard cannot be read.
             MissingExtraError: `datasets` is not installed.
@@ -390,7 +391,7 @@ class PackedDataset:
         return row_group
 
     def _checked(self, row_group: RowGroup, number: int) -> RowGroup:
-        """Return row group `number`, after checking that its content, `row_group`, agrees with the manifest.
+        """Return `row_group`, the content of row group `number`, after checking that it agrees with the manifest.
 
         Raises:
             IndexError: there is no such row group.

@@ -222,9 +222,9 @@ def check_made(out: Path, names: re.Pattern[str]) -> None:
     """Check that `out` is a folder with output or a job of nopad, and nothing else.
 
     `names` is a pattern for the names that nopad writes there: `DATASET` or `PREDICTIONS`. With `DATASET`, `out` may
-    also hold the two datasets of a job with a held-out share, ``train`` and ``validation``, if both are finished. If a
-    job is going on in `out`, one of them may be missing, and either unfinished. `out` may be a link, but it holds none,
-    since nopad writes none: behind it are files of another place.
+    also hold the two datasets of a job with a held-out share, ``train`` and ``validation``. Both must be there and
+    finished, unless a job is going on in `out`. The folder `out` itself may be a link. An entry that is a link is
+    refused: nopad writes none, and a link leads to files in another place.
 
     Raises:
         OutputExistsError: `out` is a file, holds an entry that nopad does not write there, also in the folders of

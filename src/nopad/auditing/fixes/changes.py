@@ -123,7 +123,7 @@ def nopads_own(causal: bool, safe: bool = False) -> Change:
 def without_first_labels(layout: Layout) -> Change:
     """Return the change that sets the label of each sequence's first token to -100 (no label).
 
-    `layout` says where the sequences of a batch are, and has the lines of code that find these tokens.
+    `layout` says where the sequences of a batch are, and has the lines of code that number the tokens by sequence.
     """
     return Change(
         "labels of first tokens",
@@ -138,7 +138,7 @@ class Layout:
     """Where a collator puts the sequences of a batch.
 
     Attributes:
-        one_row: whether all sequences are in one row, in the order given, with nothing between them.
+        one_row: whether one row holds all sequences, in the order given, and nothing else (no padding, no separators).
         number: lines of code that set `number`, int64 ``[R, L]``: the index of each token's sequence. If `one_row` is
             False, it is only a comment: nopad finds `number` itself when it tries a change, and the user's collator
             must compute it.
@@ -213,11 +213,11 @@ def changed_model(model: Any, changes: Sequence[Change]) -> None:
 
 
 def _numbers(batch: Mapping[str, Any], features: Sequence[Mapping[str, Any]]) -> Tensor:
-    """Return, for each token of the batch, the index of its sequence in `features`, int64 ``[R, L]``; -1 in padding.
+    """Return, for each token of the batch, the index of its sequence in `features`, int64 ``[R, L]``; -1 for none.
 
-    Tokens that the collator puts after a sequence, such as a separator, count as tokens of that sequence. If the batch
-    has no attention mask ``[R, L]``, padding after a sequence counts so too. Tokens before the first sequence of a row
-    get -1.
+    If the batch has an attention mask ``[R, L]``, all tokens outside the sequences get -1. If it has none, tokens that
+    follow a sequence in its row, such as a separator or padding, count as tokens of that sequence. Tokens before the
+    first sequence of a row then get -1.
 
     Raises:
         BatchError: a sequence is not whole in the batch, or the attention mask covers more tokens than the sequences
@@ -299,7 +299,7 @@ def _position_changes(model: Any, layout: Layout) -> list[Change]:
     """Return a list with one change, which computes ``position_ids`` anew for each sequence; empty if there is none.
 
     If the model has positions with three axes (M-RoPE, by `get_rope_index`), the change computes all three. There is no
-    change for such a model if the sequences are not all in one row.
+    change for such a model if `Layout.one_row` is False: the batch is not one row with nothing but the sequences.
     """
     base = getattr(model, "model", model)
     if not hasattr(base, "get_rope_index"):

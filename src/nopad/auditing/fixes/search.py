@@ -74,8 +74,8 @@ class Search:
 
         First, a set is built by adding one change at a time, up to 4. In each round, all changes that could be added
         are tried, and the one that removes most of what is wrong is kept. A round ends early when a change removes
-        something, and only labels or the loss can still be wrong. Then follow all single changes and pairs that were
-        not tried yet, and then the sets of `last`.
+        something, and only labels or the loss can still be wrong. Then follow the single changes and pairs of `_pairs`
+        that were not tried yet, and then the sets of `last`.
         """
         kept: tuple[Change, ...] = ()
         while len(kept) < DEEP:
@@ -183,8 +183,8 @@ def _less(before: StepVerdict, after: StepVerdict) -> bool:
 
     The answer is True if the step passes in `after`. Otherwise the gravest finding of each verdict decides. An
     exception is the gravest. Next are one sequence that sees another, and a head that is fed with rows; then other
-    wrong outputs; and last, findings on labels or the loss. If these are equally grave, a verdict is graver if the
-    first module that differs in it embeds an input of the model. If this decides nothing either, the answer is whether
+    wrong outputs; and last, findings on labels or the loss. If both are equally grave, a verdict is graver if the first
+    module that differs in it embeds an input of the model. If this decides nothing either, the answer is whether
     a finding of `before` is gone in `after`, or is there at another module.
     """
     if after.passed:

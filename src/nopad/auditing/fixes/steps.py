@@ -57,8 +57,9 @@ def find_step_fix(
     returned; none of these can be left out.
 
     A change that removes a finding is kept, and what the audit finds then decides what is tried next, up to four
-    changes. If these do not suffice, each change and each pair is tried, and at last nopad's own batches. If `trainer`
-    is given, only changes of its collator are tried, and the trainer has its own collator again afterwards.
+    changes. If these do not suffice, each change and each pair is tried (only those of labels and loss, if nothing else
+    can be wrong), and at last nopad's own batches. If `trainer` is given, only changes of its collator are tried, and
+    the trainer has its own collator again afterwards.
 
     Args:
         model: the model that you train; only copies of it are changed.

@@ -240,7 +240,7 @@ def _counts(case: Case, single: Any, examples: Sequence[Example | None]) -> tupl
 
 
 def _crossing(case: Case, single: Any, micro: Micro) -> list[float | None]:
-    """Return, for each sequence, the loss of its first label if the sequence before it in the row predicts this label.
+    """Return, for each sequence, the loss of predicting its first label from the sequence before it in the row.
 
     An entry is None if there is no such label or sequence. All entries are None if labels are not predicted by the
     token before, if the batch has no ``input_ids`` or lacks a sequence, or if the losses cannot be computed. `single`

@@ -78,9 +78,9 @@ class Example:
     def inputs(self, model: Any) -> dict[str, Tensor | bool]:
         """Return the arguments for running this sequence alone: the columns that the model's forward method takes.
 
-        A column that is not of images gets a batch dimension: ``[1, length]`` per token, else ``[1, ...]``. Of columns
-        of images, only ``pixel_values`` of one image, ``[C, height, width]``, get one and become ``[1, C, height,
-        width]``.
+        A column that is not of images gets a batch dimension: ``[1, length]`` per token, else ``[1, ...]``. Columns of
+        images keep their shape, except that the pixel values of one image, ``[C, height, width]``, become
+        ``[1, C, height, width]``.
 
         The tensors are on the device of the model's first parameter. Floats have its dtype, except the seconds of
         videos, from which positions are computed. ``use_cache`` is added as False if the forward method and the

@@ -66,9 +66,9 @@ def audit_step(
             itself is left unchanged.
         alone: ``alone(model, inputs)`` returns the right losses of one sequence's labelled items, ``[n]``, if the
             model's own loss does not give them. `inputs` are those columns of the example that the model's forward
-            method takes, as tensors ``[1, ...]``. If the loss is a sum of means, `alone` returns a tuple with one such
-            tensor per mean. None: for a nopad trainer, the function of its objective if it has one; else the model's
-            own loss.
+            method takes, as tensors ``[1, ...]`` (images: as the processor gives them). If the loss is a sum of means,
+            `alone` returns a tuple with one tensor ``[n]`` per mean. None: for a nopad trainer, the function of its
+            objective if it has one; else the model's own loss.
         accumulation: number of micro-batches on each rank; None: the trainer's, or 2 without a trainer.
         ranks: number of ranks, up to 64; 1: nothing is simulated.
         per: which mean is right: "token": over all labelled items of the step; "sequence": over the items of each

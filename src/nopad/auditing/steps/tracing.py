@@ -199,7 +199,8 @@ def _traced(model: nn.Module, trace: dict[str, Tensor]) -> Iterator[None]:
 
     The entries of `trace` are in the order in which the modules finish. An output (of a tuple or list, the first entry)
     is stored if it is a floating-point tensor with at least 2 dimensions. If a module is called several times, the
-    first such output is kept. For the model itself, the logits are stored under the name `RESULTS`.
+    first such output is kept. For the model itself, the logits are stored under the name `RESULTS`, or its output if
+    that is a tensor or tuple.
     """
 
     def seen(name: str, output: Any) -> None:

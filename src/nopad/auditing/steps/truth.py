@@ -90,7 +90,8 @@ class Truth:
 
         Raises:
             OptionError: no sequence has a label.
-            BatchError: the model gives no loss, or `alone` does not return losses, or as many means for each sequence.
+            BatchError: the model gives no loss, or `alone` does not return losses, or the number of means that it
+                returns is not the same for each sequence.
             ModelFailedError: the model or `alone` raised an exception.
         """
         parts = 1 if alone is None or not examples else len(_parts_alone(model, examples[0], alone, 0))
@@ -107,12 +108,13 @@ class Truth:
     ) -> Truth:
         """Return the losses and gradients of the sequences alone for one of the means, whose index is `part`.
 
-        `parts` is the number of means.
-        `per` is the mean that is right, "token" or "sequence". `causal`: whether a label is predicted by the token
-        before it. `alone` is the user's function for the losses of a sequence (None: the model's own loss).
+        `parts` is the number of means. `per` is the mean that is right, "token" or "sequence". `causal`: whether a
+        label is predicted by the token before it. `alone` is the user's function for the losses of a sequence (None:
+        the model's own loss).
 
         Raises:
-            BatchError: the model gives no loss, or `alone` does not return losses, or as many means for each sequence.
+            BatchError: the model gives no loss, or `alone` does not return losses, or the number of means that it
+                returns is not the same for each sequence.
             ModelFailedError: the model or `alone` raised an exception.
         """
         model.zero_grad(set_to_none=True)
@@ -179,7 +181,8 @@ def sum_alone(
     means (None: not checked). `number` is the sequence's number, for messages.
 
     Raises:
-        BatchError: the model gives no loss; or `alone` does not return losses, or not those of `parts` means.
+        BatchError: the model gives no loss, or `alone` does not return losses, or returns those of another number of
+            means than `parts`.
         ModelFailedError: the model or `alone` raised an exception.
     """
     if alone is not None:
@@ -223,10 +226,10 @@ def weighted(
 
 
 def borders(model: Any, examples: Sequence[Example], before: Sequence[int | None]) -> list[float | None]:
-    """Return, for each sequence, the loss of its first label if the last token of the sequence before predicts it.
+    """Return, for each sequence, the loss of predicting its first label from the last token of the sequence before it.
 
-    `before` has, for each sequence, the index of the sequence that ends right before it, or None. The entry is None for
-    a sequence that has no such predecessor, or whose first token has no label.
+    `before` has, for each sequence, the index of the sequence that ends right before it, or None. The loss is None for
+    a sequence without such a predecessor, or whose first token has no label.
     """
     found: list[float | None] = []
     for example, other in zip(examples, before, strict=True):

@@ -61,7 +61,7 @@ class ModuleGradients:
         norm_alone, norm: norm of the module's gradient for the sequences alone, and in the step.
         cosine: cosine of the angle between the two gradients; NaN if either is zero or not finite.
         difference: norm of the difference of the two gradients, divided by `norm_alone`, but by no less than 1e-6 of
-            the norm of the whole model's gradient for the sequences alone.
+            the norm of the whole model's gradient for the sequences alone; infinite if a gradient is not finite.
     """
 
     name: str

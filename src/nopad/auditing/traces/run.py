@@ -69,9 +69,9 @@ def trace(
     these changes another sequence, but all tokens together do, it tries every token. If no token changes another
     sequence, it chooses the middle one.
 
-    With a collator, the first three tries in a sequence of more than 3 tokens leave out its first and last token. These
-    two are not tried at all if the collator's batch depends on them, for example because it looks for eos. A sequence
-    of up to 3 tokens may then have no token to try, and "each" leaves it out.
+    With a collator, the first three tries in a sequence of more than 3 tokens leave out its first and last token. Of
+    these two, one that the collator's batch depends on is not tried at all, for example because the collator looks for
+    eos. A sequence of up to 3 tokens may then have no token to try, and "each" leaves it out.
 
     Args:
         model: a transformers model. Without a collator, the copies are made pack-safe if the model is not.
@@ -411,7 +411,8 @@ def _drawn(trace: Trace, model: nn.Module) -> NDArray[np.int64]:
     These are drawn:
 
     * each layer whose values change
-    * of the modules before the first such layer, the last one whose values change (mostly the embeddings)
+    * of the modules outside the layers that finish before the first such layer, the last one whose values change
+      (mostly the embeddings)
     * the first module that leaks
     * the model's outputs
 

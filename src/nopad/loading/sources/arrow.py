@@ -53,12 +53,14 @@ class _Table:
 def dataset_tokens(dataset: Any, options: ReaderOptions, *, empty: str = "refuse") -> ArrowTokens:
     """Return the rows of a `datasets.Dataset` as a source, in the order that ``select`` or ``shuffle`` gave them.
 
-    `options` says which columns are read. The dataset and its format (``set_format``) are not changed.
+    `options` says which columns are read. `empty` says what to do with rows that have no token: "refuse" or "skip". The
+    dataset and its format (``set_format``) are not changed.
 
     Raises:
-        SourceError: the dataset has a transform, or is an iterable dataset or a dict of splits; or its rows cannot be
-            used: no ids, nulls, lists of unequal lengths in a row, no row with a token, or tokens that `options` would
-            change (by ``pad_id``, or by labels made from ``assistant_masks``).
+        SourceError: the dataset has a transform, or is an iterable dataset or a dict of splits; a file that it maps is
+            missing or cut short; or its rows cannot be used: no ids, nulls, lists of unequal lengths in a row, no row
+            with a token, or tokens that `options` would change (by ``pad_id``, or by labels made from
+            ``assistant_masks``).
         LengthError: a row has no token, and `empty` is "refuse".
     """
     name = "dataset"
@@ -73,7 +75,7 @@ def dataset_tokens(dataset: Any, options: ReaderOptions, *, empty: str = "refuse
 def file_tokens(paths: Sequence[Path], options: ReaderOptions, *, empty: str = "refuse") -> ArrowTokens:
     """Return the rows of Arrow files or streams, one file after the other, as a source.
 
-    `options` says which columns are read.
+    `options` says which columns are read. `empty` says what to do with rows that have no token: "refuse" or "skip".
 
     Raises:
         SourceError: a file is missing, damaged, or has other columns than the first; or its rows cannot be used: no

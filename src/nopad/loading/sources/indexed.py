@@ -4,7 +4,7 @@ An index says which part of which record each sequence is. So each record must h
 packed: from the same column, and with padding cut off in the same way. Three checks refuse a source that differs:
 
 * `Reading` chooses the options by which the source is read: the user's, if there are any. If columns of ready-made ids
-  were packed, options that would choose other tokens than those in the index's manifest are refused.
+  were packed, the user's options are refused if they choose other tokens than the options in the index's manifest.
 * `IndexTokens` compares the number of records and their lengths when it is made.
 * The tokens of each sequence are compared with a hash in the index whenever the sequence is gathered, at 1 ns per
   token. So records that changed places are found before they are used. Some sequences are also compared when the source
@@ -97,7 +97,8 @@ class Reading:
 
         Raises:
             OptionError: `source` is an open `TokenSource`, and the index was not made of lengths alone. Or `source` is
-                from `nopad.open_source`, columns of ids were packed, and its options contradict those of the manifest.
+                from `nopad.open_source`, columns of ids were packed, and the options of `source` choose other tokens
+                than those in the manifest.
             PlanMismatchError: `source` consists of named sources, and the index was made of others.
         """
         if isinstance(source, TokenSource) and self.index.seq_hash is not None:
@@ -229,7 +230,7 @@ class IndexTokens(TokenSource):
         """Refuse a source with another total of tokens beyond the capacity than the source that was packed.
 
         These are the tokens by which records are longer than the capacity. `held` are the lengths of all records of the
-        source. Nothing is checked if no record of ids was truncated when they were packed.
+        source. Nothing is checked if no record of ids was truncated when the source was packed.
 
         Raises:
             PlanMismatchError: the total is not the one that the manifest states.

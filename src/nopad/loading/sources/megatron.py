@@ -54,8 +54,8 @@ class MegatronTokens(TokenSource):
 
     Raises:
         FormatError: ``.idx`` has a wrong magic, version, type or size, or does not fit ``.bin``; or, if documents are
-            read, their bounds do not rise from 0 to the number of sequences, or the sequences of a document do not
-            follow one another in ``.bin``.
+            read, the bounds do not go from 0 to the number of sequences, a bound is below the one before it, or the
+            sequences of a document do not follow one another in ``.bin``.
         SourceError: a file is missing or cannot be read, no sequence has a token, or a document has more than 2^31 - 1
             tokens.
         LengthError: a sequence or document has no token, and `empty` is "refuse".

@@ -144,7 +144,11 @@ class PicturedTokens(TokenSource):
 
 
 def has_pictures(inputs: Any) -> bool:
-    """Return whether `inputs` are a list of dicts or a `datasets.Dataset` with pixel values of images or videos."""
+    """Return whether `inputs` are records with pixel values of images or videos.
+
+    This is so for a list or tuple in which at least one dict has pixel values, and for a `datasets.Dataset` with a
+    column of pixel values.
+    """
     names = {kind.pixels for kind in KINDS}
     if hasattr(inputs, "with_format"):  # one that is read as a stream has no rows by number, and is refused as such
         return hasattr(inputs, "cache_files") and not names.isdisjoint(getattr(inputs, "column_names", None) or ())

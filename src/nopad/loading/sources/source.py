@@ -253,7 +253,8 @@ class TokenSource(ABC):
             SourceError: a file changed since it was opened, or is damaged; an ``attention_mask`` is not all 1; an id is
                 not from 0 to 2^31 - 1; or, with `wide`, a number in another column does not fit into int64.
             BatchError: with `wide`, a finite float64 is too large for float32.
-            PlanMismatchError: for an index-only dataset, a sequence has other tokens than those that were packed.
+            PlanMismatchError: for an index-only dataset, a sequence has other tokens than those that were packed, or a
+                record became shorter.
         """
         chosen = self._chosen(numbers)
         for file in self._files:

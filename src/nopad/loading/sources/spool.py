@@ -1,8 +1,9 @@
 """Copies of tokens whose format cannot be read by number: in memory if they are few, else in files that are mapped.
 
-To read one sequence of a Parquet or JSON Lines file, a whole row group or file must be decoded. So their records are
-decoded once, in order, validated by `nopad.corpus` as for packing (padding is cut off, too), and written as flat
-arrays: ids in 2 bytes each if all fit, else in 4. Up to 4 million tokens stay in memory, unless a folder is given.
+To read one sequence of a Parquet or JSON Lines file, a whole row group or file must be decoded. So the records of such
+files are decoded once, in order. `nopad.corpus` validates them as for packing, and cuts off padding. They are written
+as flat arrays: ids in 2 bytes each if all fit, else in 4. Up to 4 million tokens stay in memory, unless a folder is
+given.
 
 A copy's folder is named by a digest of what is copied: the files' paths, sizes and times of writing, and how they are
 read; or the checksums of a packed dataset. So later processes find the folder and map it; processes that start at the

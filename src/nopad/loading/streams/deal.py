@@ -22,7 +22,7 @@ class Left:
 
     Attributes:
         world_size: number of ranks of that deal.
-        count: the rank to which that deal gives the first record that is not read yet in the present run.
+        count: the rank to which that deal gives its next record: the first one that the present run has not dealt yet.
         reached: for each rank, the number of the first record that it had not read; `world_size` integers.
     """
 
@@ -39,7 +39,7 @@ class Deal:
 
     Attributes:
         world_size, rank: the number of ranks, and the rank whose records `take` returns.
-        count: the rank to which the next record goes.
+        count: the rank that gets the next record that is not skipped.
         before: former deals in which some rank had already come past the next record, the oldest first.
 
     >>> deal = Deal(world_size=2, rank=1)

@@ -96,9 +96,10 @@ class Flow:
         return True
 
     def _let_on(self, found: Sequences, wait: int) -> int:
-        """Add `found` to the sequences that wait for a random turn; draw at random until at most `wait` are left.
+        """Add `found` to the sequences that wait for a random turn, and pass those that are drawn to the packer.
 
-        The sequences that were drawn go to the packer. Return how many were drawn.
+        The sequences in `found` are added one by one. Whenever more than `wait` sequences wait, one of them is drawn at
+        random. Return how many were drawn.
         """
         place, deal = self._place, self._place.cursor.deal
         found, buffer = place.buffer.after(found, wait, self._shuffling.seed, deal.world_size, deal.rank)

@@ -194,10 +194,11 @@ class StreamSupply(Supply):
     def state(self, at: StreamPlace, batches: int) -> dict[str, Any]:
         """Return the state of this rank at place `at`; a dict that can be written as JSON.
 
-        It has the place, and the sequences that were read for later steps.
+        It has the place, and the sequences that were read for later steps. `batches`, the number of further batches
+        after which the state is wanted, must be 0, since later batches have not been read.
 
         Raises:
-            OptionError: `batches` is not 0: later batches have not been read.
+            OptionError: `batches` is not 0.
         """
         if batches:
             raise OptionError(

@@ -179,9 +179,9 @@ def _exchange(s: State, p: int) -> bool:
     """Exchange a sequence of pack `p` for a shorter one of another pack; return whether such an exchange was found.
 
     The length of the longer sequence must be at most the reach of the shorter one, and less than `_SHORTER` tokens
-    below this reach; pairs in which it is closest to the reach are looked for first. Pack `p` ends with a lower worth
-    than the other pack had before, so that exchanges cannot go round in circles. Pack `p` must be out of the indices
-    (`_hide`).
+    below this reach. Pairs with the smallest difference between this length and this reach are looked for first. Pack
+    `p` ends with a lower worth than the other pack had before, so that exchanges cannot go round in circles. Pack `p`
+    must be out of the indices (`_hide`).
     """
     longest = s.spaces.first.size - 1
     for more in range(_SHORTER):
@@ -275,9 +275,9 @@ def _longer(s: State, p: int, other: int, number: int, held: NDArray[Any]) -> tu
 def _shake(s: State, tight: int, seed: int, most: int) -> int:
     """Exchange sequences so that free space moves from packs that are not tight to random packs; return the next seed.
 
-    The packs with free space often hold lengths of one kind, so that no exchange between them helps; afterwards other
-    packs have the free space. A pack is tight if it is worth at least `tight`. In an exchange, a longer sequence of a
-    random pack and a shorter one of a pack that is not tight change places. Of the possible exchanges between two
+    The packs with free space often hold lengths of one kind, so that no exchange between them helps. After this call,
+    other packs have the free space. A pack is tight if it is worth at least `tight`. In an exchange, a longer sequence
+    of a random pack and a shorter one of a pack that is not tight change places. Of the possible exchanges between two
     packs, one of the first four is made, at random. The number of attempts is four times the number of packs that are
     not tight at the start, or less if `State.steps` reaches `most`. Packs that change stay out of the indices until the
     end.

@@ -107,10 +107,10 @@ def fill_slots(
 
     Packs for which no sequence is left are not made. The items of pattern p are ``slots[indptr[p]:indptr[p + 1]]``,
     largest first. Item u stands for the lengths from ``edges[u]`` up to ``edges[u + 1]`` (exclusive), its range, and is
-    planned as ``middle[u]`` tokens. The planned sum of a pack is the sum of these numbers over its items so far. Each
-    item but the last takes the length of its range that brings the pack nearest to its planned sum. If the range has no
-    available length that fits, a length outside it is taken (`near`). The last item takes the longest length that fits.
-    An item for which no length fits is left out.
+    planned as ``middle[u]`` tokens. The planned sum of a pack is the sum of these numbers over its items so far,
+    rounded. Each item but the last takes the length of its range that brings the pack nearest to its planned sum. If
+    the range has no available length that fits, a length outside it is taken (`near`). The last item takes the longest
+    length that fits. An item for which no length fits is left out.
 
     `limits` are a pack's most tokens (where every length counts rounded up to a multiple of `align`), largest sum of
     squared lengths, and most sequences. ``available[l]`` is the number of sequences of length l left. `below` and

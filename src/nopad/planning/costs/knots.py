@@ -62,7 +62,7 @@ class Knots:
         return cls(load.lengths[chosen], chosen)
 
     def shares(self, lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return ``(at, share)``, the shares of two knots that each length counts as.
+        """Return ``(at, share)``: how each length counts as shares of two neighbouring knots.
 
         Length i counts as ``1 - share[i]`` of knot ``at[i]``, and as ``share[i]`` of the next knot. `at` is int64,
         `share` is float64; both are ``[lengths]``. No length may be below the first knot or above the last.

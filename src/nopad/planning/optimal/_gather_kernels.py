@@ -203,7 +203,7 @@ def _shake(s: State, seed: int) -> int:
     """Exchange sequences so that the free space of some packs moves to random full packs; return the next seed.
 
     The packs with free space often hold lengths of one kind, such as odd ones only, so that no exchange between them
-    helps; afterwards other packs have the free space.
+    helps. After this call, other packs have the free space.
     """
     packs = s.first.size
     for _ in range(min(packs, 4 * _open(s))):

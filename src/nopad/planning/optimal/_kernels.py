@@ -102,8 +102,9 @@ def linked(links: NDArray[Any], length: int) -> int:
 def near(planned: float, low: int, high: int, most: int, below: NDArray[Any], above: NDArray[Any]) -> int:
     """Return the available length nearest to `planned`, of those from `low` to ``high - 1`` that are at most `most`.
 
-    If there is none in this range, return the next shorter available length, or else the next longer one up to `most`;
-    0 if no available length is at most `most`. The module describes `below` and `above`.
+    `planned` is rounded to an integer first. If no such length is available, return the next shorter available length,
+    or else the next longer one up to `most`; 0 if no available length is at most `most`. The module describes `below`
+    and `above`.
     """
     wanted: Any = min(max(np.int64(planned + 0.5), low), high - 1, most)
     shorter, longer = linked(below, wanted), linked(above, wanted)
@@ -146,9 +147,9 @@ def fill_slots(
     Packs for which no sequence is left are not counted. The items of pattern p are ``slots[indptr[p]:indptr[p + 1]]``,
     largest first. Item u stands for the lengths from ``edges[u]`` up to ``edges[u + 1]`` (exclusive), its range, and is
     planned as ``middle[u]`` tokens, about the middle of the range. The planned sum of a pack is the sum of these
-    numbers over its items so far. Each item but the last takes the length of its range that brings the pack nearest to
-    its planned sum. If the range has no available length that fits, a length outside it is taken (`near`). The last
-    item takes the longest length that fits. An item for which no length fits is left out.
+    numbers over its items so far, rounded. Each item but the last takes the length of its range that brings the pack
+    nearest to its planned sum. If the range has no available length that fits, a length outside it is taken (`near`).
+    The last item takes the longest length that fits. An item for which no length fits is left out.
 
     ``available[l]`` is the number of sequences of length l left. It is changed, and so are the links `below` and
     `above` (see the module). Pack k has the lengths ``out[packs[k]:packs[k + 1]]``.

@@ -9,9 +9,9 @@ number of dead ends. Two kinds of descents take turns:
   fewest patterns is used, so that the items left at the end still have many patterns in common. If there are many
   covers, this finds one in a millisecond.
 * Belief propagation: each item sends a message to each of its patterns. The message to a pattern is the odds that the
-  item needs this pattern once more: that its other patterns leave just enough copies of the item for one use of this
-  pattern, instead of using them all. After some rounds of messages, the pattern with the highest odds is used. If there
-  are few covers, the messages often point to one of them.
+  item needs this pattern once more: that the item's other patterns leave just enough of its copies for one use of this
+  pattern, instead of using all copies. After some rounds of messages, the pattern with the highest odds is used. If
+  there are few covers, the messages often point to one of them.
 
 The search is a heuristic: it may miss a cover that exists. It can prove that there is none only if there are few
 patterns; then it ends early.

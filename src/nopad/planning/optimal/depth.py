@@ -273,8 +273,9 @@ class Search:
     def _round(self) -> None:
         """Run `_steps`, then `_streamed`; if `_streamed` finds fewer packs, try to improve its plan.
 
-        `_streamed` is left out if it takes too many operations (`_stream_steps`); otherwise they are put aside
-        beforehand. Nothing is done if the best plan meets the bound, or if no plan has fewer packs than `fewer`.
+        `_streamed` is left out if it was run before, or if it takes too many operations (`_stream_steps`). Otherwise
+        its operations are put aside beforehand. Nothing is done if the best plan meets the bound, or if no plan has
+        fewer packs than `fewer`.
         """
         if self.best.packs <= self.bound or self._hopeless():
             return

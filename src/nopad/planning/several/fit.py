@@ -3,8 +3,8 @@
 One capacity is the preferred one. Sequences come largest first. Each goes to the fullest open pack in which both sizes
 of the sequence fit. If there is none, the sequence opens a pack of the preferred capacity; if it is too large for that,
 it opens a pack of the cheapest capacity that holds it. In the end, each pack gets the cheapest capacity that holds its
-sequences. All this is done once for each capacity that is worth using, as the preferred one, and the cheapest result is
-kept. For n sequences, each of these results takes O(n x packs) operations of NumPy.
+sequences. All this is done several times: each capacity that is worth using is the preferred one once. The cheapest
+result is kept. For n sequences, each result takes O(n x packs) operations of NumPy.
 
 A `Packing` maps each pack, a tuple of indices of sizes in the task, to its number of copies.
 """
@@ -26,7 +26,7 @@ MOST_FITTED = 3000  # sequences for which this is fast enough
 def best_fit(task: Task, counts: NDArray[np.int64]) -> Packing:
     """Return the cheapest of several packings of ``counts[i]`` sequences of each size i.
 
-    One packing is made for each capacity worth using, as the preferred capacity of new packs (see the module).
+    Each capacity worth using is the preferred one of one packing (see the module).
     """
     return min((_prefer(task, counts, j) for j in task.by_price), key=task.price)
 

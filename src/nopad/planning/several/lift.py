@@ -39,9 +39,9 @@ def lifted(task: Task, proof: PriceCertificate) -> PriceCertificate:
     """Return a certificate whose bound for `task` is at least that of `proof`.
 
     It must be possible to check `proof`. If no size is picked to be raised (`_picked`), the result is `proof` itself.
-    Otherwise the result has the extras of `proof`, perhaps raised, and further ones; but extras that fit into no
-    capacity are left out. If all extras have a second size of 0, one is also left out if a smaller size has an extra
-    that is at least as high.
+    Otherwise the result has the extras of `proof`, perhaps raised, and further ones. Extras of `proof` that fit into no
+    capacity are left out. If all that remain have a second size of 0, each extra that is not above the extra of a
+    smaller size is left out too.
     """
     from nopad.planning.several import _kernels
 

@@ -45,7 +45,7 @@ def verify(
 ) -> list[str]:
     """Return the problems of a plan file or a packed dataset, one sentence each; an empty list if it is sound.
 
-    At most 20 problems of a dataset are returned.
+    Of a dataset, or of the folder of a job, at most 20 problems are returned.
 
     Args:
         path: a plan file, a dataset folder, or the folder of a job that held a share out.

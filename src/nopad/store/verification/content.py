@@ -264,7 +264,7 @@ def _release_row_groups() -> None:
 
 
 def _misplaced(row_group: RowGroup, m: Manifest) -> set[int]:
-    """Return the numbers of the named sources with a sequence whose ``seq_source`` states another source.
+    """Return the numbers of the named sources that have a sequence whose ``seq_source`` states another source.
 
     The record number of a sequence and the manifest `m` determine the source to which it belongs.
     """

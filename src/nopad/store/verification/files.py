@@ -74,9 +74,8 @@ def _footer_problems(folder: Path, m: Manifest, shard: Shard) -> tuple[list[str]
     """Compare the footer of a shard's Parquet file with the manifest; return ``(problems, readable)``.
 
     `problems` has one sentence for a difference in columns or row groups, and one for each number (of packs, sequences
-    or tokens) that differs.
-    `readable` is False if Parquet cannot open the file, or if its columns are not those of the manifest; then nothing
-    further is compared.
+    or tokens) that differs. `readable` is False if Parquet cannot open the file, or if its columns are not those of the
+    manifest; then nothing further is compared.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

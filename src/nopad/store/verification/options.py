@@ -32,9 +32,9 @@ _CAUSES = {
 def option_problems(content: Content, m: Manifest, plan: Plan) -> list[str]:
     """Return one sentence for each problem of the options that the manifest states.
 
-    It is a problem if an option is invalid; then nothing else is checked. It is a problem if an option contradicts the
-    plan or the files. If each record held one text or ready-made ids (`_is_plain`), it is also a problem if an option
-    contradicts the counts or the sequences.
+    It is a problem if an option of `CorpusOptions` is invalid; then nothing else is checked. It is a problem if an
+    option contradicts the plan or the files. If each record held one text or ready-made ids (`_is_plain`), it is also a
+    problem if an option contradicts the counts or the sequences.
     """
     try:
         CorpusOptions(capacity=m.capacity, **{name: m.options[name] for name in POLICIES})

@@ -114,8 +114,8 @@ def _difference(content: Content, batch: Sequences, at: int) -> str:
     """Return a sentence about a sequence of a batch that differs from the dataset's; "" if none does.
 
     It is about the first sequence that differs in record, start, length or tokens. If none does, it is about the first
-    sequence that differs in a column packed along. The batch was made from the source again. Its first sequence should
-    be number `at` of `content`, the dataset's sequences in source order.
+    column packed along whose values differ, and the first sequence that differs there. The batch was made from the
+    source again. Its first sequence should be number `at` of `content`, the dataset's sequences in source order.
     """
     here = slice(at, at + len(batch))
     records: list[tuple[NDArray[Any], NDArray[Any]]] = [
