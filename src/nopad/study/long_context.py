@@ -158,8 +158,8 @@ def long_context_rows(
         steps: approximate number of steps to simulate, at least 2.
 
     Raises:
-        OptionError: `steps` is not an integer of at least 2, `ranks` or `node` is none of at least 1, or `node` is
-            below `ranks` and does not divide `ranks`.
+        OptionError: `steps` is not an integer of at least 2; `ranks` or `node` is not an integer of at least 1; or
+            `node` is below `ranks` and does not divide `ranks`.
     """
     steps = check_integer("steps", steps, 2)
     cost = cost or Attention(hidden_size=HIDDEN_SIZE)
@@ -199,11 +199,11 @@ def long_context_rows(
 def too_long(
     workload: Workload, cost: CostModel | None = None, *, ranks: int = RANKS, steps: int = STEPS
 ) -> tuple[int, NDArray[np.int32]]:
-    """Return how many steps cannot be dealt evenly because of one long sequence, and the lengths of all such sequences.
+    """Return how many steps have a sequence too long to be dealt evenly, and the lengths of all such sequences.
 
-    A sequence counts if it costs over 10 % more than the mean rank. Then the step's floor, the lower bound on its
-    waste, is above 10 %. Only splitting such a sequence over several ranks (context parallelism) helps. The lengths are
-    in tokens, int32 ``[n]``.
+    A sequence is too long if it costs over 10 % more than the ranks of its step cost on average. Then the step's floor,
+    the lower bound on its waste, is above 10 %. Only splitting such a sequence over several ranks (context parallelism)
+    helps. The lengths are in tokens, int32 ``[n]``.
 
     Args:
         workload: the distribution of lengths, from which the sequences of the steps are drawn.

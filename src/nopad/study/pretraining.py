@@ -88,17 +88,19 @@ def pairs_at(
     Args:
         source: a source of texts; each record is a document.
         tokenizer: a tokenizer that has ``[CLS]``, ``[SEP]`` and ``[MASK]``.
-        options: how pairs are made; each of `lengths` replaces `max_length`, and `over_long` is always "truncate".
+        options: how pairs are made. Each of `lengths` replaces `max_length`, `over_long` is always "truncate", and
+            `empty` always "skip".
         lengths: the maximum lengths of a pair, in tokens.
-        advance: called with the `Block.progress`, in bytes, of each block of documents that was read.
+        advance: called after each block of documents, with the number of bytes read for it (`Block.progress`).
 
     Raises:
-        SourceError: the source holds ready-made ids, has columns to pack along, has fewer than two documents that are
-            not empty, or cannot be read.
+        SourceError: the source holds ready-made ids, has columns to pack along, has documents but fewer than two that
+            are not blank, or cannot be read.
         OptionError: the vocabulary lacks what pairs need, an option of the pairs is invalid, or the source has no
             document.
-        RecordError: no pairs can be made of the documents, a text contains a special token, or a CSV, TSV or JSON file
-            is broken.
+        RecordError: no pairs can be made of the documents; the tokenizer makes ``[CLS]``, ``[SEP]`` or ``[MASK]`` of a
+            text; or a CSV, TSV or JSON file is broken.
+        FormatError: the tokenizer cannot encode a document.
     """
     given = replace(options or PairOptions(), over_long="truncate")
     every = [replace(given, max_length=length) for length in lengths]

@@ -91,9 +91,9 @@ def tables_for(histogram: Histogram, capacity: int) -> list[Table]:
 
 
 def has_figures(histogram: Histogram, capacity: int) -> bool:
-    """Return whether this is the dataset for which papers print residuals and tokens per GPU: Wikipedia for BERT.
+    """Return whether the histogram is of Wikipedia for BERT, for which papers print residuals and tokens per GPU.
 
-    The dataset is recognised by its number of sequences and the capacity of 512.
+    The dataset is recognised by its number of sequences and by the capacity, which must be 512.
     """
     return any(table.name == FIGURES_ARE_OF for table in tables_for(histogram, capacity))
 

@@ -1,6 +1,6 @@
 """Figures 10 and 11: sequences without a slot and slots without a sequence, by length, with and without weights.
 
-A slot is here the place of one sequence in a pack, and has the length of this sequence.
+A slot is here a place in a pack for one sequence of a certain length.
 
 The residual is ``b - A round(x)``: b holds the number of sequences of each length, A is the packing matrix, and x says
 how often each strategy is used. A residual is positive if sequences of that length found no slot, and negative if slots
@@ -34,7 +34,7 @@ DEPTH = 3
 class Residuals:
     """Sequences without a slot (positive) and slots without a sequence (negative), by length.
 
-    A slot is here the place of one sequence in a pack, and has the length of this sequence.
+    A slot is here a place in a pack for one sequence of a certain length.
 
     Attributes:
         values: residual of length i + 1 at index i; int64 ``[capacity]``.

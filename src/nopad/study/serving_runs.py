@@ -94,7 +94,7 @@ class _Original(Tensors):
 
 
 def model_for(grid: Grid) -> Any:
-    """Return the model that runs a setting, pack-safe and in evaluation mode.
+    """Return the model for one of PopRT's settings, pack-safe and in evaluation mode.
 
     Raises:
         MissingExtraError: the package with all-MiniLM-L6-v2 is not installed.

@@ -139,8 +139,8 @@ class Answers(Task):
         Raises:
             RecordError: a question, a context or the answers are missing or invalid; an answer is not in its context;
                 or a context or an answer has no token. The message gives the record's number.
-            LengthError: a sequence is longer than `max_length`, and `over_long` is "error", or a question leaves too
-                few tokens of a window for the context; or there is no record.
+            LengthError: a sequence is longer than `max_length`, and `over_long` is "error"; a question leaves too few
+                tokens of a window for the context; or there is no record.
         """
         questions, contexts, spans = self._read(records, labels)
         ids: list[list[int]] = []

@@ -322,7 +322,10 @@ def _label(record: Mapping[str, Any], column: str, number: int) -> Any:
 
 
 def _either(entries: Sequence[Any]) -> bool:
-    """Return whether a list of two could be the numbers of two classes, or a 0 or 1 for each of them."""
+    """Return whether a label could mean two things: the numbers of two classes, or a 0 or 1 for each of two classes.
+
+    Such a label is a list of one 0 and one 1. One of the two entries may be a text ("0" or "1").
+    """
     known = [one for one in entries if isinstance(one, str | int | np.integer) and one in (0, 1, "0", "1")]
     if not len(known) == len(entries) == 2 or all(isinstance(one, str) for one in known):
         return False

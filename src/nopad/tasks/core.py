@@ -225,9 +225,9 @@ class Core(ABC):
 def by_length(lengths: Sequence[int], budget: int, most: int | None = None) -> Iterator[list[int]]:
     """Divide sequences into flat batches, the shortest sequences first; yield the indices of each batch's sequences.
 
-    A batch has at most `most` sequences (None: any number), and at most `budget` tokens. A longer sequence is a batch
-    by itself. Sequences that are next to each other in a batch have equal or similar lengths; attention takes
-    neighbours of one length in one call (`nopad.model.backends.segments`).
+    A batch has at most `most` sequences (None: any number), and at most `budget` tokens. A sequence of more than
+    `budget` tokens is a batch by itself. Sequences that are next to each other in a batch have equal or similar
+    lengths; attention takes neighbours of one length in one call (`nopad.model.backends.segments`).
 
     >>> list(by_length([2, 1, 5, 2], budget=4))
     [[1, 0], [3], [2]]

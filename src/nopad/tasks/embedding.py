@@ -1,8 +1,8 @@
 """Embed texts: run an encoder on flat batches (all texts in one row), and pool its hidden states to vectors.
 
-`Embedder.from_folder` loads a model, and pools and normalises as its folder says. `Embedder.encode` runs the shortest
-texts first, about `budget` tokens at a time (an argument of `Embedder`), and returns the vectors in the order of the
-texts. `nopad.PackRunner` runs the same embedder on texts as they arrive. Prompts are prepended as in
+`Embedder.from_folder` loads a model, with the pooling and normalisation that its folder states. `Embedder.encode` runs
+the shortest texts first, about `budget` tokens at a time (an argument of `Embedder`), and returns the vectors in the
+order of the texts. `nopad.PackRunner` runs the same embedder on texts as they arrive. Prompts are prepended as in
 sentence-transformers (`nopad.tasks.folder`).
 """
 
@@ -82,8 +82,8 @@ class Embedder(Core):
         of the model that computes in that precision (`nopad.model.lowered`), and `model` itself stays as it is. The
         weights must not change while `encode` runs, since `nopad.model.fast_linear` works on copies of them.
 
-        `tokenizer` is anything that `nopad.load_tokenizer` accepts. One of transformers also says at which end long
-        texts are cut (`truncation_side`); others cut the end. If `max_tokens` is None, a text may have as many
+        `tokenizer` is anything that `nopad.load_tokenizer` accepts. Long texts are cut at the end; if the tokenizer is
+        one of transformers, they are cut at its `truncation_side`. If `max_tokens` is None, a text may have as many
         tokens as the model has positions. About `budget` tokens are run at a time.
 
         Raises:
@@ -226,6 +226,7 @@ class Embedder(Core):
                 not strings, or another option has a value that is not allowed; or there is a prompt that must not be
                 pooled (`Texts.include_prompt`), and the pooling is "first".
             RecordError: the model gives NaN for a text.
+            FormatError: the tokenizer cannot encode a text.
 
         >>> from transformers import BertConfig, BertModel
         >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -282,9 +283,10 @@ class Embedder(Core):
         return self.encode(inputs, *self._either(prompt_name, prompt, "document", "passage", "corpus"), *args, **how)
 
     def _either(self, prompt_name: str | None, prompt: str | None, *names: str) -> tuple[str | None, str | None]:
-        """Return `prompt_name` and `prompt`; if both are None, the first of `names` that has a prompt, else no prompt.
+        """Return the arguments `prompt_name` and `prompt` for `encode`, as a pair.
 
-        Its result are the arguments `prompt_name` and `prompt` of `encode`.
+        They are returned unchanged unless both are None. Then the first of `names` that is the name of one of the
+        model's prompts is chosen; if none is, the result means "no prompt".
         """
         if prompt_name is not None or prompt is not None:
             return prompt_name, prompt
@@ -306,6 +308,7 @@ class Embedder(Core):
             OptionError: `how` has another option, or a value that `encode` refuses; or a text is not a string.
             LengthError: a text is too long and `over_long` is "error"; or a text has no token, or no token after a
                 prompt that is not pooled.
+            FormatError: the tokenizer cannot encode a text.
         """
         if odd := how.keys() - {"prompt", "prompt_name", "over_long"}:
             raise OptionError(
@@ -362,6 +365,7 @@ class Embedder(Core):
             OptionError: a text is not a string, or an argument has a value that `encode` refuses.
             LengthError: a text is too long and `over_long` is "error"; or a text has no token, or no token after a
                 prompt that is not pooled.
+            FormatError: the tokenizer cannot encode a text.
         """
         for number, text in enumerate(texts):
             if not isinstance(text, str):
@@ -397,7 +401,7 @@ class Embedder(Core):
         Raises:
             OptionError: `sequences` is not a list of lists of ids.
             LengthError: a sequence has no token, or more than the model has positions.
-            BatchError: an id is not in the vocabulary.
+            BatchError: an id is not an integer, or not in the vocabulary.
             RecordError: the model gives NaN for a sequence.
         """
         words = getattr(input_embeddings(bare(self.model)), "num_embeddings", None)

@@ -48,9 +48,9 @@ Work = Callable[[list[int]], Sequence[Any]]
 class _Calls:
     """A group of calls that are running, each of which can ask whether it is the only one.
 
-    A call counts from `enter` until what this returns is freed. It enters before it asks: of two calls that begin at
-    the same time, at most one is the only one. All is done in C. Had a call to take a lock in one line of Python, and
-    to release it in another, Ctrl-C between the lines would leave it taken for ever.
+    A call counts from `enter` until the object that `enter` returns is freed. Calls enter before they ask. So of two
+    calls that begin at the same time, at most one is told that it is the only one. Calls are counted in C, without a
+    lock: if one line of Python took a lock and another released it, Ctrl-C between the two would leave it taken.
     """
 
     def enter(self) -> object:
@@ -61,7 +61,7 @@ class _Calls:
 
 
 class _Call(ref[_Calls]):
-    """Counts as a reference of its own; Python makes only one plain reference to an object."""
+    """A weak reference that is always counted; of plain weak references to an object, Python makes only one."""
 
 
 class _Turns:
@@ -69,7 +69,7 @@ class _Turns:
 
     Attributes:
         inside: the calls of `Lanes.alone`.
-        lock: held by a call of `Lanes.alone`, unless there are others, with which it may share the model.
+        lock: held by a call of `Lanes.alone`, unless it finds other calls inside and threads may share the model.
         divided: the calls of `Lanes.run` that divide a batch: two at once would get half of the cores each.
         runners: held by a runner's worker while it runs a batch.
     """
@@ -117,7 +117,7 @@ class Lanes:
         self._pools: dict[tuple[int, int, int], _Pool] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what `copy` and `pickle` need: a copy is a new `Lanes` for the same model, with its own threads.
+        """Return what `copy` and `pickle` need: a copy is a new `Lanes` for the model, or its copy, with own threads.
 
         Locks and threads cannot be copied, and what was measured is not copied.
         """
@@ -170,9 +170,10 @@ class Lanes:
         return threads, min(self.most or threads, threads)
 
     def _in_lanes(self, lengths: Sequence[int], every: list[int], work: Work, most: int) -> list[Any] | None:
-        """Return what `run` returns, from as many lanes as are tried next, at most `most`; None if others divide now.
+        """Run a batch in the number of lanes that is to be tried next, at most `most`; return what `run` returns.
 
-        `every` are all indices into `lengths`, in the order for `work`.
+        The result is None if another thread is dividing a batch now. `every` are all indices into `lengths`, in the
+        order for `work`.
         """
         divided = self._turns.divided
         mine = divided.enter()
@@ -365,11 +366,11 @@ def _take(threads: int) -> None:
 
 
 def runs_here(model: Any) -> bool:
-    """Return whether the code that calls this was called from within a run of `model` (a bare one) in some lane.
+    """Return whether the calling code was called from within a run of `model`, a bare model, in any lane.
 
-    A run begins where a thread takes its turn, before the model is called. The code is within one in a hook of the
-    model; and in a signal handler, or a finaliser that the garbage collector calls, if it interrupts a run in its own
-    thread.
+    A run begins where a thread takes its turn, before the model is called. A hook of the model is called from within a
+    run. So is a signal handler that interrupts a run in its own thread, or a finaliser that the garbage collector calls
+    there.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -145,6 +145,7 @@ class Objective(ABC):
                 names, lacks an output that the loss reads, or has another number of classes than the objective. With
                 gradients enabled: the model returns a loss of its own other than `aux_loss`, or returns `aux_loss`
                 without a coefficient for it in its configuration.
+            NotPackSafeError, OptionError: the model is not pack-safe.
         """
         counted = self.count(batch) if denominator is None else denominator
         self.check(batch)

@@ -2,10 +2,10 @@
 
 Each part, ``OUT/part-00000.parquet`` and so on, holds a fixed number of records (the last may hold fewer), and is
 written atomically. A journal in ``OUT/.work`` holds the checksum of each complete part; a part without a checksum is
-made again. The manifest, ``OUT/_predictions.json``, is written last, so a folder with a manifest is complete. Its name
-begins with an underscore, because readers of Parquet folders skip such names. A part is always divided into the same
-chunks of `batch_records` records, and a pack never holds records of two chunks. So, on the same machine with the same
-number of threads, a resumed job writes the same bytes as an uninterrupted one.
+made again. The manifest, ``OUT/_predictions.json``, is written last, so a folder with a manifest is complete. The
+manifest's name begins with an underscore, because readers of Parquet folders skip such names. A part is always divided
+into the same chunks of `batch_records` records, and a pack never holds records of two chunks. So, on the same machine
+with the same number of threads, a resumed job writes the same bytes as an uninterrupted one.
 """
 
 from __future__ import annotations

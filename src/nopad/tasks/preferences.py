@@ -222,8 +222,8 @@ class DPO(Likely):
         training, pass the result to `nopad.tasks.reference_logprobs`.
 
         Raises:
-            RecordError: a record lacks a column or has another form, the chat template refuses a chat, or an answer has
-                no token or does not end as `end_of_turn` says.
+            RecordError: a record lacks a column or has another form; the chat template refuses a chat; or an answer has
+                no token, does not end as `end_of_turn` says, or has tokens that cannot be told from the prompt's.
             LengthError: a sequence is longer than `max_length`, and `over_long` is "error"; or there is no record.
             OptionError: a record is a chat, and the tokenizer has no chat template; or a record is strings, and the
                 tokenizer has no end-of-sequence token, or it is not known where it puts special tokens.

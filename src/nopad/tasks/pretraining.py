@@ -73,6 +73,7 @@ class Pretraining(Task):
     Raises:
         OptionError: an option has an invalid value; or the tokenizer lacks ``[CLS]``, ``[SEP]`` or ``[MASK]``, or, with
             `whole_words`, ``##`` tokens.
+        FormatError: `nopad.load_tokenizer` refuses the tokenizer.
 
     >>> from nopad.tasks import Pretraining
     >>> task = Pretraining(tokenizer, max_length=16, sentences="line", seed=3)
@@ -168,6 +169,7 @@ class Pretraining(Task):
             LengthError: a sentence (without `labels`: a pair) is too long, and `over_long` is "error"; special tokens
                 leave no room for a pair that is to be truncated; or there is no record.
             OptionError: `labels` is True, and the task has no `max_length`.
+            FormatError: `labels` is True, and the tokenizer cannot encode a text.
         """
         if not labels:
             return self._asked(list(numbered(records)))

@@ -158,7 +158,8 @@ def _labels(given: Any, config: Any, spec: Any) -> Any:
     """Return the names of the classes: those given, or (if none or only a number is given) those of the model.
 
     Raises:
-        OptionError: `given` contradicts the model's configuration in the number of classes or their order.
+        OptionError: `given` is neither names nor a number, or contradicts the model's configuration in the number of
+            classes or their order.
     """
     by_number = {int(number): str(label) for number, label in (config.id2label or {}).items()}
     names = [by_number[number] for number in sorted(by_number)]

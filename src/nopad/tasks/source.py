@@ -40,7 +40,7 @@ class TaskSource(Source):
         task: the task; its `max_length` and `over_long` decide what happens to long records.
         records: dicts; an iterable that starts anew each time, or an iterator, which can be read only once.
         labels: whether the records have labels for the task to read, as in training.
-        carry: names of further columns to keep, each with one value per record.
+        carry: names of further columns to keep. Each record that becomes sequences must have a value there, not None.
         name: name of the input, in fingerprints and messages.
 
     Raises:
@@ -120,7 +120,7 @@ class TaskSource(Source):
 
         `first` is the number of the first of these records in the input; `before` is the number of sequences made from
         all earlier records. If `first` is 0, this also sets `left_out`: the columns of the input's first record that
-        nothing has read, neither the task nor `_carried`, which reads only records that became sequences.
+        the task has not read and that `carry` does not name.
 
         Raises:
             OptionError: the task makes groups; a column has several numbers per sequence; or the task or its tokenizer

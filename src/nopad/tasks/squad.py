@@ -29,7 +29,7 @@ _SIGNS = str.maketrans("", "", string.punctuation)
 def answers_of(record: Mapping[str, Any], name: str, number: int, context: str) -> list[tuple[str, int]]:
     """Return (text, index of its first character) of each answer in a record, after checking them against the context.
 
-    The column `name` holds a dict with two lists of one length, ``text`` and ``answer_start``, or a list of dicts with
+    The column `name` holds a dict with two equally long lists, ``text`` and ``answer_start``, or a list of dicts with
     these two keys. Without an answer, each of these lists is empty. `number` is the record's number, for messages.
 
     Raises:

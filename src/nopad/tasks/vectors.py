@@ -133,9 +133,10 @@ class Embedding(OfTexts):
 
     @classmethod
     def found_options(cls, folder: Path) -> dict[str, Any]:
-        """Return the options that a sentence-transformers folder states, by name; {} if it states none.
+        """Return the options that a model's folder states, by name; {} if it states none.
 
-        These are `pooling`, `normalize`, `texts` (with the prompts) and `max_length`.
+        A sentence-transformers folder may state `pooling`, `normalize`, `texts` (with the prompts) and `max_length`;
+        any other folder only `max_length`.
 
         Raises:
             FormatError: a file in the folder is damaged, or requires what nopad does not support; or the model is in

@@ -45,7 +45,8 @@ def check_same_model(folder: Path, model: Any) -> None:
 def _differences(saved: dict[str, Any], mine: dict[str, Any], config: Any, within: str = "") -> list[str]:
     """Return a text for each field that both configurations have, and in which they differ; sorted by names.
 
-    `mine` are the fields of `config`. `within` is the beginning of the names of nested fields, such as "text_config.".
+    Fields that `check_same_model` allows to differ are left out. `mine` are the fields of `config`. `within` is the
+    beginning of the names of nested fields, such as "text_config.".
     """
     found = []
     for name in sorted(saved.keys() & mine.keys() - _PASSING):

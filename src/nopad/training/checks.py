@@ -1,9 +1,9 @@
 """Check a Trainer before it trains: refuse options that contradict packs, and ranks that do not average gradients.
 
-`check_options` refuses options that would cut or reorder packed batches, in training or evaluation; `check_step`
-compares the Trainer's training step with the loader's; `check_schedule` refuses a second learning-rate schedule;
-`check_whole` refuses an evaluation that leaves sequences out; `check_ranks` checks that gradients are averaged over
-ranks.
+`check_options` refuses options that would break packed batches or have no effect on them, in training or evaluation;
+`check_step` compares the Trainer's training step with the loader's; `check_schedule` refuses a second learning-rate
+schedule; `check_whole` refuses an evaluation that leaves sequences out; `check_ranks` checks that gradients are
+averaged over ranks.
 """
 
 from __future__ import annotations

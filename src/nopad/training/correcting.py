@@ -73,11 +73,11 @@ def corrected(made: Loaders, data: Any) -> tuple[Loaders, Scaled | None]:
 
 
 def _check_betas(args: Any) -> None:
-    """Check that the optimiser that `args` name takes the betas from ``adam_beta1`` and ``adam_beta2``.
+    """Check that the optimiser in ``args.optim`` gets its betas from ``adam_beta1`` and ``adam_beta2``.
 
     Raises:
-        OptionError: the Trainer does not give them to this optimiser, or not for all parameters; or ``optim_args`` has
-            other ones for it.
+        OptionError: the Trainer does not give this optimiser these betas, or not for all parameters; or the optimiser
+            is an AdEMAMix, and ``optim_args`` has ``beta1`` or ``beta2``.
     """
     name = str(getattr(args.optim, "value", args.optim))
     if name not in _WITH_BETAS:

@@ -116,12 +116,20 @@ class CountedLR(LRScheduler):
         return found - self._begun
 
     def get_lr(self) -> list[float | torch.Tensor]:
-        """Return the learning rate of each parameter group, given what was seen so far."""
+        """Return the learning rate of each parameter group, given what was seen so far.
+
+        Raises:
+            OptionError: as for `seen`.
+        """
         ratio = self.schedule.ratio(self.seen, self.total)
         return [base * ratio for base in self.base_lrs]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the schedule's state, as plain values. Save the loader's state too, which has the counts."""
+        """Return the schedule's state, as plain values. Save the loader's state too, which has the counts.
+
+        Raises:
+            OptionError: as for `seen`.
+        """
         return {
             "asked": dict(self._asked),
             "total": self.total,

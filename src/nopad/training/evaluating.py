@@ -119,7 +119,9 @@ class EvaluatingMixin(PreparingMixin):
         return int(super().num_examples(dataloader))
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate a packed batch and return ``(loss, None, None)``; evaluate other batches as the Trainer does.
+        """Evaluate a packed batch of an `evaluation_loop`, and return ``(loss, None, None)``.
+
+        For any other batch, do what the Trainer does.
 
         ``loss`` is the sum of the batch's losses, not divided by a denominator: `evaluation_loop` divides the sum over
         all batches.

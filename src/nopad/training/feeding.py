@@ -95,9 +95,9 @@ class FedLoader(TorchLoader):
     def set_epoch(self, epoch: int) -> None:
         """Go to the epoch to which the Trainer gives the number `epoch`.
 
-        The first call changes nothing: whatever `epoch` is, it stands for the loader's current epoch, which goes on
-        from where the loader stands. A later call whose `epoch` is larger by k goes to the beginning of the loader's
-        epoch whose number is larger by k; if the loader is in that epoch already, nothing changes.
+        The first call changes nothing: its `epoch`, n, stands for the loader's current epoch, m, which goes on from
+        where the loader stands. A later call goes to the beginning of the loader's epoch ``m + epoch - n``; if the
+        loader is in that epoch already, nothing changes.
         """
         if self._first is None:
             self._first = epoch, self.packed_loader.epoch

@@ -406,10 +406,10 @@ def _is_complete(path: Path) -> bool:
 
 
 def _has_random_states(path: Path, loader: Any) -> bool:
-    """Return whether a checkpoint has a whole file of random state for each rank: one file per rank.
+    """Return whether a checkpoint has a whole file of random state for each rank.
 
-    `loader` is the loader's state in the checkpoint. The last of its legs has the number of ranks; without legs, there
-    is one rank. If the number cannot be read, the result is False.
+    `loader` is the loader's state in the checkpoint. The last entry of its list ``legs`` has the number of ranks;
+    without entries, there is one rank. If the number cannot be read, the result is False.
     """
     try:
         ranks = loader["legs"][-1]["world_size"] if loader.get("legs") else 1

@@ -54,7 +54,8 @@ def load_tokenizer(table: Model) -> Any:
 
     Raises:
         FormatError: there is no tokenizer or no model, or the tokenizer cannot be read.
-        OptionError: ``model.init_from`` has adapters, and ``model.lora`` asks for new ones.
+        OptionError: neither ``model.tokenizer`` nor ``model.name`` is given, ``model.init_from`` has adapters, and
+            ``model.lora`` asks for new ones.
     """
     name = table.tokenizer or table.name or str(_weights(table))
     with _reading(name, "tokenizer"):
@@ -70,8 +71,8 @@ def read_model_config(table: Model, task: type[Task] | Task | None) -> Any:
 
     Raises:
         FormatError: there is no model, its configuration cannot be read, or transformers refuses one of the new values.
-        OptionError: ``model.config`` names a field that the configuration does not have; or ``model.init_from`` has
-            adapters, and ``model.lora`` asks for new ones.
+        OptionError: ``model.config`` names a field that the configuration does not have; or ``model.name`` is not
+            given, ``model.init_from`` has adapters, and ``model.lora`` asks for new ones.
     """
     name = table.name or str(_weights(table))
     with _reading(name, "configuration"):

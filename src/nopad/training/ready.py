@@ -110,7 +110,7 @@ class Prepared:
 
     @property
     def steps(self) -> int | None:
-        """About how many steps the training takes; None: not known (a stream without ``max_steps``)."""
+        """About how many steps the training takes; None: not known, as for a stream without ``max_steps``."""
         return steps_of_run(self.train, self.args)
 
     def __str__(self) -> str:

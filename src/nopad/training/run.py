@@ -38,7 +38,7 @@ def train(
 
     Args:
         prepared: what `prepare` returned.
-        folder: the run's folder, which the first rank has taken.
+        folder: the run's folder, which the first rank has locked (`RunFolder.take`).
         resume: resume from the last complete checkpoint, or from the beginning if the run was stopped before the first.
         begin: called on the first rank right before the first step, when all checks have passed; in resumed runs too.
         say: called with lines of text for the user, on the first rank.

@@ -19,7 +19,7 @@ _KEPT = 2  # checkpoints that are kept where nopad chose to save one at the end 
 
 
 def steps_of_run(loader: PackedLoader, args: Any) -> int | None:
-    """Return about how many steps a training takes; None: not known (a stream without ``max_steps``)."""
+    """Return about how many steps a training takes; None: not known, as for a stream without ``max_steps``."""
     if args.max_steps > 0:
         return int(args.max_steps)
     summary = loader.summary()

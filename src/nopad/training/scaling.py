@@ -130,8 +130,9 @@ def scale_for_packing(hparams: Any, factor: Any, how: How = "accumulation") -> S
             ``rows``, ``warmup_steps`` and ``max_steps`` are never changed; where packing changes their effect, the
             result's `lines` say so.
         factor: sequences per pack, or anything that `factor_of` measures it from.
-        how: "accumulation": divide the number of micro-steps by the factor, rounded, at least 1; "betas": raise both
-            betas to the power of the factor; "none": change nothing.
+        how: "accumulation": divide the number of micro-steps by the factor, and round to the neighbouring integer (at
+            least 1) that changes the sequences per step by the smaller ratio; "betas": raise both betas to the power of
+            the factor; "none": change nothing.
 
     Raises:
         OptionError: the factor is below 1, or `factor_of` cannot measure it; `how` is unknown; `hparams` is neither a

@@ -41,7 +41,7 @@ class Schedule:
         power: exponent of the decay; 1: linear; 0: the rate stays, and drops to `end` at the end.
 
     Raises:
-        OptionError: a value is out of range, `total` is below 1, or the warm-up is longer than `total`.
+        OptionError: a value is invalid, `total` is below 1, or the warm-up is longer than `total`.
 
     >>> schedule = Schedule(counts="tokens", warmup=1000, total=5000, initial=0.1, end=0.2)
     >>> [round(schedule.ratio(seen), 3) for seen in (0, 500, 1000, 3000, 5000, 6000)]

@@ -1,7 +1,7 @@
 """Feed a model with packs as in nopad, with one sequence per row, or wrongly, as in the papers' ablations.
 
-The way "packed" goes through `nopad.packed`. All others go through the bare model. Their attention mask is computed
-here, and so are position_ids that are not reset. So a wrong way has no faults but those under study.
+The way "packed" goes through `nopad.packed`. All others go through the bare model, with an attention mask that is
+computed here. Positions that are not reset are computed here too. So a wrong way has no faults but those under study.
 
 Source: arXiv 2107.02027, section 3.2 (positions, masks, loss per sequence), section 4.2.1 (ablations), and section 5,
 which asks whether the two segments of a sequence should be kept apart.
@@ -31,8 +31,9 @@ Feed = Callable[[PackedBatch], dict[str, Tensor]]
 def feeding(model: Any, way: Way) -> Feed:
     """Prepare the model in place for one of `WAYS`, and return a function that runs it on a batch of rows.
 
-    The function returns two outputs: ``prediction_logits`` ``[R, L, V]`` for R rows of L tokens and a vocabulary of V,
-    and ``seq_relationship_logits`` ``[S, 2]`` for S sequences, in the batch's order.
+    `nopad.study.learning.runs.Recipe` describes the ways. The function returns two outputs: ``prediction_logits``
+    ``[R, L, V]`` for R rows of L tokens and a vocabulary of V, and ``seq_relationship_logits`` ``[S, 2]`` for S
+    sequences, in the batch's order.
     """
     if way == "packed":
         return _packed(model if is_packed(model) else nopad.packed(model, backend="mask"))
