@@ -228,6 +228,17 @@ class TestReplaced:
         assert torch.equal(alone(states), model.classifier(states))
 
 
+TINY = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 48,
+    "vocab_size": 50,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
 ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 3, "num_hidden_layers": 4}
 
 
@@ -275,6 +286,50 @@ class TestWindows:
         says = r"layers\.\d\.self_attn, a Qwen3Attention, has (sliding_window|layer_type|layer_types) = .* there"
         with pytest.raises(UnsupportedModelError, match=says):
             model(**batch)
+
+    @pytest.mark.parametrize("size", [2, 4, None])
+    def test_layers_that_read_it_in_a_configuration_that_is_not_the_models(self, size):
+        model = nopad.packed(t.MistralModel(t.MistralConfig(**TINY, sliding_window=3)).double().eval())
+        batch = nopad.PackedBatch.from_sequences([[5, 6, 7, 8, 9]])
+        model(**batch)
+        model.config = copy.deepcopy(model.config)
+        model(**batch)  # an equal one
+        model.config.sliding_window = size
+        says = rf"layers\.0\.self_attn, a MistralAttention, has sliding_window = 3, .* makes it {size} there"
+        with pytest.raises(UnsupportedModelError, match=says):
+            model(**batch)
+
+    @pytest.mark.parametrize("by", [-1, 1])
+    def test_a_window_that_is_off_by_one(self, by):
+        """The token itself counts on one side in some classes, and on both in others."""
+        model, batch = build("modernbert", "base"), nopad.PackedBatch.from_sequences([[5, 6, 7, 8, 9]])
+        nopad.packed(model)(**batch)
+        model.config.sliding_window += by
+        with pytest.raises(UnsupportedModelError, match=r"a ModernBertAttention, has .* = "):
+            model(**batch)
+
+    def test_a_configuration_of_which_no_model_can_be_built(self):
+        config = t.SmolLM3Config(**{**TINY, **ALTERNATING, "use_sliding_window": True, "no_rope_layers": [1, 0, 1, 0]})
+        model, batch = t.SmolLM3Model(config).double().eval(), nopad.PackedBatch.from_sequences([[5, 6, 7, 8, 9]])
+        nopad.packed(model)(**batch)
+        model.layers.insert(1, model.layers[1])
+        model.config.layer_types = [*model.config.layer_types, "sliding_attention"]
+        model.config.num_hidden_layers += 1
+        with pytest.raises(UnsupportedModelError, match=r"no SmolLM3Model can be built .*IndexError"):
+            model(**batch)
+
+    @pytest.mark.parametrize("kind", ["exaone4", "mistral", "gemma3_text", "qwen2", "cohere2", "olmo3"])
+    def test_the_windows_of_a_configurations_default(self, kind):
+        """In six layers, so that each pattern of layers shows; EXAONE 4 keeps a window where none is used."""
+        config = t.AutoConfig.for_model(kind, **{**TINY, "num_hidden_layers": 6, "sliding_window": 3})
+        torch.manual_seed(0)
+        stock = t.AutoModel.from_config(config, dtype=torch.float64).eval()
+        given = [torch.randint(3, 50, (n,)) for n in (11, 1, 8)]
+        model, batch = nopad.packed(copy.deepcopy(stock)), nopad.PackedBatch.from_sequences(given)
+        with torch.no_grad():
+            for one, ids in zip(batch.unpack_tokens(model(**batch).last_hidden_state), given, strict=True):
+                alone = stock(input_ids=ids[None]).last_hidden_state[0]
+                assert float((one - alone).abs().max()) <= 2e-5  # some compute their softmax in float32
 
     def test_layers_of_one_window_may_be_exchanged(self, sequences):
         def change(model):

@@ -181,7 +181,7 @@ class HookedModel:
         """Check that each layer has the window that the model's configuration states for a layer at this place.
 
         Raises:
-            UnsupportedModelError: a layer has another window.
+            UnsupportedModelError: a layer has another window, or no model can be built from the configuration.
         """
         windows = self.windows
         if windows is None or not windows.are_current:

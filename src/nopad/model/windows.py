@@ -9,7 +9,6 @@ configuration, which is built without weights.
 from __future__ import annotations
 
 import copy
-import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
@@ -21,10 +20,9 @@ from torch import nn
 from nopad.errors import UnsupportedModelError
 from nopad.model.known import class_of, walk
 from nopad.model.own import is_own
+from nopad.wording import first_line
 
 __all__ = ["Windows"]
-
-log = logging.getLogger("nopad")
 
 # Attributes of attention modules that say how far they see: sliding_window, is_sliding, is_local_attention, layer_type
 _SAYS = re.compile(r"slid|window|local|layer_type|attention_type")
@@ -40,6 +38,9 @@ class Windows:
     Args:
         model: the part of the model that gets nopad's attention.
         attends: those of its modules that look their attention up.
+
+    Raises:
+        UnsupportedModelError: modules may have windows, and no model can be built from the configuration.
     """
 
     def __init__(self, model: nn.Module, attends: Iterable[nn.Module]) -> None:
@@ -98,10 +99,12 @@ def _wanted(model: nn.Module, ours: Mapping[int, nn.Module]) -> Iterator[_Wanted
     """Yield what each module in `ours` must have, at each of its places in the model.
 
     `ours` are modules of the model, by their id. Places that a new model does not have are left out.
+
+    Raises:
+        UnsupportedModelError: a model cannot be built from the configuration of one in this model.
     """
     for prefix, whole in _stock(model):
-        made = _like(whole)
-        places = dict(made.named_modules(remove_duplicate=False)) if made is not None else {}
+        places = dict(_like(whole).named_modules(remove_duplicate=False))
         for name, module in whole.named_modules(remove_duplicate=False):
             place = places.get(_WRAPPERS.sub("", name))
             if id(module) not in ours or place is None:
@@ -144,12 +147,18 @@ def _stock(model: nn.Module) -> Iterator[tuple[str, Any]]:
             waiting += [(f"{name}.{key}".lstrip("."), one) for key, one in module._modules.items() if one is not None]
 
 
-def _like(model: Any) -> nn.Module | None:
-    """Return a new model of the same class and configuration without weights; None: it cannot be built so."""
+def _like(model: Any) -> nn.Module:
+    """Return a new model of the same class and configuration, without weights.
+
+    Raises:
+        UnsupportedModelError: it cannot be built.
+    """
     try:
         with torch.device("meta"):
             made: nn.Module = class_of(model)(copy.deepcopy(model.config))
-    except Exception as error:  # such as a class that looks at numbers while it is built
-        log.debug(f"{type(model).__name__} cannot be built without weights ({error}); windows are not compared")
-        return None
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"no {type(model).__name__} can be built from the configuration of this one ({type(error).__name__}: "
+            f"{first_line(error)}), so it does not say which layers have a window: make it agree with the layers"
+        ) from error
     return made
