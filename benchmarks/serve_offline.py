@@ -9,7 +9,7 @@ seconds and in CPU seconds of all threads, which other jobs on the machine chang
 - `bert`: the shape of BERT-base with random weights, in float32, on the first 48 texts.
 - `pairs`: reranking and classification of 320 pairs (a cross-encoder of MiniLM's shape), which come 32 at a time.
 - `precision`: MiniLM in bfloat16 and in int8, each beside libraries in the same precision only, on the first 600 texts,
-  or the first 60 where the CPU has no instructions for bfloat16 (PyTorch takes eight times as long there as in float32).
+  or the first 30 where the CPU has no instructions for bfloat16 (PyTorch takes eight times as long there as in float32).
 
 The limit is what the model's linear layers alone take for the same tokens, with the faster kernel of the two.
 
@@ -42,7 +42,7 @@ from nopad.tasks import Classification, Embedder, Predictor, Regression
 from nopad.tasks.core import of_length
 from nopad.tasks.folder import default_folder
 
-TEXTS, TURNS, PADDED, OF_BERT, PAIRS, LOWERED, EMULATED = 2000, 2, 320, 48, 320, 600, 60
+TEXTS, TURNS, PADDED, OF_BERT, PAIRS, LOWERED, EMULATED = 2000, 2, 320, 48, 320, 600, 30
 ALONE, SINGLE = 200, 200
 FEWEST_TURNS = 5  # of short parts: the first turns of a runner try lanes
 RUNNER, LOOP, STOCK = "runner", "Embedder's loop", "transformers padded, as they come"
