@@ -270,18 +270,20 @@ def _content(schema: pa.Schema, options: ReaderOptions, place: str) -> tuple[str
 def _mask(schema: pa.Schema, field: str, place: str) -> str | None:
     """Return the name of the column that marks padding; `field` is `ReaderOptions.mask_field`.
 
-    For "auto", it is ``attention_mask``, or None if there is no such column of lists.
+    For "auto", it is ``attention_mask``, or None if there is no such column, or it has one value or dict per row.
 
     Raises:
-        SourceError: the column occurs twice, or does not hold lists of numbers or booleans (for "auto": holds lists of
-            something else); or a named one is missing.
+        SourceError: the column occurs twice, or does not hold lists of numbers or booleans (for "auto": holds several
+            values per row in another way); or a named one is missing.
     """
     name = MASK if field == "auto" else field
     if field == "auto" and name not in schema.names:
         return None
     _check_once(schema, name, place)
     kind = schema.field(name).type
-    if field == "auto" and not is_list(kind):
+    several = pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType)
+    several |= pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    if field == "auto" and (not several or pa.types.is_struct(kind)):  # one value marks no padding
         return None
     if not _holds_marks(kind):
         raise SourceError(
