@@ -78,6 +78,15 @@ def test_two_datasets_of_two_jobs_stay(call, ids, tmp_path):
     assert f"{out / 'train'} was packed by a job of its own, not by one with a held-out share; move it" in ran.error()
 
 
+@pytest.mark.parametrize("damaged", ["", '{"format": "nopad.packed"}'])
+@pytest.mark.parametrize("name", ["train", "validation"])
+def test_a_damaged_half_is_replaced_as_a_damaged_dataset_is(call, ids, mixed, name, damaged):
+    """It was refused as a dataset that was packed by a job of its own."""
+    (mixed / name / "nopad.json").write_text(damaged)
+    assert call("pack", ids, "-o", mixed, "-c", 8, "--force").code == 0
+    assert (capacity_of(mixed), (mixed / name).exists()) == (8, False)
+
+
 def test_a_folder_without_a_job_stays(call, ids, tmp_path):
     (tmp_path / "out" / "shards").mkdir(parents=True)
     ran = call("pack", ids, "-o", tmp_path / "out", "-c", 8, "--force")

@@ -91,6 +91,23 @@ def test_what_nopad_computes_is_never_carried(name, kind):
     assert select(schema, ReaderOptions(carry=("text",)), "a").left_out == (name,)
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_view(pa.int8()),
+        pa.large_list_view(pa.int8()),
+        pa.fixed_shape_tensor(pa.int8(), [3]),
+        pa.map_(pa.int8(), pa.int8()),
+        pa.binary(),
+        pa.large_binary(),
+    ],
+)
+def test_a_mask_of_values_that_are_no_lists_is_refused(kind):
+    """It was left out, and padding was packed as tokens."""
+    with pytest.raises(SourceError, match=r"'attention_mask' is .*, not lists of 0 and 1; convert it, or use no mask"):
+        select(pa.schema({"input_ids": IDS, "attention_mask": kind}), ReaderOptions(), "a")
+
+
 @pytest.mark.parametrize("kind", [pa.int64(), pa.string()])
 def test_a_mask_of_one_value_is_left_out(kind):
     schema = pa.schema({"input_ids": IDS, "attention_mask": kind})

@@ -9,7 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from nopad.corpus import ArrayFolder, CorpusOptions, DatasetSource, DictSource, IterableSource, open_source, sequences
+from nopad.corpus.encoders import Fields
 from nopad.corpus.options import ReaderOptions
+from nopad.corpus.records import BadRecord
 from nopad.errors import MissingExtraError, OptionError, RecordError, SourceError
 
 ROWS = [{"input_ids": [i, i + 1], "labels": [i, -1], "label": i} for i in range(100)]
@@ -503,6 +505,32 @@ class TestWhatAStrangerFound:
         rows *= 2  # nothing comes late
         found = list(sequences(open_source(rows).blocks(), None, CorpusOptions(capacity=8)))
         assert sum(len(group.batch) for group in found) == 2400
+
+    @pytest.mark.parametrize(
+        ("first", "late", "bad"),
+        [
+            ({}, {"label": 1}, True),
+            ({}, {"label_ids": 1}, True),
+            ({"label": 1}, {"label": 1, "labels": 5}, True),
+            ({}, {"label": None, "url": "x"}, False),
+            ({"label": "x"}, {"label": 1, "label_ids": 1}, False),  # left out by name
+        ],
+    )
+    def test_labels_beside_text_that_come_late(self, tmp_path, first, late, bad):
+        """They were left out without a word; beside ids, such records were bad."""
+        text = {"text": "a", "other": "b"}
+        rows = [*[text | first] * 1001, text | late]
+        (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / "a.json").write_text(json.dumps(rows))
+        name = f"{next(reversed(late))!r}"
+        said = f"has {name}, which the first records have not; add it to all records, or leave it out with carry=[]"
+        for data in (rows, tmp_path / "a.jsonl", tmp_path / "a.json"):
+            for encoder in (None, Fields(["text", "other"])):
+                for find_labels in (True, False):
+                    source = open_source(data, ReaderOptions(find_labels=find_labels), encoder=encoder)
+                    found = [one for block in source.blocks() for one in block.records()]
+                    odd = [(one.line, one.reason) for one in found if isinstance(one, BadRecord)]
+                    assert odd == ([(1002, said)] if bad and find_labels else [])
 
     def test_a_stream_cut_between_two_batches(self, tmp_path):
         table = pa.table({"input_ids": [[1], [2], [3]]})

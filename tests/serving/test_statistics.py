@@ -32,7 +32,8 @@ def test_statistics_print_as_a_table():
         p99_ms=1234.5,
     )
     assert str(made).splitlines() == [
-        "requests  6 answered, 1 failed, 1 cancelled, 2 refused (full), 4 refused (too late), 3 truncated",
+        "requests  6 answered, 1 failed, 2 refused (full), 4 refused (too late), 3 truncated",
+        "sequences 1 cancelled",
         "waiting   1 sequence, 12 tokens",
         "batches   3 batches: 2 full, 1 idle",
         "padding   25.0% saved: 750 tokens instead of 1,000",
@@ -41,7 +42,7 @@ def test_statistics_print_as_a_table():
         "token     2.50 µs",
     ]
     rows = replace(made, packer=replace(packer, slots=800))
-    assert str(rows).splitlines()[3:5] == [
+    assert str(rows).splitlines()[4:6] == [
         "padding   25.0% saved: 750 tokens instead of 1,000",
         "slots     800 computed, 6.2% of them empty",
     ]

@@ -213,3 +213,14 @@ def test_what_was_given_instead_of_a_source_or_its_options(tmp_path):
             nopad.pack_corpus(*given)
     with pytest.raises(OptionError, match=r"str is no Tokenizer; load it with nopad.load_tokenizer"):
         nopad.pack_corpus(source, tmp_path / "out", corpus, tokenizer="bert-base-uncased")
+    with pytest.raises(OptionError, match=r"NoneType is no path; give the dataset folder"):
+        nopad.pack_corpus(source, None, corpus)
+    for named, says in (
+        ({"packing": "x"}, "str is no PackOptions; give nopad.PackOptions"),
+        ({"packing": {}}, "dict is no PackOptions; give nopad.PackOptions"),
+        ({"index_only": "no"}, "str is no bool; give True or False (index_only=)"),
+        ({"monitor": print}, "builtin_function_or_method is no Monitor; give an object with the methods stage and"),
+        ({"commit_every_s": "2"}, "commit_every_s is '2'; it is a number from 0"),
+    ):
+        with pytest.raises(OptionError, match=re.escape(says)):
+            nopad.pack_corpus(source, tmp_path / "out", corpus, **named)

@@ -12,7 +12,7 @@ import pytest
 import nopad
 from nopad.errors import CorruptError, FormatError
 from nopad.store import Manifest, Shard, open_packed
-from nopad.store.manifest import tool_versions
+from nopad.store.manifest import other_version, split_of, tool_versions
 
 
 @pytest.fixture
@@ -74,6 +74,14 @@ def test_another_version(out, edit_manifest):
     with pytest.raises(FormatError) as caught:
         Manifest.load(out)
     assert str(caught.value) == f"{out / 'nopad.json'} has format version 99; this nopad reads 5: pack the source again"
+
+
+def test_a_manifest_without_a_version_is_damaged_for_every_reader(out):
+    """`other_version` took it for one that can be read, which `Manifest.load` refused."""
+    (out / "nopad.json").write_text('{"format": "nopad.packed"}')
+    for read in (Manifest.load, other_version, split_of):
+        with pytest.raises(CorruptError, match=r"nopad.json is damaged: it lacks format_version"):
+            read(out)
 
 
 @pytest.mark.parametrize("content", ['{"format": "other"}', "[]", "3", "{}"])

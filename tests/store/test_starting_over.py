@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +58,47 @@ def removals(break_at, monkeypatch):
         monkeypatch.setattr(starting_over, "_remove", remove)
 
     return stop_before
+
+
+@pytest.mark.parametrize("name", ["mine", "shards/mine", "plan.json.partial", "train/mine"])
+def test_what_is_added_meanwhile_stays(pack, old, source, again, wanted, tree, name):
+    """It was removed with the old output, without a word."""
+    before = tree(old)
+
+    def make(place):
+        made = pack(source, place)
+        (old / name).parent.mkdir(exist_ok=True)
+        (old / name).write_text("mine")
+        return made
+
+    added = old / name.split("/")[0] if "train" in name else old / name
+    with pytest.raises(OutputExistsError) as caught:
+        replaced(old, DATASET, make)
+    assert str(caught.value) == (
+        f"{added} was added while this call ran, and nothing was replaced; move it, and run the same call again: the "
+        f"new output is kept in {old / NEW}"
+    )
+    assert (old / name).read_text() == "mine"
+    kept = tree(old)
+    assert {path: kept[path] for path in before} == before
+    (old / name).unlink()
+    if "train" in name:
+        added.rmdir()
+    again(source, old)
+    assert tree(old) == wanted
+
+
+@pytest.mark.parametrize("place", ["link", "cwd"])
+def test_a_job_of_a_bad_record_ends_with_its_error_wherever_it_writes(pack, tmp_path, monkeypatch, place):
+    """The folder could not be removed, and an OSError took the place of the record's error."""
+    real = tmp_path / "real"
+    real.mkdir()
+    monkeypatch.chdir(real)
+    link = tmp_path / "link"
+    link.symlink_to(real)
+    with pytest.raises(RecordError):
+        pack(IterableSource([[1], [-1]]), link if place == "link" else Path())
+    assert (link.is_symlink(), [*real.iterdir()]) == (True, [])
 
 
 def test_stopped_at_any_step_the_same_call_ends_with_the_same_bytes(

@@ -240,6 +240,15 @@ def test_lengths(tmp_path, pack, only):
     )
 
 
+def test_too_few_lengths_to_hold_out_a_share(tmp_path, pack, only):
+    """An error was raised instead of a returned problem."""
+    np.save(tmp_path / "a.npy", np.arange(1, 15))
+    np.save(tmp_path / "b.npy", np.array([3]))
+    pack(LengthsFile(tmp_path / "a.npy"), tmp_path / "out", index_only=True, validation=0.5)
+    problem = only(nopad.verify(tmp_path / "out" / "train", source=LengthsFile(tmp_path / "b.npy")))
+    assert problem.startswith("this is not the source that was packed: holding out 50.000% of 1 records leaves none")
+
+
 @pytest.mark.parametrize("name", ["records", "sequences", "tokens", "truncated", "split", "dropped", "empty_skipped"])
 def test_with_the_source_all_counts_are_proven(dataset, source, edit_manifest, name):
     number = Manifest.load(dataset).counts[name]

@@ -209,19 +209,18 @@ def decode_objects(
     `first_line` is the 1-based number of the first line, and `field` the field that is read.
 
     `selection`, if given, says which columns the first records of the file had. An object that has a new column becomes
-    a `BadRecord` if the column would have been read (`Selection.unforeseen`). An object whose text is read is not
-    checked for new columns.
+    a `BadRecord` if the column would have been read (`Selection.unforeseen`).
     """
     texts: list[str] = []
     lines: list[int] = []
     for line, value in json_lines(data, first_line):
-        if field.kind == "text" and type(value) is dict and type(value.get(field.name)) is str:
+        odd = selection.unforeseen(value) if selection is not None and isinstance(value, dict) else None
+        if odd is None and field.kind == "text" and type(value) is dict and type(value.get(field.name)) is str:
             texts.append(value[field.name])
             lines.append(line)
             continue
         yield from text_run(texts, np.array(lines, dtype=np.int64), repr(field.name)) if texts else ()
         texts, lines = [], []
-        odd = selection.unforeseen(value) if selection is not None and isinstance(value, dict) else None
         yield _record(value, line, field) if odd is None else BadRecord(line=line, reason=odd)
     yield from text_run(texts, np.array(lines, dtype=np.int64), repr(field.name)) if texts else ()
 

@@ -422,7 +422,7 @@ def to_batch(
     ({'a': [1, None, None]}, {2: "no 'a'", 1: "'a' is 0.5, not int64"})
     """
     bad: dict[int, str] = {}
-    if selection is not None and selection.new != "none":
+    if selection is not None:
         for row, item in enumerate(items):
             reason = selection.unforeseen(item)
             if reason is not None:

@@ -23,7 +23,7 @@ from nopad.corpus.objects import decode_dicts, schema_of
 from nopad.corpus.options import WAYS, ReaderOptions
 from nopad.corpus.records import BadRecord, Origin, Records
 from nopad.corpus.runs import Bad, Run, as_json
-from nopad.corpus.selection import Selection, label_column, refuse_empty_labels, select
+from nopad.corpus.selection import Selection, label_column, late_labels, refuse_empty_labels, select
 from nopad.corpus.source import BLOCK_BYTES, Block, Source
 from nopad.errors import OptionError, SourceError
 from nopad.notation import from_json
@@ -90,8 +90,10 @@ class RecordFile(Source):
         elif encoder is None and not first:
             raise _no_record(runs(), self._path)
         found = schema_of(first)
-        schema, chosen = _chosen(found, options, encoder, self._path)
+        schema, chosen, late = _chosen(found, options, encoder, self._path)
         self.selection = select(schema, chosen, self._path)
+        if encoder is not None:
+            self.selection = replace(self.selection, new=late)
         self._schema = pa.schema([schema.field(column) for column in self.selection.columns])
         self.kind, self.carried = self.selection.kind, self.selection.carried
         used = {*self.selection.columns, *(encoder.reads if encoder else ())}
@@ -171,8 +173,8 @@ def _check_columns(
 
 def _chosen(
     found: pa.Schema, options: ReaderOptions, encoder: Encoder | None, place: str
-) -> tuple[pa.Schema, ReaderOptions]:
-    """Return the schema of what is packed, and the options that choose its columns.
+) -> tuple[pa.Schema, ReaderOptions, tuple[str, ...]]:
+    """Return the schema of what is packed, the options that choose its columns, and `Selection.new` with an encoder.
 
     `found` is the schema of the records. Without an encoder, `found` and `options` are returned as they are. With one,
     the schema has the columns that the encoder makes, and those of the records that are packed along. `place` names the
@@ -184,15 +186,16 @@ def _chosen(
         SourceError: the column of labels that would be packed along is null in all records that were looked at.
     """
     if encoder is None:
-        return found, options
+        return found, options, ()
     for name in ("text_field", "ids_field", "mask_field", "pad_id"):
         value = getattr(options, name)
         if value not in (None, "auto"):
             raise OptionError(f"{name} is {value!r}, and the records are read otherwise; leave it out")
     asked: Sequence[str] = () if options.carry == "auto" else options.carry
+    late: tuple[str, ...] = ()
     if options.carry == "auto" and options.find_labels and not set(LABELS) & set(encoder.columns):
         refuse_empty_labels(found, found.names, True, place)
-        asked = label_column(found)
+        asked, late = label_column(found), late_labels(found)
     made = [pa.field(name, kind) for name, kind in encoder.columns.items()]
     if clash := [name for name in asked if name in encoder.columns]:
         raise OptionError(f"the column {clash[0]!r} is made of each record, and cannot be carried too; leave it out")
@@ -205,7 +208,7 @@ def _chosen(
         carry=(*[name for name in encoder.columns if name != encoder.content], *asked),
         mask_field=None,
     )
-    return pa.schema([*made, *carried]), how
+    return pa.schema([*made, *carried]), how, late
 
 
 def _decode(
@@ -245,9 +248,13 @@ def _made(
     if encoder is None:
         yield from decode_dicts(items, at, schema, chosen)
         return
-    found, counts = encoder.encode(items) if items else ([], {})
+    odd = [chosen.unforeseen(item) for item in items]
+    good = [item for item, reason in zip(items, odd, strict=True) if reason is None]
+    encoded, counts = encoder.encode(good) if good else ([], {})
+    rest = iter(encoded)
+    found = [next(rest) if reason is None else reason for reason in odd]
     carried = [name for name in schema.names if name not in encoder.columns]
-    good: list[Mapping[str, Any]] = []
+    good = []
     lines: list[int] = []
     runs: list[Records | BadRecord] = []
     for item, line, one in zip(items, at, found, strict=True):

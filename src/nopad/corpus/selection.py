@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import takewhile
+from typing import Any
 
 import pyarrow as pa
 
@@ -18,7 +19,7 @@ from nopad.corpus.records import Carried, Kind
 from nopad.errors import SourceError
 from nopad.sequences import COMPUTED, LABELS, MASK
 
-__all__ = ["Selection", "is_list", "is_string", "label_column", "refuse_empty_labels", "select"]
+__all__ = ["Selection", "is_list", "is_string", "label_column", "late_labels", "refuse_empty_labels", "select"]
 
 # names of columns that nopad itself writes
 OWN = ("seq_lengths", "seq_index", "seq_start", "seq_source")
@@ -44,9 +45,8 @@ class Selection:
         known: names of the columns that later records may have: all columns of the table, except those that hold only
             null. ``attention_mask`` has a rule of its own: it is known if it is the mask, if the option `mask_field` is
             not "auto", or if there is a `pad_id`. Otherwise its lists might mark padding, and nobody would notice.
-        new: which columns make a later record bad if they are not among the `known` ones. "all": every column that
-            could be packed along; "mask": only ``attention_mask``; "none": no column. ``attention_mask`` does so only
-            if it holds a list, since one value per record marks no padding.
+        new: which columns make a later record bad if they are not among the `known` ones; None: every column.
+            ``attention_mask`` does so only if it holds a list, since one value per record marks no padding.
     """
 
     content: str
@@ -57,7 +57,7 @@ class Selection:
     carried: tuple[Carried, ...] = ()
     left_out: tuple[str, ...] = ()
     known: frozenset[str] = frozenset()
-    new: Literal["all", "mask", "none"] = "none"
+    new: tuple[str, ...] | None = ()
 
     def unforeseen(self, record: Mapping[str, Any]) -> str | None:
         """Return why a record is bad: it has a column that the first records lacked. None: it has no such column.
@@ -66,15 +66,15 @@ class Selection:
         no lists. A record has a column if its value is neither null nor a dict. Only columns that are not among the
         `known` ones count. `new` says which of these make a record bad.
         """
-        if self.new == "none":
+        looked_at = record if self.new is None else [name for name in self.new if name in record]
+        if not looked_at:  # fast, since every text is asked
             return None
-        looked_at = record if self.new == "all" else [MASK] if MASK in record else []
         new = (name for name in looked_at if is_name(name) and name not in self.known)
         odd = next((name for name in new if _is_missed(name, record[name])), None)
         if odd is None:
             return None
         way, none = ("mask_field=", "None") if odd == MASK else ("carry=", "[]")
-        return f"has {odd!r}, which the first records have not; name it with {way}, or leave it out with {way}{none}"
+        return f"has {odd!r}, which the first records have not; add it to all records, or leave it out with {way}{none}"
 
     @property
     def columns(self) -> list[str]:
@@ -131,13 +131,13 @@ def select(schema: pa.Schema, options: ReaderOptions, place: str) -> Selection:
     else:
         carried = asked
     names = {column.name for column in carried}
-    watched: Literal["all", "mask", "none"] = "none"
     by_mask = options.pad_id is None and options.mask_field == "auto"
     known = {field.name for field in schema if is_untyped(field) or not pa.types.is_null(field.type)} - {MASK}
     if mask == MASK or not by_mask:
         known.add(MASK)
-    if kind == "ids":
-        watched = "all" if options.carry == "auto" else "mask" if by_mask else "none"
+    watched: tuple[str, ...] | None = (MASK,) if by_mask and kind == "ids" else ()
+    if options.carry == "auto":
+        watched = None if kind == "ids" else late_labels(schema) if options.find_labels else ()
     return Selection(
         content=content,
         kind=kind,
@@ -184,6 +184,17 @@ def label_column(schema: pa.Schema) -> list[str]:
     """
     found = [name for name in LABELS if schema.names.count(name) == 1][:1]
     return [name for name in found if _is_number(schema.field(name).type)]
+
+
+def late_labels(schema: pa.Schema) -> tuple[str, ...]:
+    """Return the names of columns of labels that `label_column` would prefer if the table had them.
+
+    Without this, labels that only later records have would be missing without a message.
+
+    >>> late_labels(pa.schema({"text": pa.string(), "label": pa.int64()}))
+    ('labels',)
+    """
+    return tuple(takewhile(lambda name: name not in schema.names, LABELS))
 
 
 def refuse_empty_labels(schema: pa.Schema, names: Sequence[str], wanted: bool, place: str) -> None:
@@ -259,18 +270,20 @@ def _content(schema: pa.Schema, options: ReaderOptions, place: str) -> tuple[str
 def _mask(schema: pa.Schema, field: str, place: str) -> str | None:
     """Return the name of the column that marks padding; `field` is `ReaderOptions.mask_field`.
 
-    For "auto", it is ``attention_mask``, or None if there is no such column of lists.
+    For "auto", it is ``attention_mask``, or None if there is no such column, or it has one value or dict per row.
 
     Raises:
-        SourceError: the column occurs twice, or does not hold lists of numbers or booleans (for "auto": holds lists of
-            something else); or a named one is missing.
+        SourceError: the column occurs twice, or does not hold lists of numbers or booleans (for "auto": holds several
+            values per row in another way); or a named one is missing.
     """
     name = MASK if field == "auto" else field
     if field == "auto" and name not in schema.names:
         return None
     _check_once(schema, name, place)
     kind = schema.field(name).type
-    if field == "auto" and not is_list(kind):
+    several = pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType)
+    several |= pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    if field == "auto" and (not several or pa.types.is_struct(kind)):  # one value marks no padding
         return None
     if not _holds_marks(kind):
         raise SourceError(

@@ -51,21 +51,29 @@ class RunnerStatistics:
         return 1 - self.packer.tokens / self.padded_tokens if self.padded_tokens else 0.0
 
     def __str__(self) -> str:
-        """Return a small table: requests, batches by reason, padding saved, slots, times, and the task's counts."""
+        """Return a small table, without the rows that have nothing to say.
+
+        The rows: requests with the task's counts, sequences that were cancelled or have expired, what waits, batches by
+        reason, padding saved, slots, and times.
+        """
         packer = self.packer
         requests = {
             "answered": self.answered,
             "failed": self.failed,
-            "cancelled": packer.cancelled,
-            "expired": packer.expired,
             "refused (full)": packer.refused,
             "refused (too late)": self.late,
             **{reason.replace("_", " "): number for reason, number in self.counts.items()},
         }
         told = [f"{number:,} {what}" for what, number in requests.items() if number or what == "answered"]
+        never_ran = {"cancelled": packer.cancelled, "expired": packer.expired}
+        left = [f"{number:,} {what}" for what, number in never_ran.items() if number]
         waiting = f"{counted(packer.waiting, 'sequence')}, {counted(packer.waiting_tokens, 'token')}"
         reasons = ", ".join(f"{number:,} {reason}" for reason, number in packer.flushes.items() if number)
-        rows = [("requests", ", ".join(told)), ("waiting", waiting)]
+        rows = [
+            ("requests", ", ".join(told)),
+            *([("sequences", ", ".join(left))] if left else []),
+            ("waiting", waiting),
+        ]
         if packer.batches:
             batches = f"{packer.batches:,} {'batch' if packer.batches == 1 else 'batches'}"
             padded = f"{packer.tokens:,} tokens instead of {self.padded_tokens:,}"

@@ -8,6 +8,7 @@ output folder is refused if it has other content, such as an unfinished job of o
 
 from __future__ import annotations
 
+import os
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from nopad.errors import (
 )
 from nopad.files import local_path
 from nopad.histogram import as_lengths
+from nopad.options import check_number
 from nopad.properties import cached_property
 from nopad.sequences import Sequences
 from nopad.store.build import Builder
@@ -79,11 +81,11 @@ def pack_corpus(
             condition `max_squares`. The unfinished job is removed.
         SourceError: the source cannot be read, was changed meanwhile, or mixes text and ready-made ids.
         FormatError: the tokenizer cannot encode a text, or the dataset in `out` has another format version.
-        OptionError: `source`, `corpus` or `tokenizer` has the wrong type, or an option an invalid value; `out` is a
-            URL, or lies in a folder of the source; there is text and no tokenizer; `source` is a file of lengths and
-            `index_only` is False; records of this source cannot be held out; the algorithm cannot plan these sequences,
-            or a condition on the packs cannot be met (`nopad.plan`); or a column of strings has more text in a row
-            group than fits (2^31 - 1 bytes).
+        OptionError: an argument has the wrong type, or an option an invalid value; `out` is a URL, or lies in a folder
+            of the source; there is text and no tokenizer; `source` is a file of lengths and `index_only` is False;
+            records of this source cannot be held out; the algorithm cannot plan these sequences, or a condition on the
+            packs cannot be met (`nopad.plan`); or a column of strings has more text in a row group than fits (2^31 - 1
+            bytes).
         OutputExistsError: `out` has other content, or a dataset made with other settings or from another source.
         ResumeError: the unfinished job in `out` was started with other inputs or settings, its source has changed
             since, or its own files are damaged.
@@ -99,7 +101,8 @@ def pack_corpus(
     ...     made.packs, made.tokens
     (2, 6)
     """
-    _check_kinds(source, corpus, tokenizer)
+    _check_kinds(source, out, corpus, tokenizer, packing, index_only, monitor)
+    check_number("commit_every_s", commit_every_s, low=0)
     if source.kind == "ids":
         tokenizer = None  # ids need no tokenizer, so the manifest must not name one
     workspace = Workspace(local_path(out))
@@ -124,19 +127,24 @@ def pack_corpus(
             raise
 
 
-def _check_kinds(source: Source, corpus: CorpusOptions, tokenizer: Tokenizer | None) -> None:
-    """Refuse an argument of the wrong type.
+def _check_kinds(*given: Any) -> None:
+    """Refuse an argument of the wrong type; `given` are the first seven arguments of `pack_corpus`.
 
     Raises:
         OptionError: an argument has the wrong type; the message says how to make one of the right type.
     """
-    for given, kind, way in (
-        (source, Source, "open it with nopad.open_source"),
-        (corpus, CorpusOptions, "give nopad.CorpusOptions(capacity=...)"),
-        (tokenizer, Tokenizer | None, "load it with nopad.load_tokenizer"),
-    ):
-        if not isinstance(given, kind):
-            raise OptionError(f"{type(given).__name__} is no {getattr(kind, '__name__', 'Tokenizer')}; {way}")
+    kinds: tuple[tuple[str, Any, str], ...] = (
+        ("Source", Source, "open it with nopad.open_source"),
+        ("path", str | os.PathLike, "give the dataset folder (out=)"),
+        ("CorpusOptions", CorpusOptions, "give nopad.CorpusOptions(capacity=...)"),
+        ("Tokenizer", Tokenizer | None, "load it with nopad.load_tokenizer"),
+        ("PackOptions", PackOptions | None, "give nopad.PackOptions(...) (packing=)"),
+        ("bool", bool, "give True or False (index_only=)"),
+        ("Monitor", Monitor | None, "give an object with the methods stage and advance (monitor=)"),
+    )
+    for value, (name, kind, way) in zip(given, kinds, strict=True):
+        if not isinstance(value, kind):
+            raise OptionError(f"{type(value).__name__} is no {name}; {way}")
 
 
 @dataclass

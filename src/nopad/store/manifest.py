@@ -265,16 +265,14 @@ def split_folders(folder: str | Path) -> list[Path]:
 def split_of(folder: Path) -> Any:
     """Return which half of a job with a held-out share the dataset in a folder is, "train" or "validation".
 
-    The result is None if the job made no other dataset, or if the dataset's manifest is damaged or is no manifest of
-    nopad. The format version may be any.
+    The result is None if the job made no other dataset. The format version may be any.
 
     Raises:
+        FormatError: the folder's ``nopad.json`` is not the manifest of a packed dataset.
+        CorruptError: the manifest is damaged.
         StorageError: the manifest cannot be read.
     """
-    try:
-        options = _document(folder / MANIFEST).get("options")
-    except (CorruptError, FormatError):
-        return None
+    options = _document(folder / MANIFEST).get("options")
     return options.get("split") if isinstance(options, dict) else None
 
 
@@ -324,4 +322,6 @@ def _document(path: Path) -> dict[str, Any]:
         raise CorruptError(f"{path} is damaged: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise FormatError(f'{path} is not the manifest of a packed dataset: it lacks "format": "{FORMAT}"')
+    if document.get("format_version") is None:
+        raise CorruptError(f"{path} is damaged: it lacks format_version")
     return document

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 __all__ = ["Monitor", "Silent"]
 
 
+@runtime_checkable
 class Monitor(Protocol):
     """Receives the progress of a job.
 

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from nopad.errors import (
     CorruptError,
+    FormatError,
     InterruptedJobError,
     OutputBusyError,
     OutputExistsError,
@@ -74,7 +75,8 @@ def replaced(out: Path, names: re.Pattern[str], make: Callable[[Path], Made]) ->
 
     Raises:
         OutputExistsError: `out` is a file, holds an entry that nopad does not write there, also in the folders of
-            datasets and shards, or is not empty but holds no trace of a job (`check_made`).
+            datasets and shards, or is not empty but holds no trace of a job (`check_made`). Or something was added to
+            `out` while `make` worked: then the new output stays in ``.replacing``, and the same call goes on with it.
         OutputBusyError: another process is writing there.
         InterruptedJobError: `make` was interrupted.
         StorageError: a file cannot be locked, removed or moved.
@@ -101,6 +103,8 @@ def _replaced(out: Path, make: Callable[[Path], Made]) -> Made:
     if moved or not (new.is_dir() or _is_whole(out)):
         with suppress(*_OTHER_WORK):
             return make(out)
+    with storage_errors("replacing", out):
+        before = _entries(out)
     try:
         made = _made(new, make)
     except BaseException as error:
@@ -114,6 +118,11 @@ def _replaced(out: Path, make: Callable[[Path], Made]) -> Made:
             ) from None
         raise
     with storage_errors("replacing", out):
+        if added := _entries(out) - before:  # perhaps hours have passed
+            raise OutputExistsError(
+                f"{min(added)} was added while this call ran, and nothing was replaced; move it, and run the same call "
+                f"again: the new output is kept in {new}"
+            )
         for folder in (*split_folders(out), out):
             for name in WHOLE:
                 _remove(folder / name)  # first, so that no folder seems complete
@@ -191,6 +200,11 @@ def _made(new: Path, make: Callable[[Path], Made]) -> Made:
     return make(new)
 
 
+def _entries(out: Path) -> set[Path]:
+    """Return the paths of all files and folders in `out`, without those of the new output (``.replacing``)."""
+    return {path for path in out.rglob("*") if path.relative_to(out).parts[0] != NEW}
+
+
 def _is_whole(out: Path) -> bool:
     """Return whether a folder holds a complete output.
 
@@ -247,11 +261,12 @@ def check_made(out: Path, names: re.Pattern[str]) -> None:
                 link = "is a link, and " if path.is_symlink() else ""
                 raise OutputExistsError(f"{path} {link}was not written by nopad; move it, or choose another folder")
     for folder in halves:
-        if (folder / MANIFEST).is_file() and split_of(folder) != folder.name:
-            raise OutputExistsError(
-                f"{folder} was packed by a job of its own, not by one with a held-out share; move it, or choose "
-                "another folder"
-            )
+        with suppress(CorruptError, FormatError):  # a damaged half is replaced, as a damaged dataset is
+            if (folder / MANIFEST).is_file() and split_of(folder) != folder.name:
+                raise OutputExistsError(
+                    f"{folder} was packed by a job of its own, not by one with a held-out share; move it, or choose "
+                    "another folder"
+                )
     if not (begun or _is_whole(out)):
         raise OutputExistsError(f"{out} holds no job of nopad; choose another folder")
 

@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -136,9 +136,12 @@ class Workspace:
         return found if isinstance(found, dict) else {}
 
     def abandon(self) -> None:
-        """Remove the work folder of a job that can never finish, and `out` if it is then empty."""
+        """Remove the work folder of a job that can never finish, and `out` if it is then empty.
+
+        An `out` that the system does not remove stays: a link, a mount point or ``.``, for example.
+        """
         shutil.rmtree(self.work, ignore_errors=True)
-        if not any(self.out.iterdir()):
+        with suppress(OSError):
             self.out.rmdir()
 
     def note(self, file: str, origin: str, **known: Any) -> None:

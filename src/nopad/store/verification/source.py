@@ -44,7 +44,11 @@ def source_problems(
     if isinstance(source, LengthsFile):
         given = np.asarray(source.lengths)
         chosen.add(np.arange(given.size), given)
-        same = np.array_equal(content.sequences.seq_lengths, given[chosen.numbers({"": Counts(records=given.size)})])
+        try:
+            numbers = chosen.numbers({"": Counts(records=given.size)})
+        except RecordError as error:  # too few to hold out a share
+            return [f"this is not the source that was packed: {error}"]
+        same = np.array_equal(content.sequences.seq_lengths, given[numbers])
         return [] if same else ["the lengths in the packs are not those of the source"]
     tokenizer = None if source.kind == "ids" else tokenizer
     return _setting_problems(m, source, tokenizer) or _content_problems(content, m, source, tokenizer, chosen, monitor)
