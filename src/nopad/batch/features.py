@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.batch.arrays import converted, flat_array, is_list, joined, listed, signed, wide
+from nopad.batch.arrays import converted, flat_array, is_list, joined, listed, readable, signed, wide
 from nopad.batch.columns import LENGTHS, POSITIONS, RECORDS, Records, from_sequences, without_computed
 from nopad.batch.filling import MASK
 from nopad.batch.images import Pictured, one_row, take_images
@@ -45,6 +45,7 @@ def from_features(
         BatchError: one of these:
 
             * `features` are not dicts, or there are none
+            * values are masked or null, or a value is a nested tensor
             * dicts have different keys, or no ``input_ids``; or both ``label`` and ``label_ids``, but no ``labels``
             * a mask has a 0 between ones, or a value other than 0 and 1
             * a list is not as long as its ``input_ids``, the ``seq_lengths`` of a row do not add up to its tokens, or a
@@ -62,6 +63,11 @@ def from_features(
     for n, feature in enumerate(features):
         if not isinstance(feature, Mapping):
             raise BatchError(f"feature {n} is of type {type(feature).__name__}; expected a dict of columns")
+    # Lists are read later, when their length has been checked
+    features = [
+        {name: one if type(one) is list else readable(one, f"{name} of feature {n}") for name, one in feature.items()}
+        for n, feature in enumerate(features)
+    ]
     features, images = take_images([one_row(feature) for feature in features])
     names = list(features[0])
     if "input_ids" not in names:
