@@ -80,7 +80,8 @@ def readable(entry: Any, what: str) -> Any:
     if getattr(entry, "is_nested", False):
         raise BatchError(f"{what} is a nested tensor, of several sequences; give an entry for each: nested.unbind()")
     entry = _unlabelled(entry)
-    if np.ma.is_masked(entry) or getattr(entry, "null_count", 0):
+    nulls: Any = getattr(entry, "null_count", 0)
+    if np.ma.is_masked(entry) or nulls:
         raise BatchError(
             f"{what} has values that are masked or null, and would become numbers; leave them out "
             "(array.compressed(), drop_null()), or put numbers there (array.filled(0), fill_null(0))"
@@ -215,8 +216,8 @@ def single_values(given: Sequence[Any], name: str) -> NDArray[Any]:
     as they are.
 
     Raises:
-        BatchError: a value is None, masked or null, or is not a single value; the first value is a number, and another one is neither a
-            number nor a string; or a number does not fit into int64 or float32.
+        BatchError: a value is None, masked or null, or is not a single value; the first value is a number, and another
+            one is neither a number nor a string; or a number does not fit into int64 or float32.
     """
     try:
         given = [readable(entry, f"{name} of sequence {n}") for n, entry in enumerate(given)]

@@ -17,6 +17,7 @@ from nopad.batch.filling import MASK
 from nopad.batch.images import Pictured, one_row, take_images
 from nopad.batch.layout import checked
 from nopad.errors import BatchError, LengthError
+from nopad.options import shown
 from nopad.sequences import Sequences, labelled
 
 __all__ = ["from_features"]
@@ -96,7 +97,7 @@ def _plain_features(features: Sequence[Mapping[str, Any]], names: Sequence[str])
     if MASK in names:
         for n, feature in enumerate(features):
             if not is_list(feature[MASK]):
-                raise BatchError(f"the {MASK} of feature {n} is {feature[MASK]!r}; expected a list of 0 and 1")
+                raise BatchError(f"the {MASK} of feature {n} is {shown(feature[MASK])}; expected a list of 0 and 1")
         spans = [_span(feature[MASK], n) for n, feature in enumerate(features)]
         for name, entries in given.items():
             if is_list(entries[0]):
@@ -110,7 +111,7 @@ def _check_widths(name: str, entries: Sequence[Any], features: Sequence[Mapping[
     for n, (entry, feature) in enumerate(zip(entries, features, strict=True)):
         if not is_list(entry):
             raise BatchError(
-                f"{name!r} is a list in feature 0 and {entry!r} in feature {n}; give lists, or values, to all"
+                f"{name!r} is a list in feature 0 and {shown(entry)} in feature {n}; give lists, or values, to all"
             )
         if len(entry) != len(feature[MASK]):
             raise BatchError(f"{name!r} has {len(entry)} values for the {len(feature[MASK])} of {MASK} in feature {n}")

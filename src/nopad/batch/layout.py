@@ -348,6 +348,9 @@ def _in_rows(
         fits = compiled.lay_rows(lens, per_row, width, align, starts, tokens)
     else:
         fits = int(per_row.sum()) == lens.size and not (per_row < 0).any()
+    if not fits and per_row.min() < 0:
+        row = int(per_row.argmin())
+        raise OptionError(f"row {row} holds {per_row[row]} sequences; give each row a number of at least 0")
     if not fits:
         raise OptionError(f"the rows hold {int(per_row.sum())} sequences, and there are {lens.size} lengths")
     if compiled is not None:
