@@ -19,26 +19,7 @@ from nopad.report import Settings
 from nopad.tasks import DPO, Classification, Contrastive, Embedder, Predictor, TokenClassification, reference_logprobs
 
 ODD = [
-    *(
-        None,
-        True,
-        0,
-        -1,
-        2**70,
-        10**5000,
-        1.5,
-        float("nan"),
-        "",
-        "abc",
-        b"x",
-        [],
-        [1],
-        [[1]],
-        [None],
-        {},
-        {"a": 1},
-        {1, 2},
-    ),
+    *(None, True, 0, -1, 2**70, 1.5, float("nan"), "", "abc", b"x", [], [1], [[1]], [None], {}, {"a": 1}, {1, 2}),
     *(np.array([1, 2]), np.array(3.5), np.array([], int), torch.tensor(2.5), torch.empty(2, device="meta")),
     *(object(), int, lambda *given, **more: None, slice(2), np.float32(1.5)),
 ]

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 import nopad
 from nopad import Flat, PackedBatch, Rows
 from nopad.batch.form import pack_few
-from nopad.errors import BatchError, LengthError, NopadError, OptionError
+from nopad.errors import BatchError, LengthError, NopadError, OptionError, SourceError
 from nopad.sequences import Sequences
 
 SEQUENCES = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=12), min_size=1, max_size=20)
@@ -805,6 +805,9 @@ def test_a_nested_tensor_is_no_single_sequence(layout):
     ):
         with pytest.raises(BatchError, match=r"0 is a nested tensor, of several sequences; give an entry for each"):
             made()
+    for take in (lambda: nopad.pack_dataset(nested, 8), lambda: nopad.PackedLoader(nested, tokens=8, last="fill")):
+        with pytest.raises(SourceError, match="a nested tensor is no corpus: give a list of its sequences"):
+            take()
 
 
 def test_columns_of_sequences_may_be_of_arrow():

@@ -199,7 +199,7 @@ def _is_own_hook(name: str, args: Sequence[Any], found: list[str]) -> None:
 
     `args` are the arguments of the call.
     """
-    if name in HOOKS and any(map(is_own_call, args[1:])):
+    if name in HOOKS and all(map(is_own_call, args[1:])):
         found.append(name)
 
 
@@ -425,9 +425,8 @@ def _holding(held: Mapping[nn.Module, Any], give: Callable[[nn.Module, Any, Any]
 class _Calls(TorchFunctionMode):
     """A PyTorch function mode that calls ``look(name, args)`` for each function of PyTorch that is called.
 
-    Arguments that are given by keyword come last in `args`. Reading an attribute of a tensor does not count as a call.
-    The attribute `most` is the number of elements of the largest tensor that a function, or reading an attribute,
-    returned.
+    Reading an attribute of a tensor does not count as a call. The attribute `most` is the number of elements of the
+    largest tensor that a function, or reading an attribute, returned.
     """
 
     def __init__(self, look: Callable[[str, Sequence[Any]], None]) -> None:
@@ -437,7 +436,7 @@ class _Calls(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(function, "__name__", "")
         if name != "__get__":
-            self.look(name, (*args, *(kwargs or {}).values()))
+            self.look(name, args)
         found = function(*args, **(kwargs or {}))
         if isinstance(found, Tensor):
             self.most = max(self.most, found.numel())
