@@ -38,7 +38,7 @@ def test_forms_check_lengths(form, lengths):
 
 
 def test_rows_of_negative_numbers_of_sequences_are_named():
-    with pytest.raises(OptionError, match="row 1 holds -1 sequences; give each row a number of at least 0"):
+    with pytest.raises(OptionError, match="there are 2 lengths; row 1 holds -1: give each at least 0"):
         Layout.rows(np.array([1, 1]), np.array([3, -1]), 8)
 
 
