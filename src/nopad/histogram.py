@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from nopad.errors import FormatError, LengthError
 from nopad.files import local_path, once_each, write_atomic
 from nopad.notation import from_json
-from nopad.options import MAX_LENGTH
+from nopad.options import MAX_LENGTH, shown
 from nopad.wording import counted
 
 __all__ = ["Histogram"]
@@ -118,10 +118,13 @@ class Histogram:
         kept = []
         for length, count in counts.items():
             if not _is_integer(length) or not 1 <= length <= MAX_LENGTH:
-                raise LengthError(f"histogram has a length of {length!r}; lengths are integers from 1 to {MAX_LENGTH}")
+                raise LengthError(
+                    f"histogram has a length of {shown(length)}; lengths are integers from 1 to {MAX_LENGTH}"
+                )
             if not _is_integer(count) or not 0 <= count < 2**63:
                 raise LengthError(
-                    f"histogram counts {count!r} sequences of length {length}; counts are integers from 0 to 2^63 - 1"
+                    f"histogram counts {shown(count)} sequences of length {length}; counts are integers from 0 to "
+                    "2^63 - 1"
                 )
             if count:
                 kept.append((int(length), int(count)))
@@ -299,7 +302,7 @@ def integers(lengths: ArrayLike, name: str = "lengths") -> NDArray[Any]:
             f"{name} must be integers, got {array[i]} ({array.dtype}) at index {i}; convert them to an int dtype"
         )
     value = array[:1].tolist()[0]
-    raise LengthError(f"{name} must be integers, got {value!r} ({array.dtype}); convert them to an int dtype")
+    raise LengthError(f"{name} must be integers, got {shown(value)} ({array.dtype}); convert them to an int dtype")
 
 
 def as_lengths(lengths: ArrayLike, capacity: int | None = None) -> NDArray[np.int32]:

@@ -24,7 +24,7 @@ from nopad.corpus.held import held_in_memory
 from nopad.corpus.options import Empty, OnBadRecord, OverLong
 from nopad.corpus.transformers_tokenizer import load_transformers_tokenizer
 from nopad.errors import InterruptedJobError, LengthError, OptionError, SourceError
-from nopad.options import names_in
+from nopad.options import names_in, shown
 from nopad.store import PackedDataset, PackOptions, pack_corpus
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def pack_dataset(
         find_labels=True,
     )
     if not isinstance(output, str | os.PathLike | None):
-        raise OptionError(f"output is {output!r}; it is the path of a folder, or None")
+        raise OptionError(f"output is {shown(output)}; it is the path of a folder, or None")
     folder = tempfile.mkdtemp(prefix="nopad-") if output is None else output
     try:
         source, corpus, words = _source(data, corpus, reading, tokenizer, task, content)
@@ -192,13 +192,13 @@ def _content(
     """
     named = () if text_field is None else (text_field,) if isinstance(text_field, str) else _ordered(text_field)
     if named is None:
-        raise OptionError(f"text_field is {text_field!r}; it is the name of a column, a list of names, or None")
+        raise OptionError(f"text_field is {shown(text_field)}; it is the name of a column, a list of names, or None")
     pair = None if text_pair is None else _ordered(text_pair)
     if text_pair is not None and (pair is None or len(pair) != 2):
-        raise OptionError(f"text_pair is {text_pair!r}; it is two columns, such as ('question', 'answer')")
+        raise OptionError(f"text_pair is {shown(text_pair)}; it is two columns, such as ('question', 'answer')")
     options = chat if isinstance(chat, Mapping) else {}
     if not isinstance(chat, bool | Mapping | None):
-        raise OptionError(f"chat is {chat!r}; it is True, False, None, or a dict of options")
+        raise OptionError(f"chat is {shown(chat)}; it is True, False, None, or a dict of options")
     others = {"ids_field": ids_field, "pad_id": pad_id}
     return Content(
         fields=named,

@@ -203,7 +203,7 @@ def check_number(
     limits = (("above", above), ("from", low), ("to", high), ("to below", below))
     said = "".join(f" {word} {limit:g}" for word, limit in limits if limit is not None)
     finite = "finite " if isinstance(value, float) and not is_number(value) else ""
-    raise OptionError(f"{name} is {value!r}; it is a {finite}number{said}")
+    raise OptionError(f"{name} is {shown(value)}; it is a {finite}number{said}")
 
 
 def check_sizes(capacity: int, depth: int | None, seed: int = 0) -> tuple[int, int | None]:

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from torch import nn
 
@@ -195,6 +196,42 @@ def test_a_script_may_have_any_name(monkeypatch, tmp_path, name, file):
         found.append(marks)
     assert not set(found[0]) & set(found[1])
     assert found[1] == found[2]
+
+
+class Held:
+    """Hashed by what it holds."""
+
+
+class Listed(list):
+    """A list that may have attributes."""
+
+
+class Named(dict):
+    """A dict that may have attributes."""
+
+
+def test_changes_in_place_give_another_mark():
+    """The bytes of an array of objects are where these lie, and the text of an object is too."""
+    one, listed, named = Held(), Listed([1]), Named(a=1)
+    one.size = listed.size = named.size = 1
+    own = np.array([one, 2], dtype=object)
+    fields = np.array([(one, 2)], dtype=[("a", object), ("b", int)])
+    values = {
+        "array": own,
+        "fields": fields,
+        "set": {one},
+        "frozen": frozenset([one, 3]),
+        "list": listed,
+        "dict": named,
+    }
+    before = {name: mark_of(value) for name, value in values.items()}
+    assert None not in before.values()
+    assert before == {name: mark_of(value) for name, value in values.items()}
+    one.size = listed.size = named.size = 2
+    assert [name for name, value in values.items() if mark_of(value) == before[name]] == []
+    assert mark_of({"a", "b", 3}) == mark_of({3, "b", "a"})
+    one.own = {one}
+    assert mark_of(one) is not None
 
 
 def test_nothing_is_remembered_of_code_without_a_file(monkeypatch):

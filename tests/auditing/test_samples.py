@@ -174,6 +174,8 @@ def test_a_dense_mask_is_not_asked_to_keep_nan_apart():
     [
         ({"model": 1}, "model is a int; expected a torch module"),
         ({"samples": [torch.ones(1, 3)]}, "at least 2 samples are audited"),
+        ({"samples": "ab"}, "at least 2 samples are audited"),
+        ({"samples": b"ab"}, "at least 2 samples are audited"),
         ({"alone": 3}, "alone is a int; expected a function"),
         ({"packed": None}, "packed is a NoneType; expected a function"),
         ({"seed": -1}, "seed must be an integer from 0"),

@@ -327,6 +327,8 @@ class TestDrawn:
         assert all(line.count("│") == 7 for line in picture)  # sequences never share a character
         with pytest.raises(OptionError, match=r"width is 20; this trace needs at least \d+ characters"):
             leak.draw(20)
+        with pytest.raises(OptionError, match="width is 0; this trace needs at least"):
+            leak.draw(0)
 
     def test_svg(self, leak):
         root = ElementTree.fromstring(leak.to_svg())

@@ -29,6 +29,19 @@ def in_rows(lengths, width):
     return per_row
 
 
+@pytest.mark.parametrize("lengths", [[2, 0], [2, -1], [2.0, 1.0], [[2, 1]]])
+@pytest.mark.parametrize("form", [nopad.Flat(), Rows(4), Rows(4, end_to_end=True)])
+def test_forms_check_lengths(form, lengths):
+    """Best-fit decreasing divided by 0, or did not end."""
+    with pytest.raises(LengthError, match=r"each needs at least 1|must be integers in one dimension"):
+        form.layout(np.array(lengths))
+
+
+def test_rows_of_negative_numbers_of_sequences_are_named():
+    with pytest.raises(OptionError, match="there are 2 lengths; row 1 holds -1: give each at least 0"):
+        Layout.rows(np.array([1, 1]), np.array([3, -1]), 8)
+
+
 def check(layout, lengths):
     """Every token is somewhere, once, and its numbers are right."""
     ids, positions = layout.sequence_ids.reshape(-1), layout.position_ids.reshape(-1)

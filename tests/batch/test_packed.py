@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import pickle
+from collections import UserList, deque
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 import torch
@@ -13,7 +16,7 @@ from torch.utils.data import DataLoader
 import nopad
 from nopad import Flat, PackedBatch, Rows
 from nopad.batch.form import pack_few
-from nopad.errors import BatchError, LengthError, NopadError, OptionError
+from nopad.errors import BatchError, LengthError, NopadError, OptionError, SourceError
 from nopad.sequences import Sequences
 
 SEQUENCES = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=12), min_size=1, max_size=20)
@@ -682,6 +685,149 @@ def test_labels_of_a_stand_in_are_ignored(dtype, library):
     assert found.shape == (2,)
     assert np.isnan(found).all() if dtype.startswith("float") else (found == -100).all()
     assert found.dtype == (np.int64 if dtype in ("bool", "uint8") else dtype)
+
+
+MASKED = np.ma.array([1, 2, 7], mask=[0, 0, 1])
+HIDDEN = {
+    "masked": MASKED,
+    "masked constant": [1, 2, np.ma.masked],
+    "Arrow": pa.array([1, 2, None]),
+    "chunks of Arrow": pa.chunked_array([[1, 2], [None]]),
+    "scalar of Arrow": pa.scalar([1, 2, None]),
+    "pandas": pd.Series([1, 2, None], dtype="Int64"),
+    "polars": pl.Series([1, 2, None]),
+}
+
+
+@pytest.mark.parametrize("hidden", HIDDEN.values(), ids=HIDDEN)
+def test_hidden_values_that_are_missing_are_no_numbers(hidden):
+    """Masked padding became tokens, and nulls NaN."""
+    missing = "has values that are masked or null, and would become numbers"
+    for made in (
+        lambda: PackedBatch.from_sequences([[4, 5], hidden]),
+        lambda: PackedBatch.from_sequences([[1, 2, 3]], columns={"y": [hidden]}),
+        lambda: PackedBatch.from_sequences([[1]], sequence_columns={"y": [[hidden, hidden]]}),
+        lambda: PackedBatch.from_features([{"input_ids": hidden}]),
+        lambda: PackedBatch.from_features([{"input_ids": [1, 2, 3], "attention_mask": hidden}]),
+        lambda: PackedBatch.from_features([{"input_ids": hidden, "seq_lengths": [3]}]),
+        lambda: PackedBatch.from_features([{"input_ids": [1], "pixel_values": [[[hidden]]]}]),
+    ):
+        with pytest.raises(BatchError, match=missing):
+            made()
+
+
+@pytest.mark.parametrize("single", [MASKED, MASKED.astype(float), [1, 2, np.ma.masked]])
+def test_a_masked_value_per_sequence_is_refused(single):
+    with pytest.raises(BatchError, match="y of sequence 2 has values that are masked"):
+        PackedBatch.from_sequences([[1], [2], [3]], columns={"y": single})
+
+
+def test_a_masked_array_without_masked_values_is_an_array():
+    assert PackedBatch.from_sequences([np.ma.array([1, 2])]).input_ids.tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("index", [[5, 6], [1, 0], ["a", "b"], [0.5, 1.5]])
+def test_columns_of_pandas_are_read_by_their_order(index):
+    ids, single = pd.Series([[1, 2], [3]], index=index), pd.Series([0.5, 0.1], index=index)
+    batch = PackedBatch.from_sequences(ids, columns={"y": single, "z": ids, "w": single.astype(str)})
+    assert batch.input_ids.tolist() == batch["z"].tolist() == [[1, 2, 3]]
+    assert (batch["y"].tolist(), list(batch["w"])) == ([0.5, 0.1], ["0.5", "0.1"])
+    given = {"input_ids": pd.Series([8, 9], index=index), "attention_mask": pd.Series([0, 1], index=index)}
+    assert PackedBatch.from_features([given]).input_ids.tolist() == [[9]]
+
+
+@pytest.mark.parametrize("table", [pd.DataFrame({"a": [1, 2]}), pl.DataFrame({"a": [1, 2]}), pa.table({"a": [1, 2]})])
+def test_tables_are_no_sequences(table):
+    with pytest.raises(BatchError, match=r"input_ids are of type .*; expected a list with an entry for each"):
+        PackedBatch.from_sequences(table)
+
+
+@pytest.mark.parametrize("made", [pa.scalar, pa.array, deque, tuple, UserList, pl.Series, pd.Series, np.array])
+def test_features_of_any_ordered_kind(made):
+    features = [
+        {"input_ids": made([5, 6, 0]), "attention_mask": made([1, 1, 0]), "y": made([0.5, 1.5, 2.5])},
+        {"input_ids": made([7, 8, 9]), "attention_mask": made([0, 1, 1]), "y": made([0.5, 1.5, 2.5])},
+    ]
+    batch = PackedBatch.from_features(features)
+    assert batch.input_ids.tolist() == [[5, 6, 8, 9]]
+    assert batch["y"].tolist() == [[0.5, 1.5, 1.5, 2.5]]
+    assert batch["y"].dtype == (torch.float32 if made in (deque, tuple, UserList) else torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("float16", pa.float16()), ("float32", pa.float32()), ("float64", pa.float64())]
+)
+def test_floats_of_arrow_pandas_and_polars_keep_their_width(kind, dtype):
+    flat, nested = pa.array(np.array([0.5, 1.5], kind), dtype), pa.array([np.array([0.5], kind)] * 2, pa.list_(dtype))
+    columns = {"flat": flat, "nested": nested, "scalars": list(flat), "numpy": flat.to_numpy()}
+    columns |= {"pandas": pd.Series(flat.to_numpy()), "pandas of arrow": pd.Series(flat, dtype=pd.ArrowDtype(dtype))}
+    if kind != "float16":
+        columns |= {"polars": pl.Series(flat.to_numpy())}
+    batch = PackedBatch.from_sequences([[1], [2]], columns=columns)
+    assert {str(batch[name].dtype) for name in columns} == {f"torch.{kind}"}
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, pa.py_buffer])
+def test_bytes_are_no_ids(kind):
+    for made in (
+        lambda: PackedBatch.from_sequences([[1, 2], kind(b"ab")]),
+        lambda: PackedBatch.from_features([{"input_ids": kind(b"ab")}]),
+        lambda: PackedBatch.from_sequences([[1]], sequence_columns={"y": [[kind(b"ab")]]}),
+    ):
+        with pytest.raises(BatchError, match=r"0 dimensions; expected one, .*, not a |arrays of .S2; expected numbers"):
+            made()
+    with pytest.raises(BatchError, match="input_ids are of type"):
+        PackedBatch.from_sequences(kind(b"ab"))
+    assert list(PackedBatch.from_sequences([[1]], columns={"y": [kind(b"ab")]})["y"]) == [b"ab"]
+
+
+def test_times_in_nanoseconds_are_no_integers():
+    times = np.array(["2020-01-01", "2021-01-01"], "M8[ns]")
+    assert list(PackedBatch.from_sequences([[1], [2]], columns={"t": times})["t"]) == list(times)
+
+
+def test_a_list_that_holds_itself_is_refused():
+    odd = [1]
+    odd[0] = odd
+    with pytest.raises(BatchError, match="input_ids of sequence 0 is no list of numbers"):
+        PackedBatch.from_sequences([odd])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_nested_tensor_is_no_single_sequence(layout):
+    nested = torch.nested.nested_tensor([torch.tensor([1, 2]), torch.tensor([3])], layout=layout)
+    for made in (
+        lambda: PackedBatch.from_features([{"input_ids": nested}]),
+        lambda: PackedBatch.from_features([{"input_ids": [1, 2], "attention_mask": nested}]),
+        lambda: PackedBatch.from_sequences([nested]),
+        lambda: PackedBatch.from_sequences([[1]], columns={"y": [nested]}),
+    ):
+        with pytest.raises(BatchError, match=r"0 is a nested tensor, of several sequences; give an entry for each"):
+            made()
+    for take in (lambda: nopad.pack_dataset(nested, 8), lambda: nopad.PackedLoader(nested, tokens=8, last="fill")):
+        with pytest.raises(SourceError, match="a nested tensor is no corpus: give a list of its sequences"):
+            take()
+
+
+def test_columns_of_sequences_may_be_of_arrow():
+    values = {
+        "x": pa.array(["a", "b"]),
+        "y": pa.array([1, 2]),
+        "z": pa.array([[0.5, 1], [2, 3]]),
+        "seq_index": pa.array([4, 5]),
+    }
+    lengths, ids = np.array([2, 1], np.int32), np.array([7, 8, 9])
+    batch = PackedBatch.from_columns(Sequences(seq_lengths=lengths, tokens={"input_ids": ids}, values=values))
+    assert (list(batch["x"]), batch["y"].tolist(), batch["z"].tolist()) == (["a", "b"], [1, 2], [[0.5, 1], [2, 3]])
+    values = {"y": pa.array([1, None])}
+    with pytest.raises(BatchError, match=r"column 'y' has no value \(None\) for sequence 1"):
+        PackedBatch.from_columns(Sequences(seq_lengths=lengths, tokens={"input_ids": ids}, values=values))
+
+
+def test_flash_arguments_are_not_for_targets():
+    with pytest.raises(BatchError, match="this batch has targets for a decoder"):
+        PackedBatch.from_sequences([[1, 2], [3]]).with_decoder([[4], [5, 6]], 0).as_flash_kwargs()
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view(), pa.binary()])

@@ -23,8 +23,10 @@ from nopad.corpus import (
     sequences,
 )
 from nopad.corpus.pretraining import FEWEST, options_from_settings
+from nopad.corpus.records import Origin, Records, within_vocabulary
 from nopad.corpus.text import decode_paragraphs
 from nopad.errors import OptionError, RecordError, SourceError
+from nopad.sequences import Sequences
 from nopad.store import PackOptions, pack_corpus
 
 WORDS = [f"w{n}" for n in range(60)]
@@ -242,6 +244,34 @@ def test_bad_documents_are_named_and_counted(tmp_path):
     groups = list(sequences(source.blocks(), None, CorpusOptions(capacity=24, on_bad_record="skip")))
     assert sum(group.counts.bad_skipped for group in groups) == 1
     assert sum(group.counts.documents for group in groups) == 20
+
+
+def test_pairs_beyond_the_vocabulary_take_no_counts_with_them():
+    """The counts of a pool went with the first pair that had such an id."""
+    skipping = CorpusOptions(capacity=24, vocab_size=40, on_bad_record="skip")
+    usual = [group.counts for group in sequences(source_of(texts()).blocks(), None, CorpusOptions(capacity=24))]
+    found = [group.counts for group in sequences(source_of(texts()).blocks(), None, skipping)]
+    assert sum(counts.bad_skipped for counts in found) > 0
+    for name in ("documents", "random_next"):
+        assert sum(getattr(counts, name) for counts in found) == sum(getattr(counts, name) for counts in usual) > 0
+
+
+@pytest.mark.parametrize("bad", [[0], [1, 3], [4], [0, 1, 2, 3, 4]])
+def test_records_keep_their_numbers_beside_bad_sequences(bad):
+    """Of records 0, 2 and 3 of 5, an encoder made 1, 3 and 1 sequences."""
+    origin = Origin(record=np.array([0, 2, 2, 2, 3]), start=np.arange(5), of=5)
+    ids = Sequences(seq_lengths=np.ones(5, np.int32), tokens={"input_ids": np.isin(np.arange(5), bad).astype(np.int32)})
+    run = Records(lines=np.arange(1, 6), ids=ids, origin=origin, counts={"documents": 9})
+    passed, numbers, starts, counts = 0, [], [], []
+    for one in within_vocabulary(run, 1):
+        if isinstance(one, Records):
+            numbers += (passed + one.origin.record).tolist()
+            starts += one.origin.start.tolist()
+            counts.append(one.counts.get("documents", 0))
+        passed += one.origin.of if isinstance(one, Records) else 1
+    good = [n for n in range(5) if n not in bad]
+    assert (passed, sum(counts)) == (5, 9)
+    assert (numbers, starts) == (origin.record[good].tolist(), good)
 
 
 def test_settings_bring_the_options_back():

@@ -15,8 +15,26 @@ from nopad.corpus import json_array, open_records
 from nopad.corpus.runs import ROWS, as_json
 from nopad.errors import OptionError, RecordError, SourceError
 
+TIMES = pa.array([1, 2, 3]).cast(pa.time64("ns"))
 COUNT = 2345
 RECORDS = [{"text": f'text {n}, “quoted” "{n}"', "label": n % 3, "score": n / 4} for n in range(COUNT)]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        TIMES,
+        pa.ListArray.from_arrays([0, 1, 3], TIMES),
+        pa.StructArray.from_arrays([TIMES], ["a"]),
+        pa.ListArray.from_arrays([0, 3], pa.StructArray.from_arrays([TIMES], ["a"])),
+        pa.MapArray.from_arrays([0, 1, 3], ["a", "b", "c"], TIMES),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_times_of_day_keep_their_nanoseconds(column, tmp_path):
+    pq.write_table(pa.table({"t": column}), tmp_path / "a.parquet")
+    records = list(open_records(tmp_path / "a.parquet"))
+    assert pa.array([record["t"] for record in records], column.type).equals(column)
 
 
 def write(folder, kind):

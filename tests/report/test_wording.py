@@ -70,6 +70,13 @@ def test_a_small_ratio_is_not_called_0():
     assert "tokens on average, under 0.01 times as much as two drawn at random" in alike(many)
 
 
+def test_a_number_that_is_rounded_up_to_a_unit_gets_it():
+    numbers = (999_499, 999_500, 999_499_999, 999_500_000, 999_999_999, 999_999_999_999)
+    assert [big(n) for n in numbers] == [
+        *("999 thousand", "1.00 million", "999 million", "1.00 billion", "1.00 billion", "1.00 trillion")
+    ]
+
+
 def test_numbers():
     assert [big(n) for n in (99_999, 999_499, 999_500, 2_500_000_000, 3 * 10**15)] == [
         "99,999",

@@ -21,7 +21,7 @@ from nopad.model.refused import REFUSED
 from nopad.model.safety import bare, is_packed, outermost
 from nopad.model.wrapper_parts import Admitted, bases_of, wraps
 from nopad.model.wrappers import wrap
-from nopad.options import check_choice
+from nopad.options import check_choice, shown
 
 __all__ = ["packed", "proof_of"]
 
@@ -91,7 +91,7 @@ def packed(
     """
     check_choice("prove", prove, Prove)
     if head is not None and not (isinstance(head, str) and head in NAMES):
-        raise OptionError(f"unknown head {head!r}; there are {', '.join(NAMES)}")
+        raise OptionError(f"unknown head {shown(head)}; there are {', '.join(NAMES)}")
     whole = outermost(model)
     refuse_scripted(whole)
     if wraps(whole):

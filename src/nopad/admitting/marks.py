@@ -32,6 +32,7 @@ __all__ = ["NAMES_ONLY", "is_library", "mark_of", "settings_of"]
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), enum.Enum, PurePath)
 TORCH = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
+CONTAINERS = (list, tuple, dict, set, frozenset, np.ndarray)
 WRAPPERS = (staticmethod, classmethod, property, functools.partial, functools.cached_property)
 # Fields of a configuration that change nothing in how a model computes.
 NAMES_ONLY = (
@@ -114,9 +115,9 @@ class _Marker:
     An object that was added before is not added again: only its number among the added objects is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seen: Mapping[int, tuple[int, Any]] | None = None) -> None:
         self.found = hashlib.sha256()
-        self.seen: dict[int, tuple[int, Any]] = {}  # the object is kept, so that its id stays its own
+        self.seen = dict(seen or {})  # the object is kept, so that its id stays its own
 
     def say(self, *words: Any) -> None:
         for word in words:
@@ -134,16 +135,19 @@ class _Marker:
         for kinds, add in self._ways():
             if isinstance(value, kinds):
                 add(value)
+                if isinstance(value, CONTAINERS) and type(value) not in CONTAINERS:  # it may hold more
+                    self.add(type(value))
+                    self.add(getattr(value, "__dict__", None))
                 return
         self._object(value)
 
     def _ways(self) -> list[tuple[Any, Callable[[Any], None]]]:
         return [
             (Tensor, self._tensor),
-            (np.ndarray, lambda one: self.say(one.dtype.str, one.shape, one.tobytes())),
+            (np.ndarray, self._array),
             (np.generic, lambda one: self.say(one.dtype.str, one.tobytes())),
             (Mapping, self._mapping),
-            ((set, frozenset), lambda one: self.say(sorted(map(repr, one)))),
+            ((set, frozenset), self._set),
             ((list, tuple), self._all),
             (FunctionType, self._function),
             (CodeType, self._code),
@@ -158,6 +162,22 @@ class _Marker:
         self.say(type(values).__name__, len(values))
         for value in values:
             self.add(value)
+
+    def _array(self, values: np.ndarray[Any, Any]) -> None:
+        self.say(values.dtype.str, values.shape)
+        if values.dtype.hasobject:  # whose bytes say where the objects are, not what they hold
+            self._all(values.ravel().tolist())
+        else:
+            self.say(values.tobytes())
+
+    def _set(self, values: Any) -> None:
+        """Add the values of a set, whose order says nothing: each gets a hash of its own."""
+        marks = []
+        for value in values:
+            marker = _Marker(self.seen)
+            marker.add(value)
+            marks.append(marker.found.hexdigest())
+        self.say(type(values).__name__, sorted(marks))
 
     def _mapping(self, values: Mapping[Any, Any]) -> None:
         self.say(type(values).__name__, len(values))

@@ -98,7 +98,7 @@ def audit_samples(
     for name, function in {"alone": alone, "packed": packed}.items():
         if not callable(function):
             raise OptionError(f"{name} is a {type(function).__name__}; expected a function (model, samples)")
-    if not isinstance(samples, Sequence) or len(samples) < LEAST:
+    if not isinstance(samples, Sequence) or isinstance(samples, str | bytes | bytearray) or len(samples) < LEAST:
         raise OptionError(f"at least {LEAST} samples are audited, in a list: one by itself has no neighbours")
     how = f"{len(samples)} samples, packed by {getattr(packed, '__name__', type(packed).__name__)}"
     return compared(model, samples, alone, packed, gradients, seed, how)

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nopad.errors import BalanceError, OptionError
 from nopad.histogram import integers
-from nopad.options import check_integer, is_number, parse_integer
+from nopad.options import check_integer, is_number, parse_integer, shown
 
 __all__ = ["Attention", "CostModel", "Measured", "Tokens", "check_costs", "cost_model", "fingerprint", "round_up"]
 
@@ -223,7 +223,7 @@ class Measured(CostModel):
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if not is_number(value) or value < 0:
-                raise OptionError(f"{name} is {value!r}; it is a number of nanoseconds, at least 0")
+                raise OptionError(f"{name} is {shown(value)}; it is a number of nanoseconds, at least 0")
 
     def of(self, seq_lengths: ArrayLike) -> NDArray[np.int64]:
         """Return the nanoseconds that each sequence takes, rounded, and at least 1; int64 ``[n]``.

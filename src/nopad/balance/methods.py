@@ -33,7 +33,7 @@ from typing import Any, Literal
 import numpy as np
 
 from nopad.errors import OptionError
-from nopad.options import check_choice, check_integer
+from nopad.options import check_choice, check_integer, shown
 
 __all__ = ["METHODS", "Balance", "Deal", "Draw", "Wait", "Within"]
 
@@ -108,7 +108,9 @@ class Balance:
             if self.draw != "stratified":
                 raise OptionError(f"{name} are for draw 'stratified', not for draw {self.draw!r}")
             if not isinstance(values, Sequence | np.ndarray) or isinstance(values, str):
-                raise OptionError(f"{name} are integers, one after another, such as (128, 256, 384), got {values!r}")
+                raise OptionError(
+                    f"{name} are integers, one after another, such as (128, 256, 384), got {shown(values)}"
+                )
             checked = tuple(check_integer(f"each of {name}", value, 0, 2**63 - 1) for value in values)
             object.__setattr__(self, name, checked)
         if self.edges is not None and any(a >= b for a, b in zip(self.edges, self.edges[1:], strict=False)):

@@ -26,6 +26,7 @@ __all__ = [
     "joined",
     "listed",
     "narrow",
+    "readable",
     "signed",
     "single_values",
     "wide",
@@ -34,34 +35,107 @@ __all__ = [
 INTEGERS = ("seq_lengths", "input_ids")  # columns whose floats stay as they are here, since callers refuse them
 
 
+_PLAIN = {bool, int, float, str, bytes, type(None)}  # values of Python in which nothing is hidden
+_ARROW_FLOATS = {"halffloat": np.float16, "float": np.float32, "double": np.float64}  # by Arrow's names
+
+
 def is_list(entry: Any) -> bool:
-    """Return whether `entry` has a length: a list, or an array with at least one dimension; strings do not count."""
-    text = isinstance(entry, str | bytes) or hasattr(entry, "as_buffer")  # the latter are those of Arrow
-    return not text and hasattr(entry, "__len__") and getattr(entry, "ndim", 1) > 0
+    """Return whether `entry` has a length: a list, or an array with at least one dimension.
 
-
-def _python(entry: Any) -> Any:
-    """Return an Arrow scalar as a Python object, and any other object unchanged.
-
-    NumPy would make numbers of the bytes of an Arrow scalar.
+    Texts and bytes do not count, and nor does a nested tensor.
     """
-    return entry.as_py() if hasattr(entry, "as_py") else entry
+    if getattr(entry, "is_nested", False) or _is_text(entry):
+        return False
+    return hasattr(entry, "__len__") and getattr(entry, "ndim", 1) > 0
+
+
+def _is_text(entry: Any) -> bool:
+    """Return whether `entry` is a text or bytes: one value, of whose bytes NumPy would make numbers."""
+    if isinstance(entry, str | bytes) or hasattr(entry, "as_buffer"):  # the latter are scalars of Arrow
+        return True
+    if isinstance(entry, list | tuple) or hasattr(entry, "dtype") or hasattr(entry, "typecode"):
+        return False
+    try:
+        return memoryview(entry).itemsize == 1  # a bytearray, a memoryview or mmap of bytes, a Buffer of Arrow
+    except (TypeError, ValueError, BufferError):
+        return False
+
+
+def readable(entry: Any, what: str) -> Any:
+    """Return an object that NumPy reads as it is meant: the only place that knows the kinds of objects users give.
+
+    Columns of pandas and polars become arrays without an index, and lists of Arrow its arrays. Other scalars of Arrow
+    become Python objects, floats become NumPy's of the same width, and bytes of any kind `bytes`. Sequences such as a
+    deque become lists. Other objects are returned unchanged. The error message calls the object `what`.
+
+    Raises:
+        BatchError: the object has values that are masked or null, of which NumPy would make numbers; or it is a nested
+            tensor, which has several sequences.
+        RecursionError: lists are nested too deeply, or one holds itself.
+    """
+    if type(entry) is list or type(entry) is tuple:
+        return entry if _PLAIN.issuperset(map(type, entry)) else [readable(one, what) for one in entry]
+    if type(entry) in _PLAIN or type(entry) is np.ndarray:
+        return entry
+    if getattr(entry, "is_nested", False):
+        raise BatchError(f"{what} is a nested tensor, of several sequences; give an entry for each: nested.unbind()")
+    entry = _unlabelled(entry)
+    nulls: Any = getattr(entry, "null_count", 0)
+    if np.ma.is_masked(entry) or nulls:
+        raise BatchError(
+            f"{what} has values that are masked or null, and would become numbers; leave them out "
+            "(array.compressed(), drop_null()), or put numbers there (array.filled(0), fill_null(0))"
+        )
+    if hasattr(entry, "as_py"):
+        return _from_arrow(entry, what)
+    if hasattr(getattr(entry, "type", None), "value_type"):  # lists of Arrow
+        return [readable(one, what) for one in entry]
+    if _is_text(entry):
+        return entry if isinstance(entry, str | bytes) else bytes(entry)
+    buffer = hasattr(entry, "typecode") or isinstance(entry, memoryview)  # NumPy reads these faster than lists
+    return readable(list(entry), what) if isinstance(entry, Sequence) and not buffer else entry
+
+
+def _unlabelled(given: Any) -> Any:
+    """Return a column of pandas or polars as an array or list; any other object unchanged.
+
+    An index of pandas may be anything, so ``given[0]`` is not always the first entry.
+    """
+    if getattr(given, "ndim", 1) == 1 and hasattr(given, "iloc"):  # of pandas
+        if hasattr(given.array, "__arrow_array__"):  # it may have values that are missing
+            return given.array.__arrow_array__()
+        return given.to_numpy() if given.dtype.kind in "biuf" else list(given)
+    return given.to_arrow() if hasattr(given, "to_arrow") else given
+
+
+def _from_arrow(scalar: Any, what: str) -> Any:
+    """Return an Arrow scalar as `readable` describes it; None if it is null."""
+    if hasattr(getattr(scalar, "value", None), "as_py"):  # of an extension type
+        return _from_arrow(scalar.value, what)
+    if scalar.is_valid and hasattr(scalar, "values"):  # a list
+        return readable(scalar.values, what)
+    kind = _ARROW_FLOATS.get(str(scalar.type))
+    found = scalar.as_py()
+    return found if kind is None or found is None else kind(found)
 
 
 def listed(given: Any, name: str, each: str = "sequence") -> Sequence[Any]:
     """Return `given`, or a list of its entries if it cannot be indexed, or is a nested tensor.
 
+    Columns of pandas and polars become arrays, in which entries are found by their place.
+
     The error message uses `name`, the name of the argument, and `each`, the word for what an entry belongs to, such as
     "sequence".
 
     Raises:
-        BatchError: `given` is not a list, an array or another ordered iterable.
+        BatchError: `given` is not a list, an array or another ordered iterable; a table is none of these.
     """
-    unordered = isinstance(given, str | bytes | Mapping | Set)
+    unordered = isinstance(given, Mapping | Set) or _is_text(given) or hasattr(given, "columns")  # the last are tables
     if unordered or not hasattr(given, "__iter__") or isinstance(given, type) or getattr(given, "ndim", 1) == 0:
         raise BatchError(f"{name} are of type {type(given).__name__}; expected a list with an entry for each {each}")
     if getattr(given, "is_nested", False):  # it has no length
         return list(given.unbind())
+    given = _unlabelled(given)
     return given if hasattr(given, "__getitem__") else list(given)
 
 
@@ -73,14 +147,17 @@ def converted(entry: Any, name: str, n: int) -> NDArray[Any]:
     and the index `n` of the sequence.
 
     Raises:
-        BatchError: NumPy cannot make an array of `entry`, or a Python float is beyond float32.
+        BatchError: NumPy cannot make an array of `entry`, some of its values are masked or null, or a Python float is
+            beyond float32.
     """
     try:
-        entry = _python(entry)
+        entry = readable(entry, f"{name} of sequence {n}")
         kind = _float_of(entry)
         if kind is not None and str(getattr(entry, "dtype", kind)) == "torch.bfloat16":
             entry = entry.float()
         found = np.asarray(entry.cpu() if hasattr(entry, "cpu") else entry)
+    except BatchError:
+        raise
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:  # NotImplementedError of meta tensors too
         raise BatchError(f"{name} of sequence {n} is no list of numbers ({error})") from error
     from_python = found.dtype == np.float64 and kind == np.float32
@@ -95,11 +172,15 @@ def flat_array(entry: Any, name: str, n: int) -> NDArray[Any]:
     becomes int64; other dtypes are kept.
 
     Raises:
-        BatchError: `entry` does not hold numbers in one dimension, or a number does not fit into int64 or float32.
+        BatchError: `entry` does not hold numbers in one dimension, some are masked or null, or a number does not fit
+            into int64 or float32.
     """
     found = entry if type(entry) is np.ndarray else converted(entry, name, n)
     if found.ndim != 1:
-        raise BatchError(f"{name} of sequence {n} has {found.ndim} dimensions; expected one, with a value per token")
+        other = "" if found.ndim else f", not a {type(entry).__name__}"
+        raise BatchError(
+            f"{name} of sequence {n} has {found.ndim} dimensions; expected one, with a value per token{other}"
+        )
     if found.dtype.kind not in "biuf" and found.size:
         raise BatchError(f"{name} of sequence {n} is of {found.dtype}; expected numbers: leave this column out")
     return signed(found, name, n) if found.dtype == np.uint64 else found
@@ -111,8 +192,8 @@ def concatenated(given: Sequence[Any], name: str) -> tuple[NDArray[Any], NDArray
     Error messages call the lists `name`.
 
     Raises:
-        BatchError: there is no list; a list does not hold numbers in one dimension; or a number does not fit into int64
-            or float32.
+        BatchError: there is no list; a list does not hold numbers in one dimension, or some are masked or null; or a
+            number does not fit into int64 or float32.
     """
     if not len(given):
         raise BatchError("a batch needs at least one sequence, and there is none")
@@ -135,17 +216,20 @@ def single_values(given: Sequence[Any], name: str) -> NDArray[Any]:
     as they are.
 
     Raises:
-        BatchError: a value is None or is not a single value; the first value is a number, and another one is neither a
-            number nor a string; or a number does not fit into int64 or float32.
+        BatchError: a value is None, masked or null, or is not a single value; the first value is a number, and another
+            one is neither a number nor a string; or a number does not fit into int64 or float32.
     """
     try:
-        entries = [entry.item() if hasattr(entry, "item") else _python(entry) for entry in given]
+        given = [readable(entry, f"{name} of sequence {n}") for n, entry in enumerate(given)]
+        entries = [_single(entry) for entry in given]
+    except BatchError:
+        raise
     except (ValueError, RuntimeError, OverflowError) as error:
         raise BatchError(f"column {name!r} has an entry that is no single value ({error})") from error
     for n, entry in enumerate(entries):
         if entry is None:
             raise BatchError(f"column {name!r} has no value (None) for sequence {n}; give one to each, or leave it out")
-    if any(isinstance(entry, str | bytes) for entry in entries):
+    if any(isinstance(entry, str | bytes | np.datetime64 | np.timedelta64) for entry in entries):
         return np.array(entries, dtype=object)
     found = np.asarray(entries)
     whole = isinstance(entries[0], int) and not any(isinstance(entry, float) for entry in entries)
@@ -156,6 +240,15 @@ def single_values(given: Sequence[Any], name: str) -> NDArray[Any]:
         kind = np.result_type(*(one for one in kinds if one is not None)) if kinds - {None} else found.dtype
         return found.astype(kind) if kind != np.float32 else narrow(found, name)
     return signed(found, name, int(found.argmax())) if found.dtype == np.uint64 else wide(found, name)
+
+
+def _single(entry: Any) -> Any:
+    """Return a scalar of NumPy or PyTorch as a Python object, and any other object unchanged.
+
+    Times in nanoseconds remain NumPy's: Python has no object for them, and NumPy would give an integer.
+    """
+    found = entry.item() if hasattr(entry, "item") else entry
+    return entry if isinstance(entry, np.datetime64 | np.timedelta64) and isinstance(found, int) else found
 
 
 def _float_of(entry: Any) -> np.dtype[Any] | None:

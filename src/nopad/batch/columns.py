@@ -127,6 +127,7 @@ def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
 
             * there is no sequence, or there are no ``input_ids``
             * an integer does not fit into int64
+            * a column of Arrow has a null, or lists of different lengths
             * there are both ``label`` and ``label_ids``, but no ``labels``
             * ``position_ids`` do not count from 0 in each sequence; or a column is called ``cu_seqlens``,
               ``sequence_ids`` or ``attention_mask``, which the batch computes
@@ -137,14 +138,26 @@ def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
         raise BatchError(f"sequences have no input_ids; columns per token: {', '.join(sequences.tokens) or 'none'}")
     gathered = sequences.gathered()
     values = dict(gathered.values)
-    records = {name: values.pop(name) for name in RECORDS if name in values}
+    records = {name: np.asarray(values.pop(name)) for name in RECORDS if name in values}
     tokens = {name: wide(column, name) for name, column in gathered.tokens.items()}
     stacked = Sequences(
         seq_lengths=gathered.seq_lengths,
         tokens=tokens,
-        values={name: wide(column, name) for name, column in values.items()},
+        values={name: _read(column, name) for name, column in values.items()},
     )
     return labelled(without_computed(stacked)), records
+
+
+def _read(column: Any, name: str) -> NDArray[Any]:
+    """Return a per-sequence column of `Sequences` as a NumPy array, with integers as int64.
+
+    Raises:
+        BatchError: an integer does not fit into int64; or the column is of Arrow, and has a null, or lists of different
+            lengths.
+    """
+    if isinstance(column, np.ndarray):
+        return wide(column, name)
+    return per_sequence(name, column, len(column)) if is_list(column[0]) else single_values(column, name)
 
 
 def per_sequence(name: str, given: Sequence[Any], sequences: int) -> NDArray[Any]:

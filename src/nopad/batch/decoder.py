@@ -10,6 +10,7 @@ import numpy as np
 
 from nopad.batch.columns import from_sequences
 from nopad.errors import BatchError, OptionError
+from nopad.options import shown
 from nopad.sequences import Sequences
 
 __all__ = ["shifted"]
@@ -45,7 +46,7 @@ def shifted(targets: Sequence[Any], sequences: int, start_id: int) -> Sequences:
             "batch['labels'] to -100 afterwards where nothing is to be learnt"
         )
     if isinstance(start_id, bool) or not isinstance(start_id, int | np.integer) or not 0 <= start_id < 2**31:
-        raise OptionError(f"start_id is {start_id!r}; it is a token, mostly model.config.decoder_start_token_id")
+        raise OptionError(f"start_id is {shown(start_id)}; it is a token, mostly model.config.decoder_start_token_id")
     # One roll shifts all targets; each first token, which came from the target before, is then replaced.
     ids = np.roll(labels, 1)
     ids[stacked.begins] = start_id

@@ -29,13 +29,19 @@ def flash_kwargs(batch: PackedBatch, *, seq_idx: bool) -> dict[str, Any]:
     also have ``seq_idx``, the number of each token's sequence from 0, int32 ``[1, T]`` for T tokens.
 
     Raises:
-        BatchError: the batch is in rows, or a flat batch with padding, or it has images or videos.
+        BatchError: the batch is in rows, or a flat batch with padding, or it has images, videos or targets for a
+            decoder.
     """
     pictured = held(batch.layout)
     if pictured:
         raise BatchError(
             f"this batch has {pictured}, and a model may count the positions of their tokens by itself, which it does "
             "along rows; make it pack-safe with nopad.packed(model), and call model(**batch)"
+        )
+    if f"decoder_{MASK}" in batch:
+        raise BatchError(
+            "this batch has targets for a decoder, and these arguments have one set of lengths for both; make the "
+            "model pack-safe with nopad.packed(model), and call model(**batch)"
         )
     if batch.layout.form != "flat":
         raise BatchError("transformers' flash attention takes one stream; build the batch with nopad.Flat()")

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.batch.arrays import converted, flat_array, is_list, joined, listed, signed, wide
+from nopad.batch.arrays import converted, flat_array, is_list, joined, listed, readable, signed, wide
 from nopad.batch.columns import LENGTHS, POSITIONS, RECORDS, Records, from_sequences, without_computed
 from nopad.batch.filling import MASK
 from nopad.batch.images import Pictured, one_row, take_images
 from nopad.batch.layout import checked
 from nopad.errors import BatchError, LengthError
+from nopad.options import shown
 from nopad.sequences import Sequences, labelled
 
 __all__ = ["from_features"]
@@ -45,6 +46,7 @@ def from_features(
         BatchError: one of these:
 
             * `features` are not dicts, or there are none
+            * values are masked or null, or a value is a nested tensor
             * dicts have different keys, or no ``input_ids``; or both ``label`` and ``label_ids``, but no ``labels``
             * a mask has a 0 between ones, or a value other than 0 and 1
             * a list is not as long as its ``input_ids``, the ``seq_lengths`` of a row do not add up to its tokens, or a
@@ -62,6 +64,11 @@ def from_features(
     for n, feature in enumerate(features):
         if not isinstance(feature, Mapping):
             raise BatchError(f"feature {n} is of type {type(feature).__name__}; expected a dict of columns")
+    # Lists are read later, when their length has been checked
+    features = [
+        {name: one if type(one) is list else readable(one, f"{name} of feature {n}") for name, one in feature.items()}
+        for n, feature in enumerate(features)
+    ]
     features, images = take_images([one_row(feature) for feature in features])
     names = list(features[0])
     if "input_ids" not in names:
@@ -90,7 +97,7 @@ def _plain_features(features: Sequence[Mapping[str, Any]], names: Sequence[str])
     if MASK in names:
         for n, feature in enumerate(features):
             if not is_list(feature[MASK]):
-                raise BatchError(f"the {MASK} of feature {n} is {feature[MASK]!r}; expected a list of 0 and 1")
+                raise BatchError(f"the {MASK} of feature {n} is {shown(feature[MASK])}; expected a list of 0 and 1")
         spans = [_span(feature[MASK], n) for n, feature in enumerate(features)]
         for name, entries in given.items():
             if is_list(entries[0]):
@@ -104,7 +111,7 @@ def _check_widths(name: str, entries: Sequence[Any], features: Sequence[Mapping[
     for n, (entry, feature) in enumerate(zip(entries, features, strict=True)):
         if not is_list(entry):
             raise BatchError(
-                f"{name!r} is a list in feature 0 and {entry!r} in feature {n}; give lists, or values, to all"
+                f"{name!r} is a list in feature 0 and {shown(entry)} in feature {n}; give lists, or values, to all"
             )
         if len(entry) != len(feature[MASK]):
             raise BatchError(f"{name!r} has {len(entry)} values for the {len(feature[MASK])} of {MASK} in feature {n}")

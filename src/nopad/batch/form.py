@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.batch.layout import Layout
+from nopad.batch.layout import Layout, checked
 from nopad.errors import LengthError, OptionError
-from nopad.options import MAX_LENGTH, Option, check_sizes
+from nopad.options import MAX_LENGTH, Option, check_sizes, shown
 from nopad.planning.lpfhp import best_fit_decreasing_few
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Rows:
     def __post_init__(self) -> None:
         packs = self.packs
         if type(self.end_to_end) is not bool:
-            raise OptionError(f"end_to_end is {self.end_to_end!r}; it is True or False")
+            raise OptionError(f"end_to_end is {shown(self.end_to_end)}; it is True or False")
         if packs is not None:
             if not (hasattr(packs, "indptr") and hasattr(packs, "sequence")):
                 raise OptionError(
@@ -129,7 +129,9 @@ class Rows:
             if self.depth is not None or self.end_to_end:
                 raise OptionError("packs say what lies in each row; depth and end_to_end do not go with them")
             if self.capacity not in (None, packs.capacity):
-                raise OptionError(f"capacity is {self.capacity}, and the packs are of {packs.capacity}; leave it out")
+                raise OptionError(
+                    f"capacity is {shown(self.capacity)}, and the packs are of {packs.capacity}; leave it out"
+                )
             object.__setattr__(self, "capacity", packs.capacity)
         if self.capacity is None:
             raise OptionError("rows need their width: give a capacity")
@@ -159,6 +161,7 @@ class Rows:
                 of sequences.
         """
         assert self.capacity is not None
+        seq_lengths = checked(seq_lengths)  # packing takes them as they are, and does not end for negative ones
         if self.end_to_end:
             return Layout.end_to_end(seq_lengths, self.capacity, self.rows)
         if self.packs is not None:
@@ -218,7 +221,7 @@ def check_form(form: Any) -> Form:
         OptionError: `form` is neither `Flat` nor `Rows`.
     """
     if not isinstance(form, Flat | Rows):
-        raise OptionError(f"form is {form!r}; it is nopad.Flat() or nopad.Rows(capacity)")
+        raise OptionError(f"form is {shown(form)}; it is nopad.Flat() or nopad.Rows(capacity)")
     return form
 
 

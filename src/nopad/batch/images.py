@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.batch.arrays import narrow
+from nopad.batch.arrays import narrow, readable
 from nopad.batch.values import told
 from nopad.errors import BatchError
 from nopad.sequences import Sequences
@@ -334,12 +334,16 @@ def _array(value: Any, name: str, n: int) -> Any:
     messages name the column `name` and the index `n` of the feature.
 
     Raises:
-        BatchError: the value is not an array of numbers, or holds a Python float beyond float32.
+        BatchError: the value is not an array of numbers, some are masked or null, or it holds a Python float beyond
+            float32.
     """
     if value is None or hasattr(value, "detach"):
         return value
     try:
+        value = readable(value, f"{name} of feature {n}")
         found = np.asarray(value)
+    except BatchError:
+        raise
     except (TypeError, ValueError) as error:
         raise BatchError(f"{name} of feature {n} are no array of numbers ({error}); images are of one size") from error
     if found.dtype.kind not in "biuf":

@@ -349,7 +349,9 @@ def _in_rows(
     else:
         fits = int(per_row.sum()) == lens.size and not (per_row < 0).any()
     if not fits:
-        raise OptionError(f"the rows hold {int(per_row.sum())} sequences, and there are {lens.size} lengths")
+        row = int(per_row.argmin()) if per_row.size else 0
+        negative = f"; row {row} holds {per_row[row]}: give each at least 0" if per_row.min(initial=0) < 0 else ""
+        raise OptionError(f"the rows hold {int(per_row.sum())} sequences, and there are {lens.size} lengths{negative}")
     if compiled is not None:
         return starts, tokens
     ends = np.zeros(lens.size + 1, dtype=np.int64)

@@ -27,6 +27,7 @@ from nopad.batch.items import Items
 from nopad.batch.splitting import laid_out, split
 from nopad.batch.values import check_embeddings, ignored, named, shape_of
 from nopad.errors import BatchError, OptionError, load_torch
+from nopad.options import shown
 from nopad.sequences import Sequences
 
 if TYPE_CHECKING:
@@ -369,7 +370,7 @@ class PackedBatch(Items):
         try:
             device = torch.device(device)
         except (RuntimeError, TypeError, ValueError) as error:
-            raise OptionError(f"{device!r} is no torch device, such as 'cpu' or 'cuda:0'") from error
+            raise OptionError(f"{shown(device)} is no torch device, such as 'cpu' or 'cuda:0'") from error
         return self._mapped(lambda value: value.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> PackedBatch:
@@ -471,8 +472,9 @@ class PackedBatch(Items):
                 convolutions and state spaces of hybrid models (Bamba, Granite) read it.
 
         Raises:
-            BatchError: the batch is in rows or has padding; or it has images or videos (a model may then compute the
-                positions of tokens itself, along whole rows, as with M-RoPE).
+            BatchError: the batch is in rows or has padding; it has images or videos (a model may then compute the
+                positions of tokens itself, along whole rows, as with M-RoPE); or it has targets for a decoder, which
+                have lengths of their own.
             MissingExtraError: torch is not installed.
         """
         return flash_kwargs(self, seq_idx=seq_idx)

@@ -42,6 +42,7 @@ from nopad.corpus.source import BLOCK_BYTES, Source
 from nopad.corpus.tables import ArrowFile, ParquetFile
 from nopad.corpus.text import TextFile
 from nopad.errors import OptionError, SourceError
+from nopad.options import shown
 
 CORPORA = Suffixes(
     read=TEXT_SUFFIXES + JSONL_SUFFIXES + TABLE_SUFFIXES + DELIMITED, others=OTHERS, named_only=(".json",)
@@ -323,7 +324,7 @@ def _check_used(source: Source, options: ReaderOptions) -> None:
     for name in ("ids_field", "mask_field", "pad_id"):
         value = getattr(options, name)
         if value not in ("auto", None):
-            raise SourceError(f"{name} is {value!r}, which is for ready-made ids, and this is text; leave it out")
+            raise SourceError(f"{name} is {shown(value)}, which is for ready-made ids, and this is text; leave it out")
     there = {column.name for column in source.carried}
     gone = [name for name in options.carry if name not in there] if options.carry != "auto" else []
     if gone:

@@ -134,6 +134,8 @@ def refuse_tables(inputs: Any) -> None:
         raise SourceError(f"a polars {name} is read as a dataset: give datasets.Dataset.from_polars(frame)")
     if module == "pyarrow":
         raise SourceError(f"a pyarrow {name} is read as a dataset: give datasets.Dataset(table), table a pyarrow.Table")
+    if getattr(inputs, "is_nested", False):  # its shape cannot be read
+        raise SourceError("a nested tensor is no corpus: give a list of its sequences, list(nested.unbind())")
     if hasattr(type(inputs), "__array__"):
         raise SourceError(
             f"{name} of shape {tuple(getattr(inputs, 'shape', ()))} is no corpus: give a list of one-dimensional "

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from nopad import random
 from nopad.errors import OptionError
-from nopad.options import Option, is_number
+from nopad.options import Option, is_number, shown
 
 __all__ = ["BEGINS", "GOES_ON", "MASKABLE", "NEVER", "Masks", "default_predictions"]
 
@@ -74,7 +74,9 @@ class Masks:
     def __post_init__(self) -> None:
         rate = self.rate
         if not is_number(rate) or not 0 < rate <= 1:
-            raise OptionError(f"rate is {rate!r}; it is the share of tokens to be predicted, above 0, and at most 1")
+            raise OptionError(
+                f"rate is {shown(rate)}; it is the share of tokens to be predicted, above 0, and at most 1"
+            )
         _SEED.check("seed", self.seed)
         _MOST.check("max_predictions", self.max_predictions)
 

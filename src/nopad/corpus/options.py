@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from nopad.corpus.records import MAX_ID
 from nopad.errors import FormatError, OptionError
-from nopad.options import check_choice, names_in
+from nopad.options import check_choice, names_in, shown
 
 if TYPE_CHECKING:
     from nopad.corpus.tokenizer import Tokenizer
@@ -98,28 +98,29 @@ class ReaderOptions:
     def __post_init__(self) -> None:
         suffixes = names_in(self.suffixes)
         if suffixes is None or not all(re.fullmatch(r"\.\w+", one) for one in suffixes):
-            raise OptionError(f"suffixes are {self.suffixes!r}; they are a list such as ['.py', '.html']")
+            raise OptionError(f"suffixes are {shown(self.suffixes)}; they are a list such as ['.py', '.html']")
         object.__setattr__(self, "suffixes", tuple(one.lower() for one in suffixes))
         check_choice("text_unit", self.text_unit, TextUnit)
         for name in ("text_field", "ids_field", "mask_field"):
             value = getattr(self, name)
             if not isinstance(value, str | None):
-                raise OptionError(f"{name} is {value!r}; it must be the name of a column, or None")
+                raise OptionError(f"{name} is {shown(value)}; it must be the name of a column, or None")
         if self.text_field is not None and self.ids_field is not None:
             raise OptionError(
-                f"text_field {self.text_field!r} and ids_field {self.ids_field!r} exclude each other; give one of them"
+                f"text_field {shown(self.text_field)} and ids_field {shown(self.ids_field)} exclude each other; give "
+                "one of them"
             )
         if not (isinstance(self.carry, str) and self.carry == "auto"):
             carry = names_in(self.carry)
             if carry is None:
-                raise OptionError(f"carry is {self.carry!r}; it must be a list of names of columns, or 'auto'")
+                raise OptionError(f"carry is {shown(self.carry)}; it must be a list of names of columns, or 'auto'")
             object.__setattr__(self, "carry", carry)
         if self.pad_id is not None and not (type(self.pad_id) is int and 0 <= self.pad_id <= MAX_ID):
-            raise OptionError(f"pad_id is {self.pad_id!r}; it must be an integer from 0 to {MAX_ID}")
+            raise OptionError(f"pad_id is {shown(self.pad_id)}; it must be an integer from 0 to {MAX_ID}")
         if self.pad_id is not None and self.mask_field not in ("auto", None):
             raise OptionError("mask_field and pad_id exclude each other; give one of them")
         if type(self.find_labels) is not bool:
-            raise OptionError(f"find_labels is {self.find_labels!r}; it must be True or False")
+            raise OptionError(f"find_labels is {shown(self.find_labels)}; it must be True or False")
 
     def settings(self) -> dict[str, Any]:
         """Return the options by name as JSON values; `suffixes` and `find_labels` are left out if empty or False."""
@@ -170,11 +171,11 @@ class CorpusOptions:
 
     def __post_init__(self) -> None:
         if type(self.capacity) is not int or not 1 <= self.capacity <= MAX_ID:
-            raise OptionError(f"capacity is {self.capacity!r}; it must be an integer from 1 to {MAX_ID}")
+            raise OptionError(f"capacity is {shown(self.capacity)}; it must be an integer from 1 to {MAX_ID}")
         if self.vocab_size is not None and not (type(self.vocab_size) is int and self.vocab_size >= 1):
-            raise OptionError(f"vocab_size is {self.vocab_size!r}; it must be an integer of at least 1")
+            raise OptionError(f"vocab_size is {shown(self.vocab_size)}; it must be an integer of at least 1")
         if type(self.special_tokens) is not bool:
-            raise OptionError(f"special_tokens is {self.special_tokens!r}; it must be True or False")
+            raise OptionError(f"special_tokens is {shown(self.special_tokens)}; it must be True or False")
         for name, allowed in (("over_long", OverLong), ("empty", Empty), ("on_bad_record", OnBadRecord)):
             check_choice(name, getattr(self, name), allowed)
 

@@ -32,7 +32,7 @@ from nopad.corpus.policy import cut, cut_counts
 from nopad.corpus.sentences import SentenceUnit, sentences_of
 from nopad.corpus.tokenizer import Tokenizer
 from nopad.errors import OptionError, RecordError
-from nopad.options import BOOLEAN, MAX_LENGTH, Option, check_choice, is_number
+from nopad.options import BOOLEAN, MAX_LENGTH, Option, check_choice, is_number, shown
 from nopad.sequences import Sequences, gather_runs
 
 __all__ = ["NEXT", "TYPES", "PairOptions", "Pairs", "Sentences", "Vocabulary", "pairs_of", "sentences_in", "too_long"]
@@ -113,9 +113,11 @@ class PairOptions:
         for name in ("short", "random_next"):
             share = getattr(self, name)
             if not is_number(share) or not 0 <= share <= 1:
-                raise OptionError(f"{name} is {share!r}; it is a share, from 0 to 1")
+                raise OptionError(f"{name} is {shown(share)}; it is a share, from 0 to 1")
         if not is_number(self.rate):
-            raise OptionError(f"rate is {self.rate!r}; it is the share of tokens to be predicted, above 0, at most 1")
+            raise OptionError(
+                f"rate is {shown(self.rate)}; it is the share of tokens to be predicted, above 0, at most 1"
+            )
         most, room = self.max_predictions, self.max_length - FRAME
         if most is not None and most > room:
             raise OptionError(

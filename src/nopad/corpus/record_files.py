@@ -27,6 +27,7 @@ from nopad.corpus.selection import Selection, label_column, late_labels, refuse_
 from nopad.corpus.source import BLOCK_BYTES, Block, Source
 from nopad.errors import OptionError, SourceError
 from nopad.notation import from_json
+from nopad.options import shown
 from nopad.sequences import LABELS
 
 __all__ = ["RecordFile"]
@@ -190,7 +191,7 @@ def _chosen(
     for name in ("text_field", "ids_field", "mask_field", "pad_id"):
         value = getattr(options, name)
         if value not in (None, "auto"):
-            raise OptionError(f"{name} is {value!r}, and the records are read otherwise; leave it out")
+            raise OptionError(f"{name} is {shown(value)}, and the records are read otherwise; leave it out")
     asked: Sequence[str] = () if options.carry == "auto" else options.carry
     late: tuple[str, ...] = ()
     if options.carry == "auto" and options.find_labels and not set(LABELS) & set(encoder.columns):

@@ -52,7 +52,7 @@ from nopad.corpus.source import BLOCK_BYTES, CHAIN_START, Block, chain
 from nopad.corpus.squad import is_squad, squad_runs
 from nopad.corpus.tables import arrow_schema, parquet_footer
 from nopad.errors import InputError, OptionError, SourceError
-from nopad.options import check_choice
+from nopad.options import check_choice, shown
 
 __all__ = ["RecordStream", "open_records", "opened_runs", "records_from_python"]
 
@@ -321,7 +321,7 @@ def open_records(
             )
         return inputs
     if isinstance(strings, str):
-        raise OptionError(f"strings is {strings!r}; give a list of columns")
+        raise OptionError(f"strings is {shown(strings)}; give a list of columns")
     check_choice("on_bad_record", on_bad_record, OnBadRecord)
     check_choice("text_unit", text_unit, TextUnit)
     made = records_from_python(inputs)

@@ -8,7 +8,7 @@ that all later code handles columns.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -266,10 +266,28 @@ def within_document(run: Records) -> Iterator[Records | BadRecord]:
 def _without(run: Records, bad: Mapping[int, str]) -> Iterator[Records | BadRecord]:
     """Yield a run of records, with a bad record in place of each one whose index in the run is a key of `bad`.
 
-    The values of `bad` are the reasons. The records between bad ones are yielded as separate runs.
+    The values of `bad` are the reasons. The records between bad ones are yielded as separate runs. The first of them
+    gets the counts of the whole run, and all records of its `origin` that do not count as bad ones; a run without
+    records gets them if every record is bad.
     """
+    counts, passed = run.counts, 0
+    rest = 0 if run.origin is None else run.origin.of - len(bad)
     for begin, end, reason in good_and_bad(run.lines.size, bad):
-        yield run.part(begin, end) if reason is None else BadRecord(line=int(run.lines[begin]), reason=reason)
+        if reason is not None:
+            yield BadRecord(line=int(run.lines[begin]), reason=reason)
+            passed += 1
+            continue
+        yield replace(run.part(begin, end), counts=counts, origin=_origin(run, begin, end, passed, rest))
+        counts, passed, rest = {}, passed + rest, 0
+    if counts or rest:
+        yield replace(run.part(0, 0), counts=counts, origin=_origin(run, 0, 0, passed, rest))
+
+
+def _origin(run: Records, begin: int, end: int, passed: int, of: int) -> Origin | None:
+    """Return the `Origin` of a part of a run: `passed` records were counted before it, and `of` are counted with it."""
+    if run.origin is None:
+        return None
+    return Origin(record=run.origin.record[begin:end] - passed, start=run.origin.start[begin:end], of=of)
 
 
 def good_and_bad(rows: int, bad: Mapping[int, str]) -> Iterator[tuple[int, int, str | None]]:

@@ -231,16 +231,23 @@ def _decoded(batch: pa.RecordBatch, first_row: int, place: str) -> Iterator[dict
 def _values(column: pa.Array) -> list[Any]:
     """Return the values of a column as Python objects, or as Arrow scalars if Python cannot hold all of them.
 
-    Python cannot hold the year 12000, for example. A column of times of day in nanoseconds is always returned as
-    scalars. Nulls are None either way. `pyarrow.array` with the column's type makes the same column from the returned
-    values, with one exception: times of day within lists or structs lose their nanoseconds.
+    Python cannot hold the year 12000, for example. A column with times of day in nanoseconds, also within lists or
+    structs, is always returned as scalars. Nulls are None either way. `pyarrow.array` with the column's type makes the
+    same column from the returned values.
     """
-    if not (pa.types.is_time64(column.type) and column.type.unit == "ns"):  # Python would cut the nanoseconds off
+    if not _has_times(column.type):  # Python would cut the nanoseconds off
         try:
             return [*column.to_pylist()]
         except (OverflowError, ValueError):
             pass
     return [one if one.is_valid else None for one in column]
+
+
+def _has_times(kind: pa.DataType) -> bool:
+    """Return whether a type is times of day in nanoseconds, or has them within it."""
+    if pa.types.is_time64(kind):
+        return bool(kind.unit == "ns")
+    return any(_has_times(kind.field(at).type) for at in range(kind.num_fields))
 
 
 def _row_places(count: int, first_row: int, place: str) -> Iterator[str]:

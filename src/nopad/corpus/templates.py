@@ -19,6 +19,7 @@ from nopad.corpus.conversations import Conversation
 from nopad.corpus.prefixes import token_ids
 from nopad.corpus.records import check_text
 from nopad.errors import OptionError, RecordError
+from nopad.options import shown
 from nopad.properties import cached_property
 
 __all__ = ["Frame", "Template"]
@@ -117,7 +118,7 @@ class Template:
 
     def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None) -> None:
         if options is not None and not isinstance(options, Mapping):
-            raise OptionError(f"template is {options!r}; give a dict of what the chat template reads")
+            raise OptionError(f"template is {shown(options)}; give a dict of what the chat template reads")
         if odd := _OURS.intersection(options or {}):
             raise OptionError(f"template has {min(odd)!r}, which is no argument of a chat template; leave it out")
         self.tokenizer, self.options = tokenizer, dict(options or {})

@@ -23,6 +23,7 @@ from nopad.loading.legs import Course, Last, ordered
 from nopad.loading.sharing import HostArrays
 from nopad.loading.state import Position
 from nopad.loading.units import Units
+from nopad.options import shown
 
 __all__ = ["Epochs"]
 
@@ -57,7 +58,8 @@ class Epochs:
         """
         if not isinstance(cost, CostModel):
             raise OptionError(
-                f"cost is {cost!r}; it is a nopad.balance.CostModel, such as Tokens() or Attention(hidden_size=4096)"
+                f"cost is {shown(cost)}; it is a nopad.balance.CostModel, such as Tokens() or "
+                "Attention(hidden_size=4096)"
             )
         self.feed, self.cost, self.last, self._shared = feed, cost, last, shared
         self._forget()

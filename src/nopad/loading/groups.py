@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nopad.balance import round_up
 from nopad.errors import OptionError
+from nopad.options import shown
 from nopad.packs import Packs, index_dtype, take_lists
 
 __all__ = ["Groups", "Together"]
@@ -57,8 +58,8 @@ class Groups:
             size = int(given)
             if size < 1 or sequences % size:
                 raise OptionError(
-                    f"groups of {size} are given, and there are {sequences:,} sequences, which are no "
-                    f"multiple of {size}; give the group of each sequence"
+                    f"groups of {shown(size)} are given, and there are {sequences:,} sequences, which are no "
+                    f"multiple of it; give the group of each sequence"
                 )
             return cls(np.arange(0, sequences + 1, size, dtype=dtype), np.arange(sequences, dtype=dtype))
         try:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from nopad import _kernels, random
 from nopad.errors import OptionError
 from nopad.loading.sources import TokenSource, open_tokens
-from nopad.options import MAX_LENGTH, check_choice, is_number
+from nopad.options import MAX_LENGTH, check_choice, is_number, shown
 from nopad.packs import index_dtype
 from nopad.sequences import Sequences, gather_runs
 
@@ -292,7 +292,7 @@ def _shares(weights: Mapping[str, float] | None, names: tuple[str, ...], tokens:
     if weights is None:
         return [Fraction(count, sum(tokens)) for count in tokens]
     if not isinstance(weights, Mapping):
-        raise OptionError(f"weights are {weights!r}; give a dict with a number for each of {', '.join(names)}")
+        raise OptionError(f"weights are {shown(weights)}; give a dict with a number for each of {', '.join(names)}")
     for name in weights:
         if name not in names:
             raise OptionError(f"there is a weight for {name!r}, and no such source; there are {', '.join(names)}")
@@ -301,6 +301,8 @@ def _shares(weights: Mapping[str, float] | None, names: tuple[str, ...], tokens:
         if weight is None:
             raise OptionError(f"there is no weight for {name!r}; give each source one, or none any")
         if not is_number(weight) or weight <= 0:
-            raise OptionError(f"the weight of {name!r} is {weight!r}; it is a number above 0, or leave the source out")
+            raise OptionError(
+                f"the weight of {name!r} is {shown(weight)}; it is a number above 0, or leave the source out"
+            )
     exact = [Fraction(weight.item() if isinstance(weight := weights[name], np.generic) else weight) for name in names]
     return [weight / sum(exact) for weight in exact]

@@ -14,7 +14,7 @@ from nopad.loading.limited import IMAGES, PackedImages
 from nopad.loading.mixed import MixedTokens
 from nopad.loading.mixture import Mixture
 from nopad.loading.sources import TokenSource, open_tokens
-from nopad.options import check_choice, check_sizes
+from nopad.options import check_choice, check_sizes, shown
 from nopad.store import PackedDataset, open_packed
 from nopad.store.manifest import MANIFEST
 
@@ -62,7 +62,9 @@ def open_feed(
     capacity, seed = None if capacity is None else checked, int(seed)
     together = check_choice("together", together, Together)
     if together != "rank" and groups is None:
-        raise OptionError(f"together is {together!r}, and is about groups of sequences; give groups, or leave it out")
+        raise OptionError(
+            f"together is {shown(together)}, and is about groups of sequences; give groups, or leave it out"
+        )
     if images is not None:
         images = int(IMAGES.check("images", images))
         _check_images(data, capacity, groups, options)

@@ -30,6 +30,7 @@ from nopad.files import locked, storage_errors
 from nopad.loading.feeds import Feed
 from nopad.loading.ranks import Ranks
 from nopad.notation import from_json
+from nopad.options import shown
 
 __all__ = ["HostArrays", "shared"]
 
@@ -187,7 +188,7 @@ def shared(ranks: Ranks, feed: Feed, host_dir: str | os.PathLike[str] | None) ->
         StorageError: the folder cannot be made, or `host_dir` is a symbolic link or belongs to somebody else.
     """
     if host_dir is not None and not isinstance(host_dir, str | os.PathLike):
-        raise OptionError(f"host_dir is {host_dir!r}; it is the path of a folder")
+        raise OptionError(f"host_dir is {shown(host_dir)}; it is the path of a folder")
     if host_dir is None and (ranks.node_size == 1 or feed.sequences < _SHARED_FROM):
         return None
     return HostArrays(feed.facts(), None if host_dir is None else Path(host_dir))

@@ -12,7 +12,7 @@ from nopad.loading.collate import plain
 from nopad.loading.legs import Last
 from nopad.loading.ranks import Ranks
 from nopad.loading.supply import Collate, EpochCollate, Serving
-from nopad.options import Option, check_choice
+from nopad.options import Option, check_choice, shown
 
 __all__ = ["TOKEN_CAP", "Step"]
 
@@ -205,7 +205,7 @@ def _called(collate: Any) -> Any:
         OptionError: it is neither a function nor an `EpochCollate`.
     """
     if not callable(collate) and not isinstance(collate, EpochCollate):
-        raise OptionError(f"collate is {collate!r}; it is a function that makes a nopad.PackedBatch, or None")
+        raise OptionError(f"collate is {shown(collate)}; it is a function that makes a nopad.PackedBatch, or None")
     return collate
 
 

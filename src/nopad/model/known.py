@@ -14,6 +14,7 @@ from torch import nn
 
 from nopad.errors import OptionError, UnsupportedModelError
 from nopad.model.families import Family
+from nopad.options import shown
 
 __all__ = ["NAMES", "class_of", "head_name", "is_stock", "walk"]
 
@@ -88,7 +89,7 @@ def head_name(model: Any, family: Family, given: str | None) -> str:
     kind = class_of(model)
     name = kind.__name__
     if given is not None and not (isinstance(given, str) and given in NAMES):
-        raise OptionError(f"unknown head {given!r}; there are {', '.join(NAMES)}")
+        raise OptionError(f"unknown head {shown(given)}; there are {', '.join(NAMES)}")
     known = _tables().get(name) if is_stock(kind) else None
     if known is None and (given is None or not isinstance(model, PreTrainedModel)):
         raise UnsupportedModelError(f"nopad does not know the head of {name}: {_way_out(model)}")

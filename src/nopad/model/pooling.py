@@ -11,6 +11,7 @@ from nopad.batch.device import Placement, place
 from nopad.batch.guard import PackedMask
 from nopad.errors import BatchError, OptionError
 from nopad.losses.checks import check_batch, check_tensors
+from nopad.options import shown
 
 if TYPE_CHECKING:
     from nopad.batch import PackedBatch
@@ -42,7 +43,7 @@ def pooled(states: Tensor, batch: PackedBatch, how: str = "mean") -> Tensor:
     [[2.0], [8.0]]
     """
     if how not in ("first", "last", "mean"):
-        raise OptionError(f"unknown pooling {how!r}; it is 'first', 'last' or 'mean'")
+        raise OptionError(f"unknown pooling {shown(how)}; it is 'first', 'last' or 'mean'")
     check_tensors(states=states)
     check_batch(batch)
     if tuple(states.shape[:2]) != batch.layout.shape:
@@ -72,7 +73,7 @@ def pool(states: Tensor, placed: Placement, how: str) -> Tensor:
         lens = placed.lens
         total = stream.new_zeros(lens.numel(), *stream.shape[1:]).index_add(0, placed.owner, stream)
         return total / lens.reshape(-1, *[1] * (total.dim() - 1)).to(total.dtype)
-    raise BatchError(f"unknown pooling {how!r}; it is 'first', 'last' or 'mean'")
+    raise BatchError(f"unknown pooling {shown(how)}; it is 'first', 'last' or 'mean'")
 
 
 def static_pooled(states: Tensor, ids: Tensor, most: int, how: str) -> Tensor:

@@ -24,7 +24,7 @@ from nopad.model.families import Family, family_of
 from nopad.model.heads import head_of
 from nopad.model.own import refuse_scripted
 from nopad.model.state import State
-from nopad.options import Option
+from nopad.options import Option, shown
 
 __all__ = ["bare", "facts_of", "is_packed", "outermost", "packed", "state_of", "unpacked"]
 
@@ -84,7 +84,7 @@ def packed(
     True
     """
     if not isinstance(backend, str) or backend not in ("auto", *BACKENDS):
-        raise OptionError(f"unknown backend {backend!r}; there are auto, {', '.join(BACKENDS)}")
+        raise OptionError(f"unknown backend {shown(backend)}; there are auto, {', '.join(BACKENDS)}")
     max_sequences = MOST.check("max_sequences", max_sequences)
     inner = bare(model)
     refuse_scripted(inner)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nopad.errors import OptionError
-from nopad.options import BOOLEAN, Option
+from nopad.options import BOOLEAN, Option, shown
 from nopad.planning.algorithm import Algorithm
 from nopad.planning.best_fit import best_fit
 from nopad.planning.conditions import CONDITIONS
@@ -120,9 +120,9 @@ def check_algorithm(algorithm: str) -> None:
         OptionError: there is no such algorithm; the message gives similar names, and all names.
     """
     if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
-        near = difflib.get_close_matches(str(algorithm).lower(), ALGORITHMS, n=2)
+        near = difflib.get_close_matches(shown(algorithm).strip("'").lower(), ALGORITHMS, n=2)
         meant = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise OptionError(f"unknown algorithm {algorithm!r}{meant} (there are: {', '.join(ALGORITHMS)})")
+        raise OptionError(f"unknown algorithm {shown(algorithm)}{meant} (there are: {', '.join(ALGORITHMS)})")
 
 
 def complete_options(algorithm: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nopad.errors import OptionError
-from nopad.options import Option, is_number
+from nopad.options import Option, is_number, shown
 
 __all__ = ["Settings"]
 
@@ -72,11 +72,11 @@ class Settings:
         for name in _RATES:
             value = getattr(self, name)
             if value is not None and not (is_number(value) and LOW <= value <= HIGH):
-                raise OptionError(f"{name} must be a number above 0, from {LOW:g} to {HIGH:g}, got {value!r}")
+                raise OptionError(f"{name} must be a number above 0, from {LOW:g} to {HIGH:g}, got {shown(value)}")
         if not isinstance(self.title, str | None):
-            raise OptionError(f"title is {self.title!r}; it is some text, or None")
+            raise OptionError(f"title is {shown(self.title)}; it is some text, or None")
         if not isinstance(self.currency, str):
-            raise OptionError(f"currency is {self.currency!r}; it is some text, such as '$' or 'EUR'")
+            raise OptionError(f"currency is {shown(self.currency)}; it is some text, such as '$' or 'EUR'")
         if self.title is not None and not self.title.strip():
             raise OptionError("the title is empty; give some text, or leave it out")
         if self.currency and self.price_per_hour is None:

@@ -114,7 +114,7 @@ def big(number: int) -> str:
     if number < 100_000:
         return f"{number:,}"
     for size, name in (*_UNITS, (1000, "thousand")):
-        if number >= size or (size == 10**6 and number >= 999_500):
+        if number >= size * 0.9995:  # which is rounded up to 1 of this unit
             value = number / size
             return f"{value:,.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {name}"
     raise AssertionError("unreachable")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from nopad.corpus import Counts, Source
 from nopad.errors import OptionError, RecordError
-from nopad.options import is_number
+from nopad.options import is_number, shown
 from nopad.random import STREAM_HELD_OUT, keys
 
 __all__ = ["Choice", "check_divisible", "check_share", "choose", "held_out_keys"]
@@ -32,7 +32,9 @@ def check_share(validation: float) -> None:
         OptionError: `validation` is not such a number.
     """
     if not is_number(validation) or not 0 <= validation < 1:
-        raise OptionError(f"the share to hold out is {validation!r}; it must be at least 0 and below 1, such as 0.01")
+        raise OptionError(
+            f"the share to hold out is {shown(validation)}; it must be at least 0 and below 1, such as 0.01"
+        )
 
 
 def check_divisible(source: Source, validation: float) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from nopad.assignment import Order
 from nopad.errors import OptionError
-from nopad.options import check_choice, check_sizes
+from nopad.options import check_choice, check_sizes, shown
 from nopad.planning.registry import check_algorithm, complete_options
 from nopad.store.choice import check_share
 from nopad.store.shards import SHARD_TOKENS
@@ -47,9 +47,9 @@ class PackOptions:
     def __post_init__(self) -> None:
         check_choice("order", self.order, Order)
         if type(self.shard_tokens) is not int or self.shard_tokens < 1:
-            raise OptionError(f"shard_tokens must be an integer of at least 1, got {self.shard_tokens!r}")
+            raise OptionError(f"shard_tokens must be an integer of at least 1, got {shown(self.shard_tokens)}")
         if not isinstance(self.options, Mapping):
-            raise OptionError(f"options is {self.options!r}; it must be a mapping of names to values")
+            raise OptionError(f"options is {shown(self.options)}; it must be a mapping of names to values")
         check_share(self.validation)
 
     def checked(self, capacity: int) -> PackOptions:

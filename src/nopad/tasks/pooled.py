@@ -79,7 +79,7 @@ def embed(
         raise OptionError(f"skip is {shown(skip)}; it is a number of tokens, from 0, or one for each sequence")
     leaves_out = bool(skipped.any())
     if leaves_out and pooling != "mean":
-        raise OptionError(f"first tokens are left out of means only, and this is pooling {pooling!r}")
+        raise OptionError(f"first tokens are left out of means only, and this is pooling {shown(pooling)}")
     state_of(model)
     output = model(**batch)
     states = getattr(output, "last_hidden_state", None)

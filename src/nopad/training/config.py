@@ -18,6 +18,7 @@ from typing import Any, get_args, get_type_hints
 
 from nopad.errors import MissingExtraError, OptionError, SourceError, install
 from nopad.notation import from_toml
+from nopad.options import shown
 from nopad.training.tables import CHOOSES, TABLES, Data, Model, Output, Packing, TaskTable, TrainConfig
 from nopad.training.typed import Given, fitted, known
 
@@ -55,7 +56,7 @@ def read_config(path: str | Path, overrides: Sequence[str] = (), *, init_from: s
         with _of(str(path)):
             known(name, TABLES, "the configuration")
             if not isinstance(table, dict):
-                raise OptionError(f"{name} is {table!r}, and must be a table: [{name}]")
+                raise OptionError(f"{name} is {shown(table)}, and must be a table: [{name}]")
         document[name] = table
     made = {name: _table(name, document.get(name, {}), str(path)) for name in TABLES}
     for text in overrides:

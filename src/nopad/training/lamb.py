@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from nopad.errors import OptionError, TrainingError
-from nopad.options import is_number
+from nopad.options import is_number, shown
 
 __all__ = ["Lamb", "decay_groups"]
 
@@ -311,7 +311,7 @@ def _check_options(group: Mapping[str, Any], number: int) -> None:
     """
 
     def refuse(name: str, allowed: str) -> None:
-        raise OptionError(f"{name} of group {number} is {group[name]!r}; it must be {allowed}")
+        raise OptionError(f"{name} of group {number} is {shown(group[name])}; it must be {allowed}")
 
     for name in ("lr", "eps", "weight_decay"):
         if not _is_number(group[name]) or group[name] < 0:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from nopad.errors import OptionError
 from nopad.loading import PackedLoader
 from nopad.loading.summary import Summary
-from nopad.options import check_choice
+from nopad.options import check_choice, shown
 from nopad.packs import Packs
 from nopad.planning.plan import Plan
 
@@ -99,7 +99,7 @@ def factor_of(measured: Any) -> float:
             "Packs, a packed dataset, or the number of sequences per pack"
         )
     if not 1 <= measured < math.inf:
-        raise OptionError(f"the packing factor is {measured!r}; it is sequences per pack, a finite number from 1")
+        raise OptionError(f"the packing factor is {shown(measured)}; it is sequences per pack, a finite number from 1")
     return float(measured)
 
 
@@ -171,7 +171,7 @@ def _fewer(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str
     name = _one_of(hparams, _ACCUMULATION)
     before = _get(hparams, name)
     if isinstance(before, bool) or not isinstance(before, int) or before < 1:
-        raise OptionError(f"{name} is {before!r}; it is a number of micro-steps, from 1")
+        raise OptionError(f"{name} is {shown(before)}; it is a number of micro-steps, from 1")
     if before == 1 and p > _ABOUT_ONE:
         raise OptionError(
             f"{name} is 1 already, and a pack holds {p:.2f} sequences: a step cannot have fewer micro-steps. Take "
@@ -182,7 +182,7 @@ def _fewer(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], list[str
     off = after * p / before
     rows = next((_get(hparams, one) for one in _ROWS if _has(hparams, one)), None)
     if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
-        raise OptionError(f"rows per micro-step are {rows!r}; they are a whole number from 1")
+        raise OptionError(f"rows per micro-step are {shown(rows)}; they are a whole number from 1")
     if rows is None:
         step = f"a step has {off:.2f} times as many sequences as before"
     else:
@@ -220,7 +220,7 @@ def _forgetting(hparams: Any, p: float) -> tuple[dict[str, tuple[Any, Any]], lis
         or len(before) != 2
         or not all(isinstance(b, int | float) and 0 <= b < 1 for b in before)
     ):
-        raise OptionError(f"betas are {before!r}; they are two numbers from 0 to below 1")
+        raise OptionError(f"betas are {shown(before)}; they are two numbers from 0 to below 1")
     after = tuple(float(b) ** p for b in before)
     pairs = (
         {"betas": (before, after)}

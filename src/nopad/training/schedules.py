@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nopad.errors import OptionError
-from nopad.options import check_choice, check_number
+from nopad.options import check_choice, check_number, shown
 
 __all__ = ["Counts", "Schedule"]
 
@@ -61,12 +61,14 @@ class Schedule:
             check_number(f"schedule.{name}", getattr(self, name), low=low, high=high)
         if self.warmup >= 1 and self.warmup != int(self.warmup):
             raise OptionError(
-                f"schedule.warmup is {self.warmup!r}; it is a whole number of {self.counts}, or a share of the whole "
-                "from 0 to below 1"
+                f"schedule.warmup is {shown(self.warmup)}; it is a whole number of {self.counts}, or a share of the "
+                "whole from 0 to below 1"
             )
         if self.total is not None:
             if isinstance(self.total, bool) or not isinstance(self.total, int):
-                raise OptionError(f"schedule.total is {self.total!r}; it is a whole number of {self.counts}, or None")
+                raise OptionError(
+                    f"schedule.total is {shown(self.total)}; it is a whole number of {self.counts}, or None"
+                )
             self.checked(self.total)
 
     def checked(self, total: int) -> int:

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from nopad.errors import OptionError
-from nopad.options import is_number
+from nopad.options import is_number, shown
 
 __all__ = ["Given", "fitted", "known"]
 
@@ -45,13 +45,13 @@ def fitted(name: str, value: Any, hint: Any) -> Any:
     >>> fitted("trainer.run_name", Given(5, "5"), str)
     '5'
     """
-    shown = value.text if isinstance(value, Given) else value
+    said = value.text if isinstance(value, Given) else value
     for tried in (value.value, value.text) if isinstance(value, Given) else (value,):
         try:
             return _fit(tried, hint)
         except _Misfit:
             continue
-    raise OptionError(f"{name} is {shown!r}, and must be {_words(hint)}")
+    raise OptionError(f"{name} is {shown(said)}, and must be {_words(hint)}")
 
 
 def known(name: str, names: Iterable[str], what: str) -> None:

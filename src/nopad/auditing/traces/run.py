@@ -35,6 +35,7 @@ from nopad.auditing.trial import Collator, Trial, kinds_of
 from nopad.batch import PackedBatch
 from nopad.errors import BatchError, OptionError
 from nopad.model.safety import bare
+from nopad.options import shown
 
 __all__ = ["trace"]
 
@@ -244,7 +245,9 @@ class _Traced:
             return [(worst, found[worst][0])]
         pairs = list(asked) if isinstance(asked, Sequence) and not isinstance(asked, str) else []
         if not pairs or not all(_is_pair(one) for one in pairs):
-            raise OptionError(f'poisoned is {asked!r}; give "each", or pairs of a sequence and its token, as [(2, 0)]')
+            raise OptionError(
+                f'poisoned is {shown(asked)}; give "each", or pairs of a sequence and its token, as [(2, 0)]'
+            )
         for sequence, token in pairs:
             if not 0 <= sequence < len(lengths):
                 raise OptionError(f"poisoned names sequence {sequence}; there are 0 to {len(lengths) - 1}")

@@ -89,7 +89,8 @@ def _fitted(trace: Trace, margin: int, width: int | None) -> tuple[list[_Block],
     groups = [(key, [at for at, _ in group]) for key, group in groupby(enumerate(keys), key=lambda pair: pair[1])]
     tokens, borders = len(trace.sequences), len(groups) + 1
     for size in (2, 1):
-        if margin + tokens * size + borders <= (USUAL if width is None and size == 2 else width or math.inf):
+        limit = width if width is not None else USUAL if size == 2 else math.inf
+        if margin + tokens * size + borders <= limit:
             return [_block(key, at, 1) for key, at in groups], size
     assert width is not None
     for each in range(2, tokens + 1):

@@ -24,6 +24,7 @@ from nopad.loading.sources.packed import packed_tokens
 from nopad.loading.sources.pictured import has_pictures, pictured_tokens
 from nopad.loading.sources.source import EMPTY, TokenSource
 from nopad.notation import from_json
+from nopad.options import shown
 from nopad.sequences import Sequences
 from nopad.store.reader import PackedDataset
 
@@ -212,4 +213,4 @@ def _refuse(what: str, given: Mapping[str, Any], *used: str) -> None:
     """
     for name, value in given.items():
         if value is not None and name not in used:
-            raise OptionError(f"{name} is {value!r}, and is not for {what}; leave it out")
+            raise OptionError(f"{name} is {shown(value)}, and is not for {what}; leave it out")

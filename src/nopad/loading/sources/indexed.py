@@ -27,6 +27,7 @@ from nopad.corpus.source import Source
 from nopad.errors import OptionError, PlanMismatchError, SourceError
 from nopad.loading.sources.corpora import whole_records
 from nopad.loading.sources.source import Located, TokenSource
+from nopad.options import shown
 from nopad.properties import cached_property
 from nopad.sequences import Sequences
 from nopad.store.index import Index, hashes, read_index
@@ -103,8 +104,8 @@ class Reading:
         """
         if isinstance(source, TokenSource) and self.index.seq_hash is not None:
             raise OptionError(
-                f"source is {source!r}, which is open, so it may have been read otherwise than {self.path} says; give "
-                "its path, dataset or records"
+                f"source is {shown(source)}, which is open, so it may have been read otherwise than {self.path} says; "
+                "give its path, dataset or records"
             )
         if not isinstance(source, Source):
             return

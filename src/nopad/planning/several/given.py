@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from nopad.errors import LengthError, OptionError
 from nopad.histogram import Histogram, integers
 from nopad.options import MAX_LENGTH, Option
+from nopad.options import shown as value_shown
 from nopad.planning.several.task import Task, whole_prices
 
 __all__ = [
@@ -98,7 +99,7 @@ def _listed(values: Any, name: str) -> list[Any]:
         OptionError: `values` is an array with masked values, or a tensor that cannot be read.
     """
     if np.ma.is_masked(values):
-        raise OptionError(f"{name} must not have masked values, got {values!r}")
+        raise OptionError(f"{name} must not have masked values, got {value_shown(values)}")
     if hasattr(values, "tolist"):  # arrays and scalars of NumPy and torch
         try:
             values = values.tolist()
@@ -126,11 +127,15 @@ def check_capacities(capacities: Any) -> tuple[Capacity, ...]:
         raise OptionError(f"there are from 1 to {MOST_CAPACITIES} capacities, got {len(held)}")
     kinds = len(held[0])
     if kinds not in (1, 2) or any(len(one) != kinds for one in held):
-        raise OptionError(f"capacities are integers, or pairs of integers for two kinds, all alike; got {given!r}")
+        raise OptionError(
+            f"capacities are integers, or pairs of integers for two kinds, all alike; got {value_shown(given)}"
+        )
     for one in held:
         for kind, limit in enumerate(one):
             if type(limit) is not int or not 1 - kind <= limit <= MAX_LENGTH:
-                raise OptionError(f"a capacity must be an integer from {1 - kind} to {MAX_LENGTH}, got {limit!r}")
+                raise OptionError(
+                    f"a capacity must be an integer from {1 - kind} to {MAX_LENGTH}, got {value_shown(limit)}"
+                )
     checked = tuple(held)
     if len(set(checked)) < len(checked):
         twice = next(one for one in checked if checked.count(one) > 1)
@@ -201,7 +206,9 @@ def check_depth(depth: Any, kinds: int) -> int | None:
     if depth is None:
         return None
     if isinstance(depth, bool) or not isinstance(depth, int | np.integer) or not 1 <= depth <= MAX_LENGTH:
-        raise OptionError(f"depth must be an integer from 1 to {MAX_LENGTH} (None for unlimited), got {depth!r}")
+        raise OptionError(
+            f"depth must be an integer from 1 to {MAX_LENGTH} (None for unlimited), got {value_shown(depth)}"
+        )
     if kinds == 2:
         raise OptionError("a depth is only for one kind of size; with two kinds, a pack has two limits already")
     return int(depth)
