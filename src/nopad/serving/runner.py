@@ -368,7 +368,7 @@ def _interrupts(frame: FrameType | None) -> bool:
         if name not in _PYTHONS:
             waits, joins = None, False
             continue
-        mine = one.f_locals.get("self")
+        mine: Any = one.f_locals.get("self")
         if code is threading.Condition.wait.__code__:  # which gives its lock back, and takes it again at the end
             waits = mine if "saved_state" in one.f_locals and not mine._is_owned() else None
         gave_back = waits is not None and (mine is waits or getattr(mine, "__dict__", {}).get("_cond") is waits)
