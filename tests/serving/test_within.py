@@ -495,6 +495,33 @@ def test_closing_at_each_line_of_a_wait_for_what_a_callback_does(model, at, time
     model_hook.remove()
 
 
+def test_closing_where_a_lock_is_given_back_while_another_one_is_held(model):
+    """A pool holds its locks while it waits for a semaphore or a new thread; a callback that needs them hung."""
+    for at in range(1, 40, 3):
+        runner, free, gate = nopad.PackRunner(model, warm_up=False), [], threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+
+            def callback(_, gate=gate, free=free, lock=pool._shutdown_lock):
+                gate.wait(WAIT)
+                free.append(lock.acquire(timeout=0.3))
+                if free[0]:
+                    lock.release()
+
+            def close(runner=runner, gate=gate):
+                gate.set()
+                runner.close()
+
+            runner.submit(ONE).add_done_callback(callback)
+            with Within([threading.Condition.wait], at, close) as within:
+                pool.submit(int)
+        gate.set()
+        runner.close()
+        if not within.reached:
+            break
+        assert free == [True]
+    assert at > 5
+
+
 @pytest.mark.parametrize("wait", [in_a_pool, in_a_semaphore, at_a_barrier])
 def test_a_handler_that_closes_while_the_main_thread_waits(model, wait):
     """`close` waits there; it returned at once, and the requests were lost with the end of the process."""

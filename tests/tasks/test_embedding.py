@@ -15,7 +15,7 @@ from tests.model.zoo import build
 import nopad
 from nopad.errors import BatchError, FormatError, LengthError, OptionError
 from nopad.tasks import Embedder, Texts, embed
-from nopad.tasks.folder import default_folder
+from nopad.tasks.folder import STATES, default_folder, read_folder
 
 TEXTS = [
     "A pack holds several sequences.",
@@ -303,7 +303,18 @@ BYTES = ["hello world", "  hello world \n", "\thello", " ", "Hello WORLD ΟΔΟ�
 
 
 def saved(
-    folder, settings=(), limit=None, prefix=False, pooling=None, modules=("Transformer", "Pooling"), where="", side=None
+    folder,
+    settings=(),
+    limit=None,
+    prefix=False,
+    pooling=None,
+    modules=("Transformer", "Pooling"),
+    where="",
+    side=None,
+    files=(),
+    entry=(),
+    normalizer=None,
+    ends=True,
 ):
     """A RoBERTa of random weights with a byte-level tokenizer, as sentence-transformers saves one."""
     (folder / where).mkdir(parents=True, exist_ok=True)
@@ -315,7 +326,10 @@ def saved(
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet)
     inner.train_from_iterator(["the quick brown fox", "hello world"] * 9, trainer)
-    inner.post_processor = tokenizers.processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    if ends:
+        inner.post_processor = tokenizers.processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    if normalizer is not None:
+        inner.normalizer = normalizer
     named = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token", "mask_token"), special, strict=True))
     kind = t.RobertaTokenizer if prefix else t.PreTrainedTokenizerFast
     made = t.PreTrainedTokenizerFast(tokenizer_object=inner, **named, cls_token="<s>", sep_token="</s>")
@@ -331,13 +345,25 @@ def saved(
         {"idx": at, "name": str(at), "path": paths[one], "type": f"sentence_transformers.models.{one}"}
         for at, one in enumerate(modules)
     ]
+    entries[-1] = {key: value for key, value in (entries[-1] | dict(entry)).items() if value is not None}
     (folder / "modules.json").write_text(json.dumps(entries))
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **(pooling or {})}))
     for name, content in dict(settings).items():
         (folder / where / name).write_text(json.dumps(content))
+    for name, content in dict(files).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(content))
     return folder
 
 
+OF_MODEL, OF_NORMALIZE = "config_sentence_transformers.json", "2_Normalize/config.json"
+NORMALISED = ("Transformer", "Pooling", "Normalize")
+REPLACED = tokenizers.normalizers.Sequence(
+    [tokenizers.normalizers.Replace("Hello", "the quick"), tokenizers.normalizers.Lowercase()]
+)
+
+
+OLD = {"max_len": 9, "tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<pad>"}
 FOLDERS = {
     "white space": {},
     "limit of the settings": {"settings": {"sentence_bert_config.json": {"max_seq_length": 7}}, "limit": 5},
@@ -350,6 +376,38 @@ FOLDERS = {
     "normalised": {"modules": ("Transformer", "Pooling", "Normalize")},
     "pooling of one mode": {"pooling": {"pooling_mode": ["cls"]}},
     "last tokens": {"pooling": {"pooling_mode_lasttoken": True}},
+    "shortened": {"files": {OF_MODEL: {"truncate_dim": 8}}, "modules": NORMALISED},
+    "the settings of Normalize": {
+        "files": {OF_NORMALIZE: {"module_input_name": "sentence_embedding", "module_output_name": None}},
+        "modules": NORMALISED,
+    },
+    "prompts": {
+        "files": {
+            OF_MODEL: {
+                "model_type": "SentenceTransformer",
+                "prompts": {"query": None, "document": "hello "},
+                "default_prompt_name": "document",
+                "requirements": {"transformers": ">=4", "python": {"specifier": ">3", "reason": "it is new"}},
+                "similarity_fn_name": "cosine",
+                "__version__": {"pytorch": "2.0"},
+            }
+        }
+    },
+    "numbers for booleans": {
+        "pooling": {"pooling_mode_cls_token": 0, "pooling_mode_mean_tokens": 1, "include_prompt": 0},
+        "files": {OF_MODEL: {"prompts": {"document": "hello "}, "default_prompt_name": "document"}},
+    },
+    "one pooling of numbers": {"pooling": {"pooling_mode_cls_token": 1, "pooling_mode_mean_tokens": 0}},
+    "the old name of the limit": {"settings": {"tokenizer_config.json": OLD}},
+    "lower case already": {
+        "normalizer": REPLACED,
+        "settings": {"sentence_bert_config.json": {"do_lower_case": True}},
+    },
+    "a prompt that ends with a special token": {
+        "ends": False,
+        "pooling": {"include_prompt": False},
+        "files": {OF_MODEL: {"prompts": {"document": "hello </s>"}, "default_prompt_name": "document"}},
+    },
     "empty settings": {"settings": {"sentence_bert_config.json": {"processing_kwargs": {}, "query_length": None}}},
 }
 
@@ -365,7 +423,8 @@ def test_a_folder_means_what_it_means_in_sentence_transformers(how, tmp_path):
     np.testing.assert_allclose(found, theirs.encode(BYTES), rtol=0, atol=1e-6)
     if how != "white space":
         plain = Embedder.from_folder(saved(tmp_path / "plain"))
-        assert np.abs(found - plain.encode(BYTES, over_long="truncate")).max() > 1e-3 or how in (
+        other = plain.encode(BYTES, over_long="truncate", truncate_dim=found.shape[1])
+        assert np.abs(found - other).max() > 1e-3 or how in (
             "a folder of its own",
             "empty settings",
         )
@@ -393,8 +452,46 @@ def test_a_folder_means_what_it_means_in_sentence_transformers(how, tmp_path):
                 "transformer_task": "fill-mask",
                 "modality_config": {"message": {}},
                 "from_the_future": 1,
+                "do_lower_case": "no",
             }.items()
         ),
+        *(
+            ({"files": {OF_MODEL: {key: value}}}, rf"config_sentence_transformers\.json {says}")
+            for key, value, says in (
+                ("model_type", "SparseEncoder", "has model_type 'SparseEncoder', which nopad does not do"),
+                ("truncate_dim", 0, "has 0 as truncate_dim; expected an integer from 1"),
+                ("truncate_dim", True, "has True as truncate_dim; expected an integer from 1"),
+                ("from_the_future", 1, "has from_the_future 1, which nopad does not do"),
+                ("requirements", {"transformers": "<1"}, r"requires transformers <1, and \d.* is installed; install"),
+                ("requirements", {"no-such-package": ""}, "requires no-such-package , and none is installed"),
+                ("requirements", {"transformers": "new"}, "requires transformers 'new', which is no range of versions"),
+                ("requirements", [1], r"has \[1\] as requirements; expected versions by package"),
+            )
+        ),
+        *(
+            (
+                {"modules": NORMALISED, "files": {OF_NORMALIZE: {key: "token_embeddings"}}},
+                rf"2_Normalize.config\.json has {key} 'token_embeddings', which nopad does not do",
+            )
+            for key in ("module_input_name", "module_output_name")
+        ),
+        *(
+            ({"entry": {key: value}}, says)
+            for key, value, says in (
+                ("type", "my.Pooling", r"has a module of kind my\.Pooling, which nopad does not run"),
+                ("path", None, r"modules\.json has the path None for module 1; expected a folder in"),
+                ("path", "../1_Pooling", r"has the path '\.\./1_Pooling' for module 1; expected a folder in"),
+                ("name", "0", r"has the names \['0', '0'\]; expected a different one for each module"),
+                ("from_the_future", 1, r"modules\.json has from_the_future 1, which nopad does not do"),
+                ("path", "3_Pooling", r"3_Pooling.config\.json is missing or has no embedding_dimension"),
+            )
+        ),
+        (
+            {"settings": {"sentence_bert_config.json": {"modality_config": {"text": STATES, "message": STATES}}}},
+            r"sentence_bert_config\.json has modality_config with message, so that a chat template makes messages",
+        ),
+        ({"pooling": {"from_the_future": 1}}, r"1_Pooling.config\.json has from_the_future 1, which nopad does"),
+        ({"pooling": {"include_prompt": "no"}}, r"1_Pooling.config\.json has include_prompt 'no', which nopad does"),
         ({"limit": 0}, r"tokenizer_config\.json has 0 as model_max_length; expected an integer from 1"),
         ({"limit": 7.5}, r"tokenizer_config\.json has 7\.5 as model_max_length; expected an integer from 1"),
         (
@@ -410,6 +507,35 @@ def test_a_folder_means_what_it_means_in_sentence_transformers(how, tmp_path):
 def test_what_a_folder_asks_for_is_done_or_refused(how, says, tmp_path):
     with pytest.raises(FormatError, match=says):
         Embedder.from_folder(saved(tmp_path / "model", **how))
+
+
+def test_a_limit_above_the_positions_of_a_rotary_model(tmp_path):
+    """sentence-transformers runs longer texts there, and cuts none; with learned positions, it fails."""
+    path = saved(tmp_path / "model", settings={"sentence_bert_config.json": {"max_seq_length": 55}})
+    assert read_folder(path, 40)["max_tokens"] == 40
+    assert read_folder(path, 55, rotary=True)["max_tokens"] == 55
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = t.LlamaConfig(**sizes, vocab_size=300, max_position_embeddings=40)
+    t.LlamaModel(config).save_pretrained(path)
+    with pytest.raises(FormatError, match=r"has 55 as max_seq_length, and the model has 40 .* lower it to 40"):
+        Embedder.from_folder(path)
+
+
+def test_vectors_of_a_folder_that_shortens_them(tmp_path):
+    """By default, in every way to embed; the argument of `encode` goes before."""
+    path = saved(tmp_path / "model", files={OF_MODEL: {"truncate_dim": 8}})
+    embedder, whole = Embedder.from_folder(path), Embedder.from_folder(path, truncate_dim=None).encode(BYTES[:2])
+    assert whole.shape == (2, 32)
+    with nopad.PackRunner(embedder, warm_up=False) as runner:
+        for found in (embedder.encode(BYTES[:2]), runner(BYTES[:2])):
+            np.testing.assert_allclose(found, whole[:, :8], atol=1e-6)
+        assert runner([]).shape == embedder.encode([]).shape == embedder.encode_ids([]).shape == (0, 8)
+    assert embedder.encode_ids([[5, 6]]).shape == (1, 8)
+    np.testing.assert_allclose(embedder.encode(BYTES[:2], truncate_dim=16), whole[:, :16], atol=1e-6)
+    with pytest.raises(OptionError, match="truncate_dim is 33, and vectors of this model have 32 dimensions"):
+        Embedder.from_folder(path, truncate_dim=33)
+    with pytest.raises(FormatError, match=r"shortened vectors \(truncate_dim\), which only nopad\.Embedder"):
+        nopad.tasks.Embedding.found_options(path)
 
 
 def test_a_model_that_is_not_where_the_folder_says(tmp_path):

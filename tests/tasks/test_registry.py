@@ -115,7 +115,8 @@ def test_what_a_sentence_transformers_folder_says(folder):
 
 def test_a_prompt_of_the_folder(folder):
     path = folder(Embedding(tokenizer()), "BertModel")
-    (path / "modules.json").write_text(json.dumps([{"type": "sentence_transformers.models.Transformer"}]))
+    module = {"name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
+    (path / "modules.json").write_text(json.dumps([module]))
     named = {"prompts": {"query": "what is "}, "default_prompt_name": "query"}
     (path / "config_sentence_transformers.json").write_text(json.dumps(named))
     assert load_task("embed", path, {})[0].prompt == "what is "

@@ -355,20 +355,25 @@ def _interrupts(frame: FrameType | None) -> bool:
     """Return whether `frame` is in a call that may hold a lock which a worker needs to run a batch, or to end.
 
     These are all calls of the modules in `_LOCKING` (some of nopad's, and logging), those that hold an answer, and
-    those of functions of Python's threads and pools that take a lock (`_LOCKS`), except where they wait.
+    those of functions of Python's threads and pools that take a lock (`_LOCKS`), except where they wait. Each call is
+    judged alone: what it calls may have given back its own lock, while it holds another (as `submit` of a pool does
+    while it starts a thread).
     """
-    waits = False  # whether the call inside waits, and its callers in Python's modules hold no lock
+    waits: Any = None  # the condition whose lock the calls inside have given back, until they are woken
+    joins = False  # whether the call just inside waits for a thread
     for one in frames_from(frame):
         name, code = str(one.f_globals.get("__name__", "")), one.f_code
         if f"{name}.".startswith(_LOCKING) or holds_answer(one):
             return True
         if name not in _PYTHONS:
-            waits = False
+            waits, joins = None, False
             continue
+        mine: Any = one.f_locals.get("self")
         if code is threading.Condition.wait.__code__:  # which gives its lock back, and takes it again at the end
-            waits = "saved_state" in one.f_locals and not one.f_locals["self"]._is_owned()
-        waits = waits or code.co_name in _JOINS
-        if not (waits or code.co_name in _OPEN or _LOCKS.isdisjoint(code.co_names)):
+            waits = mine if "saved_state" in one.f_locals and not mine._is_owned() else None
+        gave_back = waits is not None and (mine is waits or getattr(mine, "__dict__", {}).get("_cond") is waits)
+        joins, opens = code.co_name in _JOINS, joins or gave_back or code.co_name in _OPEN
+        if not (joins or opens or _LOCKS.isdisjoint(code.co_names)):
             return True
     return False
 

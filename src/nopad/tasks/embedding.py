@@ -29,8 +29,17 @@ from nopad.model.safety import bare, facts_of
 from nopad.options import Option, shown
 from nopad.sequences import Sequences
 from nopad.tasks.core import Core, Prepared, by_length, odd_rows
-from nopad.tasks.encoding import Shown, check_encoding, given_as, progress, shortened
-from nopad.tasks.folder import Pooling, Texts, default_folder, lower_cased, quiet, read_folder, transformer_folder
+from nopad.tasks.encoding import Shown, check_dim, check_encoding, given_as, progress, shortened
+from nopad.tasks.folder import (
+    Pooling,
+    Texts,
+    default_folder,
+    lower_cased,
+    prompt_length,
+    quiet,
+    read_folder,
+    transformer_folder,
+)
 from nopad.tasks.pooled import check_pooling, embed
 from nopad.threads import new_lock
 from nopad.wording import first_line
@@ -52,6 +61,7 @@ class Embedder(Core):
         pooling, normalize: how vectors are made from hidden states, as in `embed`.
         texts: the model's prompts (`nopad.tasks.Texts`).
         max_tokens: most tokens of a text, special tokens included; None: unlimited, as for T5.
+        truncate_dim: number of first dimensions of each vector that are returned by default; None: all.
         truncated: number of texts truncated so far.
 
     >>> from transformers import BertConfig, BertModel
@@ -73,6 +83,7 @@ class Embedder(Core):
         normalize: bool = True,
         texts: Texts | None = None,
         max_tokens: int | None = None,
+        truncate_dim: int | None = None,
         budget: int = 4096,
         precision: Precision | None = None,
     ) -> None:
@@ -82,14 +93,22 @@ class Embedder(Core):
         of the model that computes in that precision (`nopad.model.lowered`), and `model` itself stays as it is. The
         weights must not change while `encode` runs, since `nopad.model.fast_linear` works on copies of them.
 
+<<<<<<< HEAD
         `tokenizer` is anything that `nopad.load_tokenizer` accepts. Long texts are cut at the end; if the tokenizer is
         one of transformers, they are cut at its `truncation_side`. If `max_tokens` is None, a text may have as many
         tokens as the model has positions. About `budget` tokens are run at a time.
+=======
+        `tokenizer` is anything that `nopad.load_tokenizer` accepts. One of transformers also says at which end long
+        texts are cut (`truncation_side`); others cut the end. If `max_tokens` is None, a text may have as many
+        tokens as the model has positions. About `budget` tokens are run at a time. Vectors have their first
+        `truncate_dim` dimensions, wherever `encode` does not say otherwise; None: all.
+>>>>>>> ma
 
         Raises:
             OptionError: the pooling is unknown; there is no tokenizer; `texts` are not `Texts`; `max_tokens` is not an
                 integer of at least 1, exceeds the model's positions, or is below the number of special tokens around a
-                text; `budget` is not an integer of at least 1; or the model's precision cannot be lowered.
+                text; `truncate_dim` is neither None nor an integer from 1 to the number of dimensions; `budget` is not
+                an integer of at least 1; or the model's precision cannot be lowered.
             UnsupportedModelError: nopad refuses this model; the message gives the reason.
             FormatError, MissingExtraError: as for `nopad.load_tokenizer`.
         """
@@ -99,6 +118,8 @@ class Embedder(Core):
         super().__init__(model, precision=precision)
         self.tokenizer = load_tokenizer(tokenizer)
         self._from_left = getattr(tokenizer, "truncation_side", None) == "left"
+        special = getattr(tokenizer, "all_special_ids", None)
+        self._special = self.tokenizer.special_ids() if special is None else set(special)
         self.pooling: Pooling = pooling
         self.normalize = normalize
         self.texts = Texts() if texts is None else texts
@@ -113,6 +134,7 @@ class Embedder(Core):
         if max_tokens is not None and max_tokens < special:
             raise OptionError(f"max_tokens is {max_tokens}, and this tokenizer puts {special} tokens around each text")
         self.max_tokens = self.longest = limit if max_tokens is None else max_tokens
+        self.truncate_dim = check_dim(self.model, truncate_dim)
         self.budget = BUDGET.check("budget", budget)
         self.truncated = 0
         self._counting = new_lock()
@@ -154,7 +176,8 @@ class Embedder(Core):
                 model = AutoModel.from_pretrained(where, config=config, **pooler)
         except (OSError, ValueError) as error:
             raise FormatError(f"transformers cannot load the model in {where}: {first_line(error)}") from error
-        found = {**read_folder(path, _positions(model)), **how}
+        rotary = any("rotary" in name.rpartition(".")[2] for name, _ in model.named_modules())
+        found = {**read_folder(path, _positions(model), rotary=rotary), **how}
         lowercase = found.pop("lowercase")
         try:
             tokenizer = AutoTokenizer.from_pretrained(where)
@@ -215,7 +238,7 @@ class Embedder(Core):
             device: None, or the device on which the model is. Other devices are refused.
             normalize_embeddings: True: scale vectors to length 1, even if `normalize` of this embedder is False.
             truncate_dim: return only the first `truncate_dim` dimensions of each vector. They are scaled to length 1
-                again only if `normalize_embeddings` is True. None: all dimensions.
+                again only if `normalize_embeddings` is True. None: as many as `truncate_dim` of this embedder says.
             over_long: what to do with texts above `max_tokens`: "error" refuses them, "truncate" cuts and counts them
                 (`truncated`). sentence-transformers cuts them, and neither warns nor counts.
 
@@ -257,8 +280,8 @@ class Embedder(Core):
         normalize = self.normalize or normalize_embeddings
         with progress(show_progress_bar, len(sequences)) as done:
             vectors = self._vectors(sequences, skip, most=batch_size, normalize=normalize, done=done)
-        if truncate_dim is not None:
-            vectors = shortened(vectors, truncate_dim, normalize=normalize_embeddings)
+        most = self.truncate_dim if truncate_dim is None else truncate_dim
+        vectors = shortened(vectors, most, normalize=normalize_embeddings)
         return given_as(vectors, form, isinstance(inputs, str), device_of(self.model))
 
     def encode_query(
@@ -329,7 +352,7 @@ class Embedder(Core):
         the model does not get, is removed from `batch`, in place.
         """
         skip = batch.pop(SKIP).cpu().numpy() if SKIP in batch else 0
-        vectors = self._embedded(model, batch, skip, self.normalize)
+        vectors = shortened(self._embedded(model, batch, skip, self.normalize), self.truncate_dim)
         found: list[Any] = [vector.copy() for vector in vectors]
         for at in odd_rows(vectors):
             found[at] = RequestError("the model gives NaN for this text")
@@ -342,7 +365,7 @@ class Embedder(Core):
 
     def gathered(self, answers: list[Any]) -> NDArray[np.float32]:
         """Stack `answers`, the vectors of n texts (each from `finish`), into one array ``[n, H]``, as `encode` does."""
-        return np.stack(answers) if answers else self._vectors([], 0, normalize=self.normalize)
+        return np.stack(answers) if answers else self.encode_ids([])
 
     @property
     def shape(self) -> tuple[int, int | None]:
@@ -410,7 +433,7 @@ class Embedder(Core):
             if found.size and found.dtype.kind in "iu" and not 0 <= found.min() <= found.max() < words:
                 odd = found.min() if found.min() < 0 else found.max()
                 raise BatchError(f"sequence {number} has the id {odd}, and the model has {words} tokens, from 0")
-        return self._vectors(sequences, 0, normalize=self.normalize)
+        return shortened(self._vectors(sequences, 0, normalize=self.normalize), self.truncate_dim)
 
     def _skipped(self, prompt: str) -> int:
         """Return how many tokens at the beginning of each sequence are not pooled.
@@ -429,7 +452,7 @@ class Embedder(Core):
                 "understand in different ways; give prompt='', or Texts(include_prompt=True)"
             )
         [ids] = self.tokenizer.encode([prompt])
-        return int(self.tokenizer.prefix.size + ids.size)
+        return prompt_length([*self.tokenizer.prefix, *ids, *self.tokenizer.suffix], self._special)
 
     def _vectors(
         self,

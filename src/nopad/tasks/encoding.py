@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from nopad.errors import OptionError
 from nopad.model.admission import device_of
+from nopad.model.safety import bare
 from nopad.options import BOOLEAN, MAX_LENGTH, Option, shown
 
-__all__ = ["As", "Shown", "check_encoding", "given_as", "progress", "shortened"]
+__all__ = ["As", "Shown", "check_dim", "check_encoding", "given_as", "progress", "shortened"]
 
 As = Literal["array", "tensor", "list"]
 Shown = Any  # a function of the number of texts that are done
@@ -67,16 +68,31 @@ def check_encoding(
     own = device_of(model)
     if device is not None and str(device) not in (str(own), own.type):
         raise OptionError(f"device is {shown(device)}, and the model is on {own}; move it there before, with model.to")
-    most = model.config.hidden_size
-    if _DIM.check("truncate_dim", truncate_dim) is not None and truncate_dim > most:
-        raise OptionError(f"truncate_dim is {truncate_dim}, and vectors of this model have {most} dimensions")
+    check_dim(model, truncate_dim)
     if flags["convert_to_tensor"]:
         return "tensor"
     return "array" if flags["convert_to_numpy"] else "list"
 
 
-def shortened(vectors: NDArray[np.float32], most: int, *, normalize: bool) -> NDArray[np.float32]:
-    """Return the first `most` dimensions of vectors ``[n, H]``; if `normalize`, scaled to length 1 again."""
+def check_dim(model: Any, truncate_dim: int | None) -> int | None:
+    """Return `truncate_dim`, if it is None or an integer from 1 to the number of dimensions of `model`'s vectors.
+
+    Raises:
+        OptionError: it is not.
+    """
+    most = bare(model).config.hidden_size
+    if _DIM.check("truncate_dim", truncate_dim) is not None and truncate_dim > most:
+        raise OptionError(f"truncate_dim is {truncate_dim}, and vectors of this model have {most} dimensions")
+    return truncate_dim
+
+
+def shortened(vectors: NDArray[np.float32], most: int | None, *, normalize: bool = False) -> NDArray[np.float32]:
+    """Return the first `most` dimensions of vectors ``[n, H]``; if `normalize`, scaled to length 1 again.
+
+    If `most` is None, the vectors are returned as they are.
+    """
+    if most is None:
+        return vectors
     found = np.ascontiguousarray(vectors[:, :most])
     if normalize:
         found /= np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)

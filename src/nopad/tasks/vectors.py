@@ -19,7 +19,7 @@ from nopad.corpus.framing import leave_out
 from nopad.errors import FormatError, OptionError
 from nopad.options import check_choice, shown
 from nopad.tasks.examples import Examples, field_of, numbered
-from nopad.tasks.folder import Pooling, Texts, read_folder, transformer_folder
+from nopad.tasks.folder import Pooling, Texts, prompt_length, read_folder, transformer_folder
 from nopad.tasks.objective import Objective
 from nopad.tasks.pooled import embed
 from nopad.tasks.texts import OfTexts, encoded
@@ -140,13 +140,15 @@ class Embedding(OfTexts):
 
         Raises:
             FormatError: a file in the folder is damaged, or requires what nopad does not support; or the model is in
-                another folder, or texts are to be in lower case, which only `Embedder.from_folder` does.
+                another folder, texts are to be in lower case, or vectors are to be shortened, which only
+                `Embedder.from_folder` does.
         """
         found = read_folder(folder, None)
-        if found.pop("lowercase") or transformer_folder(folder) != folder:
+        short = found.pop("truncate_dim", None)
+        if found.pop("lowercase") or short is not None or transformer_folder(folder) != folder:
             raise FormatError(
-                f"{folder} has its model in another folder, or asks for texts in lower case (do_lower_case), which "
-                "only nopad.Embedder.from_folder does"
+                f"{folder} has its model in another folder, or asks for texts in lower case (do_lower_case) or for "
+                "shortened vectors (truncate_dim), which only nopad.Embedder.from_folder does"
             )
         most = found.pop("max_tokens", None)
         return found if most is None else {**found, "max_length": most}
@@ -200,10 +202,7 @@ class Embedding(OfTexts):
                 "this model pools the first token and does not pool prompts, which versions of sentence-transformers "
                 "understand in different ways; give prompt='', or Texts(include_prompt=True)"
             )
-        found = self.tokenizer(self.prompt, return_special_tokens_mask=True)
-        special = found["special_tokens_mask"]
-        behind = next((at for at, one in enumerate(reversed(special)) if not one), 0)
-        return len(special) - behind
+        return prompt_length(self.tokenizer(self.prompt)["input_ids"], self.tokenizer.all_special_ids)
 
 
 def _texts(given: Texts | Mapping[str, Any] | None) -> Texts:
