@@ -93,16 +93,10 @@ class Embedder(Core):
         of the model that computes in that precision (`nopad.model.lowered`), and `model` itself stays as it is. The
         weights must not change while `encode` runs, since `nopad.model.fast_linear` works on copies of them.
 
-<<<<<<< HEAD
         `tokenizer` is anything that `nopad.load_tokenizer` accepts. Long texts are cut at the end; if the tokenizer is
         one of transformers, they are cut at its `truncation_side`. If `max_tokens` is None, a text may have as many
-        tokens as the model has positions. About `budget` tokens are run at a time.
-=======
-        `tokenizer` is anything that `nopad.load_tokenizer` accepts. One of transformers also says at which end long
-        texts are cut (`truncation_side`); others cut the end. If `max_tokens` is None, a text may have as many
         tokens as the model has positions. About `budget` tokens are run at a time. Vectors have their first
         `truncate_dim` dimensions, wherever `encode` does not say otherwise; None: all.
->>>>>>> ma
 
         Raises:
             OptionError: the pooling is unknown; there is no tokenizer; `texts` are not `Texts`; `max_tokens` is not an
